@@ -347,8 +347,9 @@ def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, 
 def _launched_outside(timeline: Timeline, work: spans.Rows, started: spans.Rows) -> Intervals:
     """The gaps before work whose launch is not in the trace: nobody can say what the device waited for."""
     busy = union(timeline.start_ns[work], timeline.end_ns[work])
-    foreign = np.setdiff1d(timeline.start_ns[work], timeline.start_ns[started])
-    after_gap = np.flatnonzero(np.isin(busy[:, 0], foreign))
+    begun = timeline.start_ns[started]  # both in the timeline's order, by start
+    at = np.minimum(np.searchsorted(begun, busy[:, 0]), max(0, len(begun) - 1))
+    after_gap = np.flatnonzero(begun[at] != busy[:, 0]) if len(begun) else np.arange(len(busy))
     begin = np.where(after_gap > 0, busy[after_gap - 1, 1], timeline.window_ns[0])
     return union(begin, busy[after_gap, 0])
 

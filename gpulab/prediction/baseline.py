@@ -83,7 +83,7 @@ class Baseline(Struct, frozen=True, dict=True):
         A window in which the GPU works all the time, and which would be hardly shorter if it did not, hides what the
         host waits for.
         """
-        work = device_work(self.run.timeline, self.facts.breakdown)
+        work = self.facts.work or device_work(self.run.timeline, self.facts.breakdown)
         if self.replay is None or work is None:
             raise Refused("there is no trace of the GPU's kernels")
         without_us = self.played_with_us(Changes(device_factor=np.zeros(len(work.timeline))))

@@ -70,10 +70,7 @@ class CallTree(Struct, frozen=True):
     @classmethod
     def of(cls, timeline: Timeline, rows: Int64) -> CallTree:
         """The tree of these rows, which are in the timeline's order. Who asks again for the same rows gets the same."""
-        kept = spans.kept_of(timeline)
-        if kept is None:
-            return cls._of(timeline, rows)
-        trees: list[tuple[Int64, CallTree]] = kept.setdefault(cls, [])
+        trees: list[tuple[Int64, CallTree]] = spans.kept_of(timeline).setdefault(cls, [])
         for asked, tree in trees:
             if np.array_equal(asked, rows):
                 return tree

@@ -31,7 +31,7 @@ SYNCHRONIZING = (
 )
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
-KEPT_SPANS = 1 << 20
+PACKED_FROM = 1 << 20  # spans: from there a mask is kept as bits, and unpacked in a third of the time it takes to make
 KEPT_TIMELINES = 2  # a comparison reads two; a notebook keeps twenty runs, whose masks would weigh more than they do
 _kept_of: WeakKeyDictionary[Timeline, dict[Hashable, Any]] = WeakKeyDictionary()
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
@@ -104,13 +104,8 @@ def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArra
     return rows[shared], partners[order[at[shared]]]
 
 
-def kept_of(timeline: Timeline) -> dict[Hashable, Any] | None:
-    """What was worked out of this timeline, for all who read it; of the latest timelines only.
-
-    None for a window of more than KEPT_SPANS: a report asks for some sixty masks.
-    """
-    if len(timeline) > KEPT_SPANS:
-        return None
+def kept_of(timeline: Timeline) -> dict[Hashable, Any]:
+    """What was worked out of this timeline, for all who read it; of the latest timelines only."""
     if timeline not in _kept_of:
         for oldest in list(_kept_of)[: 1 - KEPT_TIMELINES]:
             del _kept_of[oldest]
@@ -123,12 +118,13 @@ def _kept(classify: Callable[Concatenate[Timeline, P], Mask]) -> Callable[Concat
 
     def kept(timeline: Timeline, /, *key: P.args, **none: P.kwargs) -> Mask:
         masks = kept_of(timeline)
-        if masks is None:
-            return classify(timeline, *key, **none)
         mask: Mask | None = masks.get((classify, *key))
         if mask is None:
-            mask = masks[(classify, *key)] = classify(timeline, *key, **none)
+            mask = classify(timeline, *key, **none)
             mask.flags.writeable = False
+            masks[(classify, *key)] = np.packbits(mask) if len(timeline) > PACKED_FROM else mask
+        elif len(timeline) > PACKED_FROM:
+            mask = np.unpackbits(mask, count=len(timeline)).view(np.bool_)
         return mask
 
     return functools.update_wrapper(kept, classify)
