@@ -118,7 +118,7 @@ def _kept(classify: Callable[Concatenate[Timeline, P], Mask]) -> Callable[Concat
 
     def kept(timeline: Timeline, /, *key: P.args, **none: P.kwargs) -> Mask:
         masks = kept_of(timeline)
-        mask: Mask | None = masks.get((classify, *key))
+        mask = masks.get((classify, *key))
         if mask is None:
             mask = classify(timeline, *key, **none)
             mask.flags.writeable = False
