@@ -93,6 +93,10 @@ def _parser() -> _Parser:
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
     )
     add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on them all")
+    add("--on", choices=("slurm",), help="run the ranks as a job of this cluster, from its login node")
+    add_whole_number(parser, "--nodes", 1, "nodes of the cluster (default: 1)")
+    add_whole_number(parser, "--time", 1, "minutes after which the cluster ends the job (default: 10)")
+    add("--sbatch", metavar="OPTIONS", help="options of sbatch, such as '--partition=gpu --gres=gpu:2'")
     add("--all", action="store_true", help="show the whole report, not only its first screen")
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
@@ -104,6 +108,7 @@ OPTIONS = sorted(PARSER._option_string_actions)
 LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two backward passes: none in later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
+_OF_CLUSTERS = ("nodes", "time", "sbatch")
 _OF_EACH_RANK = ("name", "steps", "warmup", "trace_steps", "no_trace", "whole")
 
 
@@ -134,7 +139,10 @@ class Ranked(Struct, frozen=True):
 
     def run(self) -> Ranks | None:
         """Run and show it; the ranks, where they were asked for."""
-        ranks = self.cell.run()
+        try:
+            ranks = self.cell.run()
+        except GpulabError as e:
+            raise LineError(str(e)) from None
         return ranks if self.give else None
 
 
@@ -180,9 +188,13 @@ def _check_combination(options: argparse.Namespace) -> None:
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
+    elsewhere = "ranks" if options.ranks is not None else "on"
     for name in (*_COMPARING, "set", "no_save"):
-        if options.ranks is not None and getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')} and --ranks contradict each other: leave one out.")
+        if getattr(options, elsewhere) is not None and getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} and --{elsewhere} contradict each other: leave one out.")
+    for name in _OF_CLUSTERS:
+        if options.on is None and getattr(options, name) is not None:
+            raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")
     of_one_run = {"--warmup": options.warmup, "--trace-steps": options.trace_steps, "--whole": options.whole or None}
     for option, given in of_one_run.items():
         if given is not None and comparing:
@@ -255,7 +267,7 @@ class GPUProfile(Magics):
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
-            if options.ranks is not None:
+            if options.ranks is not None or options.on is not None:
                 return self._ranked(options, statement, parsed, give, local_ns)
             changing = _changing(options, code)
             profiler = self._profiler(options, statement, source, changing)
@@ -305,8 +317,14 @@ class GPUProfile(Magics):
         namespace = {**shell.user_ns, **(local_ns or {})}
         cells = [cell for cell in shell.user_ns.get("In", []) if isinstance(cell, str)]
         source = shell.transform_cell(text)
-        cell = RankedCell.of(source, parsed.tree, namespace, cells, options.ranks, given, full=options.all)
-        return Ranked(cell, give)
+        asked = None
+        ranks = options.ranks or 1
+        if options.on is not None:
+            from gpulab.launch.slurm import Allocation
+
+            asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
+        ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
+        return Ranked(ready, give)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""

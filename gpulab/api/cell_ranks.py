@@ -6,21 +6,26 @@ import ast
 import os
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import Struct
 
+from gpulab.api.fleet import keep_summaries
 from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.launcher import Line, RankProcesses, launcher_words, record_words, shortage, threads_of_each
 from gpulab.launch.notebook_source import notebook_source
+from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit
 from gpulab.run import Ranks
+from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 from gpulab.store.live_job import LiveJob
@@ -30,9 +35,10 @@ from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_ranks import LiveRanksOutput
 
 EVERY_S = 1.0  # the ranks write as often
-CELL, NOTEBOOK = "cell.py", "notebook.py"
+CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
 _LAST_WORDS = 5  # lines
+_UNSHARED = "Nothing of it is in this folder: do the nodes see it? Set GPULAB_DIR to a folder that all of them share."
 _STOPPED = "Interrupted: above is what the ranks measured until then."
 _OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead a plain Python
 
@@ -40,7 +46,8 @@ _OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would m
 class RankedCell(Struct, frozen=True):
     """A cell that is ready to run in so many ranks.
 
-    `text` is the cell, `tree` its code; `options` are those of `gpulab record`. `setup`: what it reads of the notebook.
+    `text` is the cell, `setup` what it reads of the notebook; `options` are those of `gpulab record`. Without an
+    `allocation` on a cluster the ranks run on this machine.
     """
 
     text: str
@@ -48,6 +55,7 @@ class RankedCell(Struct, frozen=True):
     ranks: int
     options: Mapping[str, object]
     full: bool = False
+    allocation: Allocation | None = None
 
     @classmethod
     def of(
@@ -60,9 +68,12 @@ class RankedCell(Struct, frozen=True):
         options: Mapping[str, object],
         *,
         full: bool = False,
+        allocation: Allocation | None = None,
     ) -> RankedCell:
-        """Raises UsageError where the cell reads what cannot come along."""
-        return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full)
+        """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
+        if allocation is not None:
+            allocation.of_each_node  # noqa: B018
+        return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
 
     def run(self) -> Ranks:
         """Run it, hand on what the ranks print, and show the report. Returns the runs.
@@ -70,42 +81,85 @@ class RankedCell(Struct, frozen=True):
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
         raised. Raises UsageError where no rank came as far as a run.
         """
-        job_id = f"cell-{new_id()}"
-        if short := shortage(self.ranks):
-            print(f"gpulab: {short}", file=sys.stderr)
-        with _folder(self) as folder:
-            words = [*launcher_words(self.ranks, job_id), *self._record(folder)]
+        own_id = f"cell-{new_id()}"
+        with self._folder(own_id) as folder:
+            (folder / CELL).write_text(self.text, encoding="utf-8")
+            (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
             (folder / "logs").mkdir()
-            watched = _Watched(job_id) if not self.options.get("no_live") and in_notebook() else None
-            followed = _Followed(RankProcesses(words, _environment(self.ranks), folder / "logs"), watched)
+            target = record_words(self._options(folder), [str(folder / CELL)])
+            job_id, processes = self._begun(own_id, target, folder)
+            watched = _Watched(job_id, processes) if not self.options.get("no_live") and in_notebook() else None
+            followed = _Followed(processes, watched)
             status = followed.to_end()
         ranks = self._runs(job_id, status, followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
-        _show(report(ranks), watched, full=self.full)
+        shown = report(ranks)
+        _show(shown, watched, full=self.full)
+        keep_summaries(shown, Store().root)
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         return ranks
 
-    def _record(self, folder: Path) -> list[str]:
-        options = {**self.options, "no_live": True, "silent": True, "before": folder / NOTEBOOK}
-        return record_words(options, [str(folder / CELL)])
+    def _options(self, folder: Path) -> Mapping[str, object]:
+        return {**self.options, "no_live": True, "silent": True, "before": folder / NOTEBOOK}
 
-    def _runs(self, job_id: str, status: int, followed: _Followed) -> Ranks:
+    def _begun(self, own_id: str, target: Sequence[str], folder: Path) -> tuple[str, Processes]:
+        """The job's id, and its processes. Raises UsageError where a cluster does not take it."""
+        if self.allocation is None:
+            if short := shortage(self.ranks):
+                print(f"gpulab: {short}", file=sys.stderr)
+            words = [*launcher_words(self.ranks, own_id), *target]
+            return own_id, RankProcesses(words, _environment(self.ranks), folder / "logs")
+        script = folder / BATCH
+        own = {"PYTHONPATH": _own_modules(), "GPULAB_DIR": str(default_root().parent)}
+        script.write_text(batch_script(self.allocation, own_id, target, folder, own), encoding="utf-8")
+        number = submit(script)
+        print(f"Slurm job {number} runs this file; Stop cancels it.\n\n{script.read_text(encoding='utf-8')}")
+        return f"slurm-{number}.0-{own_id}", SlurmProcesses(number, folder / "output.txt")
+
+    @contextmanager
+    def _folder(self, own_id: str) -> Iterator[Path]:
+        """A folder with the cell and what it reads, which is gone afterwards; a cluster's nodes must see it."""
+        if self.allocation is None:
+            folder = Path(tempfile.mkdtemp(prefix="gpulab-ranks-"))
+        else:
+            folder = default_root().parent / "jobs" / own_id
+            make_folder(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                folder.parent.rmdir() if self.allocation is not None else None
+
+    def _runs(self, job_id: str, status: int | str, followed: _Followed) -> Ranks:
         try:
             return await_job(Store(), job_id, self.ranks, STORED_S)
         except StoreError:
             if followed.interrupted:
                 raise Interrupted("Interrupted: no rank had begun a run.") from None
             own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
-            raise UsageError(f"No rank came as far as a run: PyTorch's launcher ended with {status}. {own}") from None
+            what = "PyTorch's launcher" if self.allocation is None else "the job"
+            shared = _UNSHARED if self.allocation is not None and not (followed.said or own) else ""
+            raise UsageError(f"No rank came as far as a run: {what} ended ({status}). {own}{shared}") from None
+
+
+class Processes(Protocol):
+    """The processes of a job, wherever they run."""
+
+    def lines(self) -> Iterator[Line | None]: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def end(self) -> int | str: ...
 
 
 class _Watched:
     """The live view of a job, renewed about once a second by whoever has the time."""
 
-    def __init__(self, job_id: str) -> None:
+    def __init__(self, job_id: str, processes: Processes) -> None:
         self._job = LiveJob(default_root(), job_id)
+        self._processes = processes
         self._output = LiveRanksOutput()
         self._began_s = time.monotonic()
         self._due_s = self._began_s
@@ -118,7 +172,7 @@ class _Watched:
         self._due_s = now_s + EVERY_S
         with suppress(Exception):
             rows, late = live_rows(self._job.look())
-            self._output.show(rows, late, now_s - self._began_s)
+            self._output.show(rows, late, now_s - self._began_s, getattr(self._processes, "status_words", ""))
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
         """Put the report in its place."""
@@ -128,15 +182,15 @@ class _Watched:
 class _Followed:
     """Processes whose output is handed on to the end, and who hear of interrupts."""
 
-    def __init__(self, processes: RankProcesses, watched: _Watched | None) -> None:
+    def __init__(self, processes: Processes, watched: _Watched | None) -> None:
         self._processes = processes
         self._watched = watched
         self.interrupted = False
         self.said = False  # some rank has printed something: what went wrong is among it
         self.own_words: list[str] = []  # the launcher's
 
-    def to_end(self) -> int:
-        """Returns the launcher's exit status; nothing of it is left."""
+    def to_end(self) -> int | str:
+        """Returns the exit status, or a cluster's word for it; nothing of it is left."""
         try:
             with interrupts_heard(self._stop):
                 for line in self._processes.lines():
@@ -163,21 +217,16 @@ class _Followed:
         print(f"[rank {line.rank}] {line.text}", file=sys.stderr if line.is_error else sys.stdout)
 
 
-@contextmanager
-def _folder(cell: RankedCell) -> Iterator[Path]:
-    """A folder with the cell and what it reads, which is gone afterwards."""
-    folder = Path(tempfile.mkdtemp(prefix="gpulab-ranks-"))
-    try:
-        (folder / CELL).write_text(cell.text, encoding="utf-8")
-        (folder / NOTEBOOK).write_text(cell.setup, encoding="utf-8")
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
 def _environment(ranks: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_KERNEL}
-    return {**kept, **threads_of_each(ranks), "PYTHONPATH": os.pathsep.join(import_path())}
+    return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules()}
+
+
+def _own_modules() -> str:
+    """Where this notebook finds modules, but for what any Python of this installation looks at by itself."""
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = (path for path in dict.fromkeys(import_path()) if path not in standard)
+    return os.pathsep.join(path for path in paths if not path.endswith((".zip", "lib-dynload")))
 
 
 def _show(shown: RankedReport, watched: _Watched | None, *, full: bool) -> None:

@@ -14,15 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
+from gpulab.api.fleet import keep_summaries
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
 from gpulab.capture.collectives import keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
-from gpulab.diagnosis.summary import summarize
 from gpulab.errors import StoreError, UsageError
 from gpulab.store.folders import Store
 from gpulab.store.jobs import await_job
-from gpulab.store.summaries import keep_summary
 from gpulab.user_code import runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
@@ -95,8 +94,7 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
         ranked = report(await_job(store, job.id, job.world_size))
     except StoreError:
         return profiled.report
-    for rank, figures in ranked.facts.items():
-        keep_summary(store.root / figures.run.id, summarize(figures, ranked.each[rank]))
+    keep_summaries(ranked, store.root)
     return ranked
 
 

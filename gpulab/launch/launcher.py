@@ -25,6 +25,7 @@ from gpulab.devices.machine import usable_cores
 from gpulab.formatting import plural
 
 THREADS = "OMP_NUM_THREADS"
+PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 LATEST_S = 0.1  # a line is handed on that soon
 _RANK = re.compile(r"\[default(\d+)\]:")
 # The kernel that dies takes its ranks along: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
@@ -47,7 +48,17 @@ def launcher_words(ranks: int, job_id: str = "") -> list[str]:
     """
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", job_id)
     where = ["--nnodes", "1", *meeting] if job_id else ["--standalone"]
-    return [sys.executable, "-m", "torch.distributed.run", *where, "--nproc-per-node", str(ranks)]
+    return [*agent_words(), *where, "--nproc-per-node", str(ranks)]
+
+
+def agent_words() -> list[str]:
+    """torchrun, of this Python."""
+    return [sys.executable, "-m", "torch.distributed.run"]
+
+
+def prefix_template() -> str:
+    """What torchrun puts before a line of a rank: its number among all, not only on its node; see `line_of`."""
+    return "[default${rank}]:"
 
 
 def threads_of_each(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -90,7 +101,7 @@ class RankProcesses:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**environment, "PYTHONUNBUFFERED": "1"},
+            env={**environment, "PYTHONUNBUFFERED": "1", PREFIX_VARIABLE: prefix_template()},
             start_new_session=True,
         )
         self._lines: queue.Queue[Line | None] = queue.Queue()

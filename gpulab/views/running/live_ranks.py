@@ -60,13 +60,14 @@ def text(rows: Sequence[RankRow], straggler: int | None) -> str:
     return "\n".join(lines)
 
 
-def markup(rows: Sequence[RankRow], straggler: int | None, elapsed_s: float) -> str:
-    """For a notebook's output: inline styles, no script, in any theme."""
+def markup(rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> str:
+    """For a notebook's output: inline styles, no script, in any theme. `note`: where the job stands."""
     head = f'<div style="font-weight:600;margin:0 0 4px">{html.escape(sentence(rows, straggler))}</div>'
     shown = "".join(_row(r, straggler) for r in rows)
     any_waits = any(r.waits is not None for r in rows)
     below = legend([s for s in _segments_of(0.0, 0.0, 0.0) if any_waits or s.label != _WAITS]) if rows else ""
-    since = f'<div style="font-size:12px;opacity:0.75">{while_s(elapsed_s)}</div>'
+    stands = " · ".join(filter(None, (html.escape(plain(note)), while_s(elapsed_s))))
+    since = f'<div style="font-size:12px;opacity:0.75">{stands}</div>'
     return f'<div class="gpulab" style="max-width:900px">{head}{shown}{below}{since}</div>'
 
 
@@ -117,9 +118,10 @@ class LiveRanksOutput:
     def __init__(self) -> None:
         self._handle: Any = None
 
-    def show(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float) -> None:
+    def show(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> None:
         """Never raises: a view that fails must not cost the user the run."""
-        self._put({"text/html": markup(rows, straggler, elapsed_s), "text/plain": text(rows, straggler)})
+        shown = "\n".join(filter(None, (text(rows, straggler), plain(note))))
+        self._put({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": shown})
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
         """Put something else in its place. False where there is no such output."""
