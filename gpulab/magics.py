@@ -32,8 +32,10 @@ from gpulab.tuning.interrupts import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
+    from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
     from gpulab.knobs.observe.watch import Observed
+    from gpulab.run import Ranks
     from gpulab.tuning.plan import Code, Plan
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
@@ -90,6 +92,11 @@ def _parser() -> _Parser:
     add_whole_number(
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
     )
+    add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on them all")
+    add("--on", choices=("slurm",), help="run the ranks as a job of this cluster, from its login node")
+    add_whole_number(parser, "--nodes", 1, "nodes of the cluster (default: 1)")
+    add_whole_number(parser, "--time", 1, "minutes after which the cluster ends the job (default: 10)")
+    add("--sbatch", metavar="OPTIONS", help="options of sbatch, such as '--partition=gpu --gres=gpu:2'")
     add("--all", action="store_true", help="show the whole report, not only its first screen")
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
@@ -101,6 +108,8 @@ OPTIONS = sorted(PARSER._option_string_actions)
 LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two backward passes: none in later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
+_OF_CLUSTERS = ("nodes", "time", "sbatch")
+_OF_EACH_RANK = ("name", "steps", "warmup", "trace_steps", "no_trace", "whole")
 
 
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
@@ -120,6 +129,21 @@ class Comparing(Struct, frozen=True):
 
         compared = conduct(self.code, self.plan, full=self.full)
         return compared if self.give else None
+
+
+class Ranked(Struct, frozen=True):
+    """A cell that is ready to run in several ranks."""
+
+    cell: RankedCell
+    give: bool
+
+    def run(self) -> Ranks | None:
+        """Run and show it; the ranks, where they were asked for."""
+        try:
+            ranks = self.cell.run()
+        except GpulabError as e:
+            raise LineError(str(e)) from None
+        return ranks if self.give else None
 
 
 @contextmanager
@@ -164,6 +188,13 @@ def _check_combination(options: argparse.Namespace) -> None:
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
+    elsewhere = "ranks" if options.ranks is not None else "on"
+    for name in (*_COMPARING, "set", "no_save"):
+        if getattr(options, elsewhere) is not None and getattr(options, name):
+            raise UsageError(f"--{name.replace('_', '-')} and --{elsewhere} contradict each other: leave one out.")
+    for name in _OF_CLUSTERS:
+        if options.on is None and getattr(options, name) is not None:
+            raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")
     of_one_run = {"--warmup": options.warmup, "--trace-steps": options.trace_steps, "--whole": options.whole or None}
     for option, given in of_one_run.items():
         if given is not None and comparing:
@@ -194,6 +225,8 @@ class GPUProfile(Magics):
                 return None
             if isinstance(prepared, Comparing):
                 return prepared.run()
+            if isinstance(prepared, Ranked):
+                return prepared.run()
             parsed, code, profiler, changing, give = prepared
             with profiler:
                 if changing is not None:
@@ -215,7 +248,7 @@ class GPUProfile(Magics):
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
+    ) -> Comparing | Ranked | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
         """What to run, also as code that can run again, its profile, already started, and whether to return the run.
 
         None where help is asked for.
@@ -234,6 +267,8 @@ class GPUProfile(Magics):
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
+            if options.ranks is not None or options.on is not None:
+                return self._ranked(options, statement, parsed, give, local_ns)
             changing = _changing(options, code)
             profiler = self._profiler(options, statement, source, changing)
             profiler.start()
@@ -262,6 +297,34 @@ class GPUProfile(Magics):
         )
         check(code, plan)
         return Comparing(code, plan, give, options.all)
+
+    def _ranked(
+        self,
+        options: argparse.Namespace,
+        text: str,
+        parsed: cell_code.Cell,
+        give: bool,
+        local_ns: dict[str, Any] | None,
+    ) -> Ranked:
+        from gpulab.api.cell_ranks import RankedCell
+
+        given = {name: getattr(options, name) for name in _OF_EACH_RANK}
+        for name in ("steps", "warmup", "trace_steps"):
+            given[name] = getattr(self, name) if given[name] is None else given[name]
+        given["no_live"] = options.no_live or not self.live
+        given |= {"device": options.device or self.device, "no_trace": options.no_trace or not self.trace}
+        shell: Any = self.shell
+        namespace = {**shell.user_ns, **(local_ns or {})}
+        cells = [cell for cell in shell.user_ns.get("In", []) if isinstance(cell, str)]
+        source = shell.transform_cell(text)
+        asked = None
+        ranks = options.ranks or 1
+        if options.on is not None:
+            from gpulab.launch.slurm import Allocation
+
+            asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
+        ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
+        return Ranked(ready, give)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""

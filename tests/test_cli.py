@@ -74,7 +74,7 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             ["record", "--html", "no/dir/x.html", __file__],
             "'no/dir/x.html' cannot be written: there is no folder 'no/dir'.",
         ),
-        ([], "a command is missing: record, report, compare, runs, fleet, tensorboard, lab, doctor."),
+        ([], "a command is missing: record, report, compare, runs, watch, fleet, tensorboard, lab, doctor."),
     ],
 )
 def test_wrong_usage_is_one_line_that_names_the_nearest(

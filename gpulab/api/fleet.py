@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec import Struct
@@ -23,6 +24,9 @@ from gpulab.store.summaries import Stored, finish_killed, keep_summary, stored_r
 from gpulab.views.fleet import FleetView
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import plain
+
+if TYPE_CHECKING:
+    from gpulab.views.report.ranks import RankedReport
 
 HELP = """\
 {prog} [FOLDER …] [CONDITION …] [--all]   the jobs whose GPUs did nothing for longest, and why
@@ -213,6 +217,14 @@ def _stored(roots: Sequence[Path]) -> Iterator[Stored]:
         for count, stored in enumerate(missing):
             wait.tell(count / len(missing))
             yield stored
+
+
+def keep_summaries(shown: RankedReport, root: Path) -> None:
+    """Put its summary beside each rank of a job in that store."""
+    from gpulab.diagnosis.summary import summarize
+
+    for rank, figures in shown.facts.items():
+        keep_summary(root / figures.run.id, summarize(figures, shown.each[rank]))
 
 
 def _summarized(folder: Path) -> RunSummary:

@@ -15,6 +15,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.capture import exclusive
+from gpulab.capture.collectives import arrivals
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import current_job
@@ -57,7 +58,7 @@ from gpulab.run import (
 from gpulab.store.configuration import configured
 from gpulab.store.folders import WriteTrace, default_root, new_id
 from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import TABLES, write_sketch
+from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
@@ -380,6 +381,8 @@ class Capture:
             self._sketched = state
         self._loop.tracker.write(spool)
         self._sampler.write(spool)
+        if self._job is not None and len(latest := arrivals()):
+            spool.append(ARRIVALS, 0, latest.tobytes(), len(latest))
 
     def _sketch(self, series: tuple[SeriesInfo, ...]) -> Run:
         """The run as far as it is known while it goes on, without its columns."""

@@ -70,6 +70,7 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
             _compare_options,
         ),
         ("runs", "list, filter, rename, delete and export the stored runs", "", _store_option),
+        ("watch", "show the ranks of a job that runs: who waits for whom", "watch.watch_job", _watch_options),
         ("fleet", "say which jobs in folders of runs waste GPUs, and why", "", _store_option),
         ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", "", _store_option),
         (
@@ -120,6 +121,9 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
     _all_option(parser)
+    # a cell that runs in several ranks: what it reads of its notebook, and no report by the ranks themselves
+    parser.add_argument("--before", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 
@@ -136,6 +140,11 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     _all_option(parser)
+    _store_option(parser)
+
+
+def _watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="its id (default: the job that began last)")
     _store_option(parser)
 
 

@@ -6,6 +6,7 @@ import argparse
 import builtins
 import importlib.machinery
 import importlib.util
+import linecache
 import os
 import sys
 from collections.abc import Sequence
@@ -13,14 +14,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TextIO
 
+from gpulab.api.fleet import keep_summaries
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
+from gpulab.capture.collectives import keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
-from gpulab.diagnosis.summary import summarize
 from gpulab.errors import StoreError, UsageError
 from gpulab.store.folders import Store
 from gpulab.store.jobs import await_job
-from gpulab.store.summaries import keep_summary
 from gpulab.user_code import runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
@@ -36,7 +37,9 @@ def record(options: argparse.Namespace) -> int:
         from gpulab.cli.ranks import launch
 
         return launch(options)
-    script = _Script(options.script, options.args)
+    if "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
+        keep_few()
+    script = _Script(options.script, options.args, options.before)
     for path in (options.html, options.json):
         _require_folder(path)
     terminal = sys.stderr  # the script may redirect it
@@ -53,10 +56,16 @@ def record(options: argparse.Namespace) -> int:
         save=not options.no_save,
         device=options.device,
         show=False,
-        source="script",
+        source="script" if options.before is None else "cell",
         code=script.text,
-        terminated=lambda: shown.append(_show_recorded(profiled.report, options, terminal)),
+        terminated=lambda: shown.append(0 if options.silent else _show_recorded(profiled.report, options, terminal)),
     )
+    try:
+        script.prepare()
+    except BaseException as e:
+        if e is not script.raised:
+            raise
+        return script.status(e)
     try:
         with profiled:
             script.run()
@@ -65,6 +74,8 @@ def record(options: argparse.Namespace) -> int:
             raise
         raised = e
     sys.stdout.flush()
+    if options.silent:
+        return script.status(raised)
     if not shown:
         shown_report = _report_of(profiled)
         shown.append(_show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
@@ -83,8 +94,7 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
         ranked = report(await_job(store, job.id, job.world_size))
     except StoreError:
         return profiled.report
-    for rank, figures in ranked.facts.items():
-        keep_summary(store.root / figures.run.id, summarize(figures, ranked.each[rank]))
+    keep_summaries(ranked, store.root)
     return ranked
 
 
@@ -108,11 +118,9 @@ class _Script:
     Nothing is put back afterwards: the script's threads and exit handlers still need their `__main__`.
     """
 
-    def __init__(self, path: str, args: Sequence[str]) -> None:
-        try:
-            self._source = Path(path).read_bytes()
-        except OSError as e:
-            raise UsageError(f"The script {path!r} cannot be opened: {e.strerror or e}.") from e
+    def __init__(self, path: str, args: Sequence[str], before: Path | None = None) -> None:
+        self._source = _read(path)
+        self._before = before
         self._path = path
         self._args = args
         self._main = ModuleType("__main__")
@@ -126,18 +134,31 @@ class _Script:
         except (SyntaxError, UnicodeDecodeError):
             return ""
 
-    def run(self) -> None:
-        """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
+    def prepare(self) -> None:
+        """Become its process: what stands before it runs now. What that raises is kept in `raised` and raised on."""
         absolute = os.path.abspath(self._path)
         self._main.__file__ = absolute  # the spawned workers of a DataLoader find their __main__ by it
         self._main.__loader__ = importlib.machinery.SourceFileLoader("__main__", absolute)
         self._main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self._main
         sys.argv = [self._path, *self._args]
-        if not sys.flags.safe_path:
+        if self._before is not None:
+            self._execute(_read(self._before), self._before.name)
+        elif not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self._path))
+
+    def run(self) -> None:
+        """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
+        absolute = os.path.abspath(self._path)
+        self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
+
+    def _execute(self, source: bytes, file: str) -> None:
+        """A cell's files lie in a folder that only gpulab knows: their lines are known by the bare names."""
+        if self._before is not None:
+            text = source.decode()
+            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
         try:
-            exec(compile(self._source, absolute, "exec", dont_inherit=True), self._main.__dict__)
+            exec(compile(source, file, "exec", dont_inherit=True), self._main.__dict__)
         except BaseException as e:
             if isinstance(e, SystemExit) and e.code in (None, 0):
                 return
@@ -152,6 +173,13 @@ class _Script:
             return _exit_status(raised)
         sys.excepthook(type(raised), raised, raised.__traceback__)
         return INTERRUPTED_STATUS if isinstance(raised, KeyboardInterrupt) else 1
+
+
+def _read(path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as e:
+        raise UsageError(f"The script {str(path)!r} cannot be opened: {e.strerror or e}.") from e
 
 
 def _exit_status(error: SystemExit) -> int:

@@ -186,6 +186,53 @@ def _read(read: Read) -> Spooled:
     return Spooled(about, tables)
 
 
+class Tail:
+    """The end of a spool that somebody else writes: each `read` takes in what is new; the last rows are kept."""
+
+    def __init__(self, path: Path, kept_rows: int) -> None:
+        self._path, self._kept_rows = path, kept_rows
+        self._offset = 0
+        self._dtypes: dict[str, np.dtype[Any]] = {}
+        self._tables: dict[str, tuple[int, Table]] = {}  # the number of the first kept row, and the rows
+
+    def read(self) -> None:
+        """Take in whole blocks that are new. Raises OSError, and ValueError where it is no spool."""
+        with open(self._path, "rb", buffering=0) as file:
+
+            def read_at(offset: int, size: int) -> bytes:
+                file.seek(offset)
+                return file.read(size) or b""
+
+            if not self._dtypes:
+                _, self._dtypes, self._offset = _header(read_at)
+            for block in _blocks(read_at, self._dtypes, self._offset):
+                self._take(block)
+                self._offset += _BLOCK.size + block.rows.nbytes
+
+    def rows(self, table: str) -> Table:
+        """The last rows; of a table of single bytes, which is a text, all."""
+        dtype = self._dtypes.get(table)
+        return self._tables.get(table, (0, np.empty(0, dtype)))[1]
+
+    def total(self, table: str) -> int:
+        """How many rows it has by now."""
+        first, rows = self._tables.get(table, (0, ()))
+        return first + len(rows)
+
+    def _take(self, block: _Block) -> None:
+        first, rows = self._tables.get(block.table, (0, np.empty(0, block.rows.dtype)))
+        if block.first < first or block.first > first + len(rows):  # what it changes is not kept here
+            first, rows = block.first, rows[:0]
+        place = block.first - first
+        rows = np.concatenate((rows[:place], block.rows, rows[place + len(block.rows) :]))[
+            : max(0, block.total - first)
+        ]
+        spare = len(rows) - self._kept_rows if block.rows.dtype.itemsize > 1 else 0
+        if spare > 0:
+            first, rows = first + spare, rows[spare:]
+        self._tables[block.table] = (first, rows)
+
+
 def _header(read: Read) -> tuple[dict[str, Any], dict[str, np.dtype[Any]], int]:
     line, newline, _ = read(0, _LONGEST_HEADER).partition(b"\n")
     try:

@@ -14,14 +14,22 @@ from gpulab.run import Int64, Missing, Run, Samples, Series, StepFlag, Steps
 from gpulab.store import run_format
 from gpulab.store.spool import Spool, Spooled, Table
 
-STEPS, READINGS, SKETCH = "steps", "readings", "sketch"
+STEPS, READINGS, SKETCH, ARRIVALS = "steps", "readings", "sketch", "arrivals"
 STEP_COLUMNS = (
     *("start_ns", "end_ns", "data_wait_ns", "optimizer_ns", "own_ns", "batches"),
     *("samples", "phase", "flags"),  # samples: -1: unknown
 )
 STEP = np.dtype([(name, np.int64) for name in STEP_COLUMNS])
 READING = np.dtype([("series", np.int64), ("t_ns", np.int64), ("value", np.float64)])  # the mean of about a second
-TABLES: dict[str, np.dtype[np.void]] = {STEPS: STEP, READINGS: READING, SKETCH: np.dtype([("byte", np.uint8)])}
+# at a collective: of which group, the number in it, and when by the system's clock
+ARRIVAL = np.dtype([("group", np.int64), ("sequence", np.int64), ("time_ns", np.int64)])
+TABLES: dict[str, np.dtype[np.void]] = {
+    STEPS: STEP,
+    READINGS: READING,
+    SKETCH: np.dtype([("byte", np.uint8)]),
+    ARRIVALS: ARRIVAL,  # the latest, for who looks while the run goes on
+}
+Arrivals = npt.NDArray[np.void]
 
 KILLED = "its process was killed"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.store.spool import Spool, read_spool
+from gpulab.store.spool import Spool, Tail, read_spool
 
 TABLES = {
     "steps": np.dtype([("start_ns", np.int64), ("end_ns", np.int64)]),
@@ -49,6 +49,46 @@ def test_a_file_cut_anywhere_has_all_whole_blocks(
     assert _plain(read_spool(path).tables) == states[whole]
     spool.close()
     assert not path.exists()
+
+
+@given(BLOCKS, st.integers(1, 6), st.integers(1, 4))
+def test_a_tail_has_the_last_rows(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, float, int]], kept_rows: int, every: int
+) -> None:
+    """Whoever looks while it is written, now and then, has the end of each table, of rows that are only added."""
+    path = tmp_path_factory.mktemp("spool") / ".running"
+    spool, plain = Spool(path, TABLES, {}), {name: list[int]() for name in TABLES}
+    spool.append("steps", 0, b"", 0)
+    tail = Tail(path, kept_rows)
+    for number, (table, _, count) in enumerate(blocks):
+        values = [100 * number + i for i in range(count)]
+        spool.append(table, len(plain[table]), _bytes(table, values), len(plain[table]) + count)
+        plain[table] += values
+        if number % every == 0:
+            tail.read()
+    tail.read()
+    for name, values in plain.items():
+        assert tail.total(name) == len(values)
+        assert _plain({name: tail.rows(name)})[name] == values[-kept_rows:]
+    spool.close()
+
+
+@given(BLOCKS)
+def test_a_tail_that_keeps_all_has_what_a_reader_has(
+    tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, float, int]]
+) -> None:
+    path = tmp_path_factory.mktemp("spool") / ".running"
+    spool, plain = Spool(path, TABLES, {}), {name: list[int]() for name in TABLES}
+    spool.append("steps", 0, b"", 0)
+    tail = Tail(path, 10_000)
+    for number, (table, share, count) in enumerate(blocks):
+        first = int(share * len(plain[table]))
+        values = [100 * number + i for i in range(count)]
+        plain[table] = plain[table][:first] + values + (plain[table][first + count :] if count else [])
+        spool.append(table, first, _bytes(table, values), len(plain[table]))
+        tail.read()
+        assert {name: _plain({name: tail.rows(name)})[name] for name in TABLES} == plain
+    spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b'{"gpulab_spool": 99, "tables": {}, "about": {}}\n', b"\x89PNG"])

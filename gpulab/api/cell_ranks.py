@@ -1,0 +1,240 @@
+"""`%%gpuprofile --ranks N`: the cell in N fresh processes, each a recorded rank, and one report of all of them."""
+
+from __future__ import annotations
+
+import ast
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from msgspec import Struct
+
+from gpulab.api.fleet import keep_summaries
+from gpulab.api.live_ranks import live_rows
+from gpulab.api.reading import report, runs
+from gpulab.devices.child_path import import_path
+from gpulab.errors import StoreError, UsageError
+from gpulab.launch.launcher import Line, RankProcesses, launcher_words, record_words, shortage, threads_of_each
+from gpulab.launch.notebook_source import notebook_source
+from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit
+from gpulab.run import Ranks
+from gpulab.store.atomic_write import make_folder
+from gpulab.store.folders import Store, default_root, new_id
+from gpulab.store.jobs import await_job
+from gpulab.store.live_job import LiveJob
+from gpulab.tuning.interrupts import Interrupted, interrupts_heard
+from gpulab.views.report.ranks import RankedReport
+from gpulab.views.running.display import in_notebook
+from gpulab.views.running.live_ranks import LiveRanksOutput
+
+EVERY_S = 1.0  # the ranks write as often
+CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
+STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
+_LAST_WORDS = 5  # lines
+_UNSHARED = "Nothing of it is in this folder: do the nodes see it? Set GPULAB_DIR to a folder that all of them share."
+_STOPPED = "Interrupted: above is what the ranks measured until then."
+_OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead a plain Python
+
+
+class RankedCell(Struct, frozen=True):
+    """A cell that is ready to run in so many ranks.
+
+    `text` is the cell, `setup` what it reads of the notebook; `options` are those of `gpulab record`. Without an
+    `allocation` on a cluster the ranks run on this machine.
+    """
+
+    text: str
+    setup: str
+    ranks: int
+    options: Mapping[str, object]
+    full: bool = False
+    allocation: Allocation | None = None
+
+    @classmethod
+    def of(
+        cls,
+        text: str,
+        tree: ast.Module,
+        namespace: Mapping[str, object],
+        cells: Sequence[str],
+        ranks: int,
+        options: Mapping[str, object],
+        *,
+        full: bool = False,
+        allocation: Allocation | None = None,
+    ) -> RankedCell:
+        """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
+        if allocation is not None:
+            allocation.of_each_node  # noqa: B018
+        return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
+
+    def run(self) -> Ranks:
+        """Run it, hand on what the ranks print, and show the report. Returns the runs.
+
+        An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
+        raised. Raises UsageError where no rank came as far as a run.
+        """
+        own_id = f"cell-{new_id()}"
+        with self._folder(own_id) as folder:
+            (folder / CELL).write_text(self.text, encoding="utf-8")
+            (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
+            (folder / "logs").mkdir()
+            target = record_words(self._options(folder), [str(folder / CELL)])
+            job_id, processes = self._begun(own_id, target, folder)
+            watched = _Watched(job_id, processes) if not self.options.get("no_live") and in_notebook() else None
+            followed = _Followed(processes, watched)
+            status = followed.to_end()
+        ranks = self._runs(job_id, status, followed)
+        for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
+            runs.add(run, Store().root / run.id)
+        shown = report(ranks)
+        _show(shown, watched, full=self.full)
+        keep_summaries(shown, Store().root)
+        if followed.interrupted:
+            raise Interrupted(_STOPPED)
+        return ranks
+
+    def _options(self, folder: Path) -> Mapping[str, object]:
+        return {**self.options, "no_live": True, "silent": True, "before": folder / NOTEBOOK}
+
+    def _begun(self, own_id: str, target: Sequence[str], folder: Path) -> tuple[str, Processes]:
+        """The job's id, and its processes. Raises UsageError where a cluster does not take it."""
+        if self.allocation is None:
+            if short := shortage(self.ranks):
+                print(f"gpulab: {short}", file=sys.stderr)
+            words = [*launcher_words(self.ranks, own_id), *target]
+            return own_id, RankProcesses(words, _environment(self.ranks), folder / "logs")
+        script = folder / BATCH
+        own = {"PYTHONPATH": _own_modules(), "GPULAB_DIR": str(default_root().parent)}
+        script.write_text(batch_script(self.allocation, own_id, target, folder, own), encoding="utf-8")
+        number = submit(script)
+        print(f"Slurm job {number} runs this file; Stop cancels it.\n\n{script.read_text(encoding='utf-8')}")
+        return f"slurm-{number}.0-{own_id}", SlurmProcesses(number, folder / "output.txt")
+
+    @contextmanager
+    def _folder(self, own_id: str) -> Iterator[Path]:
+        """A folder with the cell and what it reads, which is gone afterwards; a cluster's nodes must see it."""
+        if self.allocation is None:
+            folder = Path(tempfile.mkdtemp(prefix="gpulab-ranks-"))
+        else:
+            folder = default_root().parent / "jobs" / own_id
+            make_folder(folder)
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            with suppress(OSError):
+                folder.parent.rmdir() if self.allocation is not None else None
+
+    def _runs(self, job_id: str, status: int | str, followed: _Followed) -> Ranks:
+        try:
+            return await_job(Store(), job_id, self.ranks, STORED_S)
+        except StoreError:
+            if followed.interrupted:
+                raise Interrupted("Interrupted: no rank had begun a run.") from None
+            own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
+            what = "PyTorch's launcher" if self.allocation is None else "the job"
+            shared = _UNSHARED if self.allocation is not None and not (followed.said or own) else ""
+            raise UsageError(f"No rank came as far as a run: {what} ended ({status}). {own}{shared}") from None
+
+
+class Processes(Protocol):
+    """The processes of a job, wherever they run."""
+
+    def lines(self) -> Iterator[Line | None]: ...
+    def stop(self) -> None: ...
+    def kill(self) -> None: ...
+    def end(self) -> int | str: ...
+
+
+class _Watched:
+    """The live view of a job, renewed about once a second by whoever has the time."""
+
+    def __init__(self, job_id: str, processes: Processes) -> None:
+        self._job = LiveJob(default_root(), job_id)
+        self._processes = processes
+        self._output = LiveRanksOutput()
+        self._began_s = time.monotonic()
+        self._due_s = self._began_s
+
+    def look(self) -> None:
+        """Show what is new. Never raises: a view that fails must not cost the user the run."""
+        now_s = time.monotonic()
+        if now_s < self._due_s:
+            return
+        self._due_s = now_s + EVERY_S
+        with suppress(Exception):
+            rows, late = live_rows(self._job.look())
+            self._output.show(rows, late, now_s - self._began_s, getattr(self._processes, "status_words", ""))
+
+    def replace(self, bundle: Mapping[str, object]) -> bool:
+        """Put the report in its place."""
+        return self._output.replace(bundle)
+
+
+class _Followed:
+    """Processes whose output is handed on to the end, and who hear of interrupts."""
+
+    def __init__(self, processes: Processes, watched: _Watched | None) -> None:
+        self._processes = processes
+        self._watched = watched
+        self.interrupted = False
+        self.said = False  # some rank has printed something: what went wrong is among it
+        self.own_words: list[str] = []  # the launcher's
+
+    def to_end(self) -> int | str:
+        """Returns the exit status, or a cluster's word for it; nothing of it is left."""
+        try:
+            with interrupts_heard(self._stop):
+                for line in self._processes.lines():
+                    if line is not None:
+                        self._hand_on(line)
+                    if self._watched is not None:
+                        self._watched.look()
+        finally:
+            self._processes.kill()
+            status = self._processes.end()
+        return status
+
+    def _stop(self) -> None:
+        if self.interrupted:
+            self._processes.kill()
+        self.interrupted = True
+        self._processes.stop()
+
+    def _hand_on(self, line: Line) -> None:
+        if line.rank is None:
+            self.own_words.append(line.text)
+            return
+        self.said = True
+        print(f"[rank {line.rank}] {line.text}", file=sys.stderr if line.is_error else sys.stdout)
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_KERNEL}
+    return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules()}
+
+
+def _own_modules() -> str:
+    """Where this notebook finds modules, but for what any Python of this installation looks at by itself."""
+    standard = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    paths = (path for path in dict.fromkeys(import_path()) if path not in standard)
+    return os.pathsep.join(path for path in paths if not path.endswith((".zip", "lib-dynload")))
+
+
+def _show(shown: RankedReport, watched: _Watched | None, *, full: bool) -> None:
+    if not in_notebook():
+        sys.stdout.write(shown.text(full=full) + "\n")
+        return
+    from IPython.display import display
+
+    bundle = shown.bundle(full=full)
+    if watched is None or not watched.replace(bundle):
+        display(bundle, raw=True)  # type: ignore[no-untyped-call]

@@ -1,0 +1,307 @@
+"""What a cell reads of its notebook, as source that a fresh process can run: nothing is pickled, nothing is forked.
+
+Modules come along as imports, functions and classes as the text of the cell that defines them, plain values as
+literals. Anything else (a tensor, a loader, a model) lives in the notebook's process alone and is refused by name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import dataclasses
+import enum
+import inspect
+import linecache
+import math
+import pathlib
+import symtable
+import sys
+import types
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from msgspec import Struct
+
+from gpulab.errors import UsageError
+from gpulab.knobs.variables import Variables
+
+MOST_CHARACTERS = 100_000  # of one literal: more is data, which belongs in a file
+_OF_IPYTHON = frozenset({"get_ipython", "In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"})
+_SAME_TEXT = (types.NoneType, bool, int, str, bytes)
+
+
+class NotebookSource(Struct, frozen=True):
+    """`text` is the source of all that a cell reads of its notebook; `names` says what that is."""
+
+    text: str
+    names: tuple[str, ...]
+
+
+def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Sequence[str] = ()) -> NotebookSource:
+    """What the code in `tree` needs of the notebook's namespace. `cells`: the texts of the cells that ran, in order.
+
+    Raises UsageError that names all that cannot come along, and the lines to write into the cell instead.
+    """
+    carrier = _Carrier(namespace, cells)
+    for name in sorted(Variables.of(tree, namespace).used & set(namespace)):
+        carrier.need(name)
+    if carrier.refused:
+        raise UsageError(_refusal(carrier.refused, cells))
+    return NotebookSource(carrier.text(), tuple(sorted(carrier.needed)))
+
+
+class _Definition(Struct, frozen=True):
+    text: str
+    place: tuple[int, int]  # of the cell, and of the line in it: the order in which the notebook ran them
+
+
+class _Carrier:
+    """Follows names from what a cell reads to what that reads in turn."""
+
+    def __init__(self, namespace: Mapping[str, object], cells: Sequence[str]) -> None:
+        self._namespace = namespace
+        self._cells = cells
+        self._imports: dict[str, str] = {}
+        self._literals: dict[str, str] = {}
+        self._definitions: dict[str, _Definition] = {}
+        self._values: dict[str, str] = {}  # made of what is defined or imported
+        self.needed: set[str] = set()
+        self.refused: dict[str, object] = {}
+
+    def text(self) -> str:
+        """Imports first, then plain values, definitions as the notebook ran them, and what is made of these."""
+        defined = sorted(self._definitions.values(), key=lambda d: d.place)
+        parts = [*self._imports.values(), *self._literals.values(), *(d.text for d in defined), *self._values.values()]
+        return "\n".join(dict.fromkeys(parts)) + "\n"
+
+    def need(self, name: str) -> None:
+        """Bring a name along, with all that it needs itself."""
+        if name in self.needed or name not in self._namespace:
+            return
+        self.needed.add(name)
+        value = self._namespace[name]
+        if name in _OF_IPYTHON:
+            self.refused[name] = value
+        elif (line := _import_of(name, value)) is not None:
+            self._imports[name] = line
+        elif isinstance(value, types.FunctionType | type):
+            self._define(name, value)
+        elif (text := _literal(value)) is not None:
+            self._literals[name] = f"{name} = {text}"
+        elif (text := _constructed(value, self._class_named)) is not None:
+            self._values[name] = f"{name} = {text}"
+        else:
+            self.refused[name] = value
+
+    def _define(self, name: str, value: types.FunctionType | type) -> None:
+        defined = _definition(value, self._cells)
+        if defined is None:
+            self.refused[name] = value
+            return
+        own = value.__name__
+        text = defined.text if own == name or own == "<lambda>" else f"{defined.text}\n{name} = {own}"
+        self._definitions[name] = _Definition(text, defined.place)
+        for other in sorted(_globals_of(defined.text) - {own}):
+            self.need(other)
+
+    def _class_named(self, kind: type) -> str | None:
+        """The name under which a class is there; None where it cannot be."""
+        if kind.__module__ == "__main__":
+            if self._namespace.get(kind.__name__) is not kind:
+                return None
+            self.need(kind.__name__)
+            return kind.__name__ if kind.__name__ not in self.refused else None
+        line = _import_of(kind.__name__, kind)
+        if line is None:
+            return None
+        self._imports[f"class {kind.__name__}"] = line
+        return kind.__name__
+
+
+# -- imports -----------------------------------------------------------------------------------------------------------
+
+
+def _import_of(name: str, value: object) -> str | None:
+    """The line that imports it; None where no module has it."""
+    if isinstance(value, types.ModuleType):
+        if value.__name__ == "__main__":
+            return None
+        return f"import {value.__name__}" if value.__name__ == name else f"import {value.__name__} as {name}"
+    module, path = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
+    if isinstance(module, str) and isinstance(path, str) and module != "__main__" and _at(module, path) is value:
+        first, _, rest = path.partition(".")
+        return f"from {module} import {first} as {name}" if not rest else f"import {module}\n{name} = {module}.{path}"
+    own = getattr(value, "__name__", None)
+    if callable(value) and isinstance(own, str):
+        holder = next((m for m in _LIKELY if m in sys.modules and _at(m, own) is value), None)
+        return None if holder is None else f"from {holder} import {own} as {name}"
+    return None
+
+
+_LIKELY = ("torch", "torch.nn.functional", "numpy", "math")  # their functions in C name no module
+
+
+def _at(module: str, path: str) -> object:
+    value: object = sys.modules.get(module)
+    for part in path.split("."):
+        value = getattr(value, part, None)
+    return value
+
+
+# -- values ------------------------------------------------------------------------------------------------------------
+
+
+def _literal(value: object) -> str | None:
+    """A Python expression that needs no name; None where there is none, or it is too long."""
+    text = _plain_text(value)
+    return text if text is not None and len(text) <= MOST_CHARACTERS else None
+
+
+def _plain_text(value: object) -> str | None:
+    kind = type(value)
+    if kind in _SAME_TEXT:
+        return repr(value)
+    if isinstance(value, float) and kind is float:
+        return repr(value) if math.isfinite(value) else f'float("{value}")'
+    if isinstance(value, complex) and kind is complex:
+        return repr(value)
+    if isinstance(value, range) or (isinstance(value, slice) and _plain_text((value.start, value.stop, value.step))):
+        return repr(value)
+    if isinstance(value, dict) and kind is dict:
+        pairs = [(_plain_text(key), _plain_text(item)) for key, item in value.items()]
+        return None if any(None in pair for pair in pairs) else "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
+    if isinstance(value, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
+        return _sequence_text(value)
+    return None
+
+
+def _sequence_text(value: list[object] | tuple[object, ...] | set[object] | frozenset[object]) -> str | None:
+    items = [_plain_text(item) for item in value]
+    if any(item is None for item in items):
+        return None
+    inside = ", ".join(filter(None, items))
+    if isinstance(value, list):
+        return f"[{inside}]"
+    if isinstance(value, tuple):
+        return f"({inside}{',' if len(items) == 1 else ''})"
+    name = type(value).__name__
+    return f"{name}([{inside}])"
+
+
+def _constructed(value: object, class_named: Callable[[type], str | None]) -> str | None:
+    """An expression that makes it anew from plain values and its class; None where there is none."""
+    if isinstance(value, enum.Enum):
+        named = class_named(type(value))
+        return f"{named}.{value.name}" if named else None
+    if isinstance(value, pathlib.PurePath):
+        return f'__import__("pathlib").Path({str(value)!r})'
+    if isinstance(value, argparse.Namespace | types.SimpleNamespace) and type(value).__module__ != "__main__":
+        module = "argparse" if isinstance(value, argparse.Namespace) else "types"
+        fields = {name: _literal(item) for name, item in vars(value).items()}
+        return _call(f'__import__("{module}").{type(value).__name__}', fields)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: _literal(getattr(value, f.name, object())) for f in dataclasses.fields(value) if f.init}
+        named = class_named(type(value))
+        return _call(named, fields) if named else None
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(value, torch.device | torch.dtype):
+        text = repr(value) if isinstance(value, torch.dtype) else f"torch.{value!r}"
+        return f'__import__("torch").{text.removeprefix("torch.")}'
+    return None
+
+
+def _call(named: str, fields: Mapping[str, str | None]) -> str | None:
+    if any(text is None or not name.isidentifier() for name, text in fields.items()):
+        return None
+    return f"{named}({', '.join(f'{name}={text}' for name, text in fields.items())})"
+
+
+# -- definitions -------------------------------------------------------------------------------------------------------
+
+
+def _definition(value: types.FunctionType | type, cells: Sequence[str]) -> _Definition | None:
+    """The text that defines a function or a class of the notebook; None where it is not to be had."""
+    if isinstance(value, types.FunctionType):
+        return _of_function(inspect.unwrap(value) if _is_own(value) else value, cells)
+    return next((d for d in _named_in(cells, value.__name__) if d is not None), None)
+
+
+def _is_own(function: types.FunctionType) -> bool:
+    return isinstance(inspect.unwrap(function), types.FunctionType)
+
+
+def _of_function(function: Callable[..., object], cells: Sequence[str]) -> _Definition | None:
+    """By the line at which its code begins, in the cell that IPython keeps for tracebacks."""
+    code = getattr(function, "__code__", None)
+    if code is None:
+        return None
+    text = "".join(linecache.getlines(code.co_filename))
+    for node in _statements(text):
+        if _begins(node) <= code.co_firstlineno <= (node.end_lineno or node.lineno):
+            lines = text.split("\n")[_begins(node) - 1 : node.end_lineno]
+            place = next((i for i in range(len(cells) - 1, -1, -1) if cells[i].strip() == text.strip()), len(cells))
+            return _Definition("\n".join(lines), (place, node.lineno))
+    return None
+
+
+def _named_in(cells: Sequence[str], name: str) -> Iterator[_Definition]:
+    """The class statements of that name, the newest first."""
+    for place in range(len(cells) - 1, -1, -1):
+        for node in reversed(_statements(cells[place])):
+            if isinstance(node, ast.ClassDef) and node.name == name:
+                lines = cells[place].split("\n")[_begins(node) - 1 : node.end_lineno]
+                yield _Definition("\n".join(lines), (place, node.lineno))
+
+
+def _statements(text: str) -> list[ast.stmt]:
+    try:
+        return ast.parse(text).body
+    except (SyntaxError, ValueError):
+        return []
+
+
+def _begins(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _globals_of(text: str) -> set[str]:
+    """All global names that a definition reads, now or when it is called."""
+    try:
+        waiting = [symtable.symtable(text, "<definition>", "exec")]
+    except SyntaxError:
+        return set()
+    names: set[str] = set()
+    while waiting:
+        table = waiting.pop()
+        top = table.get_type() == "module"
+        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
+        waiting += table.get_children()
+    return names
+
+
+# -- what cannot come along --------------------------------------------------------------------------------------------
+
+
+def _refusal(refused: Mapping[str, object], cells: Sequence[str]) -> str:
+    """All names at once, with the lines of the notebook that made them."""
+    if any(name in _OF_IPYTHON for name in refused):
+        return "A rank is a plain Python process: take the magics, `!` commands, In and Out out of the cell."
+    named = [f"{name} (a {type(value).__name__})" for name, value in refused.items()]
+    every = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
+    lines = [line for name in refused for line in _made_by(name, cells)]
+    what = "it" if len(named) == 1 else "them"
+    advice = f"Make {what} in the cell:" if lines else f"Make {what} in the cell, or in a function that it calls."
+    shown = "".join(f"\n    {line}" for line in dict.fromkeys(lines))
+    return f"The ranks are new processes, which cannot read {every} of this notebook. {advice}{shown}"
+
+
+def _made_by(name: str, cells: Iterable[str]) -> list[str]:
+    """The last statement of the notebook that assigned it, where it has one line."""
+    lines: list[str] = []
+    for cell in cells:
+        for node in _statements(cell):
+            targets = node.targets if isinstance(node, ast.Assign) else []
+            names = {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
+            if name in names and node.lineno == node.end_lineno:
+                lines = [cell.split("\n")[node.lineno - 1].strip()]
+    return lines

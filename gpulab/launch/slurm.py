@@ -1,0 +1,200 @@
+"""A job on a Slurm cluster by Slurm's own commands: its batch script, submitting, following and cancelling it.
+
+Standard library only, and nothing of PyTorch: login nodes forbid more. Source: Slurm, "sbatch", "squeue", "scancel",
+"scontrol"; PyTorch, "torchrun", with one agent on each node that `srun` starts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from gpulab.devices.own_processes import marked
+from gpulab.errors import UsageError
+from gpulab.launch.launcher import PREFIX_VARIABLE, THREADS, Line, agent_words, line_of, prefix_template
+
+LOOK_S = 0.5  # between two looks at the output
+ASK_S = 2.0  # between two questions to Slurm's controller, which many share
+PATIENCE_S = 60.0  # of no answer, before the job is given up
+OVER = frozenset(
+    (
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
+        *("REVOKED", "TIMEOUT"),
+    )
+)
+
+
+class Allocation(Struct, frozen=True):
+    """What a job asks for. `more` are options of sbatch as its own words."""
+
+    ranks: int
+    nodes: int = 1
+    minutes: int = 10
+    more: str = ""
+
+    @property
+    def of_each_node(self) -> int:
+        """Ranks. Raises UsageError where not every node can have as many."""
+        if self.ranks % self.nodes:
+            raise UsageError(
+                f"--ranks {self.ranks} cannot be spread evenly over --nodes {self.nodes}: "
+                f"ask for {self.nodes * max(1, round(self.ranks / self.nodes))} ranks."
+            )
+        return self.ranks // self.nodes
+
+
+class Job(Struct, frozen=True):
+    """Where a job stands: Slurm's word ("PENDING", "RUNNING", …), and its reason where it has one."""
+
+    state: str
+    reason: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in OVER
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        why = self.reason if self.reason not in ("", "None") else ""
+        return f"{self.state.lower().replace('_', ' ')}{f' ({why})' if why else ''}"
+
+
+def batch_script(
+    asked: Allocation, job_id: str, target: Sequence[str], folder: Path, environment: Mapping[str, str]
+) -> str:
+    """The file that sbatch takes: one agent of torchrun on each node, which all meet at the first.
+
+    `target` is what each rank runs; `environment` what it needs beside what Slurm hands on; output goes to `folder`.
+    """
+    quoted = shlex.quote
+    meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", '"$address:$port"', "--rdzv-id", quoted(job_id)]
+    agent = [*map(quoted, agent_words()), "--nnodes", str(asked.nodes), "--nproc-per-node", str(asked.of_each_node)]
+    command = [*agent, *meeting, "--tee", "3", "--log-dir", quoted(str(folder / "logs")), *map(quoted, target)]
+    variables = {PREFIX_VARIABLE: prefix_template(), "PYTHONUNBUFFERED": "1", **environment}
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --job-name=gpulab",
+        f"#SBATCH --nodes={asked.nodes}",
+        "#SBATCH --ntasks-per-node=1",
+        f"#SBATCH --time={asked.minutes}",
+        f"#SBATCH --output={folder / 'output.txt'}",
+        *(f"#SBATCH {word}" for word in shlex.split(asked.more)),
+        "",
+        *(f"export {name}={quoted(value)}" for name, value in variables.items()),
+        f'export {THREADS}="${{{THREADS}:-1}}"',
+        'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+        "address=$(scontrol show node \"$first\" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)",
+        "port=$((20000 + SLURM_JOB_ID % 20000))",
+        f"cd {quoted(os.getcwd())}",
+        f"srun {' '.join(command)}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def submit(script: Path) -> str:
+    """Hand a batch script to Slurm; returns the job's number. Raises UsageError with Slurm's own words."""
+    said = _slurm("sbatch", "--parsable", str(script))
+    if said.returncode:
+        words = said.stderr.replace("sbatch: error: ", "").strip()
+        raise UsageError(f"Slurm does not take the job: {words} What it asks for is in --sbatch, --nodes and --time.")
+    return said.stdout.strip().partition(";")[0]
+
+
+def look(number: str) -> Job | None:
+    """Where a job stands; None where Slurm does not answer just now."""
+    said = _slurm("squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T|%r")
+    line = said.stdout.strip().partition("\n")[0]
+    if said.returncode == 0 and line:
+        state, _, reason = line.partition("|")
+        return Job(state, reason)
+    if "Invalid job id" in said.stderr or (said.returncode == 0 and not line):
+        return Job("COMPLETED", "it has left Slurm's list")
+    return None
+
+
+def cancel(number: str) -> None:
+    """Ask Slurm to end it: SIGTERM, and after a while SIGKILL."""
+    _slurm("scancel", number)
+
+
+def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
+    """Raises UsageError where the command is not here."""
+    try:
+        return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=marked())
+    except FileNotFoundError:
+        raise UsageError(
+            f"There is no {words[0]} on this machine: --on slurm needs Slurm's own commands, as a login node has them."
+        ) from None
+
+
+class SlurmProcesses:
+    """The ranks of a submitted job, followed through Slurm and the file with their output."""
+
+    def __init__(self, number: str, output: Path) -> None:
+        self.number = number
+        self.job = Job("PENDING")
+        self._output = output
+        self._offset = 0
+        self._rest = b""
+        self._asked_s = 0.0
+        self._answered_s = time.monotonic()
+
+    @property
+    def status_words(self) -> str:
+        """Where the job stands, for a person."""
+        return f"Slurm job {self.number}: {self.job.words}"
+
+    def lines(self) -> Iterator[Line | None]:
+        """What is printed, until the job is over; None after each look."""
+        while not self.job.is_over:
+            self._ask()
+            yield from self._new_lines()
+            yield None
+            if not self.job.is_over:
+                time.sleep(LOOK_S)
+        yield from self._new_lines()
+
+    def stop(self) -> None:
+        """Cancel it."""
+        cancel(self.number)
+
+    def kill(self) -> None:
+        """Cancel what is not over."""
+        if not self.job.is_over:
+            cancel(self.number)
+
+    def end(self) -> str:
+        """Wait until it is over. Returns Slurm's word for it."""
+        while not self.job.is_over:
+            self._ask()
+            time.sleep(LOOK_S)
+        return self.job.words
+
+    def _ask(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._asked_s < ASK_S:
+            return
+        self._asked_s = now_s
+        job = look(self.number)
+        if job is not None:
+            self.job, self._answered_s = job, now_s
+        elif now_s - self._answered_s > PATIENCE_S:
+            self.job = Job("REVOKED", f"Slurm has not answered for {PATIENCE_S:g} s")
+
+    def _new_lines(self) -> Iterator[Line]:
+        with contextlib.suppress(OSError), self._output.open("rb") as file:
+            file.seek(self._offset)
+            new = file.read()
+            self._offset += len(new)
+            *whole, self._rest = (self._rest + new).split(b"\n")
+            for raw in whole:
+                yield line_of(raw.decode("utf-8", "replace"), is_error=False)

@@ -1,0 +1,149 @@
+"""The ranks of a job while they run, from what each has spooled: any process that sees the folder can look."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from msgspec import Struct
+
+from gpulab.errors import StoreError
+from gpulab.run import Run
+from gpulab.store import run_format
+from gpulab.store.folders import RUNNING_PREFIX
+from gpulab.store.spool import Tail
+from gpulab.store.spooled_run import ARRIVAL, ARRIVALS, READINGS, SKETCH, STEPS, Arrivals
+
+LATEST_STEPS = 50  # of which the figures are
+_KEPT_ROWS = 512
+
+
+class LiveRank(Struct, frozen=True):
+    """One rank by now; times are of its latest steps. None: not known yet.
+
+    `heard_s` ago its file was written last; `has_ended`: it writes no more.
+    """
+
+    rank: int
+    node: str
+    step_count: int
+    step_us: float | None
+    data_wait_us: float | None
+    busy: tuple[str, float] | None  # "GPU" by its utilization curve, else "CPU", of all cores, and the share of time
+    arrivals: Arrivals
+    heard_s: float
+    has_ended: bool = False
+
+
+def running_jobs(root: Path) -> list[str]:
+    """The ids of the jobs that go on, the one that began last at the end."""
+    began: dict[str, str] = {}
+    for path in root.glob(f"{RUNNING_PREFIX}*"):
+        tail = Tail(path, 1)
+        try:
+            tail.read()
+        except (OSError, ValueError):
+            continue
+        sketch = _sketch(tail)
+        if sketch is not None and sketch.job is not None:
+            began[sketch.job.id] = max(began.get(sketch.job.id, ""), sketch.created)
+    return sorted(began, key=lambda job: (began[job], job))
+
+
+class LiveJob:
+    """Looks at the spools of one job again and again; each look reads what is new."""
+
+    def __init__(self, root: Path, job_id: str) -> None:
+        self._root, self._job_id = root, job_id
+        self._tails: dict[Path, Tail] = {}
+        self._foreign: set[Path] = set()
+        self._last: dict[int, LiveRank] = {}
+
+    def look(self) -> list[LiveRank]:
+        """All ranks that were heard of, by number."""
+        present = set(self._root.glob(f"{RUNNING_PREFIX}*")) - self._foreign
+        for path in present:
+            rank = self._read(path)
+            if rank is not None:
+                self._last[rank.rank] = rank
+        self._end_missing(present)
+        return [self._last[number] for number in sorted(self._last)]
+
+    def _end_missing(self, present: set[Path]) -> None:
+        gone = {path for path in self._tails if path not in present}
+        for path in gone:
+            del self._tails[path]
+        if gone:
+            here = {sketch.job.rank for sketch in self._sketches() if sketch.job is not None}
+            for number, rank in self._last.items():
+                if number not in here:
+                    self._last[number] = _ended(rank)
+
+    def _sketches(self) -> Iterator[Run]:
+        for tail in self._tails.values():
+            sketch = _sketch(tail)
+            if sketch is not None:
+                yield sketch
+
+    def _read(self, path: Path) -> LiveRank | None:
+        tail = self._tails.setdefault(path, Tail(path, _KEPT_ROWS))
+        try:
+            tail.read()
+            heard_s = max(0.0, time.time() - path.stat().st_mtime)
+        except (OSError, ValueError):
+            return None
+        sketch = _sketch(tail)
+        if sketch is None:
+            return None
+        if sketch.job is None or sketch.job.id != self._job_id:
+            if sketch.job is not None:  # without one it may still join
+                self._foreign.add(path)
+                del self._tails[path]
+            return None
+        return _live_rank(tail, sketch, heard_s)
+
+
+def _ended(rank: LiveRank) -> LiveRank:
+    from msgspec.structs import replace
+
+    return replace(rank, has_ended=True)
+
+
+def _sketch(tail: Tail) -> Run | None:
+    text = tail.rows(SKETCH)
+    try:
+        return run_format.decode_header(text.tobytes()) if len(text) else None
+    except StoreError:
+        return None
+
+
+def _live_rank(tail: Tail, sketch: Run, heard_s: float) -> LiveRank:
+    assert sketch.job is not None
+    steps = tail.rows(STEPS)[-LATEST_STEPS:]
+    wall_ns = steps["end_ns"] - steps["start_ns"]
+    some = len(steps) > 0
+    return LiveRank(
+        rank=sketch.job.rank,
+        node=sketch.job.node,
+        step_count=tail.total(STEPS),
+        step_us=float(np.median(wall_ns)) / 1e3 if some else None,
+        data_wait_us=float(np.mean(np.minimum(steps["data_wait_ns"], wall_ns))) / 1e3 if some else None,
+        busy=_busy(tail, sketch),
+        arrivals=tail.rows(ARRIVALS) if tail.total(ARRIVALS) else np.empty(0, ARRIVAL),
+        heard_s=heard_s,
+    )
+
+
+def _busy(tail: Tail, sketch: Run) -> tuple[str, float] | None:
+    """In its last seconds."""
+    readings = tail.rows(READINGS)
+    for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
+        for number, series in enumerate(sketch.samples.series):
+            if series.name == name:
+                values = readings["value"][readings["series"] == number][-5:]
+                values = values[np.isfinite(values)]
+                if len(values):
+                    return label, float(values.mean()) / 100
+    return None

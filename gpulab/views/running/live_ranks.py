@@ -1,0 +1,139 @@
+"""A job's ranks while they run, one row each: who waits for whom is the picture, for all their steps take equally long.
+
+Shown as HTML without a script, which is renewed in place; a terminal has a line of text.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from msgspec import Struct
+
+from gpulab.analysis.arrivals import RankWaits
+from gpulab.formatting import duration, number, percent, while_s
+from gpulab.views.html_bars import Segment, bar, legend
+from gpulab.views.html_rows import row
+from gpulab.views.wording import PARTS, plain
+
+SILENT_S = 5.0  # after so long without a word from a rank it is said how long
+_OTHERS = "#882255"
+_WORKS = "#0072B2"
+
+
+class RankRow(Struct, frozen=True):
+    """What is known of one rank just now; None: not known. `waits` are shares of the time."""
+
+    rank: int
+    node: str
+    step_count: int
+    step_us: float | None
+    data_wait_us: float | None
+    busy: tuple[str, float] | None
+    waits: RankWaits | None
+    heard_s: float
+    has_ended: bool
+
+
+def sentence(rows: Sequence[RankRow], straggler: int | None) -> str:
+    """What a reader should know first."""
+    if not rows:
+        return "The ranks start."
+    if any(r.waits is not None for r in rows) and straggler is not None:
+        late = next(r for r in rows if r.rank == straggler)
+        assert late.waits is not None
+        took = f", {duration(late.waits.delays * late.step_us)} in each step" if late.step_us is not None else ""
+        return f"The others wait for rank {straggler}: {percent(late.waits.delays)} of the time{took}."
+    if any(r.waits is not None for r in rows):
+        return "No rank holds up the others."
+    if max(r.step_count for r in rows) == 0:
+        return "No step has ended yet."
+    return "Who waits for whom is not known yet."
+
+
+def text(rows: Sequence[RankRow], straggler: int | None) -> str:
+    """One line for each rank below the sentence."""
+    lines = [sentence(rows, straggler)]
+    lines += [f"  rank {r.rank}: {'; '.join(_figures(r))}" for r in rows]
+    return "\n".join(lines)
+
+
+def markup(rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> str:
+    """For a notebook's output: inline styles, no script, in any theme. `note`: where the job stands."""
+    head = f'<div style="font-weight:600;margin:0 0 4px">{html.escape(sentence(rows, straggler))}</div>'
+    shown = "".join(_row(r, straggler) for r in rows)
+    any_waits = any(r.waits is not None for r in rows)
+    below = legend([s for s in _segments_of(0.0, 0.0, 0.0) if any_waits or s.label != _WAITS]) if rows else ""
+    stands = " · ".join(filter(None, (html.escape(plain(note)), while_s(elapsed_s))))
+    since = f'<div style="font-size:12px;opacity:0.75">{stands}</div>'
+    return f'<div class="gpulab" style="max-width:900px">{head}{shown}{below}{since}</div>'
+
+
+_WAITS = "waits for other ranks"
+
+
+def _segments_of(data: float, others: float, rest: float) -> list[Segment]:
+    part = PARTS["data_wait"]
+    return [
+        Segment("waits for its own input", data, part.colour),
+        Segment(_WAITS, others, _OTHERS),
+        Segment("works", rest, _WORKS),
+    ]
+
+
+def _row(shown: RankRow, straggler: int | None) -> str:
+    name = f"rank {shown.rank}" + (f" · {shown.node}" if shown.node else "")
+    data = shown.data_wait_us / shown.step_us if shown.step_us and shown.data_wait_us is not None else 0.0
+    others = shown.waits.waits if shown.waits is not None else 0.0
+    data = min(data, 1.0 - others)
+    segments = _segments_of(data, others, max(0.0, 1.0 - data - others))
+    drawn = bar(segments, 16) if shown.step_count else ""
+    colour = PARTS["core_wait"].colour if shown.rank == straggler else ""
+    return row(plain(name), " · ".join(_figures(shown)), drawn, colour=colour)
+
+
+def _figures(shown: RankRow) -> list[str]:
+    words = [f"step {number(shown.step_count)}"]
+    if shown.step_us is not None:
+        words.append(f"{duration(shown.step_us)} per step")
+    if shown.waits is not None and shown.step_us is not None:
+        words.append(f"waits {duration(shown.waits.waits * shown.step_us)} for others")
+        words.append(f"makes them wait {duration(shown.waits.delays * shown.step_us)}")
+    if shown.data_wait_us:
+        words.append(f"{duration(shown.data_wait_us)} for its own input")
+    if shown.busy is not None:
+        words.append(f"{shown.busy[0]} {percent(shown.busy[1])}")
+    if shown.has_ended:
+        words.append("has ended")
+    elif shown.heard_s > SILENT_S:
+        words.append(f"last heard {while_s(shown.heard_s)} ago")
+    return words
+
+
+class LiveRanksOutput:
+    """An output of a notebook that is renewed in place, and replaced by the report in the end."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> None:
+        """Never raises: a view that fails must not cost the user the run."""
+        shown = "\n".join(filter(None, (text(rows, straggler), plain(note))))
+        self._put({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": shown})
+
+    def replace(self, bundle: Mapping[str, object]) -> bool:
+        """Put something else in its place. False where there is no such output."""
+        return self._handle is not None and self._put(bundle)
+
+    def _put(self, bundle: Mapping[str, object]) -> bool:
+        with suppress(Exception):
+            from IPython.display import display
+
+            if self._handle is None:
+                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            else:
+                self._handle.update(bundle, raw=True)
+            return True
+        return False

@@ -1,0 +1,112 @@
+"""`%%gpuprofile --ranks 2` in a real kernel: fresh processes, told apart, one report, and nothing of them is left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.support.kernel_session import KernelSession, kernel
+
+SETUP = """
+import time
+import torch
+import torch.distributed as dist
+from torch import nn
+
+%load_ext gpulab
+import gpulab
+
+STEPS, late_s = 40, 0.02
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(64))
+    def forward(self):
+        return self.weight.sum()
+
+def train(steps):
+    dist.init_process_group("gloo")
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for step in range(steps):
+        if dist.get_rank() == 1:
+            time.sleep(late_s)
+        net().backward()
+        dist.all_reduce(net.weight.grad)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step == 20:
+            print("half way", dist.get_rank(), flush=True)
+    dist.destroy_process_group()
+
+loader = torch.utils.data.DataLoader([1, 2, 3])
+"""
+
+
+FAILING = """%%gpuprofile --ranks 2
+import os
+if os.environ["RANK"] == "1":
+    raise KeyError("sample 13")
+train(STEPS)"""
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
+    with kernel(tmp_path_factory.mktemp("ranks")) as started:
+        answer = started.run(SETUP)
+        assert answer.status == "ok", answer.error
+        yield started
+
+
+def of_ranks() -> list[str]:
+    """Processes of any rank that are still there."""
+    here = []
+    for process in psutil.process_iter(["cmdline"]):
+        line = " ".join(process.info["cmdline"] or ())
+        if "gpulab-ranks-" in line:
+            here.append(line)
+    return here
+
+
+def test_a_straggler_is_named_in_one_report(session: KernelSession) -> None:
+    answer = session.run("%%gpuprofile --ranks 2 -r\ntrain(STEPS)\nprint('done', dist.is_initialized())")
+    assert answer.status == "ok", answer.error
+    assert "[rank 0] half way 0" in answer.stdout and "[rank 1] half way 1" in answer.stdout
+    assert "[rank 0] done False" in answer.stdout
+    said = " ".join(display["text/plain"] for display in answer.displays())
+    assert "2 of 2 ranks" in said and "rank 1" in said
+    assert session.value("[gpulab.runs[-1].job.rank, gpulab.runs[-1].source]") == [0, "cell"]
+    assert not any(session.left_behind().values())
+    assert not of_ranks()
+
+
+def test_what_lives_in_the_notebook_is_refused(session: KernelSession) -> None:
+    answer = session.run("%%gpuprofile --ranks 2\nfor batch in loader: print(batch)")
+    said = answer.stderr
+    assert said.startswith("UsageError") and "loader (a DataLoader)" in said and "The cell did not run" in said
+    assert "\n    loader = torch.utils.data.DataLoader([1, 2, 3])" in said
+
+
+@pytest.mark.parametrize("line", ["--ranks 2 --ab workers=2", "--ranks 2 --set workers=2", "--ranks 0", "--ranks=x"])
+def test_options_that_cannot_be(session: KernelSession, line: str) -> None:
+    answer = session.run(f"%%gpuprofile {line}\nprint('ran')")
+    assert answer.stderr.startswith("UsageError") and "--ranks" in answer.stderr and "ran" not in answer.stdout
+
+
+def test_a_rank_that_fails_is_shown_with_its_line(session: KernelSession) -> None:
+    answer = session.run(FAILING)
+    assert "[rank 1] KeyError: 'sample 13'" in answer.stderr and "cell.py" in answer.stderr
+    assert not of_ranks()
+
+
+def test_stop_ends_all_ranks_and_keeps_their_runs(session: KernelSession) -> None:
+    running = session.begin("%%gpuprofile --ranks 2\ntrain(1_000_000)")
+    session.wait(running, lambda a: "half way 1" in a.stdout and "half way 0" in a.stdout)
+    session.interrupt()
+    answer = session.finish(running)
+    assert answer.error is not None and answer.error[0] == "Interrupted"
+    assert session.value("gpulab.runs[-1].outcome") in ("interrupted", "failed")
+    assert not of_ranks()
