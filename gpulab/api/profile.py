@@ -21,7 +21,7 @@ from gpulab.diagnosis.summary import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
-from gpulab.run import Change, Outcome, Run, Settings
+from gpulab.run import Change, Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
@@ -32,6 +32,7 @@ from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
 from gpulab.views.wording import cut, plain
 
+_FORKING = ("notebook_launcher", "ddp_notebook", "ddp_fork", "start_processes", "mp.spawn", "multiprocessing.spawn")
 _ROOM = 100  # characters of an error; the traceback below has the rest
 
 
@@ -168,6 +169,7 @@ class profile:
         self._run = run
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
+        self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run)))
         path = self._path = self._save()
         runs.add(self._run, path)
         if self._stage is not None:
@@ -209,6 +211,16 @@ class profile:
                 self._stage.show(self.report)
         except Exception as e:
             sys.stderr.write(f"gpulab: the report could not be shown ({_in_words(e)}); the run is {self.run.id}\n")
+
+
+def _unfollowed(run: Run) -> tuple[Missing, ...]:
+    """The ranks that a cell without a step of its own has forked, which no other process can follow."""
+    starter = next((name for name in _FORKING if name in run.code), None)
+    if starter is None or not has_no_step(run) or run.source == "script":
+        return ()
+    reason = f"{starter} forks this process, and gpulab does not follow: call the function under %%gpuprofile --ranks N"
+    sys.stderr.write(f"gpulab: the ranks are not measured: {reason}.\n")
+    return (Missing("ranks", reason, key="ranks"),)
 
 
 def _nothing_to_report(run: Run, *, saved: bool) -> str:

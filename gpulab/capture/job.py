@@ -14,6 +14,7 @@ from pathlib import Path
 
 from gpulab.run import Job, Launcher
 
+JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
 UNNAMED = "none"  # torchrun's id of a job that nobody has given one
 
 _RANKS: tuple[tuple[Launcher, str, str, str], ...] = (  # the variable of the rank, of how many, of the rank on the node
@@ -95,7 +96,7 @@ def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     elif launcher == "Kubernetes":
         address = environment.get("MASTER_ADDR") or environment.get("HOSTNAME", "").rpartition("-")[0]
         names += [address] if address else []
-    return "-".join(names) or f"{platform.node()}-{_parent()}"
+    return "-".join(names) or environment.get(JOB, "") or f"{platform.node()}-{_parent()}"
 
 
 def _parent() -> str:

@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import linecache
 import os
+import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,11 +21,15 @@ from gpulab.api.reading import report
 from gpulab.capture.collectives import keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
-from gpulab.store.folders import Store
+from gpulab.launch.following import followed_ranks
+from gpulab.launch.launcher import record_words
+from gpulab.run import Run
+from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
 from gpulab.user_code import runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
+from gpulab.views.report.sections import has_no_step
 
 runs_users_code(__file__)
 
@@ -67,7 +72,7 @@ def record(options: argparse.Namespace) -> int:
             raise
         return script.status(e)
     try:
-        with profiled:
+        with followed_ranks(_of_each(options), f"{platform.node()}-{os.getpid()}-{new_id()}"), profiled:
             script.run()
     except BaseException as e:
         if e is not script.raised:
@@ -82,9 +87,27 @@ def record(options: argparse.Namespace) -> int:
     return script.status(raised) or shown[0]
 
 
+def _has_own_ranks(run: Run) -> bool:
+    """Whether ranks were stored since the run began, which is not one of them."""
+    try:
+        entries = Store().list()
+    except StoreError:
+        return False
+    return any(entry.job is not None and entry.created >= run.created for entry in entries)
+
+
+def _of_each(options: argparse.Namespace) -> Sequence[str]:
+    """The options of a rank that the script starts itself; rank 0 speaks."""
+    names = ("name", "steps", "warmup", "trace_steps", "device", "no_trace", "whole", "no_save")
+    return [*record_words({**{name: getattr(options, name) for name in names}, "no_live": True}, [])[3:]]
+
+
 def _report_of(profiled: profile) -> Report | RankedReport | None:
     """What is to be shown at the end: of a job's ranks the first one speaks, for all of them."""
     job = profiled.run.job
+    if job is None and has_no_step(profiled.run) and _has_own_ranks(profiled.run):
+        sys.stderr.write("gpulab: the ranks that the script has started are recorded: gpulab report latest\n")
+        return None
     if job is None or job.world_size is None or job.world_size < 2 or not profiled.settings.save:
         return profiled.report
     if job.rank:

@@ -137,3 +137,15 @@ def test_a_trace_that_fails_is_said_afterwards(
     assert "no space left on device" in p.run.missing[-1].reason
     assert gpulab.runs[-1].missing == p.run.missing
     assert "no space left on device" in p.report.text(full=True)
+
+
+def test_forked_ranks_are_said_not_to_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    code = "from accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2)"
+    with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as p:
+        pass
+    assert "--ranks N" in capsys.readouterr().err
+    assert [m.key for m in p.run.missing if m.what == "ranks"] == ["ranks"]
+    with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as q:
+        for _ in range(3):
+            gpulab.step()
+    assert not any(m.key == "ranks" for m in q.run.missing), "it has steps of its own"

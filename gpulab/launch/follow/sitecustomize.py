@@ -1,0 +1,48 @@
+"""Run by Python before a script that a recorded script has started: a rank among them becomes a recorded one.
+
+Lightning's `ddp`, and torchrun called by a script, start their ranks as `python script.py` with variables in the
+environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is, and a
+`sitecustomize` of the user's own still runs.
+"""
+
+import os
+import sys
+
+
+def _follow() -> None:
+    given = os.environ.pop("GPULAB_FOLLOW", "")
+    here = os.path.dirname(os.path.abspath(__file__))
+    rest = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and os.path.abspath(p) != here]
+    if rest:
+        os.environ["PYTHONPATH"] = os.pathsep.join(rest)
+    else:
+        os.environ.pop("PYTHONPATH", None)
+    sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
+    words = sys.orig_argv[1:]
+    options = []
+    while words and words[0] in ("-u", "-B", "-O", "-I", "-E", "-s"):
+        options.append(words.pop(0))
+    rank = os.environ.get("LOCAL_RANK", "")
+    is_rank = rank.isdecimal() and (rank != "0" or "TORCHELASTIC_RUN_ID" in os.environ)
+    if given and is_rank and words and words[0].endswith(".py") and os.path.isfile(words[0]):
+        command = [sys.executable, *options, "-m", "gpulab", "record", *given.split("\n"), *words]
+        os.execv(sys.executable, command)
+    if given:  # no rank: its own children may be some
+        os.environ["GPULAB_FOLLOW"] = given
+        os.environ["PYTHONPATH"] = os.pathsep.join([here, *rest])
+
+
+def _users_own() -> None:
+    """What Python would have run without this file."""
+    import importlib.machinery
+    import importlib.util
+
+    spec = importlib.machinery.PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is not None and spec.loader is not None:
+        module = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = module
+        spec.loader.exec_module(module)
+
+
+_follow()
+_users_own()
