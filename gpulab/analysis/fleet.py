@@ -11,10 +11,11 @@ from gpulab.run_summary import RunSummary
 
 
 class OwnedSummary(Struct, frozen=True):
-    """A run's summary and whose it is."""
+    """A run's summary, whose it is, and in which store."""
 
     summary: RunSummary
     user: str
+    store: str = ""
 
 
 class FleetJob(Struct, frozen=True):
@@ -71,10 +72,14 @@ class Fleet(Struct, frozen=True):
 
 
 def fleet(runs: Iterable[OwnedSummary]) -> Fleet:
-    """The runs by job. A rank that was recorded more than once counts each time: each time it held its GPUs."""
+    """The runs by job: of one user and one store, for a launcher's id may be in use elsewhere, too.
+
+    A rank that was recorded more than once counts each time: each time it held its GPUs.
+    """
     groups: dict[str, list[OwnedSummary]] = defaultdict(list)
     for run in runs:
-        groups[f"job {run.summary.job_id}" if run.summary.job_id else f"run {run.summary.id}"].append(run)
+        of = f"job {run.summary.job_id}" if run.summary.job_id else f"run {run.summary.id}"
+        groups[f"{of} of {run.user} in {run.store}"].append(run)
     jobs = [_job(group) for group in groups.values()]
     measured = [job for job in jobs if job.wasted_gpu_hours is not None]
     measured.sort(key=lambda job: (-(job.wasted_gpu_hours or 0.0), -job.gpu_hours, job.id))

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import ast
 import os
+import shlex
 import shutil
 import sys
 import sysconfig
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
@@ -23,7 +24,7 @@ from gpulab.devices.child_path import import_path
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.launcher import Line, RankProcesses, launcher_words, record_words, shortage, threads_of_each
 from gpulab.launch.notebook_source import notebook_source
-from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit
+from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit, submit_words
 from gpulab.run import Ranks
 from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
@@ -35,11 +36,13 @@ from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_ranks import LiveRanksOutput
 
 EVERY_S = 1.0  # the ranks write as often
+KEPT = "kept"  # its presence keeps the folder: the job may still begin
+SHARED_S = 30.0  # until a shared folder shows what another machine has written
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
 _LAST_WORDS = 5  # lines
-_UNSHARED = "Nothing of it is in this folder: do the nodes see it? Set GPULAB_DIR to a folder that all of them share."
 _STOPPED = "Interrupted: above is what the ranks measured until then."
+_OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # the notebook itself is in one
 _OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead a plain Python
 
 
@@ -72,7 +75,7 @@ class RankedCell(Struct, frozen=True):
     ) -> RankedCell:
         """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
         if allocation is not None:
-            allocation.of_each_node  # noqa: B018
+            _ = allocation.of_each_node, allocation.words
         return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
 
     def run(self) -> Ranks:
@@ -87,15 +90,15 @@ class RankedCell(Struct, frozen=True):
             (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
             (folder / "logs").mkdir()
             target = record_words(self._options(folder), [str(folder / CELL)])
-            job_id, processes = self._begun(own_id, target, folder)
-            watched = _Watched(job_id, processes) if not self.options.get("no_live") and in_notebook() else None
-            followed = _Followed(processes, watched)
-            status = followed.to_end()
-        ranks = self._runs(job_id, status, followed)
+            followed = _Followed(watches=not self.options.get("no_live") and in_notebook())
+            followed.to_end(lambda: self._begun(own_id, target, folder))
+            if followed.may_go_on:
+                (folder / KEPT).touch()
+        ranks = self._runs(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
         shown = report(ranks)
-        _show(shown, watched, full=self.full)
+        _show(shown, followed.watched, full=self.full)
         keep_summaries(shown, Store().root)
         if followed.interrupted:
             raise Interrupted(_STOPPED)
@@ -114,9 +117,11 @@ class RankedCell(Struct, frozen=True):
         script = folder / BATCH
         own = {"PYTHONPATH": _own_modules(), "GPULAB_DIR": str(default_root().parent)}
         script.write_text(batch_script(self.allocation, own_id, target, folder, own), encoding="utf-8")
-        number = submit(script)
-        print(f"Slurm job {number} runs this file; Stop cancels it.\n\n{script.read_text(encoding='utf-8')}")
-        return f"slurm-{number}.0-{own_id}", SlurmProcesses(number, folder / "output.txt")
+        words = submit_words(self.allocation, script, folder / "output.txt")
+        submitted = submit(words)
+        shown = f"{shlex.join(words)}\n\n{script.read_text(encoding='utf-8')}"
+        print(f"Slurm job {submitted.number} runs this file; Stop cancels it.\n\n{shown}")
+        return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, folder / "output.txt")
 
     @contextmanager
     def _folder(self, own_id: str) -> Iterator[Path]:
@@ -129,20 +134,28 @@ class RankedCell(Struct, frozen=True):
         try:
             yield folder
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
-            with suppress(OSError):
-                folder.parent.rmdir() if self.allocation is not None else None
+            if not (folder / KEPT).exists():
+                shutil.rmtree(folder, ignore_errors=True)
+            if self.allocation is not None:
+                with suppress(OSError):  # another job's is there
+                    folder.parent.rmdir()
 
-    def _runs(self, job_id: str, status: int | str, followed: _Followed) -> Ranks:
+    def _runs(self, followed: _Followed) -> Ranks:
+        wait_s = STORED_S if self.allocation is None else SHARED_S
         try:
-            return await_job(Store(), job_id, self.ranks, STORED_S)
+            return await_job(Store(), followed.job_id, self.ranks, wait_s)
         except StoreError:
             if followed.interrupted:
                 raise Interrupted("Interrupted: no rank had begun a run.") from None
             own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
-            what = "PyTorch's launcher" if self.allocation is None else "the job"
-            shared = _UNSHARED if self.allocation is not None and not (followed.said or own) else ""
-            raise UsageError(f"No rank came as far as a run: {what} ended ({status}). {own}{shared}") from None
+            if self.allocation is None:
+                why = f"PyTorch's launcher ended with {followed.status}."
+            else:
+                why = f"Slurm says: {followed.status}."
+                if not (followed.said or own):
+                    place = str(default_root().parent)
+                    own = f"The nodes wrote nothing to {place!r}: can they see it? Set GPULAB_DIR to a shared folder."
+            raise UsageError(f"No rank recorded a run. {why} {own}".rstrip()) from None
 
 
 class Processes(Protocol):
@@ -180,34 +193,48 @@ class _Watched:
 
 
 class _Followed:
-    """Processes whose output is handed on to the end, and who hear of interrupts."""
+    """A job that is begun, whose output is handed on to the end, and that hears of interrupts all the while."""
 
-    def __init__(self, processes: Processes, watched: _Watched | None) -> None:
-        self._processes = processes
-        self._watched = watched
+    def __init__(self, *, watches: bool) -> None:
+        self._watches = watches
+        self._processes: Processes | None = None
+        self.watched: _Watched | None = None
+        self.job_id = ""
+        self.status: int | str = ""  # the exit status, or a cluster's word for it
         self.interrupted = False
         self.said = False  # some rank has printed something: what went wrong is among it
         self.own_words: list[str] = []  # the launcher's
 
-    def to_end(self) -> int | str:
-        """Returns the exit status, or a cluster's word for it; nothing of it is left."""
-        try:
-            with interrupts_heard(self._stop):
+    @property
+    def may_go_on(self) -> bool:
+        """Whether the job may still run, because its cluster does not answer."""
+        return bool(getattr(self._processes, "may_go_on", False))
+
+    def to_end(self, begin: Callable[[], tuple[str, Processes]]) -> None:
+        """Begin it and follow it until nothing of it is left. Raises what `begin` raises."""
+        with interrupts_heard(self._stop):
+            self.job_id, self._processes = begin()
+            try:
+                if self.interrupted:  # before there was anything to stop
+                    self._processes.stop()
+                self.watched = _Watched(self.job_id, self._processes) if self._watches else None
                 for line in self._processes.lines():
                     if line is not None:
                         self._hand_on(line)
-                    if self._watched is not None:
-                        self._watched.look()
-        finally:
-            self._processes.kill()
-            status = self._processes.end()
-        return status
+                    if self.watched is not None:
+                        self.watched.look()
+            except KeyboardInterrupt:  # who interrupts again after a while is not kept waiting
+                self.interrupted = True
+            finally:
+                self._processes.kill()
+                self.status = self._processes.end()
 
     def _stop(self) -> None:
-        if self.interrupted:
-            self._processes.kill()
-        self.interrupted = True
-        self._processes.stop()
+        again, self.interrupted = self.interrupted, True
+        if self._processes is not None:
+            if again:
+                self._processes.kill()
+            self._processes.stop()
 
     def _hand_on(self, line: Line) -> None:
         if line.rank is None:
@@ -219,6 +246,7 @@ class _Followed:
 
 def _environment(ranks: int) -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_KERNEL}
+    kept = {name: value for name, value in kept.items() if not name.startswith(_OF_A_JOB)}
     return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules()}
 
 

@@ -85,19 +85,34 @@ def fleet(
     cannot be read or has no runs, UsageError for conditions that cannot be.
     """
     wanted = conditions(user, queue, since, day)
-    roots = [root for folder in folders for root in stores_in(Path(folder))] if folders else [default_root()]
-    places = tuple(map(str, folders)) or (str(default_root()),)
+    roots, unreadable = _roots(folders)
     chosen: list[OwnedSummary] = []
-    unreadable: list[tuple[str, str]] = []
-    for stored in _stored(roots):
+    for stored in _stored(roots, unreadable):
         try:
             summary = stored.summary or _summarized(stored.path)
         except StoreError as e:
             unreadable.append((stored.path.name, str(e)))
             continue
         if wanted.fit(summary, stored.user):
-            chosen.append(OwnedSummary(summary, stored.user))
+            chosen.append(OwnedSummary(summary, stored.user, str(stored.path.parent)))
+    places = tuple(map(str, folders)) or (str(default_root()),)
     return FleetView(gathered(chosen), places, str(wanted), tuple(unreadable))
+
+
+def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
+    """Each store once, and the folders that have none. Raises StoreError where there is no store at all."""
+    if not folders:
+        return [default_root()], []
+    roots: dict[Path, None] = {}
+    problems: list[tuple[str, str]] = []
+    for folder in folders:
+        try:
+            roots.update(dict.fromkeys(root.resolve() for root in stores_in(Path(folder))))
+        except StoreError as e:
+            problems.append((str(folder), str(e)))
+    if not roots:
+        raise StoreError(problems[0][1])
+    return list(roots), problems
 
 
 def conditions(user: str, queue: str, since: str | datetime | timedelta, day: str) -> Conditions:
@@ -137,7 +152,8 @@ def terminal(words: Sequence[str], prog: str = "gpulab fleet") -> tuple[str, int
     view, options = asked
     if options.alert is None:
         return _written(view, options), 0
-    return (_written(view, options), ALERT_STATUS) if view.jobs else ("", 0)
+    written = _written(view, options)  # files too, which would be yesterday's
+    return (written, ALERT_STATUS) if view.jobs else ("", 0)
 
 
 def _asked(words: Sequence[str], prog: str, store: Store | None = None) -> tuple[FleetView, argparse.Namespace] | str:
@@ -199,18 +215,21 @@ def _row(job: FleetJob) -> dict[str, str | int | float | bool | None]:
     return {**msgspec.structs.asdict(job), "runs": " ".join(job.runs)}
 
 
-def _stored(roots: Sequence[Path]) -> Iterator[Stored]:
+def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[Stored]:
     """The runs of all stores; those whose figures are made anew come last, with a line that says so."""
     missing: list[Stored] = []
     for root in roots:
         if not root.is_dir():
             continue
         finish_killed(root)
-        for stored in stored_runs(root):
-            if stored.summary is None:
-                missing.append(stored)
-            else:
-                yield stored
+        try:
+            for stored in stored_runs(root):
+                if stored.summary is None:
+                    missing.append(stored)
+                else:
+                    yield stored
+        except StoreError as e:
+            problems.append((str(root), str(e)))
     if not missing:
         return
     with waiting(f"reading {plural(len(missing), 'run')}") as wait:

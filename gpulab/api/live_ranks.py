@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 
 from gpulab.analysis.arrivals import Arrived, rank_waits, straggler
 from gpulab.errors import StoreError
+from gpulab.store.folders import Store
 from gpulab.store.live_job import LiveJob, LiveRank, running_jobs
 from gpulab.views.running import live_ranks as view
 from gpulab.views.running.live_ranks import RankRow
@@ -46,17 +48,21 @@ def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time
 
     Returns 0. Raises StoreError where no such job runs.
     """
+    store = Store(root)
+    store.finish_killed()  # what has no process any more does not run
     running = running_jobs(root)
-    chosen = job_id or (running[-1] if running else "")
+    chosen = next((job for job, number in running.items() if job_id in (job, number)), job_id)
+    chosen = chosen or next(reversed(running), "")
     if chosen not in running:
         named = f"No job {chosen!r}" if chosen else "No job"
         others = f" These run: {', '.join(running)}." if running else ""
         raise StoreError(f"{named} runs in {str(root)!r}.{others}")
     job, screen = LiveJob(root, chosen), _Screen()
     while True:
+        store.finish_killed()
         ranks = job.look()
         screen.show(f"job {chosen}\n{view.text(*live_rows(ranks))}")
-        if ranks and all(rank.has_ended for rank in ranks):
+        if all(rank.has_ended for rank in ranks) and chosen not in running_jobs(root):
             screen.end(f"All ranks have ended. The report: gpulab report {chosen}")
             return 0
         sleep(EVERY_S if screen.renews else LOG_EVERY_S)
@@ -70,6 +76,9 @@ class _Screen:
         self._height = 0
 
     def show(self, text: str) -> None:
+        if self.renews:  # a line that wraps would take the place of two
+            width = shutil.get_terminal_size().columns - 1
+            text = "\n".join(line[:width] for line in text.split("\n"))
         back = f"\x1b[{self._height}F\x1b[J" if self.renews and self._height else ""
         sys.stdout.write(f"{back}{text}\n")
         sys.stdout.flush()

@@ -214,11 +214,12 @@ class profile:
 
 
 def _unfollowed(run: Run) -> tuple[Missing, ...]:
-    """The ranks that a cell without a step of its own has forked, which no other process can follow."""
+    """The ranks that code without a step of its own has forked or spawned, which cannot be followed."""
     starter = next((name for name in _FORKING if name in run.code), None)
-    if starter is None or not has_no_step(run) or run.source == "script":
+    if starter is None or not has_no_step(run):
         return ()
-    reason = f"{starter} forks this process, and gpulab does not follow: call the function under %%gpuprofile --ranks N"
+    instead = "use torchrun, or gpulab record --ranks N" if run.source == "script" else "use %%gpuprofile --ranks N"
+    reason = f"gpulab does not follow the processes that {starter} starts: {instead}"
     sys.stderr.write(f"gpulab: the ranks are not measured: {reason}.\n")
     return (Missing("ranks", reason, key="ranks"),)
 

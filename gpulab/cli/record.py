@@ -22,7 +22,7 @@ from gpulab.capture.collectives import keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.following import followed_ranks
-from gpulab.launch.launcher import record_words
+from gpulab.launch.launcher import end_with_launcher, record_words
 from gpulab.run import Run
 from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
@@ -44,6 +44,8 @@ def record(options: argparse.Namespace) -> int:
         return launch(options)
     if "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
         keep_few()
+    if options.before is not None:
+        end_with_launcher()
     script = _Script(options.script, options.args, options.before)
     for path in (options.html, options.json):
         _require_folder(path)

@@ -132,9 +132,14 @@ class RankProcesses:
             self._process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """End all of them at once, with what they have started."""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        """End all of them at once, with what they have started: each rank has a process group of its own."""
+        groups = {self._process.pid}
+        for pid in descendants(self._process.pid):
+            with contextlib.suppress(ProcessLookupError):
+                groups.add(os.getpgid(pid))
+        for group in groups - {os.getpgid(0)}:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(group, signal.SIGKILL)
 
     def end(self) -> int:
         """Wait for the launcher to be gone. Returns its exit status."""
@@ -154,6 +159,29 @@ class RankProcesses:
         self._lines.put(None)
 
 
+def descendants(pid: int) -> list[int]:
+    """All processes that a process has started and that are still there, and theirs; empty where nothing tells."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            parent = int(entry.read_text().rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(entry.parent.name))
+    every, waiting = list[int](), [pid]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        every += below
+        waiting += below
+    return every
+
+
+def end_with_launcher() -> None:
+    """Let the system send this process, a rank, SIGTERM when its launcher has ended in whatever way (Linux, prctl)."""
+    import ctypes
+
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+
+
 def line_of(text: str, *, is_error: bool) -> Line:
     """Whose line it is: torchrun puts "[default1]:" before those of rank 1."""
     match = _RANK.match(text)
@@ -167,6 +195,6 @@ def record_words(options: Mapping[str, object], target: Sequence[str]) -> list[s
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
-        elif value not in (None, False, ""):
+        elif value is not None and value is not False and value != "":
             words += [flag, str(value)]
     return [*words, *target]

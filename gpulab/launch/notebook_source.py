@@ -41,8 +41,8 @@ def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Se
 
     Raises UsageError that names all that cannot come along, and the lines to write into the cell instead.
     """
-    carrier = _Carrier(namespace, cells)
-    for name in sorted(Variables.of(tree, namespace).used & set(namespace)):
+    carrier = _Carrier(namespace, cells, _bound_in(tree))
+    for name in sorted(Variables.of(tree, namespace).read & set(namespace)):
         carrier.need(name)
     if carrier.refused:
         raise UsageError(_refusal(carrier.refused, cells))
@@ -50,27 +50,51 @@ def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Se
 
 
 class _Definition(Struct, frozen=True):
+    name: str
     text: str
     place: tuple[int, int]  # of the cell, and of the line in it: the order in which the notebook ran them
+
+
+def _bound_in(tree: ast.Module) -> frozenset[str]:
+    """The names that the cell itself assigns: what a function reads of them is the cell's own."""
+    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
 
 
 class _Carrier:
     """Follows names from what a cell reads to what that reads in turn."""
 
-    def __init__(self, namespace: Mapping[str, object], cells: Sequence[str]) -> None:
+    def __init__(self, namespace: Mapping[str, object], cells: Sequence[str], bound: frozenset[str]) -> None:
         self._namespace = namespace
         self._cells = cells
+        self._bound = bound
         self._imports: dict[str, str] = {}
-        self._literals: dict[str, str] = {}
         self._definitions: dict[str, _Definition] = {}
-        self._values: dict[str, str] = {}  # made of what is defined or imported
+        self._values: dict[str, tuple[str, str]] = {}  # the text, and the class of the notebook that it needs
         self.needed: set[str] = set()
         self.refused: dict[str, object] = {}
 
     def text(self) -> str:
-        """Imports first, then plain values, definitions as the notebook ran them, and what is made of these."""
-        defined = sorted(self._definitions.values(), key=lambda d: d.place)
-        parts = [*self._imports.values(), *self._literals.values(), *(d.text for d in defined), *self._values.values()]
+        """Imports first, then values and definitions as the notebook ran them, but each after what it needs at once."""
+        parts, written = list(self._imports.values()), set[str]()
+
+        def write(name: str) -> None:
+            if name in written:
+                return
+            written.add(name)
+            if name in self._values:
+                text, kind = self._values[name]
+                write(kind)
+                parts.append(text)
+            elif name in self._definitions:
+                text = self._definitions[name].text
+                for other in sorted(_globals_of(text, at_once=True) - {name}):
+                    write(other)
+                parts.append(text)
+
+        for name in sorted(self._definitions, key=lambda name: self._definitions[name].place):
+            write(name)
+        for name in self._values:
+            write(name)
         return "\n".join(dict.fromkeys(parts)) + "\n"
 
     def need(self, name: str) -> None:
@@ -79,35 +103,38 @@ class _Carrier:
             return
         self.needed.add(name)
         value = self._namespace[name]
+        kinds: list[str] = []
         if name in _OF_IPYTHON:
             self.refused[name] = value
         elif (line := _import_of(name, value)) is not None:
-            self._imports[name] = line
+            self._imports[name] = "\n".join([line, *_submodules(name, value, self._cells)])
         elif isinstance(value, types.FunctionType | type):
             self._define(name, value)
         elif (text := _literal(value)) is not None:
-            self._literals[name] = f"{name} = {text}"
-        elif (text := _constructed(value, self._class_named)) is not None:
-            self._values[name] = f"{name} = {text}"
+            self._values[name] = f"{name} = {text}", ""
+        elif (text := _constructed(value, lambda kind: self._class_named(kind, kinds))) is not None:
+            self._values[name] = f"{name} = {text}", next(iter(kinds), "")
         else:
             self.refused[name] = value
 
     def _define(self, name: str, value: types.FunctionType | type) -> None:
-        defined = _definition(value, self._cells)
-        if defined is None:
+        definition = _definition(value, self._cells)
+        if definition is None or (
+            isinstance(value, types.FunctionType) and value.__code__.co_freevars and not _is_wrapped(value)
+        ):
             self.refused[name] = value
             return
-        own = value.__name__
-        text = defined.text if own == name or own == "<lambda>" else f"{defined.text}\n{name} = {own}"
-        self._definitions[name] = _Definition(text, defined.place)
-        for other in sorted(_globals_of(defined.text) - {own}):
+        text = definition.text if definition.name == name else f"{definition.text}\n{name} = {definition.name}"
+        self._definitions[name] = _Definition(name, text, definition.place)
+        for other in sorted(_globals_of(definition.text) - {definition.name} - self._bound):
             self.need(other)
 
-    def _class_named(self, kind: type) -> str | None:
-        """The name under which a class is there; None where it cannot be."""
+    def _class_named(self, kind: type, own: list[str]) -> str | None:
+        """The name under which a class is there; None where it cannot be. `own`: those of the notebook."""
         if kind.__module__ == "__main__":
             if self._namespace.get(kind.__name__) is not kind:
                 return None
+            own.append(kind.__name__)
             self.need(kind.__name__)
             return kind.__name__ if kind.__name__ not in self.refused else None
         line = _import_of(kind.__name__, kind)
@@ -140,6 +167,15 @@ def _import_of(name: str, value: object) -> str | None:
 _LIKELY = ("torch", "torch.nn.functional", "numpy", "math")  # their functions in C name no module
 
 
+def _submodules(name: str, value: object, cells: Sequence[str]) -> list[str]:
+    """The notebook's own `import a.b` of that package: a bare `import a` may not bring `a.b`."""
+    if not isinstance(value, types.ModuleType) or value.__name__ != name:
+        return []
+    imports = (node for cell in cells for node in _statements(cell) if isinstance(node, ast.Import))
+    dotted = (alias.name for node in imports for alias in node.names if alias.asname is None)
+    return sorted({f"import {path}" for path in dotted if path.startswith(f"{name}.")})
+
+
 def _at(module: str, path: str) -> object:
     value: object = sys.modules.get(module)
     for part in path.split("."):
@@ -152,7 +188,10 @@ def _at(module: str, path: str) -> object:
 
 def _literal(value: object) -> str | None:
     """A Python expression that needs no name; None where there is none, or it is too long."""
-    text = _plain_text(value)
+    try:
+        text = _plain_text(value)
+    except RecursionError:  # it holds itself
+        return None
     return text if text is not None and len(text) <= MOST_CHARACTERS else None
 
 
@@ -221,26 +260,43 @@ def _call(named: str, fields: Mapping[str, str | None]) -> str | None:
 def _definition(value: types.FunctionType | type, cells: Sequence[str]) -> _Definition | None:
     """The text that defines a function or a class of the notebook; None where it is not to be had."""
     if isinstance(value, types.FunctionType):
-        return _of_function(inspect.unwrap(value) if _is_own(value) else value, cells)
-    return next((d for d in _named_in(cells, value.__name__) if d is not None), None)
+        inner = inspect.unwrap(value)
+        return _of_function(inner if isinstance(inner, types.FunctionType) else value, cells)
+    return next(_named_in(cells, value.__name__), None)
 
 
-def _is_own(function: types.FunctionType) -> bool:
-    return isinstance(inspect.unwrap(function), types.FunctionType)
+def _is_wrapped(function: types.FunctionType) -> bool:
+    """Whether a decorator made it of a function that it names (`functools.wraps`)."""
+    return inspect.unwrap(function) is not function
 
 
-def _of_function(function: Callable[..., object], cells: Sequence[str]) -> _Definition | None:
-    """By the line at which its code begins, in the cell that IPython keeps for tracebacks."""
-    code = getattr(function, "__code__", None)
-    if code is None:
-        return None
+def _of_function(function: types.FunctionType, cells: Sequence[str]) -> _Definition | None:
+    """By the line at which its code begins, in the cell that IPython keeps for tracebacks.
+
+    None where the statement there defines something else: a function made within another one.
+    """
+    code = function.__code__
     text = "".join(linecache.getlines(code.co_filename))
     for node in _statements(text):
         if _begins(node) <= code.co_firstlineno <= (node.end_lineno or node.lineno):
+            name = _defined_by(node)
+            own = name if function.__name__ == "<lambda>" and isinstance(node, ast.Assign) else function.__name__
+            if not name or name != own:
+                return None
             lines = text.split("\n")[_begins(node) - 1 : node.end_lineno]
             place = next((i for i in range(len(cells) - 1, -1, -1) if cells[i].strip() == text.strip()), len(cells))
-            return _Definition("\n".join(lines), (place, node.lineno))
+            return _Definition(name, "\n".join(lines), (place, node.lineno))
     return None
+
+
+def _defined_by(node: ast.stmt) -> str:
+    """The one name that a statement defines; empty for any other."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return node.name
+    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) and len(node.targets) == 1:
+        target = node.targets[0]
+        return target.id if isinstance(target, ast.Name) else ""
+    return ""
 
 
 def _named_in(cells: Sequence[str], name: str) -> Iterator[_Definition]:
@@ -249,7 +305,7 @@ def _named_in(cells: Sequence[str], name: str) -> Iterator[_Definition]:
         for node in reversed(_statements(cells[place])):
             if isinstance(node, ast.ClassDef) and node.name == name:
                 lines = cells[place].split("\n")[_begins(node) - 1 : node.end_lineno]
-                yield _Definition("\n".join(lines), (place, node.lineno))
+                yield _Definition(name, "\n".join(lines), (place, node.lineno))
 
 
 def _statements(text: str) -> list[ast.stmt]:
@@ -264,8 +320,8 @@ def _begins(node: ast.stmt) -> int:
     return min([node.lineno, *(d.lineno for d in decorators)])
 
 
-def _globals_of(text: str) -> set[str]:
-    """All global names that a definition reads, now or when it is called."""
+def _globals_of(text: str, *, at_once: bool = False) -> set[str]:
+    """All global names that a definition reads, when it is called or `at_once`: decorators, bases, defaults."""
     try:
         waiting = [symtable.symtable(text, "<definition>", "exec")]
     except SyntaxError:
@@ -275,7 +331,7 @@ def _globals_of(text: str) -> set[str]:
         table = waiting.pop()
         top = table.get_type() == "module"
         names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
-        waiting += table.get_children()
+        waiting += [child for child in table.get_children() if not at_once or child.get_type() == "class"]
     return names
 
 

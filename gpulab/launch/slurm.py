@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import subprocess
 import time
@@ -16,13 +17,16 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import VARIABLE, marked
 from gpulab.errors import UsageError
 from gpulab.launch.launcher import PREFIX_VARIABLE, THREADS, Line, agent_words, line_of, prefix_template
 
 LOOK_S = 0.5  # between two looks at the output
 ASK_S = 2.0  # between two questions to Slurm's controller, which many share
-PATIENCE_S = 60.0  # of no answer, before the job is given up
+ANSWER_S = 30.0  # that its commands have for an answer
+SILENT_S = 15.0  # of no answer, before that is said
+_NUMBER = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
+_OF_THE_KERNEL = (VARIABLE, "JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead the job
 OVER = frozenset(
     (
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -38,6 +42,14 @@ class Allocation(Struct, frozen=True):
     nodes: int = 1
     minutes: int = 10
     more: str = ""
+
+    @property
+    def words(self) -> list[str]:
+        """`more`, one by one. Raises UsageError where a quote is not closed."""
+        try:
+            return shlex.split(self.more)
+        except ValueError as e:
+            raise UsageError(f"--sbatch {self.more!r}: {str(e).lower()}.") from None
 
     @property
     def of_each_node(self) -> int:
@@ -85,9 +97,8 @@ def batch_script(
         f"#SBATCH --nodes={asked.nodes}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --time={asked.minutes}",
-        f"#SBATCH --output={folder / 'output.txt'}",
-        *(f"#SBATCH {word}" for word in shlex.split(asked.more)),
         "",
+        f"unset {' '.join(_OF_THE_KERNEL)}",
         *(f"export {name}={quoted(value)}" for name, value in variables.items()),
         f'export {THREADS}="${{{THREADS}:-1}}"',
         'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
@@ -100,36 +111,59 @@ def batch_script(
     return "\n".join(lines)
 
 
-def submit(script: Path) -> str:
-    """Hand a batch script to Slurm; returns the job's number. Raises UsageError with Slurm's own words."""
-    said = _slurm("sbatch", "--parsable", str(script))
-    if said.returncode:
-        words = said.stderr.replace("sbatch: error: ", "").strip()
-        raise UsageError(f"Slurm does not take the job: {words} What it asks for is in --sbatch, --nodes and --time.")
-    return said.stdout.strip().partition(";")[0]
+class Submitted(Struct, frozen=True):
+    """A job as its cluster knows it; `cluster` is empty where there is only one."""
+
+    number: str
+    cluster: str = ""
+
+    @property
+    def place(self) -> list[str]:
+        """Words of a command that is about it."""
+        return [f"--clusters={self.cluster}"] if self.cluster else []
 
 
-def look(number: str) -> Job | None:
+def submit_words(asked: Allocation, script: Path, output: Path) -> list[str]:
+    """The command that submits it: what may have spaces stands here, for a `#SBATCH` line knows no quotes."""
+    return ["sbatch", "--parsable", f"--output={str(output).replace('%', '%%')}", *asked.words, str(script)]
+
+
+def submit(words: Sequence[str]) -> Submitted:
+    """Hand a batch script to Slurm. Raises UsageError with Slurm's own words."""
+    said = _slurm(*words)
+    numbers = _NUMBER.findall(said.stdout)
+    if said.returncode or not numbers:
+        why = (said.stderr.replace("sbatch: error: ", "") or said.stdout).strip()
+        raise UsageError(f"Slurm does not take the job: {why} Change --sbatch, --nodes or --time.")
+    return Submitted(*numbers[-1])
+
+
+def look(job: Submitted) -> Job | None:
     """Where a job stands; None where Slurm does not answer just now."""
-    said = _slurm("squeue", "--noheader", "--states=all", "--jobs", number, "--format=%T|%r")
-    line = said.stdout.strip().partition("\n")[0]
-    if said.returncode == 0 and line:
-        state, _, reason = line.partition("|")
+    asked = ["--noheader", "--states=all", "--jobs", job.number, "--format=%T|%r"]
+    said = _slurm("squeue", *job.place, *asked)
+    lines = [line for line in said.stdout.splitlines() if "|" in line]
+    if said.returncode == 0 and lines:
+        state, _, reason = lines[0].strip().partition("|")
         return Job(state, reason)
-    if "Invalid job id" in said.stderr or (said.returncode == 0 and not line):
-        return Job("COMPLETED", "it has left Slurm's list")
+    if "Invalid job id" in said.stderr or (said.returncode == 0 and not lines):
+        return Job("COMPLETED")  # long ago: it has left Slurm's list
     return None
 
 
-def cancel(number: str) -> None:
+def cancel(job: Submitted) -> None:
     """Ask Slurm to end it: SIGTERM, and after a while SIGKILL."""
-    _slurm("scancel", number)
+    _slurm("scancel", *job.place, job.number)
 
 
 def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
     """Raises UsageError where the command is not here."""
     try:
-        return subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=marked())
+        return subprocess.run(
+            words, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=marked(), timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(words, 1, "", f"no answer within {ANSWER_S:g} s")
     except FileNotFoundError:
         raise UsageError(
             f"There is no {words[0]} on this machine: --on slurm needs Slurm's own commands, as a login node has them."
@@ -139,19 +173,27 @@ def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
 class SlurmProcesses:
     """The ranks of a submitted job, followed through Slurm and the file with their output."""
 
-    def __init__(self, number: str, output: Path) -> None:
-        self.number = number
+    def __init__(self, submitted: Submitted, output: Path) -> None:
         self.job = Job("PENDING")
+        self._submitted = submitted
         self._output = output
         self._offset = 0
         self._rest = b""
         self._asked_s = 0.0
         self._answered_s = time.monotonic()
+        self._is_given_up = False
 
     @property
     def status_words(self) -> str:
         """Where the job stands, for a person."""
-        return f"Slurm job {self.number}: {self.job.words}"
+        silent_s = time.monotonic() - self._answered_s
+        silence = f"; Slurm has not answered for {silent_s:.0f} s" if silent_s > SILENT_S else ""
+        return f"Slurm job {self._submitted.number}: {self.job.words}{silence}"
+
+    @property
+    def may_go_on(self) -> bool:
+        """Whether it may still need its files."""
+        return not self.job.is_over
 
     def lines(self) -> Iterator[Line | None]:
         """What is printed, until the job is over; None after each look."""
@@ -165,16 +207,17 @@ class SlurmProcesses:
 
     def stop(self) -> None:
         """Cancel it."""
-        cancel(self.number)
+        cancel(self._submitted)
 
     def kill(self) -> None:
-        """Cancel what is not over."""
+        """Cancel what is not over, and wait for no answer."""
         if not self.job.is_over:
-            cancel(self.number)
+            cancel(self._submitted)
+            self._is_given_up = True
 
     def end(self) -> str:
         """Wait until it is over. Returns Slurm's word for it."""
-        while not self.job.is_over:
+        while not self.job.is_over and not (self._is_given_up and time.monotonic() - self._answered_s > SILENT_S):
             self._ask()
             time.sleep(LOOK_S)
         return self.job.words
@@ -184,11 +227,9 @@ class SlurmProcesses:
         if now_s - self._asked_s < ASK_S:
             return
         self._asked_s = now_s
-        job = look(self.number)
+        job = look(self._submitted)
         if job is not None:
-            self.job, self._answered_s = job, now_s
-        elif now_s - self._answered_s > PATIENCE_S:
-            self.job = Job("REVOKED", f"Slurm has not answered for {PATIENCE_S:g} s")
+            self.job, self._answered_s = job, time.monotonic()
 
     def _new_lines(self) -> Iterator[Line]:
         with contextlib.suppress(OSError), self._output.open("rb") as file:

@@ -37,9 +37,9 @@ class LiveRank(Struct, frozen=True):
     has_ended: bool = False
 
 
-def running_jobs(root: Path) -> list[str]:
-    """The ids of the jobs that go on, the one that began last at the end."""
-    began: dict[str, str] = {}
+def running_jobs(root: Path) -> dict[str, str]:
+    """The jobs that go on, the one that began last at the end: the id of each, and its cluster's own."""
+    began: dict[str, tuple[str, str]] = {}
     for path in root.glob(f"{RUNNING_PREFIX}*"):
         tail = Tail(path, 1)
         try:
@@ -48,8 +48,9 @@ def running_jobs(root: Path) -> list[str]:
             continue
         sketch = _sketch(tail)
         if sketch is not None and sketch.job is not None:
-            began[sketch.job.id] = max(began.get(sketch.job.id, ""), sketch.created)
-    return sorted(began, key=lambda job: (began[job], job))
+            earlier = began.get(sketch.job.id, ("", ""))[0]
+            began[sketch.job.id] = max(earlier, sketch.created), sketch.job.cluster_id
+    return {job: began[job][1] for job in sorted(began, key=lambda job: (began[job][0], job))}
 
 
 class LiveJob:

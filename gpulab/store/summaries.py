@@ -13,7 +13,7 @@ from msgspec import Struct
 from gpulab.errors import StoreError
 from gpulab.run_summary import VERSION, RunSummary
 from gpulab.store.atomic_write import reason, write_whole
-from gpulab.store.folders import DOCUMENT, Store
+from gpulab.store.folders import DOCUMENT, RUNNING_PREFIX, Store
 
 FILE = "summary.json"
 RUNS, LAB = "runs", ".gpulab"
@@ -48,9 +48,12 @@ def stored_runs(root: Path) -> Iterator[Stored]:
     try:
         with os.scandir(root) as folders:
             for folder in folders:
-                if folder.name.startswith(".") or not folder.is_dir():
+                try:
+                    if folder.name.startswith(".") or not folder.is_dir():
+                        continue
+                    user = users.name_of(folder.stat(follow_symlinks=False).st_uid)
+                except FileNotFoundError:  # deleted just now
                     continue
-                user = users.name_of(folder.stat(follow_symlinks=False).st_uid)
                 yield Stored(Path(folder.path), user, _read(os.path.join(folder.path, FILE)))
     except OSError as e:
         raise StoreError(f"The run store {str(root)!r} cannot be read: {reason(e)}.") from e
@@ -65,7 +68,7 @@ def stores_in(folder: Path) -> list[Path]:
         raise StoreError(f"There is no folder {str(folder)!r}: check the path.")
     if _is_store(folder):
         return [folder]
-    near = [place for place in (folder / RUNS, folder / LAB / RUNS) if place.is_dir()]
+    near = [place for place in (folder / RUNS, folder / LAB / RUNS) if _is_store(place)]
     below = sorted(set(near) | set(_below(folder)))
     if not below:
         raise StoreError(f"No run is in {str(folder)!r}: name a folder that has {LAB}/{RUNS} in it, or the runs.")
@@ -73,7 +76,16 @@ def stores_in(folder: Path) -> list[Path]:
 
 
 def _is_store(folder: Path) -> bool:
-    return folder.name == RUNS or any(os.path.isfile(os.path.join(e.path, DOCUMENT)) for e in os.scandir(folder))
+    """A folder that only has the name of one, such as TensorBoard's `runs`, is none."""
+    if folder.name == RUNS and folder.parent.name == LAB:
+        return folder.is_dir()
+    try:
+        with os.scandir(folder) as entries:
+            return any(
+                e.name.startswith(RUNNING_PREFIX) or os.path.isfile(os.path.join(e.path, DOCUMENT)) for e in entries
+            )
+    except OSError:
+        return False
 
 
 def _below(folder: Path) -> Iterator[Path]:

@@ -55,8 +55,8 @@ class FleetView(View):
     def _nothing(self) -> Headline:
         unmeasured = self.fleet.unmeasured
         if not unmeasured:
-            where = f" that fits {self.asked}" if self.asked else ""
-            return Headline("fleet", f"There is no job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
+            where = f" ({self.asked})" if self.asked else ""
+            return Headline("fleet", f"There is no such job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
         return Headline(
             "fleet", "Of no job here is it known how long its GPUs idled.", _reasons(unmeasured, last="."), "unknown"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import psutil
@@ -110,3 +111,32 @@ def test_stop_ends_all_ranks_and_keeps_their_runs(session: KernelSession) -> Non
     assert answer.error is not None and answer.error[0] == "Interrupted"
     assert session.value("gpulab.runs[-1].outcome") in ("interrupted", "failed")
     assert not of_ranks()
+
+
+HANGING = """%%gpuprofile --ranks 2
+dist.init_process_group("gloo")
+print("here", flush=True)
+if dist.get_rank() == 0:
+    dist.all_reduce(torch.zeros(1))  # rank 1 never comes
+time.sleep(10_000)"""
+
+
+def test_a_second_stop_ends_ranks_that_hang(session: KernelSession) -> None:
+    running = session.begin(HANGING)
+    session.wait(running, lambda a: a.stdout.count("here") == 2)
+    session.interrupt()
+    time.sleep(1.0)
+    session.interrupt()
+    answer = session.finish(running)
+    assert answer.error is not None and answer.error[0] in ("Interrupted", "KeyboardInterrupt")
+    assert not of_ranks()
+
+
+def test_a_notebook_in_a_cluster_job_knows_its_own_ranks(session: KernelSession) -> None:
+    session._silent("import os; os.environ |= {'SLURM_JOB_ID': '77', 'SLURM_PROCID': '0', 'SLURM_NTASKS': '1'}")
+    try:
+        answer = session.run("%%gpuprofile --ranks 2 --warmup 0\ntrain(STEPS)")
+    finally:
+        session._silent("for name in ('SLURM_JOB_ID', 'SLURM_PROCID', 'SLURM_NTASKS'): del os.environ[name]")
+    assert answer.status == "ok" and "2 of 2 ranks" in " ".join(d["text/plain"] for d in answer.displays())
+    assert session.value("gpulab.runs[-1].settings.warmup") == 0

@@ -151,7 +151,7 @@ def test_only_what_the_conditions_choose(store: Store) -> None:
     assert len(fleet(store.root, user=user).jobs) == 2 and not fleet(store.root, user="nobody-else").jobs
     day = (now - timedelta(days=9)).astimezone().date().isoformat()
     assert [j.runs for j in fleet(store.root, day=day).jobs] == [(id_of(2),)]
-    assert "There is no job that fits user nobody-else" in fleet(store.root, user="nobody-else").text()
+    assert "There is no such job (user nobody-else)" in fleet(store.root, user="nobody-else").text()
 
 
 def test_what_cannot_be_asked(store: Store, tmp_path: Path) -> None:

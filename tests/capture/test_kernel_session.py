@@ -342,7 +342,7 @@ USAGE = {
     "unknown": ("--step 5", ["--step", "did you mean --steps?"]),
     "unknown with value": ("--wramup=3", ["--wramup", "did you mean --warmup?"]),
     "nothing near": ("--xyzzyqqq", ["--xyzzyqqq", "--help"]),
-    "short": ("-t 5", ["-t", "did you mean --trace-steps?"]),
+    "short": ("-t 5", ["-t", "did you mean --time?"]),
     "short, nothing near": ("-x", ["-x", "--help"]),
     "no number": ("--steps many", ["--steps", "'many'", "whole number"]),
     "fraction": ("--steps 2.5", ["--steps", "'2.5'"]),
@@ -421,7 +421,7 @@ def test_help(session: KernelSession) -> None:
 
 def test_tab_completes_the_options(session: KernelSession) -> None:
     assert session.complete("%%gpuprofile --st") == ["--steps"]
-    assert set(session.complete("%gpuprofile --no")) == {"--no-live", "--no-save", "--no-trace"}
+    assert set(session.complete("%gpuprofile --no")) == {"--no-live", "--no-save", "--no-trace", "--nodes"}
     assert "--warmup" in session.complete("%%gpuprofile --steps 3 --")
     assert "--steps" not in session.complete("%%gpuprofile --steps 3 --")
     assert session.complete("run_ = %gpuprofile -r --whole --tr") == ["--trace-steps"]

@@ -20,8 +20,9 @@ _WITH_A_CHILD = (
     "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()'], "
     "stdin=subprocess.PIPE); sys.stdin.read(); p.communicate()"
 )
-_RANKS = Path(gpulab.__file__).parent / "cli" / "ranks.py"  # starts the user's own script
-_SOURCES = sorted(set(Path(gpulab.__file__).parent.rglob("*.py")) - {_RANKS})
+_PACKAGE = Path(gpulab.__file__).parent
+_OF_THE_USER = {_PACKAGE / "cli" / "ranks.py", _PACKAGE / "launch" / "launcher.py"}  # they start the user's own code
+_SOURCES = sorted(set(_PACKAGE.rglob("*.py")) - _OF_THE_USER)
 
 
 @contextmanager

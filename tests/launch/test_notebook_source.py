@@ -196,3 +196,54 @@ def test_nothing_is_pickled(notebook: Notebook) -> None:
     notebook.run("class Odd:\n    def __reduce__(self): raise SystemExit('pickled')\nodd = Odd()")
     with pytest.raises(UsageError, match=r"odd \(a Odd\)"):
         notebook.source("print(odd)")
+
+
+def test_what_the_cell_makes_itself_is_its_own(notebook: Notebook) -> None:
+    notebook.run("import torch\nmodel = torch.nn.Linear(2, 2)\ndef train(): return model")
+    cell = "model = torch.nn.Linear(3, 3)\nresult = train()"
+    assert "model" not in notebook.source(cell).names
+    assert notebook.run_elsewhere(cell)["result"].in_features == 3
+
+
+def test_each_part_comes_after_what_it_needs_at_once(notebook: Notebook) -> None:
+    notebook.run("from pathlib import Path\nROOT = Path('data')\nclass A: n = 1")
+    notebook.run("from dataclasses import dataclass\n@dataclass\nclass Config:\n    width: int = 3\nconfig = Config(5)")
+    notebook.run("class B(A):\n    root = ROOT\ndef f(c=config, p=ROOT): return c.width, str(p), B.n, str(B.root)")
+    notebook.run("class A: n = 1  # run again")
+    assert notebook.run_elsewhere("result = f()")["result"] == (5, "data", 1, "data")
+
+
+def test_functions_made_by_functions(notebook: Notebook) -> None:
+    notebook.run(
+        """
+        import functools
+        def careful(f):
+            @functools.wraps(f)
+            def wrapper(*a): return f(*a) + 1
+            return wrapper
+        def careless(f):
+            def wrapper(*a): return f(*a)
+            return wrapper
+        @careful
+        def train(): return 1
+        @careless
+        def other(): return 1
+        def maker(n): return lambda: n
+        made = maker(3)
+        """
+    )
+    assert notebook.run_elsewhere("result = train()")["result"] == 2
+    for name in ("other", "made"):
+        with pytest.raises(UsageError, match=rf"{name} \(a function\)"):
+            notebook.source(f"{name}()")
+
+
+def test_submodules_come_along(notebook: Notebook) -> None:
+    notebook.run("import xml.dom.minidom")
+    assert "import xml.dom.minidom" in notebook.source("xml.dom.minidom.parseString('<a/>')").text
+
+
+def test_a_list_that_holds_itself_is_refused(notebook: Notebook) -> None:
+    notebook.run("ring = []\nring.append(ring)")
+    with pytest.raises(UsageError, match=r"ring \(a list\)"):
+        notebook.source("print(ring)")

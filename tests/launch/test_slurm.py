@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpulab.errors import UsageError
-from gpulab.launch.slurm import Allocation, Job, batch_script, look, submit
+from gpulab.launch.slurm import Allocation, Job, Submitted, batch_script, look, submit, submit_words
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 from tests.api.test_cell_ranks import SETUP
@@ -84,9 +84,13 @@ def test_what_slurm_refuses_is_in_its_words(session: KernelSession, line: str, w
     assert not (session.folder / "store" / "jobs").exists()
 
 
-def test_a_job_that_trains_nothing_says_so(session: KernelSession) -> None:
-    answer = session.run("%%gpuprofile --on slurm --sbatch=--export=NONE\nraise SystemExit(3)")
-    assert answer.status == "error" or "No rank" in answer.stderr or "ranks" in str(answer.displays())
+def test_a_folder_with_a_space_and_two_words(session: KernelSession) -> None:
+    session._silent("import os; os.environ['GPULAB_DIR'] = os.path.join(os.getcwd(), 'a store')")
+    try:
+        said = texts(session, """%%gpuprofile --on slurm --ranks 2 --sbatch "--comment='two words'"\ntrain(30)""")
+    finally:
+        session._silent(f"os.environ['GPULAB_DIR'] = {str(session.folder / 'store')!r}")
+    assert "2 of 2 ranks" in said
 
 
 def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_store: Path) -> None:
@@ -115,19 +119,21 @@ def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_
 
 def test_without_slurm_it_says_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    for ask in (lambda: submit(tmp_path / "job.sbatch"), lambda: look("7")):
+    for ask in (lambda: submit(["sbatch", "job.sbatch"]), lambda: look(Submitted("7"))):
         with pytest.raises(UsageError, match="as a login node has them"):
             ask()
 
 
 def test_the_batch_script_quotes_what_it_is_given(tmp_path: Path) -> None:
     folder = tmp_path / "a folder; rm -rf x"
-    text = batch_script(Allocation(4, 2, 7, "--gres=gpu:2 --qos=short"), "job 1", ["-m", "it's"], folder, {"A": "$(x)"})
-    assert "#SBATCH --nodes=2" in text and "#SBATCH --time=7" in text
-    assert "#SBATCH --gres=gpu:2\n#SBATCH --qos=short" in text and "--nproc-per-node 2" in text
-    assert (
-        "export A='$(x)'" in text and "'job 1'" in text and "'a folder; rm" not in text.replace(f"'{folder}/logs'", "")
-    )
+    asked = Allocation(4, 2, 7, "--gres=gpu:2 --comment='two words'")
+    text = batch_script(asked, "job 1", ["-m", "it's"], folder, {"A": "$(x)"})
+    assert "#SBATCH --nodes=2" in text and "#SBATCH --time=7" in text and "--nproc-per-node 2" in text
+    assert "export A='$(x)'" in text and "'job 1'" in text and f"'{folder}/logs'" in text
+    words = submit_words(asked, folder / "job.sbatch", folder / "100 %.txt")
+    assert words[2:5] == [f"--output={folder}/100 %%.txt", "--gres=gpu:2", "--comment=two words"]
+    with pytest.raises(UsageError, match="no closing quotation"):
+        _ = Allocation(1, more="--comment='x").words
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0
 
 

@@ -24,12 +24,19 @@ def _follow() -> None:
         options.append(words.pop(0))
     rank = os.environ.get("LOCAL_RANK", "")
     is_rank = rank.isdecimal() and (rank != "0" or "TORCHELASTIC_RUN_ID" in os.environ)
-    if given and is_rank and words and words[0].endswith(".py") and os.path.isfile(words[0]):
+    if given and is_rank and words and words[0].endswith(".py") and os.path.isfile(words[0]) and _has_gpulab():
         command = [sys.executable, *options, "-m", "gpulab", "record", *given.split("\n"), *words]
         os.execv(sys.executable, command)
     if given:  # no rank: its own children may be some
         os.environ["GPULAB_FOLLOW"] = given
         os.environ["PYTHONPATH"] = os.pathsep.join([here, *rest])
+
+
+def _has_gpulab() -> bool:
+    """It may be the Python of another environment."""
+    import importlib.util
+
+    return importlib.util.find_spec("gpulab") is not None
 
 
 def _users_own() -> None:
