@@ -101,6 +101,7 @@ def batch_script(
         f"unset {' '.join(_OF_THE_KERNEL)}",
         *(f"export {name}={quoted(value)}" for name, value in variables.items()),
         f'export {THREADS}="${{{THREADS}:-1}}"',
+        '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',  # 22.05: not by itself
         'first=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
         "address=$(scontrol show node \"$first\" | grep -o 'NodeAddr=[^ ]*' | cut -d= -f2)",
         "port=$((20000 + SLURM_JOB_ID % 20000))",
