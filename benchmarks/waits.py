@@ -330,7 +330,7 @@ def section(kept: dict[str, Any]) -> list[str]:
 def _of_others() -> list[str]:
     """What other benchmarks measure and somebody waits for, too; their own tables say how."""
     rows = []
-    climb, step, memory = (_kept(name) for name in ("climbing", "overhead", "memory"))
+    climb, step, memory, tests = (_kept(name) for name in ("climbing", "overhead", "memory", "make_test"))
     if climb is not None:
         rows.append(_at_most("`%gpulab climb` of the demo's cell, as it ends by itself", climb["seconds"], 45.0))
     if step is not None:
@@ -342,6 +342,9 @@ def _of_others() -> list[str]:
         grown = (mib[-1] - mib[1]) / (len(mib) - 2)  # the first reading is before the run is warm
         said = f"{grown:.1f} MiB"
         rows.append(f"memory for each further 100,000 steps, of a million | {said} | flat | {_MET[grown < 0.1]}")
+    if tests is not None:  # by pytest's own clock, of a whole run
+        minutes = (tests["unit_s"] + tests["browser_s"]) / 60
+        rows.append(f"the tests of `make test`, two cores | {minutes:.0f} min | ≤ 8 min | {_MET[minutes <= 8]}")
     return rows
 
 
