@@ -18,7 +18,7 @@ def _follow() -> None:
     else:
         os.environ.pop("PYTHONPATH", None)
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
-    words = sys.orig_argv[1:]
+    words = list(getattr(sys, "orig_argv", ()))[1:]  # another environment's Python may be older
     options = []
     while words and words[0] in ("-u", "-B", "-O", "-I", "-E", "-s"):
         options.append(words.pop(0))
