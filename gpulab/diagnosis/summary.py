@@ -67,5 +67,5 @@ def _gpu_count(figures: Facts) -> int:
 
 def _why_not(figures: Facts) -> str:
     if figures.run.device.kind != "cuda":
-        return "it ran on the CPU"
-    return "it has neither a trace nor a utilization curve"
+        return "ran on the CPU"
+    return "without a trace and a utilization curve"
