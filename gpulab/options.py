@@ -62,6 +62,21 @@ def seconds_type(option: str) -> Callable[[str], float]:
     return read
 
 
+def share_type(option: str) -> Callable[[str], float]:
+    """An argparse type for a share from 0 to 1: "0.3" or "30%"."""
+
+    def read(text: str) -> float:
+        try:
+            share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
+        except ValueError:
+            share = math.nan
+        if not 0 <= share <= 1:
+            raise UsageError(f"{option} takes a share from 0 to 1, such as 0.3 or 30%, not {text!r}.")
+        return share
+
+    return read
+
+
 def check_seconds(option: str, value: object) -> None:
     """What Python gives for the same option. Raises UsageError."""
     if not isinstance(value, int | float) or isinstance(value, bool) or math.isnan(value) or value <= 0:

@@ -11,11 +11,13 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
 from gpulab.cli import doctor
 from gpulab.errors import GpulabError
+from gpulab.run import Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
 from tests.support import synthetic, trace_files
@@ -372,3 +374,26 @@ def test_a_page_that_gpulab_wrote_is_no_login_page(tmp_path: Path, capsys: pytes
     assert failure(["report", str(page)], capsys).endswith(
         "two.html is a report that gpulab wrote, not a trace. Open it in a browser, or name its run."
     )
+
+
+GATE = [(10.0, "5%", 0), (5.0, "5%", 0), (20.0, "5%", 1), (20.0, "100%", 0), (None, "5%", 1)]
+
+
+@pytest.mark.parametrize(("step_ms", "limit", "status"), GATE)
+def test_a_gate_for_ci(
+    root: Path, capsys: pytest.CaptureFixture[str], step_ms: float | None, limit: str, status: int
+) -> None:
+    """Against ten milliseconds; None: a run without a step."""
+    other = tiny_run("20250102-000000-aaaaaa", name="new", step_ms=step_ms or 10.0, count=60)
+    if step_ms is None:
+        other = replace(other, steps=Steps.empty(), timeline=None, traced_numbers=())
+    for run in (tiny_run("20250101-000000-aaaaaa", name="old", count=60), other):
+        Store(root).save(run)
+    assert cli.main(["compare", "old", "new", "--fail-if-slower", limit]) == status
+    said = capsys.readouterr().err
+    assert ("exit status 1" in said) == bool(status)
+    assert cli.main(["compare", "old", "new"]) == 0, "without the gate nothing fails"
+
+
+def test_a_share_is_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "--fail-if-slower takes a share" in failure(["compare", "a", "b", "--fail-if-slower", "five"], capsys)

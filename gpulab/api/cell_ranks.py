@@ -22,7 +22,15 @@ from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
 from gpulab.errors import StoreError, UsageError
-from gpulab.launch.launcher import Line, RankProcesses, launcher_words, record_words, shortage, threads_of_each
+from gpulab.launch.launcher import (
+    OF_THE_KERNEL,
+    Line,
+    RankProcesses,
+    launcher_words,
+    record_words,
+    shortage,
+    threads_of_each,
+)
 from gpulab.launch.notebook_source import notebook_source
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit, submit_words
 from gpulab.run import Ranks
@@ -43,7 +51,6 @@ STORED_S = 2.0  # after the last process has ended its run is on disk, or was ki
 _LAST_WORDS = 5  # lines
 _STOPPED = "Interrupted: above is what the ranks measured until then."
 _OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # the notebook itself is in one
-_OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead a plain Python
 
 
 class RankedCell(Struct, frozen=True):
@@ -159,8 +166,12 @@ class RankedCell(Struct, frozen=True):
 
 
 class Processes(Protocol):
-    """The processes of a job, wherever they run."""
+    """The processes of a job, wherever they run. `status_words`: where it stands, empty where nobody need ask."""
 
+    @property
+    def status_words(self) -> str: ...
+    @property
+    def may_go_on(self) -> bool: ...
     def lines(self) -> Iterator[Line | None]: ...
     def stop(self) -> None: ...
     def kill(self) -> None: ...
@@ -185,7 +196,7 @@ class _Watched:
         self._due_s = now_s + EVERY_S
         with suppress(Exception):
             rows, late = live_rows(self._job.look())
-            self._output.show(rows, late, now_s - self._began_s, getattr(self._processes, "status_words", ""))
+            self._output.show(rows, late, now_s - self._began_s, self._processes.status_words)
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
         """Put the report in its place."""
@@ -208,7 +219,7 @@ class _Followed:
     @property
     def may_go_on(self) -> bool:
         """Whether the job may still run, because its cluster does not answer."""
-        return bool(getattr(self._processes, "may_go_on", False))
+        return self._processes is not None and self._processes.may_go_on
 
     def to_end(self, begin: Callable[[], tuple[str, Processes]]) -> None:
         """Begin it and follow it until nothing of it is left. Raises what `begin` raises."""
@@ -245,8 +256,7 @@ class _Followed:
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if name not in _OF_THE_KERNEL}
-    kept = {name: value for name, value in kept.items() if not name.startswith(_OF_A_JOB)}
+    kept = {n: v for n, v in os.environ.items() if n not in OF_THE_KERNEL and not n.startswith(_OF_A_JOB)}
     return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules()}
 
 

@@ -16,6 +16,7 @@ from gpulab.analysis.fleet import fleet as gathered
 from gpulab.api.arguments import Parser, split, take_store
 from gpulab.errors import StoreError, UsageError
 from gpulab.formatting import percent, plural
+from gpulab.options import share_type
 from gpulab.run_summary import RunSummary
 from gpulab.store.filter import since_when
 from gpulab.store.folders import Store, default_root, moment, read
@@ -164,7 +165,7 @@ def _asked(words: Sequence[str], prog: str, store: Store | None = None) -> tuple
     parser.add_argument("folders", nargs="*")
     for name in ("--user", "--queue", "--since", "--day"):
         parser.add_argument(name, default="")
-    parser.add_argument("--alert", type=_share)
+    parser.add_argument("--alert", type=share_type("--alert"))
     for name in ("--export", "--html"):
         parser.add_argument(name, type=Path)
     for name in ("--json", "--all"):
@@ -173,16 +174,6 @@ def _asked(words: Sequence[str], prog: str, store: Store | None = None) -> tuple
     folders = options.folders or ([] if store is None or store.root == default_root() else [store.root])
     view = fleet(*folders, user=options.user, queue=options.queue, since=options.since, day=options.day)
     return (view if options.alert is None else _offenders(view, options.alert)), options
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise UsageError(f"--alert takes a share from 0 to 1, such as 0.3, or 30%, not {shown(text)!r}.")
-    return share
 
 
 def _offenders(view: FleetView, share: float) -> FleetView:

@@ -12,10 +12,10 @@ from gpulab.analysis.arrivals import Arrived, rank_waits, straggler
 from gpulab.errors import StoreError
 from gpulab.store.folders import Store
 from gpulab.store.live_job import LiveJob, LiveRank, running_jobs
+from gpulab.thresholds import DEFAULT
 from gpulab.views.running import live_ranks as view
 from gpulab.views.running.live_ranks import RankRow
 
-LEAST_DELAY = 0.05  # as `skew_notice`: of a rank that holds up the others for less nothing is said
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
 
 
@@ -40,7 +40,7 @@ def live_rows(ranks: Sequence[LiveRank]) -> tuple[list[RankRow], int | None]:
         )
         for rank in ranks
     ]
-    return rows, straggler(waits, LEAST_DELAY)
+    return rows, straggler(waits, DEFAULT.skew_notice)
 
 
 def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -51,8 +51,8 @@ def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time
     store = Store(root)
     store.finish_killed()  # what has no process any more does not run
     running = running_jobs(root)
-    chosen = next((job for job, number in running.items() if job_id in (job, number)), job_id)
-    chosen = chosen or next(reversed(running), "")
+    chosen = job_id or next(reversed(running), "")
+    chosen = next((job for job, number in running.items() if number and number == chosen), chosen)
     if chosen not in running:
         named = f"No job {chosen!r}" if chosen else "No job"
         others = f" These run: {', '.join(running)}." if running else ""

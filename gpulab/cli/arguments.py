@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gpulab.errors import UsageError
 from gpulab.lessons.editions import EDITIONS, FOLDER
-from gpulab.options import add_run_options, add_whole_number
+from gpulab.options import add_run_options, add_whole_number, share_type
 
 
 class _Parser(argparse.ArgumentParser):
@@ -163,21 +163,11 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--fail-if-slower",
-        type=_share,
+        type=share_type("--fail-if-slower"),
         metavar="SHARE",
         help="exit with status 1 where a run is slower than the first by more than that, such as 5%%: for CI",
     )
     _store_option(parser)
-
-
-def _share(text: str) -> float:
-    try:
-        share = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share < 10:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a share: 5% or 0.05")
-    return share
 
 
 def _store_option(parser: argparse.ArgumentParser) -> None:

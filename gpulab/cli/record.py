@@ -19,9 +19,10 @@ from gpulab.api.fleet import keep_summaries
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
 from gpulab.capture.collectives import keep_few
+from gpulab.capture.job import JOB
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
-from gpulab.launch.following import followed_ranks
+from gpulab.launch.following import followed_ranks, is_rank
 from gpulab.launch.launcher import end_with_launcher, record_words
 from gpulab.run import Run
 from gpulab.store.folders import Store, new_id
@@ -42,7 +43,7 @@ def record(options: argparse.Namespace) -> int:
         from gpulab.cli.ranks import launch
 
         return launch(options)
-    if "LOCAL_RANK" in os.environ or "SLURM_PROCID" in os.environ:
+    if is_rank():
         keep_few()
     if options.before is not None:
         end_with_launcher()
@@ -74,7 +75,7 @@ def record(options: argparse.Namespace) -> int:
             raise
         return script.status(e)
     try:
-        with followed_ranks(_of_each(options), f"{platform.node()}-{os.getpid()}-{new_id()}"), profiled:
+        with followed_ranks(_of_each(options), {JOB: f"{platform.node()}-{new_id()}"}), profiled:
             script.run()
     except BaseException as e:
         if e is not script.raised:

@@ -13,7 +13,7 @@ import copy
 import dis
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from types import CodeType, FunctionType
 from typing import Any, TypeGuard
@@ -135,7 +135,7 @@ def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Modu
 
 
 @contextmanager
-def setting_names(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterator[None]:
+def setting_names(namespace: MutableMapping[str, Any], values: Mapping[str, object]) -> Iterator[None]:
     """Set names for the code inside, then put back what they were, or their absence, whatever the code made of them."""
     before = {name: namespace.get(name, _ABSENT) for name in values}
     try:

@@ -25,6 +25,7 @@ from gpulab.devices.machine import usable_cores
 from gpulab.formatting import plural
 
 THREADS = "OMP_NUM_THREADS"
+OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variables that would mislead a plain Python
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 LATEST_S = 0.1  # a line is handed on that soon
 _RANK = re.compile(r"\[default(\d+)\]:")
@@ -87,6 +88,9 @@ class Line(Struct, frozen=True):
 class RankProcesses:
     """The ranks of one command. Make it, read `lines`, and `end` it: then nothing of it is left."""
 
+    status_words = ""  # it waits in no queue
+    may_go_on = False
+
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
         """`words` is the whole command, `logs` a folder for what the ranks print, which is read from there.
 
@@ -133,8 +137,10 @@ class RankProcesses:
 
     def kill(self) -> None:
         """End all of them at once, with what they have started: each rank has a process group of its own."""
+        from gpulab.devices.host import children_of
+
         groups = {self._process.pid}
-        for pid in descendants(self._process.pid):
+        for pid in children_of(self._process.pid) or ():
             with contextlib.suppress(ProcessLookupError):
                 groups.add(os.getpgid(pid))
         for group in groups - {os.getpgid(0)}:
@@ -157,21 +163,6 @@ class RankProcesses:
             for raw in stream:
                 self._lines.put(line_of(raw.decode("utf-8", "replace").rstrip("\n"), is_error=is_error))
         self._lines.put(None)
-
-
-def descendants(pid: int) -> list[int]:
-    """All processes that a process has started and that are still there, and theirs; empty where nothing tells."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            parent = int(entry.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(entry.parent.name))
-    every, waiting = list[int](), [pid]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        every += below
-        waiting += below
-    return every
 
 
 def end_with_launcher() -> None:

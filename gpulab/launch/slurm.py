@@ -19,14 +19,21 @@ from msgspec import Struct
 
 from gpulab.devices.own_processes import VARIABLE, marked
 from gpulab.errors import UsageError
-from gpulab.launch.launcher import PREFIX_VARIABLE, THREADS, Line, agent_words, line_of, prefix_template
+from gpulab.launch.launcher import (
+    OF_THE_KERNEL,
+    PREFIX_VARIABLE,
+    THREADS,
+    Line,
+    agent_words,
+    line_of,
+    prefix_template,
+)
 
 LOOK_S = 0.5  # between two looks at the output
 ASK_S = 2.0  # between two questions to Slurm's controller, which many share
 ANSWER_S = 30.0  # that its commands have for an answer
 SILENT_S = 15.0  # of no answer, before that is said
 _NUMBER = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)
-_OF_THE_KERNEL = (VARIABLE, "JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # would mislead the job
 OVER = frozenset(
     (
         *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"),
@@ -98,7 +105,7 @@ def batch_script(
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --time={asked.minutes}",
         "",
-        f"unset {' '.join(_OF_THE_KERNEL)}",
+        f"unset {' '.join((VARIABLE, *OF_THE_KERNEL))}",
         *(f"export {name}={quoted(value)}" for name, value in variables.items()),
         f'export {THREADS}="${{{THREADS}:-1}}"',
         '[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"',  # 22.05: not by itself

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
@@ -60,33 +60,20 @@ class LiveJob:
         self._root, self._job_id = root, job_id
         self._tails: dict[Path, Tail] = {}
         self._foreign: set[Path] = set()
-        self._last: dict[int, LiveRank] = {}
+        self._ranks: dict[Path, LiveRank] = {}  # the latest of each file
 
     def look(self) -> list[LiveRank]:
-        """All ranks that were heard of, by number."""
+        """All ranks that were heard of, by number; of a rank that has begun again, the later one."""
         present = set(self._root.glob(f"{RUNNING_PREFIX}*")) - self._foreign
         for path in present:
             rank = self._read(path)
             if rank is not None:
-                self._last[rank.rank] = rank
-        self._end_missing(present)
-        return [self._last[number] for number in sorted(self._last)]
-
-    def _end_missing(self, present: set[Path]) -> None:
-        gone = {path for path in self._tails if path not in present}
-        for path in gone:
-            del self._tails[path]
-        if gone:
-            here = {sketch.job.rank for sketch in self._sketches() if sketch.job is not None}
-            for number, rank in self._last.items():
-                if number not in here:
-                    self._last[number] = _ended(rank)
-
-    def _sketches(self) -> Iterator[Run]:
-        for tail in self._tails.values():
-            sketch = _sketch(tail)
-            if sketch is not None:
-                yield sketch
+                self._ranks[path] = rank
+        for path in self._ranks.keys() - present:
+            self._ranks[path] = replace(self._ranks[path], has_ended=True)
+            self._tails.pop(path, None)
+        latest = {self._ranks[path].rank: self._ranks[path] for path in sorted(self._ranks)}
+        return [latest[number] for number in sorted(latest)]
 
     def _read(self, path: Path) -> LiveRank | None:
         tail = self._tails.setdefault(path, Tail(path, _KEPT_ROWS))
@@ -104,12 +91,6 @@ class LiveJob:
                 del self._tails[path]
             return None
         return _live_rank(tail, sketch, heard_s)
-
-
-def _ended(rank: LiveRank) -> LiveRank:
-    from msgspec.structs import replace
-
-    return replace(rank, has_ended=True)
 
 
 def _sketch(tail: Tail) -> Run | None:

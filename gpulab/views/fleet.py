@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from gpulab.analysis.fleet import Fleet, FleetJob
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import duration, percent, plain_values, plural
+from gpulab.thresholds import DEFAULT
 from gpulab.views.layout import Column, Row, Section, numbers, present
 from gpulab.views.view import View
 from gpulab.views.wording import PARTS, cut, plain
 
-IDLE_NOTICE = 0.15  # definitions of TensorBoard's and HTA's advisers: below it a GPU is well used
 _WIDEST = 18
 _MOMENT = len("20261120-101500")
 _JOB = (Column("job", "cut"), *numbers("wasted", "idle", "held", "GPUs"), Column("user"))
@@ -50,7 +50,7 @@ class FleetView(View):
         )
         worst = fleet.jobs[0]
         evidence = f"{_named(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
-        return Headline("fleet", said, evidence, "bad" if share is not None and share > IDLE_NOTICE else "good")
+        return Headline("fleet", said, evidence, "bad" if share is not None and share > DEFAULT.idle_notice else "good")
 
     def _nothing(self) -> Headline:
         unmeasured = self.fleet.unmeasured

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.browser
 
 
 def test_the_straggler_stands_out_live(open_notebook: Callable[..., NotebookPage], shots: Path) -> None:
-    notebook = open_notebook([SETUP, "%%gpuprofile --ranks 2\ntrain(700)"])
+    notebook = open_notebook([SETUP, "%%gpuprofile --ranks 2\ntrain(200)"])
     notebook.run_cell(0)
     notebook.start_cell(1)
     output = notebook.output(1)

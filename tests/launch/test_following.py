@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.launch.following import FOLLOW, JOB, followed_ranks
+from gpulab.launch.following import FOLLOW, followed_ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 
@@ -97,10 +97,10 @@ for more in ({}, {"LOCAL_RANK": "0"}, {"LOCAL_RANK": "1"}):
 def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {"PYTHONPATH": "/a", "HOME": "/h"}
     environment = dict(before)
-    with followed_ranks(["--no-live"], "job", environment):
-        assert environment[FOLLOW] == "--no-live" and environment[JOB] == "job"
+    with followed_ranks(["--no-live"], {"JOB": "job"}, environment):
+        assert environment[FOLLOW] == "--no-live" and environment["JOB"] == "job"
         assert environment["PYTHONPATH"].endswith("follow:/a")
     assert environment == before
     rank = before | {"LOCAL_RANK": "0"}
-    with followed_ranks(["--no-live"], "job", rank):
+    with followed_ranks(["--no-live"], {"JOB": "job"}, rank):
         assert FOLLOW not in rank

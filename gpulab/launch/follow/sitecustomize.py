@@ -20,7 +20,7 @@ def _follow() -> None:
     sys.path[:] = [p for p in sys.path if os.path.abspath(p or ".") != here]
     words = list(getattr(sys, "orig_argv", ()))[1:]  # another environment's Python may be older
     options = []
-    while words and words[0] in ("-u", "-B", "-O", "-I", "-E", "-s"):
+    while words and words[0] in ("-u", "-B", "-O", "-s"):
         options.append(words.pop(0))
     rank = os.environ.get("LOCAL_RANK", "")
     is_rank = rank.isdecimal() and (rank != "0" or "TORCHELASTIC_RUN_ID" in os.environ)
