@@ -33,10 +33,13 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
+    from gpulab.api.ranked_experiment import RankedExperiment
     from gpulab.api.profile import profile
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
+    from gpulab.tuning.function_code import TextCode
     from gpulab.tuning.plan import Code, Plan
+    from gpulab.tuning.plan_request import PlanRequest
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
 
@@ -134,16 +137,16 @@ class Comparing(Struct, frozen=True):
 class Ranked(Struct, frozen=True):
     """A cell that is ready to run in several ranks."""
 
-    cell: RankedCell
+    cell: RankedCell | RankedExperiment
     give: bool
 
-    def run(self) -> Ranks | None:
-        """Run and show it; the ranks, where they were asked for."""
+    def run(self) -> Ranks | Compared | None:
+        """Run and show it; what came of it, where that was asked for."""
         try:
-            ranks = self.cell.run()
+            result = self.cell.run()
         except GpulabError as e:
             raise LineError(str(e)) from None
-        return ranks if self.give else None
+        return result if self.give else None
 
 
 @contextmanager
@@ -189,7 +192,7 @@ def _check_combination(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
     elsewhere = "ranks" if options.ranks is not None else "on"
-    for name in (*_COMPARING, "set", "no_save"):
+    for name in ("no_save",):
         if getattr(options, elsewhere) is not None and getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} and --{elsewhere} contradict each other: leave one out.")
     for name in _OF_CLUSTERS:
@@ -265,10 +268,10 @@ class GPUProfile(Magics):
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
+            if options.ranks is not None or options.on is not None:
+                return self._ranked(options, code, parsed, give, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
-            if options.ranks is not None or options.on is not None:
-                return self._ranked(options, statement, parsed, give, local_ns)
             changing = _changing(options, code)
             profiler = self._profiler(options, statement, source, changing)
             profiler.start()
@@ -277,16 +280,20 @@ class GPUProfile(Magics):
         return parsed, code, profiler, changing, give
 
     def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
-        from gpulab.knobs.catalogue import grid, parse_settings, parse_sweeps
-        from gpulab.tuning.plan import Arm, Plan
         from gpulab.tuning.runner import check
 
-        names = code.variables
-        fixed = parse_settings([*(options.ab or []), *(options.set or [])], names.has, names.names)
-        sweeps = parse_sweeps(options.sweep or [], names.has, names.names)
-        plan = Plan(
-            arms=tuple(Arm(values) for values in grid(sweeps, fixed)),
-            block_steps=options.steps,
+        plan = self._request(options).plan(code.variables)
+        check(code, plan)
+        return Comparing(code, plan, give, options.all)
+
+    def _request(self, options: argparse.Namespace) -> PlanRequest:
+        from gpulab.tuning.plan_request import PlanRequest
+
+        return PlanRequest(
+            ab=tuple(options.ab or ()),
+            sweep=tuple(options.sweep or ()),
+            set=tuple(options.set or ()),
+            steps=options.steps,
             pairs=options.pairs,
             budget_s=options.budget,
             seeds=options.seeds or 0,
@@ -295,13 +302,11 @@ class GPUProfile(Magics):
             trace=self.trace and not options.no_trace,
             save=self.save and not options.no_save,
         )
-        check(code, plan)
-        return Comparing(code, plan, give, options.all)
 
     def _ranked(
         self,
         options: argparse.Namespace,
-        text: str,
+        code: TextCode,
         parsed: cell_code.Cell,
         give: bool,
         local_ns: dict[str, Any] | None,
@@ -316,7 +321,7 @@ class GPUProfile(Magics):
         shell: Any = self.shell
         namespace = {**shell.user_ns, **(local_ns or {})}
         cells = [cell for cell in shell.user_ns.get("In", []) if isinstance(cell, str)]
-        source = shell.transform_cell(text)
+        source = shell.transform_cell(code.text)
         asked = None
         ranks = options.ranks or 1
         if options.on is not None:
@@ -324,7 +329,15 @@ class GPUProfile(Magics):
 
             asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
         ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
-        return Ranked(ready, give)
+        if not any(getattr(options, name) for name in _COMPARING):
+            return Ranked(ready, give)
+        from gpulab.api.ranked_experiment import RankedExperiment
+        from gpulab.tuning.runner import check_plan
+
+        request = self._request(options)
+        plan = request.plan(code.variables)
+        check_plan(plan)
+        return Ranked(RankedExperiment(ready, request, plan, options.all), give)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""

@@ -92,30 +92,37 @@ class RankedCell(Struct, frozen=True):
         raised. Raises UsageError where no rank came as far as a run.
         """
         own_id = f"cell-{new_id()}"
-        with self._folder(own_id) as folder:
-            (folder / CELL).write_text(self.text, encoding="utf-8")
-            (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
-            (folder / "logs").mkdir()
-            target = record_words(self._options(folder), [str(folder / CELL)])
-            followed = _Followed(watches=not self.options.get("no_live") and in_notebook())
-            followed.to_end(lambda: self._begun(own_id, target, folder))
+        watches = not self.options.get("no_live") and in_notebook()
+        followed = Followed(_Watched if watches else None)
+        with self.folder(own_id) as folder:
+            followed.to_end(lambda: self.begun(own_id, folder))
             if followed.may_go_on:
                 (folder / KEPT).touch()
         ranks = self._runs(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
         shown = report(ranks)
-        _show(shown, followed.watched, full=self.full)
+        watched = followed.watched if isinstance(followed.watched, _Watched) else None
+        _show(shown, watched, full=self.full)
         keep_summaries(shown, Store().root)
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         return ranks
 
-    def _options(self, folder: Path) -> Mapping[str, object]:
-        return {**self.options, "no_live": True, "silent": True, "before": folder / NOTEBOOK}
+    def begun(
+        self, own_id: str, folder: Path, more: Mapping[str, object] | None = None, tasks: int = 1
+    ) -> tuple[str, Processes]:
+        """The job's id, and its processes, whose files are in `folder`. `more` are options of `gpulab record`.
 
-    def _begun(self, own_id: str, target: Sequence[str], folder: Path) -> tuple[str, Processes]:
-        """The job's id, and its processes. Raises UsageError where a cluster does not take it."""
+        On a cluster it is an array of so many `tasks`.
+
+        Raises UsageError where a cluster does not take it.
+        """
+        (folder / CELL).write_text(self.text, encoding="utf-8")
+        (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
+        (folder / "logs").mkdir()
+        own_options = {"no_live": True, "silent": True, "before": folder / NOTEBOOK}
+        target = record_words({**self.options, **own_options, **(more or {})}, [str(folder / CELL)])
         if self.allocation is None:
             if short := shortage(self.ranks):
                 print(f"gpulab: {short}", file=sys.stderr)
@@ -131,7 +138,7 @@ class RankedCell(Struct, frozen=True):
         return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, folder / "output.txt")
 
     @contextmanager
-    def _folder(self, own_id: str) -> Iterator[Path]:
+    def folder(self, own_id: str) -> Iterator[Path]:
         """A folder with the cell and what it reads, which is gone afterwards; a cluster's nodes must see it."""
         if self.allocation is None:
             folder = Path(tempfile.mkdtemp(prefix="gpulab-ranks-"))
@@ -147,22 +154,26 @@ class RankedCell(Struct, frozen=True):
                 with suppress(OSError):  # another job's is there
                     folder.parent.rmdir()
 
-    def _runs(self, followed: _Followed) -> Ranks:
+    def _runs(self, followed: Followed) -> Ranks:
         wait_s = STORED_S if self.allocation is None else SHARED_S
         try:
             return await_job(Store(), followed.job_id, self.ranks, wait_s)
         except StoreError:
             if followed.interrupted:
                 raise Interrupted("Interrupted: no rank had begun a run.") from None
-            own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
-            if self.allocation is None:
-                why = f"PyTorch's launcher ended with {followed.status}."
-            else:
-                why = f"Slurm says: {followed.status}."
-                if not (followed.said or own):
-                    place = str(default_root().parent)
-                    own = f"The nodes wrote nothing to {place!r}: can they see it? Set GPULAB_DIR to a shared folder."
-            raise UsageError(f"No rank recorded a run. {why} {own}".rstrip()) from None
+            raise UsageError(f"No rank recorded a run. {self.ending_words(followed)}") from None
+
+    def ending_words(self, followed: Followed) -> str:
+        """How the job ended that has brought nothing, in the words of what ran it."""
+        own = "\n".join(followed.own_words[-_LAST_WORDS:]) if not followed.said else ""
+        if self.allocation is None:
+            why = f"PyTorch's launcher ended with {followed.status}."
+        else:
+            why = f"Slurm says: {followed.status}."
+            if not (followed.said or own):
+                place = str(default_root().parent)
+                own = f"The nodes wrote nothing to {place!r}: can they see it? Set GPULAB_DIR to a shared folder."
+        return f"{why} {own}".rstrip()
 
 
 class Processes(Protocol):
@@ -176,6 +187,12 @@ class Processes(Protocol):
     def stop(self) -> None: ...
     def kill(self) -> None: ...
     def end(self) -> int | str: ...
+
+
+class Watching(Protocol):
+    """A view of a job that goes on. `look` renews it; it is called often, and never raises."""
+
+    def look(self) -> None: ...
 
 
 class _Watched:
@@ -203,13 +220,14 @@ class _Watched:
         return self._output.replace(bundle)
 
 
-class _Followed:
+class Followed:
     """A job that is begun, whose output is handed on to the end, and that hears of interrupts all the while."""
 
-    def __init__(self, *, watches: bool) -> None:
-        self._watches = watches
+    def __init__(self, watch: Callable[[str, Processes], Watching] | None) -> None:
+        """`watch` makes the view of a job, from its id."""
+        self._watch = watch
         self._processes: Processes | None = None
-        self.watched: _Watched | None = None
+        self.watched: Watching | None = None
         self.job_id = ""
         self.status: int | str = ""  # the exit status, or a cluster's word for it
         self.interrupted = False
@@ -223,12 +241,12 @@ class _Followed:
 
     def to_end(self, begin: Callable[[], tuple[str, Processes]]) -> None:
         """Begin it and follow it until nothing of it is left. Raises what `begin` raises."""
-        with interrupts_heard(self._stop):
+        with interrupts_heard(self.stop):
             self.job_id, self._processes = begin()
             try:
                 if self.interrupted:  # before there was anything to stop
                     self._processes.stop()
-                self.watched = _Watched(self.job_id, self._processes) if self._watches else None
+                self.watched = self._watch(self.job_id, self._processes) if self._watch is not None else None
                 for line in self._processes.lines():
                     if line is not None:
                         self._hand_on(line)
@@ -240,7 +258,8 @@ class _Followed:
                 self._processes.kill()
                 self.status = self._processes.end()
 
-    def _stop(self) -> None:
+    def stop(self) -> None:
+        """Ask all ranks to end soon; the second time, end them at once."""
         again, self.interrupted = self.interrupted, True
         if self._processes is not None:
             if again:

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import TextIO
+from typing import Any, TextIO
 
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.profile import profile
@@ -50,6 +50,8 @@ def record(options: argparse.Namespace) -> int:
     script = _Script(options.script, options.args, options.before)
     for path in (options.html, options.json):
         _require_folder(path)
+    if options.plan is not None:
+        return _experiment(options, script)
     terminal = sys.stderr  # the script may redirect it
     raised: BaseException | None = None
     shown: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
@@ -88,6 +90,18 @@ def record(options: argparse.Namespace) -> int:
         shown_report = _report_of(profiled)
         shown.append(_show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
     return script.status(raised) or shown[0]
+
+
+def _experiment(options: argparse.Namespace, script: _Script) -> int:
+    from gpulab.cli.rank_experiment import run_experiment
+
+    try:
+        script.prepare()
+    except BaseException as e:
+        if e is not script.raised:
+            raise
+        return script.status(e)
+    return run_experiment(options, script.text, script.namespace, os.path.basename(options.script))
 
 
 def _has_own_ranks(run: Run) -> bool:
@@ -160,6 +174,11 @@ class _Script:
         except (SyntaxError, UnicodeDecodeError):
             return ""
 
+    @property
+    def namespace(self) -> dict[str, Any]:
+        """Its names."""
+        return self._main.__dict__
+
     def prepare(self) -> None:
         """Become its process: what stands before it runs now. What that raises is kept in `raised` and raised on."""
         absolute = os.path.abspath(self._path)
@@ -169,6 +188,7 @@ class _Script:
         sys.modules["__main__"] = self._main
         sys.argv = [self._path, *self._args]
         if self._before is not None:
+            self._show_lines(self._source, os.path.basename(absolute))
             self._execute(_read(self._before), self._before.name)
         elif not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self._path))
@@ -178,11 +198,14 @@ class _Script:
         absolute = os.path.abspath(self._path)
         self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
 
-    def _execute(self, source: bytes, file: str) -> None:
+    def _show_lines(self, source: bytes, file: str) -> None:
         """A cell's files lie in a folder that only gpulab knows: their lines are known by the bare names."""
+        text = source.decode()
+        linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+
+    def _execute(self, source: bytes, file: str) -> None:
         if self._before is not None:
-            text = source.decode()
-            linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+            self._show_lines(source, file)
         try:
             exec(compile(source, file, "exec", dont_inherit=True), self._main.__dict__)
         except BaseException as e:

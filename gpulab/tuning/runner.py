@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from gpulab.capture import exclusive
 from gpulab.capture.steps.schedule import TRACED
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
-from gpulab.errors import DeviceLost, UsageError
+from gpulab.errors import DeviceLost, GpulabError, UsageError
 from gpulab.formatting import duration, plural, size, while_s
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.dataloader.loader_options import with_settings
@@ -34,6 +34,7 @@ from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import schedule, single_run
+from gpulab.tuning.agreement import Agreement, first_failure
 from gpulab.tuning.budget import Budget, Clock, watched
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
@@ -100,21 +101,25 @@ class Runner:
         *,
         step_s: float | None = None,
         clock: Clock = time.monotonic,
+        ranks: Agreement | None = None,
     ) -> None:
         self._code = code
         self._plan = plan
         self._done = done
+        self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
         self.tick: Listener = lambda progress: None
         self._budget = Budget(plan, clock)
-        self._stopper = Stopper(late=lambda: self._budget.over)
+        several = self._ranks.is_of_several
+        self._stopper = Stopper(late=(lambda: False) if several else (lambda: self._budget.over))
         self._step_s = step_s if step_s is not None else _step_of(done)
         self._expected_s: float | None = None  # in all
         self._needed_s: float | None = None  # in all, at least
         self._now = Progress("", 0, 1, None)
         self._seeds_done = 0
         self._store = Store() if plan.save else None
-        self._random = random.Random()  # of its own: the user's numbers stay where they are
+        # of its own: the user's numbers stay where they are
+        self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
         self._notes: list[str] = []
         self._used_up: list[str] = []  # iterators that the code takes from
         self._restored = ""
@@ -135,8 +140,11 @@ class Runner:
         return self._whole
 
     def stop(self) -> None:
-        """End at the next step boundary, with what there is."""
-        self._stopper.stop()
+        """End at the next step boundary, with what there is; of several ranks before the next run."""
+        if self._ranks.is_of_several:
+            self._stopper.asked = True
+        else:
+            self._stopper.stop()
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
@@ -155,7 +163,7 @@ class Runner:
         before = set(self._code.namespace)
         try:
             self._expect()
-            with watched(self._budget, self._stopper.cut):
+            with nullcontext() if self._ranks.is_of_several else watched(self._budget, self._stopper.cut):
                 self._trials()
                 if self._arms[0].trial is not None and self.error is None:
                     self._run_blocks()
@@ -250,6 +258,7 @@ class Runner:
             ready = self._make_ready(arm, written.observation)
             if self._plan.interleaved:
                 ready.failure = ready.failure or ready.decided.unchanged(self._plan.base.settings)
+            ready.failure = self._ranks.of_first(ready.failure)
             arms.append(ready)
         if self._plan.screening:
             return
@@ -269,7 +278,7 @@ class Runner:
         if not able or self._ended:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
-        if self._plan.interleaved:
+        if self._plan.interleaved and not self._ranks.is_of_several:
             predictions.measure_sizes([arm.decided for arm in able], self._run_size)
         for arm in able:
             arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
@@ -288,12 +297,22 @@ class Runner:
     def _run_short(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
         """One block of that arm; None where it failed."""
         result = short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
-        if isinstance(result, Block):
-            return result
-        self._fail(arm, result, arm.trial)
+        error = self._error_of_all(None if isinstance(result, Block) else result)
+        if isinstance(result, Block) and error is None:
+            return replace(result, time_ns=max(self._ranks.of_all(result.time_ns)))
+        self._fail(arm, error, arm.trial)
         return None
 
-    def _fail(self, arm: _Arm, error: BaseException, trial: Trial | None) -> None:
+    def _error_of_all(self, own: BaseException | None) -> BaseException | None:
+        """What the run of all ranks raised; of several the first, for the others only lost touch with that rank."""
+        if not self._ranks.is_of_several:
+            return own
+        failed = first_failure(self._ranks, "" if own is None else f"{type(own).__name__}: {own}")
+        if failed is None or failed.rank == self._ranks.rank:
+            return own
+        return GpulabError(f"rank {failed.rank} failed: {failed.words}")
+
+    def _fail(self, arm: _Arm, error: BaseException | None, trial: Trial | None) -> None:
         """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
         if not isinstance(error, Exception) or arm is self._arms[0]:
             self.error = error
@@ -305,7 +324,7 @@ class Runner:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(Setting(self._code, {}, "as written"), base, trial=written)
+            return _Arm(Setting(self._code, {}, "as written", within=self._ranks.one_run), base, trial=written)
         assert written is not None, "a base needs the run as written"
         return self._make_ready(base, written.observation)
 
@@ -339,14 +358,15 @@ class Runner:
                     tick=lambda done: self._tick(done, steps),
                 )
             self._seeds_done = seed
-            if isinstance(trial.error, Exception):
-                self._let_go(trial.error)
+            error = self._error_of_all(trial.error)
+            if isinstance(error, Exception):
+                self._let_go(error)
             first.seed_losses.append(trial.losses)
 
     def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
         decided = resolve_arm(arm, observation, self._code)
         code = self._code.replacing(decided.variables)
-        setting = Setting(code, decided.knobs, arm.label, decided.variables)
+        setting = Setting(code, decided.knobs, arm.label, decided.variables, self._ranks.one_run)
         return _Arm(setting, arm, decided, self._before(arm), decided.failure)
 
     def _unprofiled_steps(self, profiled: int) -> int:
@@ -360,7 +380,9 @@ class Runner:
         return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
 
     def _full_run_s(self) -> float:
-        """How long the next full run may take."""
+        """How long the next full run may take; several ranks end it by the number of its steps alone."""
+        if self._ranks.is_of_several:
+            return math.inf
         left = self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds
         most_s = self._plan.full_run_s
         return min(self._budget.full_run_s(left), math.inf if most_s is None else most_s)
@@ -380,10 +402,10 @@ class Runner:
         return TRACED + (min(loaded_ahead(loader.record), MOST_AHEAD) if loader is not None else 0)
 
     def _try(self, arm: _Arm, *, quiet: bool) -> None:
-        profiled = self._profiled_steps(arm)
+        profiled = self._ranks.of_first(self._profiled_steps(arm))
         settings = Settings(
             name=self._plan.run_name(arm.arm),
-            steps=self._unprofiled_steps(profiled) + profiled,
+            steps=self._ranks.of_first(self._unprofiled_steps(profiled)) + profiled,
             trace_steps=profiled,
             trace=self._plan.trace,
             live=False,
@@ -401,17 +423,18 @@ class Runner:
             limit_s=self._full_run_s(),
             tick=lambda done: self._tick(done, settings.steps),
         )
+        error = self._error_of_all(trial.error)
         self.trials.append(trial)
         self._step_s = schedule.step_s(trial.run) if len(trial.run.steps) else self._step_s
         as_written = not arm.arm.settings
         if as_written:
             single_run.remember(self._code, trial.observation)
-        if trial.error is None or (as_written and isinstance(trial.error, Exception)):
+        if error is None or (as_written and isinstance(error, Exception)):
             arm.trial = trial
-        if trial.error is not None:
-            self._fail(arm, trial.error, trial)
+        if error is not None:
+            self._fail(arm, error, trial)
         elif not as_written and not arm.failure:
-            arm.failure = _idle(trial.run)
+            arm.failure = self._ranks.of_first(_idle(trial.run))
 
     def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
         written = self._written
@@ -429,11 +452,12 @@ class Runner:
         runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
+        size = schedule.Size(*self._ranks.of_first([size.warmup, size.counted]))
         on_gpu = runs[0].device.kind == "cuda"
         began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
         least = self._plan.pairs or schedule.FEWEST_TURNS
         turn, wanted = 0, self._make_room(began_s, turn_s, least)
-        while turn < wanted and not self._ended and (turn < least or turn_s <= self._budget.left_s):
+        while turn < wanted and not self._ended and self._ranks.of_first(turn < least or turn_s <= self._budget.left_s):
             order = [able[i] for i in schedule.turn_order(len(able), self._random)]
             self._turn(order, size, turn, wanted, began_s, on_gpu)
             able = [i for i in able if not arms[i].failure]
@@ -441,7 +465,7 @@ class Runner:
                 break
             turn += 1
             if screening:
-                able = self._faster_half(able, turn)
+                able = self._ranks.of_first(self._faster_half(able, turn))
                 if len(able) < 2:
                     break
             turn_s = (self._budget.elapsed_s - began_s) / turn
@@ -449,8 +473,7 @@ class Runner:
             if (
                 self._plan.pairs is None
                 and not screening
-                and turn * turn_s >= LEAST_BLOCKS_S
-                and self._is_decided(able[1:])
+                and self._ranks.of_first(turn * turn_s >= LEAST_BLOCKS_S and self._is_decided(able[1:]))
             ):
                 self._early = "The blocks ended as soon as they decided it."
                 break
@@ -494,7 +517,7 @@ class Runner:
         self._needed_s = began_s + least * turn_s
         self._budget.extend_to(self._needed_s)
         room_s = self._budget.left_s + self._budget.elapsed_s - began_s
-        wanted = schedule.pairs_within(room_s, turn_s, self._plan.pairs)
+        wanted = self._ranks.of_first(schedule.pairs_within(room_s, turn_s, self._plan.pairs))
         self._expected_s = began_s + wanted * turn_s
         return wanted
 
@@ -516,7 +539,7 @@ class Runner:
             if not self._restore():
                 break
             block = self._run_short(arm, size, on_gpu=on_gpu)
-            if self._halted or (self._budget.over and _is_cut(block, size)):
+            if any(self._ranks.of_all(self._halted or (self._budget.over and _is_cut(block, size)))):
                 break
             if block is not None and block.step_count:
                 blocks.append(replace(block, arm=i, turn=turn, order=number - 1))
@@ -560,8 +583,9 @@ class Runner:
 
     @property
     def _ended(self) -> bool:
-        """Nothing more begins."""
-        return self._halted or self._budget.over
+        """Nothing more begins. Ranks ask at the same points: some may wait here for the others."""
+        said = self._ranks.of_all([self._halted, self._budget.over])
+        return any(halted for halted, _ in said) or said[0][1]
 
     def _ended_early(self, arm: _Arm, comparison: Comparison) -> str:
         """What there was of this arm when it was stopped."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import random
 import sys
 import threading
@@ -53,7 +54,7 @@ class Setting:
     knobs: Mapping[Knob, Value]
     label: str
     variables: Mapping[str, Plain] = field(default_factory=dict)
-    within: Callable[[], AbstractContextManager[object]] = nullcontext  # around each short run
+    within: Callable[[], AbstractContextManager[object]] = nullcontext  # around each run of the code
     _outside: Mapping[str, Plain] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -153,7 +154,7 @@ class _Limit:
                 first_s = spent_s
             prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
             late = spent_s - prepared_s > PREPARATION_LIMIT_S if first_s is None else spent_s - first_s > self._limit_s
-            if late:
+            if late and math.isfinite(self._limit_s):
                 self._capture.request_stop()
                 return
 
@@ -176,7 +177,8 @@ def full_trial(
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
-    it may go on after its first step, at most `TRIAL_LIMIT_S`; `tick` hears, on another thread, of the steps so far.
+    it may go on after its first step, at most `TRIAL_LIMIT_S`, but for ever where it is infinite; `tick` hears, on
+    another thread, of the steps so far.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
@@ -193,7 +195,7 @@ def full_trial(
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S), tick)
+    limit = _Limit(capture, effects, _bounded(limit_s), tick)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
@@ -204,7 +206,7 @@ def full_trial(
             code = setting.code.through(lines) if reads else setting.code
             if quiet:
                 stack.enter_context(silence())
-            with users_code(), raised:
+            with users_code(), raised, setting.within():
                 code.run()
     except BaseException as e:
         outcome, error = _ending(capture, raised.first(e))
@@ -221,6 +223,12 @@ def full_trial(
         finally:
             capture.close()
     return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
+
+
+def _bounded(limit_s: float | None) -> float:
+    if limit_s is None:
+        return TRIAL_LIMIT_S
+    return limit_s if math.isinf(limit_s) else min(limit_s, TRIAL_LIMIT_S)
 
 
 def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
