@@ -17,6 +17,10 @@ from msgspec import Struct
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.dataset_cache import CACHE
 from gpulab.knobs.dataloader.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs.distributed.comm_hook import COMM_HOOK
+from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
+from gpulab.knobs.distributed.fully_shard_options import RESHARD_AFTER_FORWARD
+from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
 from gpulab.knobs.knob import Kind, Knob, Value
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP
@@ -44,6 +48,12 @@ _LIST: tuple[Knob, ...] = (
     COMPILE,
     CHANNELS_LAST,
     ACCUMULATE,
+    BUCKET_CAP_MB,
+    GRADIENT_AS_BUCKET_VIEW,
+    STATIC_GRAPH,
+    COMM_HOOK,
+    LOCAL_SGD,
+    RESHARD_AFTER_FORWARD,
 )
 KNOBS: dict[str, Knob] = {knob.name: knob for knob in _LIST}
 

@@ -6,6 +6,7 @@ the clock: it has as many steps on all of them, and whether another one follows 
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import time
@@ -21,6 +22,7 @@ Agreed = TypeVar("Agreed")
 
 ATTEMPT = "TORCHELASTIC_RESTART_COUNT"  # torchrun's: with it the runs of each attempt are a job of their own
 PORT, IS_THERE = "MASTER_PORT", "TORCHELASTIC_USE_AGENT_STORE"  # where the ranks meet, and that somebody listens there
+KEPT_GROUPS = 8  # of process groups that are over
 LONGEST_WAIT_S = 3600.0  # for the slowest rank's run to end
 
 
@@ -59,6 +61,7 @@ class RanksAgreement(Agreement):
         self._store.set_timeout(timedelta(seconds=LONGEST_WAIT_S))
         self._count = 0
         self._runs = 0
+        self._past_groups: list[_Group] = []
 
     def of_first(self, value: Agreed) -> Agreed:
         """As the first rank has it. Waits for it."""
@@ -81,6 +84,9 @@ class RanksAgreement(Agreement):
         from torch.distributed import TCPStore
 
         self._runs += 1
+        if len(self._past_groups) > KEPT_GROUPS:
+            gc.collect()
+            self._past_groups.clear()
         meeting = None  # a store of its own: in one that was used the addresses of the last run's group still stand
         if self.rank == 0:
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -93,6 +99,7 @@ class RanksAgreement(Agreement):
         finally:
             if not there and _default_group():
                 with suppress(Exception):  # another rank has failed, and its end of the group with it
+                    self._past_groups.append(_Group())
                     sys.modules["torch.distributed"].destroy_process_group()
             for name, value in before.items():
                 if value is None:
@@ -103,6 +110,25 @@ class RanksAgreement(Agreement):
     def _next(self) -> str:
         self._count += 1
         return f"agreed-{self._count}"
+
+
+class _Group:
+    """Outlives its users, such as DistributedDataParallel in the frames of a run that ended early.
+
+    Whoever lets go of it last waits for its threads, and these may need the interpreter's lock: a user's object holds
+    that meanwhile, and all stand still; these references of PyTorch's own do not.
+    """
+
+    def __init__(self) -> None:
+        import torch
+
+        world: Any = torch.distributed.group.WORLD
+        devices = [torch.device(kind) for kind in ("cpu", "cuda")]
+        self._backends: list[Any] = []
+        for device in devices:
+            with suppress(RuntimeError):  # it has none for that device
+                self._backends.append(world._get_backend(device))
+        self._world = world
 
 
 class Failed(msgspec.Struct, frozen=True):

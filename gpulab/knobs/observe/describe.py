@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
+import sys
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.dataloader.in_memory_dataset import Served
 from gpulab.knobs.dataloader.spawning import defined_in_main, main_can_be_imported, start_method
-from gpulab.knobs.observe.observation import ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.observe.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.run import Loader
 
 if TYPE_CHECKING:
@@ -83,7 +85,38 @@ def observed_module(module: Module, *, trained: bool, autocast_dtype: str | None
         compiled=any(map(is_compiled, module.modules())),
         trained=trained,
         autocast_dtype=autocast_dtype,
+        data_parallel=_data_parallel(module),
+        fully_sharded=_is_fully_sharded(module),
     )
+
+
+def _data_parallel(module: Module) -> ObservedDataParallel | None:
+    """Known to be one only where the code has imported it."""
+    wrapping = sys.modules.get("torch.nn.parallel.distributed")
+    if wrapping is None or not isinstance(module, wrapping.DistributedDataParallel):
+        return None
+    cap_mb = module.bucket_bytes_cap / 2**20
+    return ObservedDataParallel(
+        bucket_cap_mb=int(cap_mb) if cap_mb.is_integer() else cap_mb,
+        gradient_as_bucket_view=bool(module.gradient_as_bucket_view),
+        static_graph=bool(module.static_graph),
+        has_hook=bool(getattr(module, "_comm_hooks", None)),
+        backend=str(sys.modules["torch.distributed"].get_backend(module.process_group)),
+        bucket_count=_bucket_count(module),
+    )
+
+
+def _bucket_count(module: Any) -> int:
+    """The first bucket is smaller where the code has named no size, so that the exchange begins early."""
+    first_bytes = 2**20 if getattr(module, "bucket_bytes_cap_default", False) else module.bucket_bytes_cap
+    gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    return 1 + math.ceil(max(0, gradient_bytes - first_bytes) / max(1, module.bucket_bytes_cap))
+
+
+def _is_fully_sharded(module: Module) -> bool:
+    sharding = sys.modules.get("torch.distributed.fsdp")
+    kind = getattr(sharding, "FSDPModule", None)
+    return kind is not None and any(isinstance(part, kind) for part in module.modules())
 
 
 def is_compiled(module: Module) -> bool:

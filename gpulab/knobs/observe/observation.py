@@ -30,6 +30,20 @@ class ObservedOptimizer(Struct, frozen=True):
     takes_closure: bool  # LBFGS
 
 
+class ObservedDataParallel(Struct, frozen=True):
+    """How a DistributedDataParallel exchanges gradients. `has_hook`: by a communication hook of the code's own.
+
+    `backend` is that of its process group; `bucket_count` counts buckets as long as none is closed too early.
+    """
+
+    bucket_cap_mb: float
+    gradient_as_bucket_view: bool
+    static_graph: bool
+    has_hook: bool
+    backend: str
+    bucket_count: int
+
+
 class ObservedModule(Struct, frozen=True):
     """One outermost module that was called. `memory_format`: of its 4-dimensional weights, None without any."""
 
@@ -41,6 +55,8 @@ class ObservedModule(Struct, frozen=True):
     compiled: bool
     trained: bool  # a backward pass followed while it was in training mode
     autocast_dtype: str | None  # autocast was on when it was called: "bfloat16", "float16"
+    data_parallel: ObservedDataParallel | None = None  # None: it is no DistributedDataParallel
+    fully_sharded: bool = False  # some part of it is under FSDP2's `fully_shard`
 
 
 class Observation(Struct, frozen=True):

@@ -1,0 +1,1 @@
+"""Knobs of training in several ranks."""

@@ -1,0 +1,133 @@
+"""Local SGD: each rank steps by itself, and every k steps the ranks take the mean of their weights.
+
+Sources: Stich, "Local SGD Converges Fast and Communicates Little" (2019); PyTorch, `PeriodicModelAverager`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from threading import get_ident
+from typing import TYPE_CHECKING, Any
+
+from gpulab.knobs.distributed.ddp_options import NO_DDP, data_parallel
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe.observation import Observation
+from gpulab.run import Run
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.patching import replaced
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+AVERAGED, LOCAL = "averages", "local steps"
+
+
+class LocalSgd(Knob):
+    """No gradient is exchanged; the weights are, every k-th step."""
+
+    name = "local_sgd"
+    title = "Local SGD"
+    help = "Steps between two averages of all ranks' weights, in place of exchanging gradients in each step"
+    kind: Kind = "module call"
+    options: tuple[Value, ...] = (1, 2, 4, 8, 16)
+    climb_values = (8,)
+    changes_training = "the ranks' weights differ between two averages"
+    aliases = ("localsgd", "periodic_averaging")
+    helps_against: Mapping[str, int] = {"exposed_communication": 4, "straggler": 2}
+
+    def value_in(self, observation: Observation) -> Value | None:
+        return 1 if data_parallel(observation) is not None else None
+
+    def refuses(self, observation: Observation, value: Value) -> str | None:
+        return None if value == 1 or data_parallel(observation) is not None else NO_DDP
+
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
+        effects = KnobEffects()
+        if int(value) == 1:
+            yield effects
+            return
+        averaging = Averaging(int(value), effects)
+        with ExitStack() as undo:
+            undo.callback(averaging.put_back)
+            undo.enter_context(averaging.kept_local())
+            undo.enter_context(around_steps(HookOrder.OPTIONS, averaging))
+            yield effects
+
+    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        local, averages = effects.counts.get(LOCAL, 0), effects.counts.get(AVERAGED, 0)
+        if value == 1:
+            return Verification("took effect", "gradients were exchanged in each step")
+        if not local:
+            return Verification("no effect", "; ".join(effects.refused) or NO_DDP)
+        return Verification("took effect", f"{local} steps without an exchange, {averages} averages of the weights")
+
+    def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
+        if value == 1:
+            return CodeEdit("# leave no_sync() and the averager out")
+        return CodeEdit(
+            "from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager\n"
+            f"averager = PeriodicModelAverager(period={value})\n"
+            "with model.no_sync():  # each step: the forward and the backward pass\n"
+            "    loss = …\n"
+            "    loss.backward()\n"
+            "optimizer.step()\n"
+            "averager.average_parameters(model.parameters())"
+        )
+
+
+class Averaging(Watcher):
+    """Keeps gradients from being exchanged, and averages the weights after every k-th step."""
+
+    def __init__(self, period: int, effects: KnobEffects) -> None:
+        self._period = period
+        self._effects = effects
+        self._models: dict[int, Any] = {}
+        self._steps: dict[int, int] = {}
+
+    @contextmanager
+    def kept_local(self) -> Iterator[None]:
+        """Each DistributedDataParallel that this thread calls behaves as within its `no_sync`."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        thread = get_ident()
+
+        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+            @functools.wraps(original)
+            def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
+                if get_ident() == thread:
+                    self._models.setdefault(id(model), model)
+                    model.require_backward_grad_sync = False
+                return original(model, *args, **kwargs)
+
+            return forward
+
+        with replaced(DistributedDataParallel, "forward", wrap):
+            yield
+
+    def after(self, optimizer: Optimizer) -> None:
+        """A step of some model's weights."""
+        own = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        for key, model in self._models.items():
+            if not any(id(p) in own for p in model.parameters()):
+                continue
+            self._effects.count(LOCAL)
+            self._steps[key] = self._steps.get(key, 0) + 1
+            if self._steps[key] % self._period == 0:
+                self._average(model)
+
+    def _average(self, model: Any) -> None:
+        from torch.distributed.algorithms.model_averaging.utils import average_parameters
+
+        average_parameters(iter(p for p in model.parameters() if p.requires_grad), model.process_group)
+        self._effects.count(AVERAGED)
+
+    def put_back(self) -> None:
+        for model in self._models.values():
+            model.require_backward_grad_sync = True
+            model.require_forward_param_sync = True
+
+
+LOCAL_SGD = LocalSgd()
