@@ -33,8 +33,8 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
-    from gpulab.api.ranked_experiment import RankedExperiment
     from gpulab.api.profile import profile
+    from gpulab.api.ranked_experiment import RankedExperiment
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
     from gpulab.tuning.function_code import TextCode
@@ -112,7 +112,7 @@ LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two b
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _OF_CLUSTERS = ("nodes", "time", "sbatch")
-_OF_EACH_RANK = ("name", "steps", "warmup", "trace_steps", "no_trace", "whole")
+_OF_EACH_RANK = ("name", "steps", "warmup", "trace_steps", "no_trace", "whole", "set")
 
 
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
@@ -330,6 +330,7 @@ class GPUProfile(Magics):
             asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
         ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
         if not any(getattr(options, name) for name in _COMPARING):
+            self._request(options).plan(code.variables)
             return Ranked(ready, give)
         from gpulab.api.ranked_experiment import RankedExperiment
         from gpulab.tuning.runner import check_plan

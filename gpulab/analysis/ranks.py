@@ -26,6 +26,8 @@ class RankFacts(Struct, frozen=True):
     `communication_us` is the time in which a communication kernel ran; `exposed_us` is the part with no compute kernel
     beside it, `overlapped_us` the rest. `waiting_us` is the part of the communication kernels' time spent waiting for
     the slowest rank, `transfer_us` what is left; None where the ranks' collectives do not match.
+
+    `collectives_per_step` counts them; `samples_per_step` is None where that is not known.
     """
 
     rank: int
@@ -36,6 +38,15 @@ class RankFacts(Struct, frozen=True):
     overlapped_us: float
     waiting_us: float | None
     transfer_us: float | None
+    collectives_per_step: float = 0.0
+    samples_per_step: float | None = None
+
+    @property
+    def transfer_us_of_each(self) -> float | None:
+        """Of one collective, without waiting."""
+        if self.transfer_us is None or not self.collectives_per_step:
+            return None
+        return self.transfer_us / self.collectives_per_step
 
 
 class RankComparison(Struct, frozen=True):
@@ -88,8 +99,8 @@ def compare_ranks(
     mismatch = _mismatch(kernels)
     transfer = _shortest(kernels) if mismatch is None else {}
     ranks = tuple(
-        _rank(rank, timelines[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)
-        for rank in accounts
+        _rank(rank, facts[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)
+        for rank in timelines
     )
     count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
     trust = job_integrity(problems)
@@ -152,9 +163,9 @@ def _shortest(kernels: Mapping[int, Collectives]) -> Collectives:
     return {name: np.min([by_name[name] for by_name in kernels.values()], axis=0) for name in names}
 
 
-def _rank(
-    rank: int, timeline: Timeline, account: Breakdown, own: Collectives, transfer: Collectives | None
-) -> RankFacts:
+def _rank(rank: int, figures: Facts, account: Breakdown, own: Collectives, transfer: Collectives | None) -> RankFacts:
+    timeline = figures.run.timeline
+    assert timeline is not None
     (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
     communication = clip(spans.covered(timeline, mine), start, end)
@@ -176,7 +187,15 @@ def _rank(
         overlapped_us=per_step(overlapped),
         waiting_us=None if moved is None else per_step(spent - moved),
         transfer_us=None if moved is None else per_step(moved),
+        collectives_per_step=sum(len(d) for d in own.values()) / steps,
+        samples_per_step=_samples_per_step(figures),
     )
+
+
+def _samples_per_step(figures: Facts) -> float | None:
+    rows = figures.selection.rows if len(figures.selection.rows) else figures.run.traced_rows
+    counts = figures.run.steps.sample_count[rows]
+    return float(counts.mean()) if len(counts) and (counts > 0).all() else None
 
 
 def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:

@@ -32,7 +32,7 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.notebook_source import notebook_source
-from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit, submit_words
+from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks
 from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
@@ -130,12 +130,12 @@ class RankedCell(Struct, frozen=True):
             return own_id, RankProcesses(words, _environment(self.ranks), folder / "logs")
         script = folder / BATCH
         own = {"PYTHONPATH": _own_modules(), "GPULAB_DIR": str(default_root().parent)}
-        script.write_text(batch_script(self.allocation, own_id, target, folder, own), encoding="utf-8")
-        words = submit_words(self.allocation, script, folder / "output.txt")
+        script.write_text(batch_script(self.allocation, own_id, target, folder, own, tasks), encoding="utf-8")
+        words = submit_words(self.allocation, script, tasks)
         submitted = submit(words)
         shown = f"{shlex.join(words)}\n\n{script.read_text(encoding='utf-8')}"
         print(f"Slurm job {submitted.number} runs this file; Stop cancels it.\n\n{shown}")
-        return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, folder / "output.txt")
+        return f"slurm-{submitted.number}.0-{own_id}", SlurmProcesses(submitted, outputs(folder, tasks))
 
     @contextmanager
     def folder(self, own_id: str) -> Iterator[Path]:

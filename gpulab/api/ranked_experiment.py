@@ -1,4 +1,4 @@
-"""`%%gpuprofile --ab … --ranks N`: the cell as written and changed, in turn in the same processes, and one comparison."""
+"""`%%gpuprofile --ab … --ranks N`: the cell as written and changed, in turn in the same processes, then one result."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from msgspec import Struct
 from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, experiments
 from gpulab.api.reading import runs
-from gpulab.errors import StoreError, UsageError
+from gpulab.errors import UsageError
 from gpulab.store.folders import Store, new_id
 from gpulab.tuning.interrupts import Interrupted
 from gpulab.tuning.kept_experiment import decoded, joined
@@ -62,7 +62,7 @@ class RankedExperiment(Struct, frozen=True):
 
     def _begun(self, own_id: str, folder: Path) -> tuple[str, Processes]:
         (folder / PLAN).write_bytes(msgspec.json.encode(self.request))
-        return self.cell.begun(own_id, folder, {"plan": folder / PLAN}, tasks=len(self._tasks))
+        return self.cell.begun(own_id, folder, {"plan": folder / PLAN, "set": None}, tasks=len(self._tasks))
 
     def _result(self, folder: Path, followed: Followed) -> Experiment:
         from gpulab.cli.rank_experiment import places

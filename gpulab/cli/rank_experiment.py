@@ -1,4 +1,4 @@
-"""One rank of an experiment: it runs the cell under all settings together with the other ranks; the first one reports."""
+"""One rank of an experiment: it runs the cell under all settings together with the others; the first one reports."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, 
     if number is not None:
         request = msgspec.structs.replace(request, only=number)
     result, progress, agreed = places(options.plan.parent, number)
-    code = _code(text, namespace, file)
+    code = cell_code(text, namespace, file)
     ranks = RanksAgreement(agreed)
     runner = Runner(code, request.plan(code.variables), ranks=ranks)
     if ranks.rank == 0:
@@ -63,7 +63,7 @@ def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, 
     return 0
 
 
-def _code(text: str, namespace: dict[str, Any], file: str) -> TextCode:
+def cell_code(text: str, namespace: dict[str, Any], file: str) -> TextCode:
     """The cell under the file name by which its lines are to be shown."""
 
     def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:

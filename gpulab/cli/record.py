@@ -10,10 +10,10 @@ import linecache
 import os
 import platform
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.profile import profile
@@ -24,13 +24,16 @@ from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.following import followed_ranks, is_rank
 from gpulab.launch.launcher import end_with_launcher, record_words
-from gpulab.run import Run
+from gpulab.run import Change, Run
 from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
 from gpulab.user_code import runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
+
+if TYPE_CHECKING:
+    from gpulab.tuning.single_run import Changing
 
 runs_users_code(__file__)
 
@@ -52,6 +55,14 @@ def record(options: argparse.Namespace) -> int:
         _require_folder(path)
     if options.plan is not None:
         return _experiment(options, script)
+    if options.set:
+        try:
+            script.prepare()
+            script.change(options.set)
+        except BaseException as e:
+            if e is not script.raised:
+                raise
+            return script.status(e)
     terminal = sys.stderr  # the script may redirect it
     raised: BaseException | None = None
     shown: list[int] = []  # the status of the report: in the middle of the script where that is asked to end
@@ -68,10 +79,13 @@ def record(options: argparse.Namespace) -> int:
         show=False,
         source="script" if options.before is None else "cell",
         code=script.text,
+        changes=script.changes,
+        knobs=script.knobs,
         terminated=lambda: shown.append(0 if options.silent else _show_recorded(profiled.report, options, terminal)),
     )
     try:
-        script.prepare()
+        if not options.set:
+            script.prepare()
     except BaseException as e:
         if e is not script.raised:
             raise
@@ -164,7 +178,31 @@ class _Script:
         self._path = path
         self._args = args
         self._main = ModuleType("__main__")
+        self._changing: Changing | None = None
         self.raised: BaseException | None = None
+
+    def change(self, settings: Sequence[str]) -> None:
+        """Let a cell, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
+        from gpulab.cli.rank_experiment import cell_code
+        from gpulab.knobs.catalogue import parse_settings
+        from gpulab.tuning.plan import Arm
+        from gpulab.tuning.single_run import Changing
+
+        code = cell_code(self.text, self.namespace, os.path.basename(self._path))
+        names = code.variables
+        self._changing = Changing(Arm(parse_settings(settings, names.has, names.names)), code)
+        if self._changing.decided.refused:
+            raise UsageError(f"{self._changing.decided.refused}.")
+
+    @property
+    def changes(self) -> Callable[[Run], tuple[Change, ...]] | None:
+        """Whether they took effect in a run; None where nothing is changed."""
+        return None if self._changing is None else self._changing.changes
+
+    @property
+    def knobs(self) -> dict[str, str] | None:
+        """The settings as shown."""
+        return None if self._changing is None else {d.name: d.shown for d in self._changing.decided.names}
 
     @property
     def text(self) -> str:
@@ -196,7 +234,19 @@ class _Script:
     def run(self) -> None:
         """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
         absolute = os.path.abspath(self._path)
-        self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
+        if self._changing is not None:
+            self._run_changed(self._changing)
+        else:
+            self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
+
+    def _run_changed(self, changing: Changing) -> None:
+        with changing.applied() as code:
+            try:
+                code.run()
+            except BaseException as e:
+                if not (isinstance(e, SystemExit) and e.code in (None, 0)):
+                    self.raised = e
+                    raise
 
     def _show_lines(self, source: bytes, file: str) -> None:
         """A cell's files lie in a folder that only gpulab knows: their lines are known by the bare names."""

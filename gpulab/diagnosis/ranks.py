@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for
-from gpulab.diagnosis.rules.distributed import exposed_between_ranks, straggler
+from gpulab.diagnosis.rules.distributed import exposed_between_ranks, small_collectives, straggler, uneven_data
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import percent
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -35,7 +35,12 @@ def diagnose_ranks(
         if comparison.straggler is not None
         else None
     )
+    if slowest is not None and comparison.straggler is not None:
+        slowest = uneven_data(comparison, slowest, comparison.straggler, thresholds) or slowest
     exposed = exposed_between_ranks(comparison, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
+    if exposed is not None:
+        exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
+        exposed = small_collectives(comparison, thresholds, exposed) or exposed
     findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
     causes = _with_sequels(sorted(findings, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
     return Diagnosis(causes or (_in_step(comparison, each or {}),), (), step_us, step_us)

@@ -180,12 +180,17 @@ def line_of(text: str, *, is_error: bool) -> Line:
 
 
 def record_words(options: Mapping[str, object], target: Sequence[str]) -> list[str]:
-    """What each rank runs: `gpulab record` with these options (None, False and "" are left out) on a script."""
+    """What each rank runs: `gpulab record` with these options (None, False and "" are left out) on a script.
+
+    An option whose value is a list is given once for each of its words.
+    """
     words = ["-m", "gpulab", "record"]
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
+        elif isinstance(value, list):
+            words += [word for one in value for word in (flag, str(one))]
         elif value is not None and value is not False and value != "":
             words += [flag, str(value)]
     return [*words, *target]

@@ -87,11 +87,12 @@ class Job(Struct, frozen=True):
 
 
 def batch_script(
-    asked: Allocation, job_id: str, target: Sequence[str], folder: Path, environment: Mapping[str, str]
+    asked: Allocation, job_id: str, target: Sequence[str], folder: Path, environment: Mapping[str, str], tasks: int = 1
 ) -> str:
     """The file that sbatch takes: one agent of torchrun on each node, which all meet at the first.
 
     `target` is what each rank runs; `environment` what it needs beside what Slurm hands on; output goes to `folder`.
+    Several `tasks` are an array: that many jobs of the same file, each on nodes of its own.
     """
     quoted = shlex.quote
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", '"$address:$port"', "--rdzv-id", quoted(job_id)]
@@ -104,6 +105,7 @@ def batch_script(
         f"#SBATCH --nodes={asked.nodes}",
         "#SBATCH --ntasks-per-node=1",
         f"#SBATCH --time={asked.minutes}",
+        *([f"#SBATCH --array=0-{tasks - 1}"] if tasks > 1 else []),
         "",
         f"unset {' '.join((VARIABLE, *OF_THE_KERNEL))}",
         *(f"export {name}={quoted(value)}" for name, value in variables.items()),
@@ -131,9 +133,16 @@ class Submitted(Struct, frozen=True):
         return [f"--clusters={self.cluster}"] if self.cluster else []
 
 
-def submit_words(asked: Allocation, script: Path, output: Path) -> list[str]:
+def outputs(folder: Path, tasks: int = 1) -> list[Path]:
+    """The files with what the job prints, one of each task of an array."""
+    return [folder / "output.txt"] if tasks == 1 else [folder / f"output-{task}.txt" for task in range(tasks)]
+
+
+def submit_words(asked: Allocation, script: Path, tasks: int = 1) -> list[str]:
     """The command that submits it: what may have spaces stands here, for a `#SBATCH` line knows no quotes."""
-    return ["sbatch", "--parsable", f"--output={str(output).replace('%', '%%')}", *asked.words, str(script)]
+    folder = str(script.parent).replace("%", "%%")
+    output = f"{folder}/output.txt" if tasks == 1 else f"{folder}/output-%a.txt"
+    return ["sbatch", "--parsable", f"--output={output}", *asked.words, str(script)]
 
 
 def submit(words: Sequence[str]) -> Submitted:
@@ -147,13 +156,13 @@ def submit(words: Sequence[str]) -> Submitted:
 
 
 def look(job: Submitted) -> Job | None:
-    """Where a job stands; None where Slurm does not answer just now."""
+    """Where a job stands; None where Slurm does not answer just now. An array is over when all of its tasks are."""
     asked = ["--noheader", "--states=all", "--jobs", job.number, "--format=%T|%r"]
     said = _slurm("squeue", *job.place, *asked)
     lines = [line for line in said.stdout.splitlines() if "|" in line]
     if said.returncode == 0 and lines:
-        state, _, reason = lines[0].strip().partition("|")
-        return Job(state, reason)
+        jobs = [Job(state, reason) for state, _, reason in (line.strip().partition("|") for line in lines)]
+        return min(jobs, key=lambda job: (job.is_over, job.state != "RUNNING", job.state == "COMPLETED"))
     if "Invalid job id" in said.stderr or (said.returncode == 0 and not lines):
         return Job("COMPLETED")  # long ago: it has left Slurm's list
     return None
@@ -179,14 +188,13 @@ def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 class SlurmProcesses:
-    """The ranks of a submitted job, followed through Slurm and the file with their output."""
+    """The ranks of a submitted job, followed through Slurm and the files with their output."""
 
-    def __init__(self, submitted: Submitted, output: Path) -> None:
+    def __init__(self, submitted: Submitted, outputs: Sequence[Path]) -> None:
         self.job = Job("PENDING")
         self._submitted = submitted
-        self._output = output
-        self._offset = 0
-        self._rest = b""
+        self._offsets = dict.fromkeys(outputs, 0)
+        self._rests = dict.fromkeys(outputs, b"")
         self._asked_s = 0.0
         self._answered_s = time.monotonic()
         self._is_given_up = False
@@ -240,10 +248,14 @@ class SlurmProcesses:
             self.job, self._answered_s = job, time.monotonic()
 
     def _new_lines(self) -> Iterator[Line]:
-        with contextlib.suppress(OSError), self._output.open("rb") as file:
-            file.seek(self._offset)
+        for output in self._offsets:
+            yield from self._new_lines_of(output)
+
+    def _new_lines_of(self, output: Path) -> Iterator[Line]:
+        with contextlib.suppress(OSError), output.open("rb") as file:
+            file.seek(self._offsets[output])
             new = file.read()
-            self._offset += len(new)
-            *whole, self._rest = (self._rest + new).split(b"\n")
+            self._offsets[output] += len(new)
+            *whole, self._rests[output] = (self._rests[output] + new).split(b"\n")
             for raw in whole:
                 yield line_of(raw.decode("utf-8", "replace"), is_error=False)

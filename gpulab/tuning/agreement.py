@@ -1,4 +1,4 @@
-"""What several ranks that run one experiment have to agree on: each decision is the first one's, each failure everyone's.
+"""What the ranks of one experiment have to agree on: each decision is the first one's, each failure everyone's.
 
 A rank that ends a run earlier than the others leaves them waiting in a collective. So nothing ends a run of ranks by
 the clock: it has as many steps on all of them, and whether another one follows is decided between two runs.
@@ -54,7 +54,7 @@ class RanksAgreement(Agreement):
     """Of the ranks that torchrun has started, by a file that all of them see. Imports torch."""
 
     def __init__(self, file: Path, environment: Mapping[str, str] = os.environ) -> None:
-        from torch.distributed import FileStore
+        from torch.distributed import FileStore  # type: ignore[attr-defined]
 
         self.rank, self.size = int(environment["RANK"]), int(environment["WORLD_SIZE"])
         self._store: Any = FileStore(str(file), self.size)
@@ -81,7 +81,7 @@ class RanksAgreement(Agreement):
     @contextmanager
     def one_run(self) -> Iterator[None]:
         """The code may begin a process group inside, as in a process of its own; it is gone at the end."""
-        from torch.distributed import TCPStore
+        from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._runs += 1
         if len(self._past_groups) > KEPT_GROUPS:
@@ -141,8 +141,8 @@ class Failed(msgspec.Struct, frozen=True):
 
 def first_failure(ranks: Agreement, words: str) -> Failed | None:
     """Whose failure came first, of what each rank says of its own run (empty: it went well)."""
-    said = ranks.of_all([words, time.time()])
-    failed = [Failed(rank, str(text), float(when)) for rank, (text, when) in enumerate(said) if text]
+    failures: list[list[Any]] = ranks.of_all([words, time.time()])
+    failed = [Failed(rank, str(text), float(when)) for rank, (text, when) in enumerate(failures) if text]
     return min(failed, key=lambda one: one.when_s, default=None)
 
 

@@ -1,4 +1,4 @@
-"""An experiment as bytes: another process, or another machine, ran it. Its full runs are stored beside, by their ids."""
+"""An experiment as bytes: another process, or another machine, ran it. Its full runs are stored under their ids."""
 
 from __future__ import annotations
 

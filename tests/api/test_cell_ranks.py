@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -62,13 +64,14 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]
         yield started
 
 
-def of_ranks() -> list[str]:
-    """Processes of any rank that are still there."""
+def of_ranks(folder: Path | None = None) -> list[str]:
+    """Processes of any rank that a notebook, or the one in that folder, has started and that are still there."""
     here = []
     for process in psutil.process_iter(["cmdline"]):
         line = " ".join(process.info["cmdline"] or ())
-        if "gpulab-ranks-" in line:
-            here.append(line)
+        with suppress(psutil.Error):
+            if "gpulab-ranks-" in line and process.environ().get("GPULAB_DIR", "").startswith(str(folder or "")):
+                here.append(line)
     return here
 
 
@@ -81,7 +84,7 @@ def test_a_straggler_is_named_in_one_report(session: KernelSession) -> None:
     assert "2 of 2 ranks" in said and "rank 1" in said
     assert session.value("[gpulab.runs[-1].job.rank, gpulab.runs[-1].source]") == [0, "cell"]
     assert not any(session.left_behind().values())
-    assert not of_ranks()
+    assert not of_ranks(session.folder)
 
 
 def test_what_lives_in_the_notebook_is_refused(session: KernelSession) -> None:
@@ -100,7 +103,7 @@ def test_options_that_cannot_be(session: KernelSession, line: str) -> None:
 def test_a_rank_that_fails_is_shown_with_its_line(session: KernelSession) -> None:
     answer = session.run(FAILING)
     assert "[rank 1] KeyError: 'sample 13'" in answer.stderr and "cell.py" in answer.stderr
-    assert not of_ranks()
+    assert not of_ranks(session.folder)
 
 
 def test_stop_ends_all_ranks_and_keeps_their_runs(session: KernelSession) -> None:
@@ -110,7 +113,7 @@ def test_stop_ends_all_ranks_and_keeps_their_runs(session: KernelSession) -> Non
     answer = session.finish(running)
     assert answer.error is not None and answer.error[0] == "Interrupted"
     assert session.value("gpulab.runs[-1].outcome") in ("interrupted", "failed")
-    assert not of_ranks()
+    assert not of_ranks(session.folder)
 
 
 HANGING = """%%gpuprofile --ranks 2
@@ -131,7 +134,7 @@ def test_a_second_stop_ends_ranks_that_hang(session: KernelSession) -> None:
     session.interrupt()
     answer = session.finish(running)
     assert answer.error is not None and answer.error[0] in ("Interrupted", "KeyboardInterrupt")
-    assert not of_ranks()
+    assert not of_ranks(session.folder)
 
 
 def test_a_notebook_in_a_cluster_job_knows_its_own_ranks(session: KernelSession) -> None:

@@ -74,13 +74,24 @@ def test_stop_cancels_and_keeps_the_runs(session: KernelSession) -> None:
         ("--on slurm --sbatch=--partition=none", "Slurm does not take the job"),
         ("--on slurm --sbatch=--bogus", "Slurm does not take the job"),
         ("--nodes 2", "--nodes belongs to a cluster"),
-        ("--on slurm --ab workers=2", "--ab and --on contradict each other"),
+        ("--on slurm --no-save", "--no-save and --on contradict each other"),
+        ("--on slurm --ab later_s=2", "later_s is neither a knob nor a variable of the code"),
         ("--on kubernetes", "--on"),
     ],
 )
 def test_what_slurm_refuses_is_in_its_words(session: KernelSession, line: str, words: str) -> None:
     answer = session.run(f"%%gpuprofile {line}\ntrain(1)")
     assert words in " ".join(answer.stderr.split()), answer.stderr
+    assert not (session.folder / "store" / "jobs").exists()
+
+
+def test_a_sweep_is_one_array_and_one_comparison(session: KernelSession) -> None:
+    said = texts(session, "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 3\ntrain(40)")
+    assert "#SBATCH --array=0-1" in said and "late_s=0.0" in said and "late_s=0.3" in said
+    shown = session.value("[[c.verdict, c.pairs, c.evidence] for c in gpulab.experiments[-1].comparisons]")
+    assert shown == [["faster", 3, "interleaved"], ["slower", 3, "interleaved"]]
+    ids = session.value("[side.facts.run.job.id for side in gpulab.experiments[-1].result.sides]")
+    assert len(set(ids)) == 3 and all(".0-cell-" in i for i in ids), "each full run is a job of its own"
     assert not (session.folder / "store" / "jobs").exists()
 
 
@@ -130,8 +141,8 @@ def test_the_batch_script_quotes_what_it_is_given(tmp_path: Path) -> None:
     text = batch_script(asked, "job 1", ["-m", "it's"], folder, {"A": "$(x)"})
     assert "#SBATCH --nodes=2" in text and "#SBATCH --time=7" in text and "--nproc-per-node 2" in text
     assert "export A='$(x)'" in text and "'job 1'" in text and f"'{folder}/logs'" in text
-    words = submit_words(asked, folder / "job.sbatch", folder / "100 %.txt")
-    assert words[2:5] == [f"--output={folder}/100 %%.txt", "--gres=gpu:2", "--comment=two words"]
+    words = submit_words(asked, folder / "100 %" / "job.sbatch")
+    assert words[2:5] == [f"--output={folder}/100 %%/output.txt", "--gres=gpu:2", "--comment=two words"]
     with pytest.raises(UsageError, match="no closing quotation"):
         _ = Allocation(1, more="--comment='x").words
     assert subprocess.run(["bash", "-n"], input=text, text=True).returncode == 0

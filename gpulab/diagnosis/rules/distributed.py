@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.context import RuleContext
@@ -85,6 +86,56 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None) -> Fin
     )
 
 
+def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds: Thresholds) -> Finding | None:
+    """The others wait for the rank that has more samples in a step. `late`: what is known of that rank."""
+    samples = {r.rank: r.samples_per_step for r in ranks.ranks}
+    own, others = samples[late_rank], [s for rank, s in samples.items() if rank != late_rank and s is not None]
+    if own is None or len(others) + 1 < len(samples):
+        return None
+    usual = float(np.median(others))
+    if own < usual * (1 + thresholds.uneven_samples):
+        return None
+    return replace(
+        late,
+        key="uneven_data",
+        summary=f"{late.summary.rstrip('.')}. It has {own / usual:.3g} times as many samples in a step as they have.",
+        evidence=(
+            Evidence(f"rank {late_rank} has {own:.4g} samples in a step, the others {usual:.4g} (median)"),
+            *late.evidence,
+        ),
+        cure="Give each rank the same number of samples: DistributedSampler with drop_last=True, the same batch size "
+        "on all ranks, and where samples differ in length, batches of the same number of tokens.",
+    )
+
+
+def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Finding) -> Finding | None:
+    """The exchange is many small ones, each of which takes as long as a larger one would. `exposed`: all of it."""
+    each = [r.transfer_us_of_each for r in ranks.ranks]
+    counts = [r.collectives_per_step for r in ranks.ranks]
+    on_gpu = any(r.breakdown.device_index is not None for r in ranks.ranks)
+    most_us = thresholds.small_collective_gpu_us if on_gpu else thresholds.small_collective_cpu_us
+    times = [us for us in each if us is not None]
+    if len(times) < len(each) or min(counts) < thresholds.small_collectives or float(np.median(times)) > most_us:
+        return None
+    count, time_us = float(np.median(counts)), float(np.median(times))
+    return replace(
+        exposed,
+        key="small_collectives",
+        summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small exchanges.",
+        evidence=(
+            Evidence(
+                f"{count:.0f} collectives in each step, {duration(time_us)} each without waiting (medians): most of "
+                "that is the way, not the load"
+            ),
+            *exposed.evidence,
+        ),
+        cure="Exchange more at once. Gradients: DistributedDataParallel with larger buckets (bucket_cap_mb=25 is "
+        "PyTorch's own), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
+        "exchange that every few steps.",
+        settings=(("bucket_cap_mb", "25"),),
+    )
+
+
 def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_us: float) -> Finding | None:
     """Exchange that nothing hides; what of it is waiting for the straggler is the straggler's."""
     share = float(np.median([r.exposed_us / r.step_us for r in ranks.ranks]))
@@ -119,4 +170,6 @@ def _waiting_share(rank: RankFacts) -> float:
 FINDINGS = (
     FindingKind("exposed_communication", "exchanging data with other ranks", exposed_communication, of_job=True),
     FindingKind("straggler", "waiting for the slowest rank", of_job=True),
+    FindingKind("uneven_data", "waiting for the rank with more samples", of_job=True),
+    FindingKind("small_collectives", "many small exchanges with other ranks", of_job=True),
 )

@@ -108,9 +108,10 @@ def _data_parallel(module: Module) -> ObservedDataParallel | None:
 
 def _bucket_count(module: Any) -> int:
     """The first bucket is smaller where the code has named no size, so that the exchange begins early."""
-    first_bytes = 2**20 if getattr(module, "bucket_bytes_cap_default", False) else module.bucket_bytes_cap
-    gradient_bytes = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
-    return 1 + math.ceil(max(0, gradient_bytes - first_bytes) / max(1, module.bucket_bytes_cap))
+    first_bytes: int = 2**20 if getattr(module, "bucket_bytes_cap_default", False) else module.bucket_bytes_cap
+    gradient_bytes: int = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
+    cap_bytes = max(1, int(module.bucket_bytes_cap))
+    return 1 + math.ceil(max(0, gradient_bytes - first_bytes) / cap_bytes)
 
 
 def _is_fully_sharded(module: Module) -> bool:
