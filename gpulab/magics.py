@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
     from gpulab.api.ranked_experiment import RankedExperiment
+    from gpulab.api.ranks_sweep import RanksSweep
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
     from gpulab.tuning.function_code import TextCode
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
     from gpulab.tuning.plan_request import PlanRequest
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.scaling import ScalingView
 
 runs_users_code(__file__)
 
@@ -137,16 +139,22 @@ class Comparing(Struct, frozen=True):
 class Ranked(Struct, frozen=True):
     """A cell that is ready to run in several ranks."""
 
-    cell: RankedCell | RankedExperiment
+    cell: RankedCell | RankedExperiment | RanksSweep
     give: bool
 
-    def run(self) -> Ranks | Compared | None:
+    def run(self) -> Ranks | Compared | ScalingView | None:
         """Run and show it; what came of it, where that was asked for."""
         try:
             result = self.cell.run()
         except GpulabError as e:
             raise LineError(str(e)) from None
         return result if self.give else None
+
+
+def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
+    """Whether the number of ranks is to be swept, which is no variable of the cell."""
+    asks = any(word.partition("=")[0].strip() == "ranks" for word in options.sweep or ())
+    return asks and not code.variables.has("ranks")
 
 
 @contextmanager
@@ -268,7 +276,7 @@ class GPUProfile(Magics):
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
-            if options.ranks is not None or options.on is not None:
+            if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
                 return self._ranked(options, code, parsed, give, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
                 return self._comparing(options, code, give)
@@ -312,12 +320,17 @@ class GPUProfile(Magics):
         local_ns: dict[str, Any] | None,
     ) -> Ranked:
         from gpulab.api.cell_ranks import RankedCell
+        from gpulab.api.ranks_sweep import NAME, RanksSweep, counts_of
 
+        counts = counts_of(options.sweep or []) if not code.variables.has(NAME) else None
+        if counts is not None and (options.ranks is not None or options.on is not None):
+            raise UsageError("--sweep ranks=… says how many ranks run, on this machine: leave --ranks and --on out.")
         given = {name: getattr(options, name) for name in _OF_EACH_RANK}
         for name in ("steps", "warmup", "trace_steps"):
             given[name] = getattr(self, name) if given[name] is None else given[name]
         given["no_live"] = options.no_live or not self.live
         given |= {"device": options.device or self.device, "no_trace": options.no_trace or not self.trace}
+        given["no_trace"] = given["no_trace"] or counts is not None
         shell: Any = self.shell
         namespace = {**shell.user_ns, **(local_ns or {})}
         cells = [cell for cell in shell.user_ns.get("In", []) if isinstance(cell, str)]
@@ -329,6 +342,8 @@ class GPUProfile(Magics):
 
             asked = Allocation(ranks, options.nodes or 1, options.time or Allocation(1).minutes, options.sbatch or "")
         ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
+        if counts is not None:
+            return Ranked(RanksSweep(ready, counts, options.pairs, options.budget, options.all), give)
         if not any(getattr(options, name) for name in _COMPARING):
             self._request(options).plan(code.variables)
             return Ranked(ready, give)

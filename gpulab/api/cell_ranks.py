@@ -91,14 +91,9 @@ class RankedCell(Struct, frozen=True):
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
         raised. Raises UsageError where no rank came as far as a run.
         """
-        own_id = f"cell-{new_id()}"
         watches = not self.options.get("no_live") and in_notebook()
         followed = Followed(_Watched if watches else None)
-        with self.folder(own_id) as folder:
-            followed.to_end(lambda: self.begun(own_id, folder))
-            if followed.may_go_on:
-                (folder / KEPT).touch()
-        ranks = self._runs(followed)
+        ranks = self._recorded(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
         shown = report(ranks)
@@ -108,6 +103,22 @@ class RankedCell(Struct, frozen=True):
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         return ranks
+
+    def recorded(self, *, quiet: bool) -> Ranks:
+        """Run it and show no report; where `quiet` not even what the ranks print. Raises as `run` does."""
+        followed = Followed(None, quiet=quiet)
+        ranks = self._recorded(followed)
+        if followed.interrupted:
+            raise Interrupted(_STOPPED)
+        return ranks
+
+    def _recorded(self, followed: Followed) -> Ranks:
+        own_id = f"cell-{new_id()}"
+        with self.folder(own_id) as folder:
+            followed.to_end(lambda: self.begun(own_id, folder))
+            if followed.may_go_on:
+                (folder / KEPT).touch()
+        return self._runs(followed)
 
     def begun(
         self, own_id: str, folder: Path, more: Mapping[str, object] | None = None, tasks: int = 1
@@ -223,9 +234,10 @@ class _Watched:
 class Followed:
     """A job that is begun, whose output is handed on to the end, and that hears of interrupts all the while."""
 
-    def __init__(self, watch: Callable[[str, Processes], Watching] | None) -> None:
-        """`watch` makes the view of a job, from its id."""
+    def __init__(self, watch: Callable[[str, Processes], Watching] | None, *, quiet: bool = False) -> None:
+        """`watch` makes the view of a job, from its id. `quiet`: what the ranks print is not handed on."""
         self._watch = watch
+        self._quiet = quiet
         self._processes: Processes | None = None
         self.watched: Watching | None = None
         self.job_id = ""
@@ -271,6 +283,8 @@ class Followed:
             self.own_words.append(line.text)
             return
         self.said = True
+        if self._quiet and not line.is_error:
+            return
         print(f"[rank {line.rank}] {line.text}", file=sys.stderr if line.is_error else sys.stdout)
 
 

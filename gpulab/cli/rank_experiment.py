@@ -55,6 +55,7 @@ def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, 
         experiment = runner.run()
     if ranks.rank == 0:
         replace_whole(result, encoded(experiment))
+    ranks.let_go()
     if runner.error is not None:
         if isinstance(runner.error, UsageError):
             raise runner.error

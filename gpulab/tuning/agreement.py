@@ -10,13 +10,15 @@ import gc
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+
+from gpulab.torch_hooks.patching import replaced
 
 Agreed = TypeVar("Agreed")
 
@@ -61,7 +63,7 @@ class RanksAgreement(Agreement):
         self._store.set_timeout(timedelta(seconds=LONGEST_WAIT_S))
         self._count = 0
         self._runs = 0
-        self._past_groups: list[_Group] = []
+        self._past_groups: list[_KeptGroup] = []
 
     def of_first(self, value: Agreed) -> Agreed:
         """As the first rank has it. Waits for it."""
@@ -85,8 +87,7 @@ class RanksAgreement(Agreement):
 
         self._runs += 1
         if len(self._past_groups) > KEPT_GROUPS:
-            gc.collect()
-            self._past_groups.clear()
+            self.let_go()
         meeting = None  # a store of its own: in one that was used the addresses of the last run's group still stand
         if self.rank == 0:
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
@@ -95,11 +96,11 @@ class RanksAgreement(Agreement):
         before, there = {name: os.environ.get(name) for name in own}, _default_group()
         os.environ.update(own)
         try:
-            yield
+            with _groups_kept(self._past_groups):
+                yield
         finally:
             if not there and _default_group():
                 with suppress(Exception):  # another rank has failed, and its end of the group with it
-                    self._past_groups.append(_Group())
                     sys.modules["torch.distributed"].destroy_process_group()
             for name, value in before.items():
                 if value is None:
@@ -107,28 +108,57 @@ class RanksAgreement(Agreement):
                 else:
                     os.environ[name] = value
 
+    def let_go(self) -> None:
+        """Of the process groups that are over: nobody else may be the last."""
+        gc.collect()
+        for group in self._past_groups:
+            group.let_go()
+        self._past_groups.clear()
+
     def _next(self) -> str:
         self._count += 1
         return f"agreed-{self._count}"
 
 
-class _Group:
-    """Outlives its users, such as DistributedDataParallel in the frames of a run that ended early.
+class _KeptGroup:
+    """Outlives the users of a process group, such as DistributedDataParallel in the frames of a run that is over.
 
-    Whoever lets go of it last waits for its threads, and these may need the interpreter's lock: a user's object holds
-    that meanwhile, and all stand still; these references of PyTorch's own do not.
+    Who lets go of it last waits for its threads, which may need the interpreter's lock. PyTorch's Reducer holds that
+    lock meanwhile, and all stand still for ever; the Python object of a backend gives it back first.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: Any) -> None:
         import torch
 
-        world: Any = torch.distributed.group.WORLD
-        devices = [torch.device(kind) for kind in ("cpu", "cuda")]
         self._backends: list[Any] = []
-        for device in devices:
+        for kind in ("cpu", "cuda"):
             with suppress(RuntimeError):  # it has none for that device
-                self._backends.append(world._get_backend(device))
-        self._world = world
+                self._backends.append(group._get_backend(torch.device(kind)))
+        self._group = group
+
+    def let_go(self) -> None:
+        self._group = None
+        self._backends.clear()
+
+
+@contextmanager
+def _groups_kept(kept: list[_KeptGroup]) -> Iterator[None]:
+    """Each default process group that begins inside is among `kept`."""
+    from torch.distributed import distributed_c10d
+
+    name = "_update_default_pg"  # PyTorch's own, where each group comes by; a version without it may stand still
+
+    def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def update(group: Any) -> None:
+            if group is not None:
+                with suppress(Exception):
+                    kept.append(_KeptGroup(group))
+            original(group)
+
+        return update
+
+    with replaced(distributed_c10d, name, wrap) if hasattr(distributed_c10d, name) else nullcontext():
+        yield
 
 
 class Failed(msgspec.Struct, frozen=True):

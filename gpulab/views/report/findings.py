@@ -22,17 +22,19 @@ _SURE = {
 }
 
 
-def finding_sections(diagnosis: Diagnosis, *, below_headline: bool, source: str | None = None) -> tuple[Section, ...]:
+def finding_sections(
+    diagnosis: Diagnosis, *, below_headline: bool, source: str | None = None, ranks: int | None = None
+) -> tuple[Section, ...]:
     """A section for each of the first findings, and the notes about them.
 
     `below_headline`: the first finding's sentence and first figure stand above already. `source`: what was run; None:
-    not known.
+    not known. `ranks`: in how many ranks it is to be tried.
     """
     causes = [f for f in diagnosis.findings if not kind_of(f.key).is_verdict]
     sections: list[Section] = []
     for number, finding in enumerate(causes[:SHOWN], start=1):
         stands_above = below_headline and finding is diagnosis.first
-        sections.append(_section(number, finding, diagnosis, in_headline=stands_above, where=_where(source)))
+        sections.append(_section(number, finding, diagnosis, stands_above, _where(source), ranks))
         sections += present(source_section(number, finding))
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
@@ -71,7 +73,9 @@ def _where(source: str | None) -> str:
     return "on your cell" if source in ("cell", "statement", None) else "with this code in a cell of a notebook"
 
 
-def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline: bool, where: str) -> Section:
+def _section(
+    number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, where: str, ranks: int | None
+) -> Section:
     rows = [] if in_headline else [("found", plain(finding.summary))]
     rows.append(("would give back", _given_back(finding, diagnosis)))
     if finding.source_line:
@@ -81,7 +85,8 @@ def _section(number: int, finding: Finding, diagnosis: Diagnosis, *, in_headline
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
         slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
-        rows.append(("try it", f"{where}, without an edit{slower}: %%gpuprofile --ab {knob}"))
+        command = f"%%gpuprofile --ab {knob}{f' --ranks {ranks}' if ranks else ''}"
+        rows.append(("try it", f"{where}, without an edit{slower}: {command}"))
     details = list(_details(finding, in_headline=in_headline))
     title = f"{number}. {capitalized(title_for(finding))}"
     lines = [Row(cells) for cells in rows]

@@ -81,7 +81,12 @@ class RankedReport(View):
         rank = self.spotlight
         figures = sections(self.facts[rank])
         return present(
-            *finding_sections(self.diagnosis, below_headline=True, source="trace"),
+            *finding_sections(
+                self.diagnosis,
+                below_headline=True,
+                source=next(iter(self.ranks.runs.values())).source,
+                ranks=self.ranks.world_size,
+            ),
             _side_by_side(self.comparison),
             _problems(self.ranks),
             *(msgspec.structs.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),

@@ -1,0 +1,70 @@
+"""How a training scales with its ranks, to display."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import duration, percent, plain_values, plural
+from gpulab.tuning.compare.scaling import ScalingPoint
+from gpulab.views.layout import Section, numbers, present
+from gpulab.views.view import View
+
+GOOD = 0.8  # ours: below it a fifth of each further rank is lost
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class ScalingView(View):
+    """The throughput of a cell by the number of its ranks, each number run once in each of so many `rounds`."""
+
+    points: tuple[ScalingPoint, ...]
+    rounds: int
+    cores: int
+    stopped: bool = False
+
+    @property
+    def headline(self) -> Headline:
+        """What the most ranks bring."""
+        if len(self.points) < 2:
+            return Headline("scaling", "No two numbers of ranks have run.", "There is nothing to compare.", "unknown")
+        first, last = self.points[0], self.points[-1]
+        said = (
+            f"{plural(last.ranks, 'rank')} do {last.speedup:.3g} times the work of {first.ranks} in the same time: "
+            f"{percent(last.efficiency)} efficiency{_interval(last)}."
+        )
+        steps = (
+            f"{duration(first.step_us)} with {plural(first.ranks, 'rank')}, {duration(last.step_us)} with {last.ranks}"
+        )
+        evidence = f"A step takes {steps}; each rank has the same batch. Median of {plural(self.rounds, 'round')}."
+        return Headline("scaling", said, evidence, "good" if last.efficiency >= GOOD else "bad")
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        points = [plain_values(point) for point in self.points]
+        return {"schema": 1, "source": "scaling", "rounds": self.rounds, "stopped": self.stopped, "points": points}
+
+    def __repr__(self) -> str:
+        return f"<ScalingView: {self.headline.sentence}>"
+
+    def _opening(self) -> str:
+        return f"the cell in {', '.join(str(point.ranks) for point in self.points)} ranks"
+
+    def _sections(self) -> tuple[Section, ...]:
+        cells = [
+            (str(p.ranks), duration(p.step_us), f"{p.speedup:.3g}", percent(p.efficiency), _interval(p).strip(" ()"))
+            for p in self.points
+        ]
+        lines = ["Efficiency: the work that each rank does in a second, over that of the fewest ranks."]
+        most = self.points[-1].ranks if self.points else 0
+        if most > self.cores:
+            lines.append(f"{plural(most, 'rank')} share {plural(self.cores, 'processor core')} here.")
+        if self.stopped:
+            lines.append("Stopped: these rounds were complete.")
+        columns = numbers("ranks", "a step", "× the work", "efficiency", "95 % interval")
+        return present(Section.table("By the number of ranks", columns, cells, lines, wide=True))
+
+
+def _interval(point: ScalingPoint) -> str:
+    if point.interval is None:
+        return ""
+    return f" (95 % interval {percent(point.interval[0])} to {percent(point.interval[1])})"
