@@ -5,18 +5,16 @@ Sources: Stich, "Local SGD Converges Fast and Communicates Little" (2019); PyTor
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from threading import get_ident
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.distributed.ddp_options import NO_DDP, data_parallel
+from gpulab.knobs.distributed.unsynced import average, kept_local
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
-from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
@@ -50,10 +48,7 @@ class LocalSgd(Knob):
             yield effects
             return
         averaging = Averaging(int(value), effects)
-        with ExitStack() as undo:
-            undo.callback(averaging.put_back)
-            undo.enter_context(averaging.kept_local())
-            undo.enter_context(around_steps(HookOrder.OPTIONS, averaging))
+        with kept_local(averaging.models), around_steps(HookOrder.OPTIONS, averaging):
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
@@ -79,55 +74,26 @@ class LocalSgd(Knob):
 
 
 class Averaging(Watcher):
-    """Keeps gradients from being exchanged, and averages the weights after every k-th step."""
+    """Averages the weights of its models after every k-th step."""
 
     def __init__(self, period: int, effects: KnobEffects) -> None:
         self._period = period
         self._effects = effects
-        self._models: dict[int, Any] = {}
-        self._steps: dict[int, int] = {}
-
-    @contextmanager
-    def kept_local(self) -> Iterator[None]:
-        """Each DistributedDataParallel that this thread calls behaves as within its `no_sync`."""
-        from torch.nn.parallel import DistributedDataParallel
-
-        thread = get_ident()
-
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-                if get_ident() == thread:
-                    self._models.setdefault(id(model), model)
-                    model.require_backward_grad_sync = False
-                return original(model, *args, **kwargs)
-
-            return forward
-
-        with replaced(DistributedDataParallel, "forward", wrap):
-            yield
+        self.models: list[Any] = []
+        self._steps: dict[int, int] = {}  # by the model's place
 
     def after(self, optimizer: Optimizer) -> None:
         """A step of some model's weights."""
         own = {id(p) for group in optimizer.param_groups for p in group["params"]}
-        for key, model in self._models.items():
-            if not any(id(p) in own for p in model.parameters()):
+        for place, model in enumerate(self.models):
+            weights = [p for p in model.parameters() if p.requires_grad]
+            if not any(id(p) in own for p in weights):
                 continue
             self._effects.count(LOCAL)
-            self._steps[key] = self._steps.get(key, 0) + 1
-            if self._steps[key] % self._period == 0:
-                self._average(model)
-
-    def _average(self, model: Any) -> None:
-        from torch.distributed.algorithms.model_averaging.utils import average_parameters
-
-        average_parameters(iter(p for p in model.parameters() if p.requires_grad), model.process_group)
-        self._effects.count(AVERAGED)
-
-    def put_back(self) -> None:
-        for model in self._models.values():
-            model.require_backward_grad_sync = True
-            model.require_forward_param_sync = True
+            self._steps[place] = self._steps.get(place, 0) + 1
+            if self._steps[place] % self._period == 0:
+                average(weights, model.process_group)
+                self._effects.count(AVERAGED)
 
 
 LOCAL_SGD = LocalSgd()

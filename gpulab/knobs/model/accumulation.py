@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
 
+from gpulab.knobs.distributed.unsynced import average, kept_local
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
-STEPPED, PASSED = "optimizer steps", "steps passed over"
+STEPPED, PASSED, EXCHANGED = "optimizer steps", "steps passed over", "exchanges"
 
 
 class Accumulate(Knob):
@@ -28,6 +29,9 @@ class Accumulate(Knob):
     What the loop hands to its optimizer is put aside k - 1 times; the k-th time the optimizer gets the mean. Losses,
     gradients and `zero_grad` are the user's as before, so that networks trained in turn (a GAN) do not mix. It costs
     the memory of one more copy of the gradients than a loop that lets autograd accumulate.
+
+    DistributedDataParallel exchanges no gradients meanwhile, as under its `no_sync`: the mean is exchanged, just before
+    the step and so beside no backward pass.
     """
 
     name = "accumulate"
@@ -64,7 +68,7 @@ class Accumulate(Knob):
             return
         accumulation = Accumulation(int(value), effects)
         try:
-            with around_steps(HookOrder.ACCUMULATING, accumulation):
+            with kept_local(accumulation.models), around_steps(HookOrder.ACCUMULATING, accumulation):
                 yield effects
         finally:
             accumulation.taken.give_back()  # also after a step that has raised
@@ -76,6 +80,8 @@ class Accumulate(Knob):
             batches = _batches_per_step(run)
             if batches > 1:
                 words.append(f"the cell itself gathers {batches} batches for each of them")
+            if EXCHANGED in effects.counts:
+                words.append(f"the ranks exchanged gradients {effects.counts[EXCHANGED]} times")
             return Verification("took effect", "; ".join([*words, *effects.refused]))
         return Verification("no effect", "; ".join(effects.refused) or "every step was made")
 
@@ -101,6 +107,7 @@ class Accumulation(Watcher):
         self._effects = effects
         self._aside: dict[int, _Aside] = {}
         self.taken = Taken()
+        self.models: list[Any] = []  # of ranks: what their gradients would be exchanged by
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
@@ -120,9 +127,17 @@ class Accumulation(Watcher):
         self._effects.count(STEPPED if last else PASSED)
         self.taken.take(parameters)
         if last:
+            self._exchange(aside.mean)
             for p in parameters:
                 p.grad = aside.mean.get(p)
             del self._aside[id(optimizer)]
+
+    def _exchange(self, mean: Mapping[Tensor, Tensor]) -> None:
+        for model in self.models:
+            own = [mean[p] for p in model.parameters() if p in mean]
+            if own:
+                average(own, model.process_group)
+                self._effects.count(EXCHANGED)
 
     def after(self, optimizer: Optimizer) -> None:
         """What the user's code finds after a step is what it had before."""

@@ -1,0 +1,112 @@
+"""Each knob of ranks on two real ranks of gloo: it does what the same does by hand, and is taken back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpulab.errors import UsageError
+from gpulab.knobs.distributed.comm_hook import COMM_HOOK, GLOO_WAITS
+from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, NO_DDP
+from gpulab.knobs.distributed.fully_shard_options import NONE_SHARDED, RESHARD_AFTER_FORWARD
+from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
+from gpulab.knobs.observe.observation import Observation, ObservedDataParallel, ObservedModule
+from gpulab.run import Device
+from tests.support.paths import ROOT
+
+CPU = Device("cpu", "CPU")
+SAME = 1e-6
+
+
+@pytest.fixture(scope="module")
+def ranks() -> list[dict[str, Any]]:
+    """What both ranks saw."""
+    module = f"{__package__}.two_ranks"
+    words = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    said = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=Path(ROOT))
+    assert said.returncode == 0, said.stderr
+    found: list[dict[str, Any]] = json.loads(said.stdout.strip().splitlines()[-1])
+    return found
+
+
+def test_options_of_ddp_are_as_if_written_there(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        cap, view, static = seen["as_written"]
+        options = {
+            "bucket_cap_mb": [2**19, view, static],
+            "gradient_as_bucket_view": [cap, True, static],
+            "static_graph": [cap, view, True],
+        }
+        for name, expected in options.items():
+            made, difference, counts = seen[name]
+            assert made == expected and counts == {"wrapped models": 1}, name
+            assert difference < SAME, f"{name} changes no weight"
+
+
+def test_a_hook_is_registered_where_there_is_room(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        assert seen["fp16"] == [1, True, {"models with the hook": 1}]
+        hooks, refused = seen["own_hook"]
+        assert hooks == 1 and "has a communication hook of its own" in refused[0]
+
+
+def test_local_sgd_is_that_by_hand(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        difference, counts, synced_again = seen["local_sgd"]
+        assert difference < SAME and synced_again
+        assert counts == {"local steps": 8, "averages": 2}
+
+
+def test_accumulation_is_no_sync_by_hand(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        difference, counts, synced_again = seen["accumulate"]
+        assert difference < SAME and synced_again and seen["apart"] > 1e-4
+        assert counts == {"optimizer steps": 2, "steps passed over": 6, "exchanges": 2}
+
+
+def test_sharded_weights_are_the_same_kept_or_not(ranks: list[dict[str, Any]]) -> None:
+    for seen in ranks:
+        assert seen["fully_shard"]["difference"] < SAME
+        assert seen["fully_shard"]["counts"] == {"sharded modules": 3}
+
+
+def test_nothing_is_left_of_any_knob(ranks: list[dict[str, Any]]) -> None:
+    assert [seen["put_back"] < SAME for seen in ranks] == [True, True]
+
+
+def module(data_parallel: ObservedDataParallel | None = None) -> Observation:
+    seen = ObservedModule("Net", 10, ("float32",), False, None, False, True, None, data_parallel)
+    return Observation(CPU, modules=(seen,))
+
+
+def wrapped(backend: str = "gloo", buckets: int = 1, hook: bool = False) -> Observation:
+    return module(ObservedDataParallel(25, False, False, hook, backend, buckets))
+
+
+def test_without_what_they_turn_they_refuse() -> None:
+    for knob in (BUCKET_CAP_MB, COMM_HOOK, LOCAL_SGD):
+        assert knob.refuses(module(), knob.options[-1]) == NO_DDP
+        assert knob.refuses(wrapped(), knob.options[1]) is None
+    assert RESHARD_AFTER_FORWARD.refuses(module(), False) == NONE_SHARDED
+    assert COMM_HOOK.refuses(wrapped(buckets=2), "powersgd") == GLOO_WAITS
+    assert COMM_HOOK.refuses(wrapped(), "powersgd") is None
+    assert COMM_HOOK.refuses(wrapped("nccl", 2), "powersgd") is None
+
+
+@pytest.mark.parametrize(("text", "value"), [("25", 25), ("0.5", 0.5), ("1e2", 100)])
+def test_a_bucket_may_be_a_part_of_a_megabyte(text: str, value: float) -> None:
+    parsed = BUCKET_CAP_MB.parse(text)
+    assert parsed == value and type(parsed) is type(value)
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "a lot"])
+def test_a_bucket_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not a number of MB"):
+        BUCKET_CAP_MB.parse(text)
