@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, experiments
+from gpulab.api.experiment_rank import places
 from gpulab.api.reading import runs
 from gpulab.errors import UsageError
 from gpulab.store.folders import Store, new_id
@@ -65,8 +66,6 @@ class RankedExperiment(Struct, frozen=True):
         return self.cell.begun(own_id, folder, {"plan": folder / PLAN, "set": None}, tasks=len(self._tasks))
 
     def _result(self, folder: Path, followed: Followed) -> Experiment:
-        from gpulab.cli.rank_experiment import places
-
         results = [places(folder, task)[0] for task in self._tasks]
         until_s = time.monotonic() + (STORED_S if self.cell.allocation is None else SHARED_S)
         while not all(file.exists() for file in results) and time.monotonic() < until_s and not followed.interrupted:
@@ -86,8 +85,6 @@ class _Watched:
     def __init__(
         self, folder: Path, tasks: Sequence[int | None], processes: Processes, progressing: Progressing
     ) -> None:
-        from gpulab.cli.rank_experiment import places
-
         self._files = [places(folder, task)[1] for task in tasks]
         self._processes = processes
         self._progressing = progressing

@@ -89,15 +89,17 @@ def sharded() -> dict[str, object]:
 
     def train_sharded() -> tuple[list[float], Any]:
         model = network()
-        for layer in (model[0], model[2]):
-            fully_shard(layer)
+        for layer in model.children():
+            if isinstance(layer, nn.Linear):
+                fully_shard(layer)
         fully_shard(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for x in batches():
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        full = [p.full_tensor().flatten() for p in model.parameters()]
+        parameters: list[Any] = list(model.parameters())
+        full = [p.full_tensor().flatten() for p in parameters]
         return torch.cat(full).detach().tolist(), model
 
     plain, _ = train_sharded()
