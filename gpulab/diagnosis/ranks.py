@@ -31,7 +31,12 @@ def diagnose_ranks(
         return Diagnosis((verdict,))
     step_us = float(np.median([r.step_us for r in comparison.ranks]))
     slowest = (
-        straggler(comparison, comparison.straggler, _own(comparison.straggler, each or {}))
+        straggler(
+            comparison,
+            comparison.straggler,
+            _own(comparison.straggler, each or {}),
+            _with_line(comparison.straggler, each or {}),
+        )
         if comparison.straggler is not None
         else None
     )
@@ -69,6 +74,12 @@ def _own(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
     """What that rank has by itself, unless it is about the job."""
     own = each[rank].first if rank in each else None
     return None if own is None or _says_nothing_of_one(own) else own
+
+
+def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
+    """The costliest of what that rank has by itself that names a line: other programs may cost it more."""
+    findings = each[rank].findings if rank in each else ()
+    return next((f for f in findings if f.source_line and not _says_nothing_of_one(f)), None)
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:

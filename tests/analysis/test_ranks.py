@@ -244,3 +244,30 @@ def test_what_is_computed_beside_a_collective_is_computing() -> None:
 def test_ranks_without_a_gpu_are_left_out_where_others_have_one() -> None:
     mixed = {0: rank_run([(ALL_REDUCE, 9, 0, 100)]), 1: cpu_rank([(0, 100)], [(100, 100)])}
     assert [rank.rank for rank in compare_ranks(mixed).ranks] == [0]
+
+
+def with_samples(run: Run, samples: int) -> Run:
+    return replace(run, steps=replace(run.steps, sample_count=np.array([samples])))
+
+
+@pytest.mark.parametrize(("samples", "key"), [(64, "uneven_data"), (33, "straggler"), (0, "straggler")])
+def test_the_late_rank_with_more_samples_has_uneven_data(samples: int, key: str) -> None:
+    late = with_samples(cpu_rank([(0, 700)], [(700, 100)]), samples)
+    prompt = with_samples(cpu_rank([(0, 100)], [(100, 700)]), 32)
+    first = diagnose_ranks(compare_ranks({0: prompt, 1: late})).first
+    assert first.key == key and first.summary.startswith("Rank 1 arrives last")
+    assert ("2 times as many samples" in first.summary) == (key == "uneven_data")
+
+
+@pytest.mark.parametrize(
+    ("count", "each_us", "key"), [(25, 20, "small_collectives"), (5, 100, "exposed_communication")]
+)
+def test_many_short_collectives_are_told_apart_from_long_ones(count: int, each_us: int, key: str) -> None:
+    exchanges = [(400 + i * each_us, each_us) for i in range(count)]
+    same = cpu_rank([(0, 400)], exchanges)
+    found = compare_ranks({0: same, 1: same})
+    assert found.straggler is None
+    assert {rank.collectives_per_step for rank in found.ranks} == {float(count)}
+    first = diagnose_ranks(found).first
+    assert first.key == key
+    assert first.settings == ((("bucket_cap_mb", "25"),) if key == "small_collectives" else ())

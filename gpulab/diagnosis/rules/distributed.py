@@ -48,8 +48,9 @@ def exposed_communication(context: RuleContext) -> Finding | None:
 # -- of all ranks together ---------------------------------------------------------------------------------------------
 
 
-def straggler(ranks: RankComparison, late_rank: int, own: Finding | None) -> Finding:
-    """The others wait for that rank. `own`: what it has by itself, which says why."""
+def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_line: Finding | None = None) -> Finding:
+    """The others wait for that rank. `own`: what it has by itself, which says why; `with_line`: which names a line."""
+    with_line = with_line or own
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
     wait = float(np.median([r.waiting_us or 0 for r in others]))
@@ -81,8 +82,8 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None) -> Fin
         cure=f"Find out what rank {late_rank} does longer: give each rank the same amount of work (samples, "
         "tokens, table rows), and look at its GPU, its data and its machine.",
         level="bad",
-        source_line=own.source_line if own is not None else "",
-        source=own.source if own is not None else (),
+        source_line=with_line.source_line if with_line is not None else "",
+        source=with_line.source if with_line is not None else (),
     )
 
 
