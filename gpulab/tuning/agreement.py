@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from gpulab.capture.steps.loop import stop_behind
 from gpulab.torch_hooks.patching import replaced
 
 Agreed = TypeVar("Agreed")
@@ -98,6 +99,11 @@ class RanksAgreement(Agreement):
         try:
             with _groups_kept(self._past_groups):
                 yield
+        except BaseException as error:
+            if stop_behind(error) is None:  # the others may wait for this rank
+                for group in self._past_groups:
+                    group.abort()
+            raise
         finally:
             if not there and _default_group():
                 with suppress(Exception):  # another rank has failed, and its end of the group with it
@@ -135,6 +141,12 @@ class _KeptGroup:
             with suppress(RuntimeError):  # it has none for that device
                 self._backends.append(group._get_backend(torch.device(kind)))
         self._group = group
+
+    def abort(self) -> None:
+        """Whoever waits for this rank hears that it does not come."""
+        for backend in self._backends:
+            with suppress(Exception):
+                backend.abort()
 
     def let_go(self) -> None:
         self._group = None
