@@ -1,0 +1,251 @@
+"""Recorded runs are killed at random moments: is there a readable run each time, how much is lost, is anything left?
+
+A fifth of the moments is drawn evenly from the script's first line to its loop, the others from there to the end of its
+last process (in a collective: all from when one rank waits for the other, which never comes). `python -m benchmarks.kills CASE … [--count N] [--at-once N]` measures some cases again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from benchmarks.harness import RESULTS, save
+from benchmarks.kill_trials import HOLD_AT, LATEST_S, STEPS, Trial, begin, child_with, kill, read
+
+COUNT = 20
+AT_ONCE = 2
+HELD_S = 4.0  # within so long of a collective's begin it is killed
+
+
+class Case(Struct, frozen=True):
+    """Who is sent which signal: "script", "rank" (0 and 1 by turns), "launcher" (ours and torchrun by turns)."""
+
+    title: str
+    target: str
+    number: signal.Signals
+    ranks: int = 2
+    held: bool = False
+
+
+TERM, KILL = signal.SIGTERM, signal.SIGKILL
+CASES = {
+    "script_term": Case("a script: SIGTERM", "script", TERM, 1),
+    "script_kill": Case("a script: SIGKILL", "script", KILL, 1),
+    "rank_term": Case("one of two ranks: SIGTERM", "rank", TERM),
+    "rank_kill": Case("one of two ranks: SIGKILL", "rank", KILL),
+    "launcher_term": Case("their launcher: SIGTERM", "launcher", TERM),
+    "launcher_kill": Case("their launcher: SIGKILL", "launcher", KILL),
+    "held_rank_term": Case("one of two ranks, in a collective: SIGTERM", "rank", TERM, held=True),
+    "held_rank_kill": Case("one of two ranks, in a collective: SIGKILL", "rank", KILL, held=True),
+    "held_launcher_term": Case("their launcher, in a collective: SIGTERM", "launcher", TERM, held=True),
+    "held_launcher_kill": Case("their launcher, in a collective: SIGKILL", "launcher", KILL, held=True),
+}
+
+
+def measure() -> dict[str, object]:
+    """All cases."""
+    cases: dict[str, Any] = {name: _case(name, COUNT, AT_ONCE) for name in CASES}
+    return {"latest_s": LATEST_S, "cases": cases}
+
+
+def _case(name: str, count: int, at_once: int) -> dict[str, Any]:
+    case = CASES[name]
+    spans_s = {"hold": HELD_S} if case.held else _spans_s(case)
+    draw = random.Random(name)
+    moments = []
+    for i, (since, span_s) in enumerate(spans_s.items()):
+        some = count if len(spans_s) == 1 else (count // 5, count - count // 5)[i]
+        moments += [(since, span_s * (j + draw.random()) / some) for j in range(some)]
+    with ThreadPoolExecutor(at_once) as pool:
+        rows = list(pool.map(partial(_trial, name), range(count), moments))
+    return {"spans_s": spans_s, "bare_statuses": _bare_statuses(name), **totals(rows), "rows": rows}
+
+
+def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """Counts over the trials of a case."""
+    trained = [rank for row in rows for rank in row["ranks"] if rank["logged"]]
+    lost = sorted(rank["lost_s"] for rank in trained if rank["lost_s"] is not None)
+    return {
+        "trials": len(rows),
+        "trained": sum(any(rank["logged"] for rank in row["ranks"]) for row in rows),
+        "runs_expected": len(trained),
+        "runs_readable": sum(rank["stored"] is not None for rank in trained),
+        "outcomes": _counts(rank["outcome"] for rank in trained),
+        "statuses": _counts(str(row["status"]) for row in rows),
+        "lost_s": {"median": lost[len(lost) // 2], "most": lost[-1]} if lost else None,
+        "ended_s": {"median": _middle([row["ended_s"] for row in rows]), "most": max(row["ended_s"] for row in rows)},
+        "misses": [f"{row['number']}: {problem}" for row in rows for problem in row["problems"]],
+    }
+
+
+def _trial(name: str, number: int, moment: tuple[str, float]) -> dict[str, Any]:
+    case = CASES[name]
+    with _folder() as folder:
+        trial = Trial(folder, f"{name}-{number}-{time.time_ns()}", case.ranks)
+        process = begin(trial, _words(case, number))
+        try:
+            victim = _await_moment(trial, case, number, process.pid, moment)
+            killed_s = time.time()
+            was_there = victim is not None and kill(victim, case.number)
+            status = _status(trial, process)
+            ended_s = time.time() - killed_s
+        finally:
+            left = trial.end()
+            process.wait()
+        row = {"number": number, "moment": moment, "was_there": was_there, "status": status, "ended_s": ended_s}
+        row |= read(trial, killed_s)
+        row["problems"] += [f"a process is left: {command}" for command in left]
+        if victim is None:
+            row["problems"].append("it did not come to where it was to be killed")
+        if row["problems"]:
+            row["output"] = (folder / "output").read_text(errors="replace")[-2000:]
+    words = "; ".join(row["problems"]) or "no miss"
+    told = [(r["logged"], r["stored"], r["outcome"], r["lost_s"] and round(r["lost_s"], 2)) for r in row["ranks"]]
+    since, moment_s = moment
+    where = f"{moment_s:.2f} s after {since}, {status}, {ended_s:.1f} s"
+    print(f"  {name} {number}: {where}, {told}: {words}", file=sys.stderr, flush=True)
+    return row
+
+
+def _words(case: Case, number: int) -> list[str]:
+    """Arguments of the script: every other one loads in a worker."""
+    return [str(number % 2), str(STEPS)] if case.ranks == 1 else [str(STEPS), str(HOLD_AT if case.held else -1)]
+
+
+def _await_moment(trial: Trial, case: Case, number: int, outermost: int, moment: tuple[str, float]) -> int | None:
+    """Who is to be killed, when it is time. None where it never came so far."""
+    since, moment_s = moment
+
+    def reached() -> float | None:
+        logs = [trial.log(rank) for rank in range(case.ranks)]
+        if any(log is None for log in logs):
+            return None
+        times = [{"start": log.start_s, "begin": log.begin_s, "hold": log.hold_s}[since] for log in logs if log]
+        return max(times) if min(times) > 0.0 else None
+
+    since_s = trial.wait_for(reached)
+    if since_s is None:
+        return None
+    victim = outermost
+    if case.target == "rank":
+        log = trial.log(number % 2)
+        victim = log.pid if log is not None else outermost
+    elif case.target == "launcher" and number % 2:
+        victim = child_with(trial, "torch.distributed.run") or outermost
+    time.sleep(max(0.0, since_s + moment_s - time.time()))
+    return victim
+
+
+def _status(trial: Trial, process: Any) -> int | None:
+    """Of the outermost process, once everything has ended; None where it does not end."""
+    trial.wait_for(lambda: process.poll() is not None and not trial.processes())
+    status: int | None = process.poll()
+    return status
+
+
+def _spans_s(case: Case) -> dict[str, float]:
+    """From the script's first line to its loop, and from there to the end of its last process, if nobody kills it."""
+    with _folder() as folder:
+        trial = Trial(folder, f"span-{time.time_ns()}", case.ranks)
+        process = begin(trial, _words(case, 1))
+        process.wait()
+        ended_s = time.time()
+        log = trial.log(0)
+        assert log is not None and log.end_s, (folder / "output").read_text()
+        found = read(trial, ended_s)
+        assert not found["problems"] and all(r["stored"] == STEPS for r in found["ranks"]), found
+        return {"start": log.begin_s - log.start_s, "begin": ended_s - log.begin_s}
+
+
+def _bare_statuses(name: str) -> list[int | None]:
+    """How the script ends without gpulab where it is killed in the middle of its steps: each target once."""
+    case, statuses = CASES[name], []
+    for number in range(1 if case.ranks == 1 else 2):
+        with _folder() as folder:
+            trial = Trial(folder, f"bare-{name}-{number}-{time.time_ns()}", case.ranks)
+            process = begin(trial, _words(case, number), recorded=False)
+            victim = _await_moment(
+                trial,
+                case,
+                number if case.target == "rank" else 0,
+                process.pid,
+                ("hold" if case.held else "begin", 0.0),
+            )
+            if not case.held:
+                trial.wait_for(lambda trial=trial: len(log.steps_s) > 50 if (log := trial.log(0)) else False)  # type: ignore[misc]
+            else:
+                time.sleep(0.5)
+            if victim is not None:
+                kill(victim, case.number)
+            process.wait()
+            statuses.append(process.returncode)
+            for pid in trial.processes():  # torchrun leaves its ranks where it is killed
+                kill(pid, KILL)
+    return statuses
+
+
+class _folder:
+    """A new folder, removed at the end, also where a process still writes to it."""
+
+    def __enter__(self) -> Path:
+        self._path = Path(tempfile.mkdtemp(prefix="gpulab kills "))
+        return self._path
+
+    def __exit__(self, *error: object) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+def _counts(words: Iterator[str] | Any) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for word in words:
+        counts[str(word)] = counts.get(str(word), 0) + 1
+    return dict(sorted(counts.items(), key=lambda item: -item[1]))
+
+
+def _middle(values: list[float]) -> float:
+    return sorted(values)[len(values) // 2]
+
+
+def section(kept: dict[str, Any]) -> list[str]:
+    """Of the table for people."""
+    rows = [
+        f"| {CASES[name].title} | {case['trials']} | {case['trained']} | {case['runs_readable']} of "
+        f"{case['runs_expected']} | {case['lost_s']['median']:.2f} s | {case['lost_s']['most']:.2f} s | "
+        f"{', '.join(f'{word}: {count}' for word, count in case['outcomes'].items())} | "
+        f"{', '.join(f'{word}: {count}' for word, count in case['statuses'].items())} | "
+        f"{' '.join(map(str, case['bare_statuses']))} | {len(case['misses'])} |"
+        for name, case in kept["cases"].items()
+    ]
+    return ["## Killed at random moments", "", "| killed | times |", *rows]
+
+
+def main() -> None:
+    """Some cases, into the kept results."""
+    parser = argparse.ArgumentParser(prog="benchmarks.kills")
+    parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--count", type=int, default=COUNT)
+    parser.add_argument("--at-once", type=int, default=AT_ONCE)
+    asked = parser.parse_args()
+    file = RESULTS / "kills.json"
+    for name in asked.names or CASES:
+        kept = json.loads(file.read_text()) if file.exists() else {}
+        cases = kept.get("cases", {}) | {name: _case(name, asked.count, asked.at_once)}
+        save("kills", {"latest_s": LATEST_S, "cases": {n: cases[n] for n in CASES if n in cases}})
+        print(json.dumps({k: v for k, v in cases[name].items() if k != "rows"}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
