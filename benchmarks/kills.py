@@ -1,7 +1,8 @@
 """Recorded runs are killed at random moments: is there a readable run each time, how much is lost, is anything left?
 
 A fifth of the moments is drawn evenly from the script's first line to its loop, the others from there to the end of its
-last process (in a collective: all from when one rank waits for the other, which never comes). `python -m benchmarks.kills CASE … [--count N] [--at-once N]` measures some cases again.
+last process; in a collective all are drawn from when one rank waits for the other, which never comes.
+`python -m benchmarks.kills CASE … [--count N] [--at-once N]` measures some cases again.
 """
 
 from __future__ import annotations

@@ -124,6 +124,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     # a cell that runs in several ranks: what it reads of its notebook, and no report by the ranks themselves
     parser.add_argument("--before", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--with-launcher", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 
