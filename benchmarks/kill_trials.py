@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +133,19 @@ class Trial(Struct):
             time.sleep(0.02)
         return answer
 
+    def reached(self, since: str) -> float | None:
+        """When the last of all ranks came to its "start", "begin" or "hold"; None where not all ever do."""
+
+        def latest() -> float | None:
+            logs = [self.log(rank) for rank in range(self.ranks)]
+            if any(log is None for log in logs):
+                return None
+            times = [{"start": log.start_s, "begin": log.begin_s, "hold": log.hold_s}[since] for log in logs if log]
+            return max(times) if min(times) > 0.0 else None
+
+        found: float | None = self.wait_for(latest)
+        return found
+
     def end(self) -> list[str]:
         """Wait until nothing of it runs; the commands of what had to be killed."""
         self.wait_for(lambda: not self.processes())
@@ -232,3 +247,21 @@ def child_with(trial: Trial, words: str) -> int | None:
     """The first process of a trial with that in its command."""
     processes: Mapping[int, str] = trial.processes()
     return next((pid for pid, command in sorted(processes.items()) if words in command), None)
+
+
+def end_words(row: Mapping[str, Any]) -> str:
+    """Of a trial, for who waits for the next."""
+    ranks = [(r["logged"], r["stored"], r["outcome"], r["lost_s"] and round(r["lost_s"], 2)) for r in row["ranks"]]
+    since, moment_s = row["moment"]
+    where = f"{row['number']}: {moment_s:.2f} s after {since}, {row['status']}, {row['ended_s'] or 0.0:.1f} s"
+    return f"{where}, {ranks}: {'; '.join(row['problems']) or 'no miss'}"
+
+
+@contextlib.contextmanager
+def new_folder() -> Iterator[Path]:
+    """Removed at the end, also where a process still writes to it. Its name has a space."""
+    path = Path(tempfile.mkdtemp(prefix="gpulab kills "))
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)

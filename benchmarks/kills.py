@@ -10,21 +10,19 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from benchmarks import slurm_kills
 from benchmarks.harness import RESULTS, save
-from benchmarks.kill_trials import HOLD_AT, LATEST_S, STEPS, Trial, begin, child_with, kill, read
+from benchmarks.kill_trials import HOLD_AT, LATEST_S, STEPS, Trial, begin, child_with, end_words, kill, new_folder, read
 
 COUNT = 20
 AT_ONCE = 2
@@ -54,15 +52,20 @@ CASES = {
     "held_launcher_term": Case("their launcher, in a collective: SIGTERM", "launcher", TERM, held=True),
     "held_launcher_kill": Case("their launcher, in a collective: SIGKILL", "launcher", KILL, held=True),
 }
+SLURM = {"scancel": "a Slurm job: `scancel`", "limit": "a Slurm job: its time limit of a minute"}
 
 
 def measure() -> dict[str, object]:
     """All cases."""
-    cases: dict[str, Any] = {name: _case(name, COUNT, AT_ONCE) for name in CASES}
+    cases: dict[str, Any] = {name: _case(name, COUNT, AT_ONCE) for name in (*CASES, *SLURM)}
     return {"latest_s": LATEST_S, "cases": cases}
 
 
 def _case(name: str, count: int, at_once: int) -> dict[str, Any]:
+    if name in SLURM:
+        spans_s = _spans_s(CASES["script_term"])
+        rows = slurm_kills.trials(name, count, spans_s)
+        return {"spans_s": spans_s, "bare_statuses": [], **totals(rows), "rows": rows}
     case = CASES[name]
     spans_s = {"hold": HELD_S} if case.held else _spans_s(case)
     draw = random.Random(name)
@@ -78,6 +81,7 @@ def _case(name: str, count: int, at_once: int) -> dict[str, Any]:
 def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """Counts over the trials of a case."""
     trained = [rank for row in rows for rank in row["ranks"] if rank["logged"]]
+    ended_s = sorted(row["ended_s"] for row in rows if row["ended_s"] is not None)
     lost = sorted(rank["lost_s"] for rank in trained if rank["lost_s"] is not None)
     return {
         "trials": len(rows),
@@ -87,14 +91,14 @@ def totals(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "outcomes": _counts(rank["outcome"] for rank in trained),
         "statuses": _counts(str(row["status"]) for row in rows),
         "lost_s": {"median": lost[len(lost) // 2], "most": lost[-1]} if lost else None,
-        "ended_s": {"median": _middle([row["ended_s"] for row in rows]), "most": max(row["ended_s"] for row in rows)},
+        "ended_s": {"median": ended_s[len(ended_s) // 2], "most": ended_s[-1]} if ended_s else None,
         "misses": [f"{row['number']}: {problem}" for row in rows for problem in row["problems"]],
     }
 
 
 def _trial(name: str, number: int, moment: tuple[str, float]) -> dict[str, Any]:
     case = CASES[name]
-    with _folder() as folder:
+    with new_folder() as folder:
         trial = Trial(folder, f"{name}-{number}-{time.time_ns()}", case.ranks)
         process = begin(trial, _words(case, number))
         try:
@@ -113,11 +117,7 @@ def _trial(name: str, number: int, moment: tuple[str, float]) -> dict[str, Any]:
             row["problems"].append("it did not come to where it was to be killed")
         if row["problems"]:
             row["output"] = (folder / "output").read_text(errors="replace")[-2000:]
-    words = "; ".join(row["problems"]) or "no miss"
-    told = [(r["logged"], r["stored"], r["outcome"], r["lost_s"] and round(r["lost_s"], 2)) for r in row["ranks"]]
-    since, moment_s = moment
-    where = f"{moment_s:.2f} s after {since}, {status}, {ended_s:.1f} s"
-    print(f"  {name} {number}: {where}, {told}: {words}", file=sys.stderr, flush=True)
+    print(f"  {name} {end_words(row)}", file=sys.stderr, flush=True)
     return row
 
 
@@ -129,15 +129,7 @@ def _words(case: Case, number: int) -> list[str]:
 def _await_moment(trial: Trial, case: Case, number: int, outermost: int, moment: tuple[str, float]) -> int | None:
     """Who is to be killed, when it is time. None where it never came so far."""
     since, moment_s = moment
-
-    def reached() -> float | None:
-        logs = [trial.log(rank) for rank in range(case.ranks)]
-        if any(log is None for log in logs):
-            return None
-        times = [{"start": log.start_s, "begin": log.begin_s, "hold": log.hold_s}[since] for log in logs if log]
-        return max(times) if min(times) > 0.0 else None
-
-    since_s = trial.wait_for(reached)
+    since_s = trial.reached(since)
     if since_s is None:
         return None
     victim = outermost
@@ -159,7 +151,7 @@ def _status(trial: Trial, process: Any) -> int | None:
 
 def _spans_s(case: Case) -> dict[str, float]:
     """From the script's first line to its loop, and from there to the end of its last process, if nobody kills it."""
-    with _folder() as folder:
+    with new_folder() as folder:
         trial = Trial(folder, f"span-{time.time_ns()}", case.ranks)
         process = begin(trial, _words(case, 1))
         process.wait()
@@ -175,7 +167,7 @@ def _bare_statuses(name: str) -> list[int | None]:
     """How the script ends without gpulab where it is killed in the middle of its steps: each target once."""
     case, statuses = CASES[name], []
     for number in range(1 if case.ranks == 1 else 2):
-        with _folder() as folder:
+        with new_folder() as folder:
             trial = Trial(folder, f"bare-{name}-{number}-{time.time_ns()}", case.ranks)
             process = begin(trial, _words(case, number), recorded=False)
             victim = _await_moment(
@@ -198,26 +190,11 @@ def _bare_statuses(name: str) -> list[int | None]:
     return statuses
 
 
-class _folder:
-    """A new folder, removed at the end, also where a process still writes to it."""
-
-    def __enter__(self) -> Path:
-        self._path = Path(tempfile.mkdtemp(prefix="gpulab kills "))
-        return self._path
-
-    def __exit__(self, *error: object) -> None:
-        shutil.rmtree(self._path, ignore_errors=True)
-
-
 def _counts(words: Iterator[str] | Any) -> dict[str, int]:
     counts: dict[str, int] = {}
     for word in words:
         counts[str(word)] = counts.get(str(word), 0) + 1
     return dict(sorted(counts.items(), key=lambda item: -item[1]))
-
-
-def _middle(values: list[float]) -> float:
-    return sorted(values)[len(values) // 2]
 
 
 def section(kept: dict[str, Any]) -> list[str]:
@@ -236,15 +213,15 @@ def section(kept: dict[str, Any]) -> list[str]:
 def main() -> None:
     """Some cases, into the kept results."""
     parser = argparse.ArgumentParser(prog="benchmarks.kills")
-    parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("names", nargs="*", metavar="CASE", help=", ".join((*CASES, *SLURM)))
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--at-once", type=int, default=AT_ONCE)
     asked = parser.parse_args()
     file = RESULTS / "kills.json"
-    for name in asked.names or CASES:
+    for name in asked.names or (*CASES, *SLURM):
         kept = json.loads(file.read_text()) if file.exists() else {}
         cases = kept.get("cases", {}) | {name: _case(name, asked.count, asked.at_once)}
-        save("kills", {"latest_s": LATEST_S, "cases": {n: cases[n] for n in CASES if n in cases}})
+        save("kills", {"latest_s": LATEST_S, "cases": {n: cases[n] for n in (*CASES, *SLURM) if n in cases}})
         print(json.dumps({k: v for k, v in cases[name].items() if k != "rows"}, indent=1))
 
 
