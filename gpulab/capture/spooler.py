@@ -20,7 +20,7 @@ END_TIMEOUT_S = 5.0  # of a thread that writes: it may wait for what a signal ha
 class Spooler:
     """Of one run. `spool` is where its columns go, None: they stay in memory; `write` appends what is new.
 
-    After a failure the run goes on in memory.
+    After a failure the run goes on in memory, and a second later there is another try.
     """
 
     def __init__(self, spool: Spool | None, write: Callable[[Spool], None]) -> None:
@@ -31,7 +31,7 @@ class Spooler:
         self._thread: threading.Thread | None = None
         self._has_written = False
         self._is_over = False
-        self.problems: tuple[Choice, ...] = ()  # for the record: none, or one
+        self.problems: tuple[Choice, ...] = ()  # of the last try, for the record: none, or one
 
     def start(self) -> None:
         """Begin to write, for the first time in a second."""
@@ -72,11 +72,11 @@ class Spooler:
             self.look()
 
     def _look(self) -> None:
-        if self._spool is None or self.problems or self._is_over:
+        if self._spool is None or self._is_over:
             return
         try:
             self._write(self._spool)
-            self._has_written = True
+            self._has_written, self.problems = True, ()
         except Exception as e:
             why = f"they could not be written to {str(self._spool.path.parent)!r}: {reason(e)}"
             self.problems = (Choice("steps so far", "kept in memory", why),)
