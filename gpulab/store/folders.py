@@ -209,7 +209,7 @@ class Store:
             folder = self.root / run.id
             if not folder.exists():
                 self.save(run)
-            elif read(folder).timeline is not None and trace_path(folder) is None:
+            else:
                 _say_no_trace(folder)
             file.unlink()
         except (OSError, StoreError) as e:
@@ -346,9 +346,15 @@ def _without_trace(run: Run, failure: str) -> Run:
 
 
 def _say_no_trace(folder: Path) -> None:
-    """Of a stored run whose process was killed before its trace was beside it. Raises OSError, StoreError."""
+    """Of a stored run whose process was killed: perhaps before its trace was beside it. Raises OSError."""
+    try:
+        traced = read(folder).timeline is not None
+    except StoreError:  # its own line of the list says so
+        return
+    if not traced or trace_path(folder) is not None:
+        return
     fields = msgspec.json.decode(_document(folder), type=dict[str, msgspec.Raw])
-    missing = msgspec.json.decode(fields["missing"], type=list[msgspec.Raw])
+    missing = msgspec.json.decode(fields.get("missing", b"[]"), type=list[msgspec.Raw])
     missing.append(msgspec.Raw(msgspec.json.encode(Missing("trace file", KILLED, key="trace_file"))))
     fields["missing"] = msgspec.Raw(msgspec.json.encode(missing))
     replace_whole(folder / DOCUMENT, msgspec.json.encode(fields))
