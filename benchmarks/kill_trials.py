@@ -22,7 +22,7 @@ from msgspec import Struct
 MARK = "GPULAB_KILL_TRIAL"  # in the environment of everything that a trial starts
 LOG = "KILL_TRIAL_LOG"
 SHARE = 0.005  # s that each step sleeps: a step is about as long as a small training's
-PATIENCE_S = 90.0
+PATIENCE_S = 240.0  # beside whatever else runs
 LATEST_S = 1.5  # a loss of the last second: what is measured is written once a second, by a thread that wakes at 10 Hz
 STEPS, HOLD_AT = 500, 150
 

@@ -208,7 +208,8 @@ def section(kept: dict[str, Any]) -> list[str]:
     """Of the table for people."""
     titles = {**{name: case.title for name, case in CASES.items()}, **SLURM}
     rows = [_line(titles[name], case) for name, case in kept["cases"].items()]
-    left_out = [f"Not measured: {reason}" for reason in kept.get("left_out", [])]
+    absent = [title for name, title in titles.items() if name not in kept["cases"]]
+    left_out = [f"Not measured yet: {'; '.join(absent)}.", ""] if absent else []
     return [
         "## Killed at random moments",
         "",
