@@ -7,7 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops, waits
+from benchmarks import (
+    climbing,
+    growth_plot,
+    kills,
+    loaded_comparisons,
+    loaded_planted,
+    simulated_loops,
+    spool_cost,
+    waits,
+)
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.hot_lines import report as hot_lines_report
@@ -77,6 +86,9 @@ def write() -> None:
         ("report_time", _report_time),
         ("imports", _imports),
         ("memory", _memory),
+        ("spool_cost", spool_cost.section),
+        ("live_look", spool_cost.look_section),
+        ("kills", kills.section),
         ("trace_reading", _trace_reading),
         ("live_window", _live_window),
         ("loading_clock", _loading_clock),

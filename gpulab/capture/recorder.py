@@ -99,7 +99,7 @@ class Capture:
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
         self._keep = keep
-        self._terminations = Terminations(self._terminate_soon, self._terminate_now)
+        self._terminations = Terminations(self._terminate_soon, self._terminate_now, self._write_now)
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
         self.terminated = False  # the run was finished and given to `keep`
@@ -126,8 +126,9 @@ class Capture:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
-        self._sampler = Sampler(self._pid, self.device, self._origin_ns, on_reading=self._spooler.look)
+        self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
+        self._spooler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
         if on_gpu and sessions():
             reason = (
@@ -159,6 +160,7 @@ class Capture:
         if self._finished is not None:
             return self._finished
         self._finishing = True
+        self._terminations.be_patient()
         if self._terminations.count:
             outcome, detail = "interrupted", WORDS
         try:
@@ -184,6 +186,10 @@ class Capture:
         if not self._finishing:
             self._loop.terminate()
 
+    def _write_now(self) -> None:
+        """To the spool, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
+        self._spooler.look()
+
     def _hand_over(self) -> None:
         """Finish in the middle of the user's code."""
         assert self._keep is not None
@@ -208,6 +214,7 @@ class Capture:
             if self._watcher is not None:
                 self._watcher.end()
         finally:
+            self._spooler.stop()
             samples, lost, extremes = self._sampler.stop()
         steps = self._loop.finish(wall_ns, detail)
         timeline = self._phases.timeline(self._origin_ns, len(steps))
@@ -333,7 +340,6 @@ class Capture:
 
     def drain(self) -> Delta:
         """What is new since the last call."""
-        self._spooler.look()
         fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
         start, end, wait, samples = np.array(fresh, dtype=np.int64).reshape(-1, 4).T
         wall = np.maximum(end - start, 1)

@@ -1,4 +1,4 @@
-"""Brings the spool of a run up to date once a second, in a thread of ours that wakes anyway, never the training's."""
+"""Brings the spool of a run up to date once a second, in a thread of its own: no other part of a run delays it."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from time import monotonic
 
 from gpulab.run import Choice
 from gpulab.store.atomic_write import reason
@@ -15,41 +14,72 @@ from gpulab.store.folders import RUNNING_PREFIX, SPOOL_SUFFIX
 from gpulab.store.spool import Spool
 
 PERIOD_S = 1.0
+END_TIMEOUT_S = 5.0  # of a thread that writes: it may wait for what a signal has interrupted
 
 
 class Spooler:
     """Of one run. `spool` is where its columns go, None: they stay in memory; `write` appends what is new.
 
-    `look` may be called from any of our threads, as often as they wake; it never raises.
+    After a failure the run goes on in memory, and a second later there is another try.
     """
 
     def __init__(self, spool: Spool | None, write: Callable[[Spool], None]) -> None:
         self._spool = spool
         self._write = write
         self._lock = threading.Lock()
-        self._due_s = monotonic() + PERIOD_S
-        self.problems: tuple[Choice, ...] = ()  # for the record: none, or one
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_written = False
+        self._is_over = False
+        self.problems: tuple[Choice, ...] = ()  # of the last try, for the record: none, or one
+
+    def start(self) -> None:
+        """Begin to write, for the first time in a second."""
+        if self._spool is not None:
+            self._thread = threading.Thread(target=self._run, name="gpulab-spooler", daemon=True)
+            self._thread.start()
 
     def look(self) -> None:
-        """Write where a second has passed. After a failure the run goes on in memory."""
-        if self._spool is None or self.problems or monotonic() < self._due_s:
-            return
-        if not self._lock.acquire(blocking=False):  # another thread writes
+        """Write what is new, unless another thread does so just now. From any thread of ours; never raises."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    def stop(self) -> None:
+        """Write the last of it where there was a first: storing the run takes a while. Nothing is written after it."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(END_TIMEOUT_S)
+        if not self._lock.acquire(timeout=END_TIMEOUT_S):
             return
         try:
-            self._due_s = monotonic() + PERIOD_S
-            self._write(self._spool)
-        except Exception as e:
-            why = f"they could not be written to {str(self._spool.path.parent)!r}: {reason(e)}"
-            self.problems = (Choice("steps so far", "kept in memory", why),)
+            if self._has_written:
+                self._look()
+            self._is_over = True
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Remove the file, once all of it was read back."""
-        with self._lock:
-            if self._spool is not None:
-                self._spool.close()
+        """Remove the file, once all of it was read back. May be called twice."""
+        self.stop()
+        if self._spool is not None:
+            self._spool.close()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            self.look()
+
+    def _look(self) -> None:
+        if self._spool is None or self._is_over:
+            return
+        try:
+            self._write(self._spool)
+            self._has_written, self.problems = True, ()
+        except Exception as e:
+            why = f"they could not be written to {str(self._spool.path.parent)!r}: {reason(e)}"
+            self.problems = (Choice("steps so far", "kept in memory", why),)
 
 
 def about_process() -> dict[str, object]:

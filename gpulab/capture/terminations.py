@@ -2,13 +2,20 @@
 
 Whoever handles it in the user's code is asked after the run is written: a handler that was there before, or one that
 the code sets while it runs. Without one the process ends, by that signal.
+
+Python calls a handler between two of its own instructions, and a rank that waits in a collective may never come to the
+next. So a thread hears the signal as well, by the wakeup descriptor, unless something else uses that.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
 import signal
+import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from types import FrameType
@@ -16,17 +23,32 @@ from typing import Any
 
 SIGNAL = signal.SIGTERM
 WORDS = "SIGTERM"
+# So long a step may take to its end: half of what Slurm (KillWait), Kubernetes and torchrun wait before SIGKILL.
+GRACE_S = 15.0
+ANSWER_S = 2.0  # within so long Python has called a handler, if it can
 _SET, _GET = signal.signal, signal.getsignal
+_END = b"\0"  # to our own thread; every other byte is the number of a signal
 
 
 class Terminations:
-    """Of one run, on the main thread only. `soon` is called at the first signal, `at_once` at the next."""
+    """Of one run, on the main thread only. `soon` is called at the first signal, `at_once` at the next.
 
-    def __init__(self, soon: Callable[[], None], at_once: Callable[[], None]) -> None:
-        self._soon, self._at_once = soon, at_once
+    `heard` is called at once on a thread of ours, and again when no step has come for `GRACE_S`. Then the process is
+    sent another signal; where it cannot answer and nobody handles the signal, it ends as it would have without gpulab.
+    """
+
+    def __init__(
+        self, soon: Callable[[], None], at_once: Callable[[], None], heard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._soon = soon
+        self._at_once = at_once
+        self._heard = heard
         self._theirs: Any = None
         self._functions: tuple[Any, Any] = (_SET, _GET)  # as they were before
         self._begun = False
+        self._pipe: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self._patient = threading.Event()  # no step is waited for any more
         self.count = 0  # of signals
 
     def begin(self) -> None:
@@ -40,6 +62,7 @@ class Terminations:
         self._functions = signal.signal, signal.getsignal
         _SET(SIGNAL, self._handle)
         vars(signal).update(signal=self._signal, getsignal=self._getsignal)
+        self._listen()
         _listening.append(weakref.ref(self))
 
     def end(self) -> None:
@@ -51,7 +74,12 @@ class Terminations:
             signal.signal, signal.getsignal = self._functions
         if _GET(SIGNAL) == self._handle:
             _SET(SIGNAL, self._theirs)
+        self._listen_no_more()
         _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
+
+    def be_patient(self) -> None:
+        """The run is being finished, which may take long: the process is not to be ended meanwhile."""
+        self._patient.set()
 
     def deliver(self) -> None:
         """After `end`: what the signal does without gpulab. Does nothing where none came."""
@@ -64,6 +92,65 @@ class Terminations:
             return
         self.count += 1
         (self._soon if self.count == 1 else self._at_once)()
+
+    # -- where Python cannot call a handler ------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if sys.platform == "win32":
+            return
+        reads, writes = self._pipe = os.pipe()
+        os.set_blocking(writes, False)
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if before != -1:  # asyncio's, or that of a run around this one
+            signal.set_wakeup_fd(before)
+            self._close_pipe()
+            return
+        self._thread = threading.Thread(target=self._hear, args=(reads,), name="gpulab-terminations", daemon=True)
+        self._thread.start()
+
+    def _listen_no_more(self) -> None:
+        if self._pipe is None:
+            return
+        with contextlib.suppress(ValueError):  # in a child that another thread has forked
+            present = signal.set_wakeup_fd(-1)
+            if present not in (-1, self._pipe[1]):  # the user's code has one
+                signal.set_wakeup_fd(present)
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():  # it is not, in a forked child
+            self._patient.set()
+            os.write(self._pipe[1], _END)
+            thread.join()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        for end in pipe or ():
+            os.close(end)
+
+    def _hear(self, pipe: int) -> None:
+        """On our thread: every signal for which Python has a handler."""
+        while (numbers := os.read(pipe, 64)) and _END not in numbers:
+            if int(SIGNAL) not in numbers or self._theirs is signal.SIG_IGN:
+                continue
+            self._heard()
+            if not self._patient.wait(GRACE_S):
+                self._overdue()
+            return
+
+    def _overdue(self) -> None:
+        """No step has come."""
+        self._heard()
+        count, until_s = self.count, time.monotonic() + ANSWER_S
+        os.kill(os.getpid(), SIGNAL)
+        while time.monotonic() < until_s:
+            if self.count > count or self._patient.is_set():
+                return  # the run is being written
+            time.sleep(0.05)
+        if self._theirs == signal.SIG_DFL and not self._patient.is_set():
+            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's is for the main thread only
+            os.kill(os.getpid(), SIGNAL)
+
+    # -- signals as the user's code sees them ----------------------------------------------------------------------
 
     def _signal(self, number: int, handler: Any) -> Any:
         """The user's code sets a handler: it is called when the run is written."""

@@ -126,6 +126,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--set", action="append", help=argparse.SUPPRESS)
+    parser.add_argument("--with-launcher", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 

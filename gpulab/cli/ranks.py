@@ -10,7 +10,13 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from gpulab.launch.launcher import launcher_words, record_words, shortage, threads_of_each
+from gpulab.launch.launcher import (
+    ended_with_this_process,
+    launcher_words,
+    record_words,
+    shortage,
+    threads_of_each,
+)
 
 _OPTIONS = ("name", "steps", "warmup", "trace_steps", "device", "html", "json")
 _SWITCHES = ("no_trace", "whole", "no_live", "no_save", "all")
@@ -20,7 +26,7 @@ def launch(options: argparse.Namespace) -> int:
     """Do `gpulab record --ranks N`. Returns the launcher's exit status: 0 where every rank ended with 0."""
     if short := shortage(options.ranks):
         sys.stderr.write(f"gpulab: {short}\n")
-    words = [*launcher_words(options.ranks), *_of_each(options)]
+    words = ended_with_this_process([*launcher_words(options.ranks), *_of_each(options)])
     with subprocess.Popen(words, env={**os.environ, **threads_of_each(options.ranks)}) as process:
         return _status(_ended(process))
 
@@ -28,7 +34,7 @@ def launch(options: argparse.Namespace) -> int:
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
     """The command of each rank: the same options, without the number of ranks."""
     given = {name: getattr(options, name) for name in (*_OPTIONS, *_SWITCHES)}
-    return record_words(given, [options.script, *options.args])
+    return record_words({**given, "with_launcher": True}, [options.script, *options.args])
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:

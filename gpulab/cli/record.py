@@ -48,7 +48,7 @@ def record(options: argparse.Namespace) -> int:
         return launch(options)
     if is_rank():
         keep_few()
-    if options.before is not None:
+    if options.before is not None or options.with_launcher:
         end_with_launcher()
     script = _Script(options.script, options.args, options.before)
     for path in (options.html, options.json):

@@ -89,8 +89,8 @@ def environment(packages: Mapping[str, str] | None = None) -> Environment:
 
 
 def _compute_threads() -> int | None:
-    torch = sys.modules.get("torch")
-    return int(torch.get_num_threads()) if torch is not None else None
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None, too, while another thread imports it
+    return int(count()) if count is not None else None
 
 
 def cpu_name() -> str:

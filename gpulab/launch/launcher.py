@@ -29,7 +29,7 @@ OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variable
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
 LATEST_S = 0.1  # a line is handed on that soon
 _RANK = re.compile(r"\[default(\d+)\]:")
-# The kernel that dies takes its ranks along: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
+# Who dies takes its ranks along: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
 _ORPHANS_END = """
 import ctypes, os, sys
 try:
@@ -101,7 +101,7 @@ class RankProcesses:
         tee = ["--tee", "3", "--log-dir", str(logs)]
         command = [first, *rest[:place], *tee, *rest[place:]]
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _ORPHANS_END, str(os.getpid()), *command],
+            ended_with_this_process(command),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -165,12 +165,19 @@ class RankProcesses:
         self._lines.put(None)
 
 
+def ended_with_this_process(command: Sequence[str]) -> list[str]:
+    """The same command, which is sent SIGTERM when this process has ended in whatever way (Linux, prctl)."""
+    return [sys.executable, "-I", "-S", "-c", _ORPHANS_END, str(os.getpid()), *command]
+
+
 def end_with_launcher() -> None:
     """Let the system send this process, a rank, SIGTERM when its launcher has ended in whatever way (Linux, prctl)."""
     import ctypes
 
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None, use_errno=True).prctl(1, int(signal.SIGTERM), 0, 0, 0)
+    if os.getppid() == 1:  # it has ended already
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def line_of(text: str, *, is_error: bool) -> Line:

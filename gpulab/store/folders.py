@@ -32,6 +32,8 @@ DOCUMENT = "run.json"
 COLUMNS = "columns.npz"
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
+UNFINISHED_TRACE = "unfinished.json.gz"
+
 _STAGE_PREFIX = ".saving-"
 _GONE_PREFIX = ".deleting-"
 RUNNING_PREFIX = ".running-"  # what a run that goes on has measured so far: written to every second
@@ -204,8 +206,11 @@ class Store:
                     file.unlink()
             return None
         try:
-            if not (self.root / run.id).exists():
+            folder = self.root / run.id
+            if not folder.exists():
                 self.save(run)
+            else:
+                _say_no_trace(folder)
             file.unlink()
         except (OSError, StoreError) as e:
             return reason(e)
@@ -340,12 +345,28 @@ def _without_trace(run: Run, failure: str) -> Run:
     return msgspec.structs.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
 
 
+def _say_no_trace(folder: Path) -> None:
+    """Of a stored run whose process was killed: perhaps before its trace was beside it. Raises OSError."""
+    try:
+        traced = read(folder).timeline is not None
+    except StoreError:  # its own line of the list says so
+        return
+    if not traced or trace_path(folder) is not None:
+        return
+    fields = msgspec.json.decode(_document(folder), type=dict[str, msgspec.Raw])
+    missing = msgspec.json.decode(fields.get("missing", b"[]"), type=list[msgspec.Raw])
+    missing.append(msgspec.Raw(msgspec.json.encode(Missing("trace file", KILLED, key="trace_file"))))
+    fields["missing"] = msgspec.Raw(msgspec.json.encode(missing))
+    replace_whole(folder / DOCUMENT, msgspec.json.encode(fields))
+    (folder / UNFINISHED_TRACE).unlink(missing_ok=True)
+
+
 def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     """Why there is no trace; None where it is in place.
 
     It gets its final name last: TensorBoard, looking into hidden folders as well, would take half a trace for a run.
     """
-    unfinished = stage / "unfinished.json.gz"
+    unfinished = stage / UNFINISHED_TRACE
     try:
         write_trace(unfinished)
         if unfinished.exists():

@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
 import pytest
 
+from gpulab.capture import terminations as terminations_module
 from gpulab.capture.recorder import Capture
 from gpulab.capture.terminations import Terminations
 from gpulab.run import Settings
@@ -85,6 +87,99 @@ def test_what_ignores_the_signal_goes_on() -> None:
     terminations.end()
     terminations.deliver()
     assert not told and signal.getsignal(TERM) is signal.SIG_IGN
+
+
+def no_thread() -> bool:
+    return not [thread for thread in threading.enumerate() if thread.name == "gpulab-terminations"]
+
+
+def test_a_thread_hears_it_too_and_asks_again_in_vain_of_none(
+    handler_before: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no step comes, the second signal is ours."""
+    monkeypatch.setattr(terminations_module, "GRACE_S", 0.01)
+    heard, told, second = list[int](), list[str](), threading.Event()
+
+    def at_once() -> None:
+        told.append("at once")
+        second.set()
+
+    terminations = Terminations(lambda: told.append("soon"), at_once, lambda: heard.append(threading.get_ident()))
+    terminations.begin()
+    signal.raise_signal(TERM)
+    second.wait()
+    terminations.end()
+    assert told == ["soon", "at once"] and not handler_before and no_thread()
+    assert len(heard) == 2 and threading.get_ident() not in heard
+    assert signal.set_wakeup_fd(-1) == -1
+
+
+def test_a_run_that_is_being_finished_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminations_module, "GRACE_S", 0.0)
+    told = list[str]()
+    terminations = Terminations(lambda: told.append("soon"), lambda: told.append("at once"))
+    terminations.begin()
+    terminations.be_patient()
+    signal.raise_signal(TERM)
+    assert terminations._thread is not None
+    terminations._thread.join()
+    terminations.end()
+    assert told == ["soon"] and no_thread()
+
+
+def test_a_wakeup_descriptor_of_the_code_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio has one, before the run or within it."""
+    reads, writes = os.pipe()
+    os.set_blocking(writes, False)
+    terminations = Terminations(lambda: None, lambda: None)
+    try:
+        for before in (True, False):
+            if before:
+                signal.set_wakeup_fd(writes)
+            terminations.begin()
+            signal.set_wakeup_fd(writes)
+            terminations.end()
+            assert signal.set_wakeup_fd(-1) == writes and no_thread()
+    finally:
+        os.close(reads)
+        os.close(writes)
+
+
+STUCK = """
+import ctypes, signal, threading
+from gpulab.capture import terminations as module
+module.GRACE_S, module.ANSWER_S = 0.2, 0.2
+terminations = module.Terminations(lambda: None, lambda: None, lambda: print("heard", flush=True))
+terminations.begin()
+{handler}
+def say():
+    terminations._thread.join()
+    print("goes on", flush=True)
+threading.Thread(target=say, daemon=True).start()
+mutex = ctypes.create_string_buffer(64)
+print("waits", flush=True)
+for _ in range(2):  # the second time in vain, and no signal ends it
+    ctypes.CDLL(None).pthread_mutex_lock(mutex)
+"""
+HANDLER = "signal.signal(signal.SIGTERM, lambda number, frame: print('own', flush=True))"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a call that waits in C")
+@pytest.mark.parametrize("handler", ["", HANDLER], ids=["no handler", "a handler"])
+def test_who_waits_in_c_ends_as_without_gpulab(handler: str) -> None:
+    """A rank in a collective whose other rank never comes: Python calls no handler, neither ours nor the code's."""
+    command = [sys.executable, "-c", STUCK.format(handler=handler)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        said = [process.stdout.readline()]
+        process.send_signal(TERM)
+        said += [process.stdout.readline() for _ in range(3)]
+        process.kill()
+    assert said[:3] == ["waits\n", "heard\n", "heard\n"]
+    if handler:
+        assert said[3] == "goes on\n" and process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == -TERM
 
 
 def test_a_run_within_a_run(handler_before: list[str]) -> None:

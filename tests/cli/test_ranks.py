@@ -92,3 +92,20 @@ def test_a_signal_ends_all_ranks_and_keeps_them(script: Path, own_store: Path) -
     assert process.returncode not in (0, None)
     entries = Store(own_store / "runs").list()
     assert entries and {entry.outcome for entry in entries} == {"interrupted"}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs prctl")
+@pytest.mark.parametrize("victim", ["gpulab", "torch.distributed.run"])
+def test_ranks_end_with_a_launcher_that_is_killed(script: Path, own_store: Path, victim: str) -> None:
+    import psutil
+
+    with record(script, "3000") as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        (torchrun,) = psutil.Process(process.pid).children()
+        os.kill(process.pid if victim == "gpulab" else torchrun.pid, signal.SIGKILL)
+        process.communicate()  # until the last of them has closed its output
+    assert process.returncode == (-signal.SIGKILL if victim == "gpulab" else 128 + signal.SIGKILL)
+    entries = Store(own_store / "runs").list()
+    assert len(entries) == 2 and "interrupted" in {entry.outcome for entry in entries}
+    assert "completed" not in {entry.outcome for entry in entries}

@@ -10,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -485,3 +485,9 @@ def test_the_doctors_output_in_a_notebook_is_escaped_and_whole() -> None:
 def test_the_doctors_text_holds_no_escape_sequences() -> None:
     text = render([doctor.Check("name\x1b[31m", "limited", "found\x1b[0m\n", "next\x07")])
     assert all(ch.isprintable() or ch == "\n" for ch in text)
+
+
+def test_another_thread_may_be_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "torch", ModuleType("torch"))
+        assert machine.environment({}).compute_threads is None

@@ -15,7 +15,7 @@ import threading
 import time
 from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -47,9 +47,8 @@ main(Order.from_json(order))
 class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
-    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `fake` plays a scripted NVML. `on_reading` is
-    called after each reading, on a thread of ours, and must not raise. `start`, `stop` from the main thread; `series`
-    and `drain` from any one other thread.
+    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `fake` plays a scripted NVML. `start`, `stop` from
+    the main thread; `series` and `drain` from any one other thread.
     """
 
     def __init__(
@@ -59,11 +58,9 @@ class Sampler:
         origin_ns: int,
         period_s: float = 0.1,
         fake: FakeScript | None = None,
-        on_reading: Callable[[], None] = lambda: None,
     ) -> None:
         self._pid, self._device, self._origin_ns, self._period_s = pid, device, origin_ns, period_s
         self._fake = fake
-        self._on_reading = on_reading
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -165,7 +162,6 @@ class Sampler:
                 ended = ended or "end" in message
                 with self._lock:
                     self._take(message)
-                self._on_reading()
         if not ended:
             now_ns = time.perf_counter_ns() - self._origin_ns
             self._lost(f"ended: {self._epitaph(process)}", now_ns)

@@ -70,7 +70,7 @@ class Rows:
         self._blocks: list[bytearray | None] = []  # None: in the spool alone
         self._newest = bytearray()
         self._spool: Spool | None = None
-        self._lock = threading.Lock()  # held while a thread of ours writes, and where rows are taken back
+        self._lock = threading.RLock()  # held while a thread of ours writes, and where rows are taken back
         self._claimed = 0  # so many rows are written or about to be: who changes one says so
         self._written = 0
         self._changed: dict[int, tuple[int, ...]] = {}  # written rows as they are now; few
