@@ -32,6 +32,7 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.notebook_source import notebook_source
+from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, submit, submit_words
 from gpulab.run import Ranks
 from gpulab.store.atomic_write import make_folder
@@ -83,6 +84,8 @@ class RankedCell(Struct, frozen=True):
         """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
         if allocation is not None:
             _ = allocation.of_each_node, allocation.words
+        if (own := own_ranks(text, sure=True)) is not None:
+            raise UsageError(f"{own.starter} starts ranks of its own: with --ranks, write {own.instead} in its place.")
         return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
 
     def run(self) -> Ranks:

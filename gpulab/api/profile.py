@@ -19,6 +19,8 @@ from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.diagnosis.summary import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.formatting import capitalized
+from gpulab.launch.own_ranks import own_ranks
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Missing, Outcome, Run, Settings
@@ -32,7 +34,6 @@ from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
 from gpulab.views.wording import cut, plain
 
-_FORKING = ("notebook_launcher", "ddp_notebook", "ddp_fork", "start_processes", "mp.spawn", "multiprocessing.spawn")
 _ROOM = 100  # characters of an error; the traceback below has the rest
 
 
@@ -169,13 +170,16 @@ class profile:
         self._run = run
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
-        self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run)))
+        self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run, self._started_processes())))
         path = self._path = self._save()
         runs.add(self._run, path)
         if self._stage is not None:
             self._present()
         if path is not None and write_trace is not None:
             self._add_trace(path, write_trace)
+
+    def _started_processes(self) -> int:
+        return self._capture.started_processes if self._capture is not None else 0
 
     def _add_trace(self, path: Path, write_trace: WriteTrace) -> None:
         """The profiler's trace, which takes longer than all the rest, comes when the report is on the screen."""
@@ -213,14 +217,17 @@ class profile:
             sys.stderr.write(f"gpulab: the report could not be shown ({_in_words(e)}); the run is {self.run.id}\n")
 
 
-def _unfollowed(run: Run) -> tuple[Missing, ...]:
-    """The ranks that code without a step of its own has forked or spawned, which cannot be followed."""
-    starter = next((name for name in _FORKING if name in run.code), None)
-    if starter is None or not has_no_step(run):
+def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
+    """The processes that code without a step of its own has started itself, which cannot be followed."""
+    if not started or not has_no_step(run):
         return ()
-    instead = "use torchrun, or gpulab record --ranks N" if run.source == "script" else "use %%gpuprofile --ranks N"
-    reason = f"gpulab does not follow the processes that {starter} starts: {instead}"
-    sys.stderr.write(f"gpulab: the ranks are not measured: {reason}.\n")
+    own = own_ranks(run.code)
+    ranks = own.ranks if own is not None and own.ranks != "N" else str(started)
+    command = f"gpulab record --ranks {ranks}" if run.source == "script" else f"%%gpuprofile --ranks {ranks}"
+    which = "the process" if started == 1 else f"the {started} processes"
+    starter = own.starter if own is not None else "this code"
+    do = f"write {own.instead} in its place, under {command}" if own is not None else f"start them with {command}"
+    reason = f"{which} that {starter} starts cannot be followed: {do}"
     return (Missing("ranks", reason, key="ranks"),)
 
 
@@ -228,6 +235,7 @@ def _nothing_to_report(run: Run, *, saved: bool) -> str:
     """One sentence, above the traceback of code that raised before it trained."""
     raised = cut(plain(run.outcome_detail), _ROOM) or "an error"
     sentence = f"gpulab: the code raised before its first training step ({raised}), so there is no report."
+    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key == "ranks")
     return sentence if not saved else f"{sentence} What was recorded: gpulab report {run.id} --all"
 
 

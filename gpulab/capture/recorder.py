@@ -29,6 +29,7 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.processes import StartedProcesses
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
@@ -103,6 +104,7 @@ class Capture:
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
         self.terminated = False  # the run was finished and given to `keep`
+        self._started = StartedProcesses()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -324,6 +326,11 @@ class Capture:
         self._loop.stop()
 
     @property
+    def started_processes(self) -> int:
+        """How many processes the code has started by itself, in which nothing is measured."""
+        return self._started.count
+
+    @property
     def step_count(self) -> int:
         """Steps so far. From any thread."""
         return self._loop.counted
@@ -357,6 +364,7 @@ class Capture:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return None
         modules = hooks.install(self._loop, self._undo)
+        self._started.install(self._undo)
         pauses = PauseHooks(self._loop.pauses, self._undo)
         pauses.install()
         self._loop.look = pauses.look

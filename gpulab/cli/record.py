@@ -83,6 +83,7 @@ def record(options: argparse.Namespace) -> int:
         raised = e
     sys.stdout.flush()
     if options.silent:
+        sys.stderr.write("".join(f"gpulab: {m.reason}.\n" for m in profiled.run.missing if m.key == "ranks"))
         return script.status(raised)
     if not shown:
         shown_report = _report_of(profiled)
