@@ -18,6 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpulab.api.fleet import keep_summaries
+from gpulab.api.kept_traces import keep_only
 from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
@@ -110,6 +111,8 @@ class RankedCell(Struct, frozen=True):
         shown = report(ranks)
         _show(shown, followed.watched, full=self.full)
         keep_summaries(shown, Store().root)
+        if only := self.options.get("only_ranks"):
+            keep_only(str(only), shown, Store())
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         return ranks

@@ -64,11 +64,13 @@ class profile:
         changes: Callable[[Run], tuple[Change, ...]] | None = None,
         knobs: Mapping[str, str] | None = None,
         terminated: Callable[[], None] = lambda: None,
+        keeps_trace: Callable[[Run], bool] = lambda run: True,
     ) -> None:
         self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
         check(self.settings)
         self._changes = changes
         self._when_terminated = terminated
+        self._keeps_trace = keeps_trace
         self._source: RunSource = source
         self._code = code
         self._show = show
@@ -86,6 +88,11 @@ class profile:
         if self._run is None:
             raise GpulabError("The block has not ended yet: read its run after the with statement.")
         return self._run
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the stored run; None where it is not on disk."""
+        return self._path
 
     @property
     def report(self) -> Report:
@@ -175,7 +182,7 @@ class profile:
         runs.add(self._run, path)
         if self._stage is not None:
             self._present()
-        if path is not None and write_trace is not None:
+        if path is not None and write_trace is not None and self._keeps_trace(self._run):
             self._add_trace(path, write_trace)
 
     def _started_processes(self) -> int:

@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpulab.run import Job, Launcher
 
@@ -41,6 +44,26 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
         return job
     local = _number(environment, "LOCAL_RANK")
     return _job(environment, rank, "torch.distributed", size, local)
+
+
+class RunOfJob:
+    """The job of one run of this process. A rank may record several runs, and each belongs with those of the others."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def current(self) -> Job | None:
+        """The job; its id says which of the runs this is, from the second on."""
+        job = current_job()
+        if job is None:
+            return None
+        if not self._number:
+            _begun[job.id] += 1
+            self._number = _begun[job.id]
+        return job if self._number == 1 else replace(job, id=f"{job.id}.run{self._number}")
+
+
+_begun: Counter[str] = Counter()  # runs, by job
 
 
 def cluster_id(environment: Mapping[str, str] = os.environ) -> str:

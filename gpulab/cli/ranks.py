@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.launcher import launcher_words, record_words, shortage, threads_of_each
+from gpulab.launch.own_ranks import own_ranks
 
-_OPTIONS = ("name", "steps", "warmup", "trace_steps", "device", "html", "json")
+_OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device", "html", "json")
 _SWITCHES = ("no_trace", "whole", "no_live", "no_save", "all")
 
 
@@ -25,8 +25,8 @@ def launch(options: argparse.Namespace) -> int:
         sys.stderr.write(f"gpulab: {short}\n")
     if (own := own_ranks(_text(options.script), sure=True)) is not None:
         sys.stderr.write(
-            f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these {options.ranks} ranks: "
-            f"write {own.instead} in its place.\n"
+            f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these "
+            f"{options.ranks} ranks: write {own.instead} in its place.\n"
         )
     words = [*launcher_words(options.ranks), *_of_each(options)]
     with subprocess.Popen(words, env={**os.environ, **threads_of_each(options.ranks)}) as process:

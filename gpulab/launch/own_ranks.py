@@ -67,8 +67,9 @@ def _of_call(call: ast.Call) -> OwnRanks | None:
         starter = f"{holder}.{name}" if holder else name
         return _instead_of(call, starter, _called(_argument(call, 0, "fn"), [_RANK, *more], given), "nprocs", 2)
     strategy = _argument(call, 99, "strategy")
-    if isinstance(strategy, ast.Constant) and str(strategy.value).startswith(_OF_LIGHTNING):
-        return _instead_of(call, f'strategy="{strategy.value}"', 'strategy="ddp"', "devices", 99)
+    named = strategy.value if isinstance(strategy, ast.Constant) else None
+    if isinstance(named, str) and named.startswith(_OF_LIGHTNING):
+        return _instead_of(call, f'strategy="{named}"', 'strategy="ddp"', "devices", 99)
     return None
 
 

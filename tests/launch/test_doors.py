@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -20,7 +21,7 @@ from tests.support.kernel_session import Answer, KernelSession, kernel
 
 STEPS = 12
 IMPORTS = """
-import torch, torch.distributed as dist
+import sys, torch, torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 STEPS = 12
@@ -43,7 +44,7 @@ dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(network())
 given = data()
 epoch(model, DataLoader(given, batch_size=2, sampler=DistributedSampler(given)))
-print("trained", dist.get_rank())
+sys.stdout.write(f"trained {dist.get_rank()}\\n")
 dist.destroy_process_group()
 """
 FSDP = """
@@ -57,7 +58,7 @@ for layer in (model[0], model[2]):
 fully_shard(model, mesh=mesh)
 given = data()
 epoch(model, DataLoader(given, batch_size=2, sampler=DistributedSampler(given)))
-print("trained", dist.get_rank())
+sys.stdout.write(f"trained {dist.get_rank()}\\n")
 dist.destroy_process_group()
 """
 ACCELERATE = """
@@ -71,7 +72,7 @@ def training(batch_size):
         accelerator.backward(nn.functional.cross_entropy(model(x), y))
         optimizer.step()
         optimizer.zero_grad()
-    print("trained", accelerator.process_index)
+    sys.stdout.write(f"trained {accelerator.process_index}\\n")
     accelerator.end_training()
 """
 LIGHTNING_NET = """
@@ -90,7 +91,7 @@ LIGHTNING = """
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet)
 trainer.fit(Net(), DataLoader(data(), batch_size=2))
-print("trained", trainer.global_rank)
+sys.stdout.write(f"trained {trainer.global_rank}\\n")
 """
 HUGGING_FACE = """
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -101,7 +102,7 @@ arguments = TrainingArguments(".", per_device_train_batch_size=2, num_train_epoc
 items = [{"input_ids": torch.randint(50, (8,)), "labels": i % 2} for i in range(STEPS * 4)]
 trainer = Trainer(model=model, args=arguments, train_dataset=items)
 trainer.train()
-print("trained", arguments.process_index)
+sys.stdout.write(f"trained {arguments.process_index}\\n")
 """
 TRAININGS = {
     "DDP": DDP,
@@ -147,7 +148,8 @@ def test_a_script_is_one_job(training: str, tmp_path: Path, own_store: Path) -> 
 def test_ranks_a_script_forks_and_what_to_write(tmp_path: Path, own_store: Path) -> None:
     call = 'if __name__ == "__main__":\n    {}\n'
     said = record(GPULAB, tmp_path, ACCELERATE + call.format("notebook_launcher(training, (2,), num_processes=2)"))
-    (advice,) = re.findall(r"write (.*) in its\s+place, under gpulab record --ranks 2\.", said)
+    said = " ".join(said.split())
+    (advice,) = re.findall(r"write (.*) in its place, under gpulab record --ranks 2\.", said)
     assert said.count("cannot be followed") == 1 and "did not measure" in said
     said = record(BY_GPULAB, tmp_path, ACCELERATE + call.format(advice))
     assert "2 of 2 ranks" in said
@@ -165,8 +167,20 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]
 def run_ranks(session: KernelSession, text: str) -> Answer:
     answer = session.run(f"%%gpuprofile --ranks 2\n{text}")
     assert answer.status == "ok", answer.error
-    assert not [p for p in psutil.process_iter(["cmdline"]) if "gpulab-ranks-" in " ".join(p.info["cmdline"] or ())]
+    assert not ranks_of(session)
     return answer
+
+
+def ranks_of(session: KernelSession) -> list[str]:
+    """Processes of any rank of this kernel that are still there."""
+    here = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if "RANK" in (variables := process.environ()) and variables.get("GPULAB_DIR") == str(
+                session.folder / "store"
+            ):
+                here.append(" ".join(process.cmdline()))
+    return here
 
 
 @pytest.mark.parametrize("training", TRAININGS)
@@ -190,11 +204,11 @@ def test_ranks_a_cell_forks_and_what_to_write(session: KernelSession) -> None:
     assert "[rank 1] trained 1" in answer.stdout
 
 
-def test_lightning_that_forks_by_itself_says_so(session: KernelSession) -> None:
-    forking = LIGHTNING.replace('strategy="ddp", ', "")
-    answer = session.run(f"%%gpuprofile\n{forking}")
-    shown, _ = answer.report()
-    assert "start them with %%gpuprofile --ranks 2" in " ".join(shown["text/plain"].split())
-    answer = run_ranks(session, forking)
+def test_lightnings_ranks_with_and_without_forking(session: KernelSession) -> None:
+    forking = LIGHTNING.replace("ddp", "ddp_notebook")
+    refused = session.run(f"%%gpuprofile --ranks 2\n{forking}")
+    assert refused.stderr.startswith("UsageError") and 'write strategy="ddp" in its place' in refused.stderr
+    by_itself = LIGHTNING.replace('strategy="ddp", ', "")  # in a notebook it forks, in a rank it does not
+    answer = run_ranks(session, by_itself)
     assert "[rank 0] trained 0" in answer.stdout and "[rank 1] trained 1" in answer.stdout
     check_job(Store(session.folder / "store" / "runs"))
