@@ -164,5 +164,5 @@ def test_forked_ranks_are_said_not_to_be_measured() -> None:
             gpulab.step()
     assert not any(m.key == "ranks" for m in q.run.missing), "it has steps of its own"
     with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as r:
-        list(torch.utils.data.DataLoader([1, 2], num_workers=2))
+        list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2)), num_workers=2))
     assert not any(m.key == "ranks" for m in r.run.missing), "a DataLoader's workers are no ranks"
