@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
 
+from gpulab.api.followed import followed, job_report
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import current_job
@@ -81,6 +82,8 @@ class profile:
         self._path: Path | None = None
         self._capture: Capture | None = None
         self._stage: Stage | None = None
+        self._follows = ExitStack()
+        self._ranks = ""  # how the id of a job begins that the code starts itself
 
     @property
     def run(self) -> Run:
@@ -131,6 +134,8 @@ class profile:
 
     def __enter__(self) -> Self:
         self.start()
+        if self.settings.save and self._source in ("cell", "statement"):
+            self._ranks = self._follows.enter_context(followed(self.settings))
         return self
 
     def __exit__(
@@ -138,6 +143,7 @@ class profile:
     ) -> bool:
         outcome, detail = _outcome(error)
         assert self._capture is not None
+        self._follows.close()
         try:
             if not self._capture.terminated:
                 self._end(outcome, detail)
@@ -216,7 +222,10 @@ class profile:
         """Show the report. A view that fails loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
-            if self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
+            ranks = job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
+            if ranks is not None:
+                self._stage.show(ranks)
+            elif self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
                 self._stage.say(_nothing_to_report(self.run, saved=self.settings.save and not self._unsaved))
             else:
                 self._stage.show(self.report)

@@ -105,7 +105,8 @@ def _from_torch() -> tuple[int, int] | None:
 def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     """The same in all ranks: from the cluster and the launcher, else from the process that has started them."""
     step = environment.get("SLURM_STEP_ID", "")
-    names = [f"slurm-{cluster_id(environment)}.{step}"] if cluster_id(environment) else []
+    names = [environment[JOB]] if environment.get(JOB) else []
+    names += [f"slurm-{cluster_id(environment)}.{step}"] if cluster_id(environment) else []
     elastic = environment.get("TORCHELASTIC_RUN_ID", UNNAMED)
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if elastic != UNNAMED:
@@ -119,7 +120,7 @@ def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     elif launcher == "Kubernetes":
         address = environment.get("MASTER_ADDR") or environment.get("HOSTNAME", "").rpartition("-")[0]
         names += [address] if address else []
-    return "-".join(names) or environment.get(JOB, "") or f"{platform.node()}-{_parent()}"
+    return "-".join(names) or f"{platform.node()}-{_parent()}"
 
 
 def _parent() -> str:

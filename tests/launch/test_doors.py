@@ -212,3 +212,15 @@ def test_lightnings_ranks_with_and_without_forking(session: KernelSession) -> No
     answer = run_ranks(session, by_itself)
     assert "[rank 0] trained 0" in answer.stdout and "[rank 1] trained 1" in answer.stdout
     check_job(Store(session.folder / "store" / "runs"))
+
+
+def test_ranks_that_a_cell_starts_itself_are_followed(session: KernelSession) -> None:
+    (session.folder / "train.py").write_text(IMPORTS + DDP)
+    before = session.value("dict(__import__('os').environ)")
+    start = f"!{sys.executable} -m torch.distributed.run --standalone --nproc-per-node 2 train.py"
+    answer = session.run(f"%%gpuprofile\n{start}")
+    assert answer.status == "ok" and "trained 1" in answer.stdout, answer.error
+    shown, _ = answer.report()
+    assert "2 of 2 ranks" in shown["text/plain"]
+    check_job(Store(session.folder / "store" / "runs"))
+    assert session.value("dict(__import__('os').environ)") == before
