@@ -12,7 +12,7 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpulab.api.followed import followed, job_report
+from gpulab.api.own_ranks import followed, job_report
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import current_job
