@@ -163,8 +163,9 @@ def capitalized(words: str) -> str:
 
 
 def decapitalized(words: str) -> str:
-    """The words as they stand within a sentence: "Its state" → "its state", "GPUs" → "GPUs"."""
-    return words[:1].lower() + words[1:] if words[1:2].islower() or words[1:2] == " " else words
+    """The words as they stand within a sentence: "Its state" → "its state"; "GPUs", "DataLoader" stay."""
+    first = words.split(" ", 1)[0]
+    return words[:1].lower() + words[1:] if first[1:] == first[1:].lower() else words
 
 
 def sentence(words: str) -> str:

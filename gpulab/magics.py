@@ -26,7 +26,15 @@ from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
 from gpulab.errors import GpulabError, UsageError
-from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, add_run_options, add_whole_number, seconds_type
+from gpulab.options import (
+    DEFAULT_BUDGET_S,
+    FURTHER_BUDGET_S,
+    add_only_ranks,
+    add_run_options,
+    add_whole_number,
+    check_only_ranks,
+    seconds_type,
+)
 from gpulab.tuning import cell_code
 from gpulab.tuning.interrupts import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -98,6 +106,7 @@ def _parser() -> _Parser:
         parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
     )
     add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on them all")
+    add_only_ranks(parser)
     add("--on", choices=("slurm",), help="run the ranks as a job of this cluster, from its login node")
     add_whole_number(parser, "--nodes", 1, "nodes of the cluster (default: 1)")
     add_whole_number(parser, "--time", 1, "minutes after which the cluster ends the job (default: 10)")
@@ -114,7 +123,7 @@ LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two b
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _OF_CLUSTERS = ("nodes", "time", "sbatch")
-_OF_EACH_RANK = ("name", "steps", "warmup", "trace_steps", "no_trace", "whole", "set")
+_OF_EACH_RANK = ("only_ranks", "name", "steps", "warmup", "trace_steps", "no_trace", "whole", "set")
 
 
 _WORD = re.compile(r"""(?:[^\s'"]|'[^']*(?:'|$)|"[^"]*(?:"|$))+""")  # with what stands in quotes
@@ -203,6 +212,7 @@ def _check_combination(options: argparse.Namespace) -> None:
     for name in ("no_save",):
         if getattr(options, elsewhere) is not None and getattr(options, name):
             raise UsageError(f"--{name.replace('_', '-')} and --{elsewhere} contradict each other: leave one out.")
+    check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
             raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")

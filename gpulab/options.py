@@ -10,6 +10,7 @@ from gpulab.errors import UsageError
 
 DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as written
 FURTHER_BUDGET_S = 30.0  # more with each further setting
+LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 
 
 def add_run_options(parser: ArgumentParser, what: str) -> None:
@@ -23,6 +24,36 @@ def add_run_options(parser: ArgumentParser, what: str) -> None:
     add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live plot, no warning")
     add("--no-save", action="store_true", help="do not keep the run on disk")
     add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
+
+
+def add_only_ranks(parser: ArgumentParser) -> None:
+    """Which ranks of several keep their trace."""
+    parser.add_argument(
+        "--only-ranks",
+        type=only_ranks_type,
+        metavar="0,last,slowest",
+        help="of several ranks only these keep their trace: numbers, last, and slowest, for which the others wait; the "
+        "others keep their steps and curves",
+    )
+
+
+def only_ranks_type(text: str) -> str:
+    """Numbers of ranks, "last" and "slowest", with commas between them. Raises UsageError."""
+    words = [word.strip() for word in text.split(",")]
+    if not all(word in (LAST, SLOWEST) or (word.isascii() and word.isdecimal()) for word in words):
+        raise UsageError(f"--only-ranks takes numbers of ranks, last and slowest, such as 0,last, not {text!r}.")
+    return ",".join(dict.fromkeys(word if word in (LAST, SLOWEST) else str(int(word)) for word in words))
+
+
+def check_only_ranks(only: str | None, world_size: int | None) -> None:
+    """Raises UsageError for a rank that there is not, or without several ranks."""
+    if only is None:
+        return
+    if world_size is None:
+        raise UsageError("--only-ranks belongs to several ranks: add --ranks N.")
+    absent = next((word for word in only.split(",") if word.isdecimal() and int(word) >= world_size), None)
+    if absent is not None:
+        raise UsageError(f"--only-ranks {absent}: the {world_size} ranks are numbered from 0 to {world_size - 1}.")
 
 
 def check_whole_number(option: str, value: object, least: int) -> None:

@@ -616,12 +616,16 @@ class Memory(Struct, frozen=True):
     total_bytes: int | None = None
 
 
+NOT_KEPT = "trace_not_kept"  # the key of what is missing where only other ranks of the job keep their trace
+
+
 class Missing(Struct, frozen=True):
     """Something that could not be measured, and why. `since_ns` is set when it stopped in the middle.
 
     `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
     instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
-    "live_view", and of a loaded trace "step_time" (unprofiled), "device" (its name and size).
+    "live_view", "ranks" (processes that the code starts itself), and of a loaded trace "step_time" (unprofiled),
+    "device" (its name and size).
     """
 
     what: str

@@ -85,7 +85,8 @@ def test_the_examples_of_the_docstrings() -> None:
     assert rate(1_650.3, "samples") == "1,650 samples/s" and reading(310.04, "W") == "310 W"
     assert [number(x) for x in (4, 10 / 3, 1_234.5)] == ["4", "3.33", "1,234"]
     assert [capitalized(x) for x in ("its state", "PyTorch", "")] == ["Its state", "PyTorch", ""]
-    assert [decapitalized(x) for x in ("Its state", "A step", "GPUs", "")] == ["its state", "a step", "GPUs", ""]
+    given = ("Its state", "A step", "GPUs", "DataLoader, as found", "")
+    assert [decapitalized(x) for x in given] == ["its state", "a step", "GPUs", "DataLoader, as found", ""]
     assert [sentence(x) for x in ("half of it waits", "Really?", "")] == ["Half of it waits.", "Really?", ""]
     assert plural(1, "step") == "1 step" and plural(2, "step") == "2 steps" and plural(0, "step") == "0 steps"
 

@@ -16,7 +16,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
 from gpulab.intervals import clip, intersect, measure
-from gpulab.run import Category, Int64, Missing, Timeline
+from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
 
@@ -68,6 +68,7 @@ _PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
     "unnumbered_rank": ("degraded", (), "which trace is of which rank is not known"),
     "absent_rank": ("degraded", ("transfer",), "ranks are missing: the last to arrive may be one of them"),
     "duplicate_rank": ("degraded", (), "a rank is there more than once; the first trace of it counts"),
+    NOT_KEPT: ("degraded", ("straggler", "transfer"), ""),
     "unreadable_file": ("degraded", ("transfer",), "files cannot be read"),
     "cut_short": ("degraded", ("transfer",), "files are cut short"),
 }
@@ -77,7 +78,9 @@ def job_integrity(problems: Sequence[Missing]) -> Integrity:
     """What is wrong with the traces of a job as a whole, from what their reader found."""
     checks: list[Check] = []
     for name, (state, withholds, meaning) in _PROBLEMS.items():
-        checks.append(check_of_count(name, sum(p.key == name for p in problems), state, meaning, withholds))
+        these = [p for p in problems if p.key == name]
+        meaning = these[0].reason if these and name == NOT_KEPT else meaning
+        checks.append(check_of_count(name, len(these), state, meaning, withholds))
     return Integrity(tuple(checks))
 
 
@@ -96,7 +99,8 @@ def compare_ranks(
         accounts = {rank: b for rank, b in accounts.items() if b.device_index is not None}
     timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
-    mismatch = _mismatch(kernels)
+    kept = all(problem.key != NOT_KEPT for problem in problems)
+    mismatch = _mismatch(kernels) if kept else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
     ranks = tuple(
         _rank(rank, facts[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)

@@ -18,6 +18,7 @@ from typing import Protocol
 from msgspec import Struct
 
 from gpulab.api.fleet import keep_summaries
+from gpulab.api.kept_traces import keep_only
 from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
@@ -32,6 +33,7 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.notebook_source import notebook_source
+from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks
 from gpulab.store.atomic_write import make_folder
@@ -83,6 +85,8 @@ class RankedCell(Struct, frozen=True):
         """Raises UsageError where the cell reads what cannot come along, or the ranks do not fit the nodes."""
         if allocation is not None:
             _ = allocation.of_each_node, allocation.words
+        if (own := own_ranks(text, sure=True)) is not None:
+            raise UsageError(f"{own.starter} starts ranks of its own: with --ranks, write {own.instead} in its place.")
         return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
 
     def run(self) -> Ranks:
@@ -100,6 +104,8 @@ class RankedCell(Struct, frozen=True):
         watched = followed.watched if isinstance(followed.watched, _Watched) else None
         _show(shown, watched, full=self.full)
         keep_summaries(shown, Store().root)
+        if only := self.options.get("only_ranks"):
+            keep_only(str(only), shown, Store())
         if followed.interrupted:
             raise Interrupted(_STOPPED)
         return ranks

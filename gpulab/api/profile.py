@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
 
+from gpulab.api.own_ranks import followed, job_report
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import current_job
@@ -19,6 +20,8 @@ from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.diagnosis.summary import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
+from gpulab.formatting import capitalized
+from gpulab.launch.own_ranks import own_ranks
 from gpulab.live_feed import Watcher
 from gpulab.options import check_whole_number
 from gpulab.run import Change, Missing, Outcome, Run, Settings
@@ -32,7 +35,6 @@ from gpulab.views.running.display import Stage, in_notebook
 from gpulab.views.running.progress_lines import progress_lines_or_none
 from gpulab.views.wording import cut, plain
 
-_FORKING = ("notebook_launcher", "ddp_notebook", "ddp_fork", "start_processes", "mp.spawn", "multiprocessing.spawn")
 _ROOM = 100  # characters of an error; the traceback below has the rest
 
 
@@ -63,11 +65,13 @@ class profile:
         changes: Callable[[Run], tuple[Change, ...]] | None = None,
         knobs: Mapping[str, str] | None = None,
         terminated: Callable[[], None] = lambda: None,
+        keeps_trace: Callable[[Run], bool] = lambda run: True,
     ) -> None:
         self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
         check(self.settings)
         self._changes = changes
         self._when_terminated = terminated
+        self._keeps_trace = keeps_trace
         self._source: RunSource = source
         self._code = code
         self._show = show
@@ -78,6 +82,8 @@ class profile:
         self._path: Path | None = None
         self._capture: Capture | None = None
         self._stage: Stage | None = None
+        self._follows = ExitStack()
+        self._ranks = ""  # how the id of a job begins that the code starts itself
 
     @property
     def run(self) -> Run:
@@ -85,6 +91,11 @@ class profile:
         if self._run is None:
             raise GpulabError("The block has not ended yet: read its run after the with statement.")
         return self._run
+
+    @property
+    def path(self) -> Path | None:
+        """The folder of the stored run; None where it is not on disk."""
+        return self._path
 
     @property
     def report(self) -> Report:
@@ -123,6 +134,8 @@ class profile:
 
     def __enter__(self) -> Self:
         self.start()
+        if self.settings.save and self._source in ("cell", "statement"):
+            self._ranks = self._follows.enter_context(followed(self.settings))
         return self
 
     def __exit__(
@@ -130,6 +143,7 @@ class profile:
     ) -> bool:
         outcome, detail = _outcome(error)
         assert self._capture is not None
+        self._follows.close()
         try:
             if not self._capture.terminated:
                 self._end(outcome, detail)
@@ -169,13 +183,16 @@ class profile:
         self._run = run
         if self._changes is not None:
             self._run = replace(self._run, changes=self._changes(self._run))
-        self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run)))
+        self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run, self._started_processes())))
         path = self._path = self._save()
         runs.add(self._run, path)
         if self._stage is not None:
             self._present()
-        if path is not None and write_trace is not None:
+        if path is not None and write_trace is not None and self._keeps_trace(self._run):
             self._add_trace(path, write_trace)
+
+    def _started_processes(self) -> int:
+        return self._capture.started_processes if self._capture is not None else 0
 
     def _add_trace(self, path: Path, write_trace: WriteTrace) -> None:
         """The profiler's trace, which takes longer than all the rest, comes when the report is on the screen."""
@@ -205,7 +222,10 @@ class profile:
         """Show the report. A view that fails loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
-            if self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
+            ranks = job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
+            if ranks is not None:
+                self._stage.show(ranks)
+            elif self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
                 self._stage.say(_nothing_to_report(self.run, saved=self.settings.save and not self._unsaved))
             else:
                 self._stage.show(self.report)
@@ -213,14 +233,17 @@ class profile:
             sys.stderr.write(f"gpulab: the report could not be shown ({_in_words(e)}); the run is {self.run.id}\n")
 
 
-def _unfollowed(run: Run) -> tuple[Missing, ...]:
-    """The ranks that code without a step of its own has forked or spawned, which cannot be followed."""
-    starter = next((name for name in _FORKING if name in run.code), None)
-    if starter is None or not has_no_step(run):
+def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
+    """The processes that code without a step of its own has started itself, which cannot be followed."""
+    if not started or not has_no_step(run):
         return ()
-    instead = "use torchrun, or gpulab record --ranks N" if run.source == "script" else "use %%gpuprofile --ranks N"
-    reason = f"gpulab does not follow the processes that {starter} starts: {instead}"
-    sys.stderr.write(f"gpulab: the ranks are not measured: {reason}.\n")
+    own = own_ranks(run.code)
+    ranks = own.ranks if own is not None and own.ranks != "N" else str(started)
+    command = f"gpulab record --ranks {ranks}" if run.source == "script" else f"%%gpuprofile --ranks {ranks}"
+    which = "the process" if started == 1 else f"the {started} processes"
+    starter = own.starter if own is not None else "this code"
+    do = f"write {own.instead} in its place, under {command}" if own is not None else f"start them with {command}"
+    reason = f"{which} that {starter} starts cannot be followed: {do}"
     return (Missing("ranks", reason, key="ranks"),)
 
 
@@ -228,6 +251,7 @@ def _nothing_to_report(run: Run, *, saved: bool) -> str:
     """One sentence, above the traceback of code that raised before it trained."""
     raised = cut(plain(run.outcome_detail), _ROOM) or "an error"
     sentence = f"gpulab: the code raised before its first training step ({raised}), so there is no report."
+    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key == "ranks")
     return sentence if not saved else f"{sentence} What was recorded: gpulab report {run.id} --all"
 
 

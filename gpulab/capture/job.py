@@ -9,8 +9,11 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from gpulab.run import Job, Launcher
 
@@ -41,6 +44,26 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
         return job
     local = _number(environment, "LOCAL_RANK")
     return _job(environment, rank, "torch.distributed", size, local)
+
+
+class RunOfJob:
+    """The job of one run of this process. A rank may record several runs, and each belongs with those of the others."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def current(self) -> Job | None:
+        """The job; its id says which of the runs this is, from the second on."""
+        job = current_job()
+        if job is None:
+            return None
+        if not self._number:
+            _begun[job.id] += 1
+            self._number = _begun[job.id]
+        return job if self._number == 1 else replace(job, id=f"{job.id}.run{self._number}")
+
+
+_begun: Counter[str] = Counter()  # runs, by job
 
 
 def cluster_id(environment: Mapping[str, str] = os.environ) -> str:
@@ -82,7 +105,8 @@ def _from_torch() -> tuple[int, int] | None:
 def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     """The same in all ranks: from the cluster and the launcher, else from the process that has started them."""
     step = environment.get("SLURM_STEP_ID", "")
-    names = [f"slurm-{cluster_id(environment)}.{step}"] if cluster_id(environment) else []
+    names = [environment[JOB]] if environment.get(JOB) else []
+    names += [f"slurm-{cluster_id(environment)}.{step}"] if cluster_id(environment) else []
     elastic = environment.get("TORCHELASTIC_RUN_ID", UNNAMED)
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if elastic != UNNAMED:
@@ -96,7 +120,7 @@ def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     elif launcher == "Kubernetes":
         address = environment.get("MASTER_ADDR") or environment.get("HOSTNAME", "").rpartition("-")[0]
         names += [address] if address else []
-    return "-".join(names) or environment.get(JOB, "") or f"{platform.node()}-{_parent()}"
+    return "-".join(names) or f"{platform.node()}-{_parent()}"
 
 
 def _parent() -> str:

@@ -18,7 +18,7 @@ from gpulab.capture import exclusive
 from gpulab.capture.collectives import arrivals
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.job import current_job
+from gpulab.capture.job import RunOfJob, current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
@@ -29,6 +29,7 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.processes import StartedProcesses
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
@@ -42,6 +43,7 @@ from gpulab.live_feed import Delta, SeriesInfo, Status, Watcher
 from gpulab.run import (
     Choice,
     Environment,
+    Job,
     Loader,
     Missing,
     Observer,
@@ -103,6 +105,7 @@ class Capture:
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
         self.terminated = False  # the run was finished and given to `keep`
+        self._started = StartedProcesses()
 
     # -- life ----------------------------------------------------------------------------------------------------
 
@@ -116,7 +119,8 @@ class Capture:
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
         self._id = new_id(self._created)
-        self._job = current_job()
+        self._run_of_job = RunOfJob() if self.settings.save else None
+        self._job = self._current_job()
         fresh = self._fresh if self._watcher is not None else None
         on_gpu = self.device.kind == "cuda"
         self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
@@ -202,7 +206,7 @@ class Capture:
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
         global active
         wall_ns = self.now()
-        self._job = current_job() or self._job  # the code may have left its group
+        self._job = self._current_job() or self._job  # the code may have left its group
         self._loop.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
         own_batches = self._loop.own_batches.end()
@@ -331,6 +335,11 @@ class Capture:
         self._loop.stop()
 
     @property
+    def started_processes(self) -> int:
+        """How many processes the code has started by itself, in which nothing is measured."""
+        return self._started.count
+
+    @property
     def step_count(self) -> int:
         """Steps so far. From any thread."""
         return self._loop.counted
@@ -353,6 +362,9 @@ class Capture:
             self._alerts.utilization(float(t_s), float(percent))
         return Delta(self._status(), steps.astype(np.float32), readings)
 
+    def _current_job(self) -> Job | None:
+        return self._run_of_job.current() if self._run_of_job is not None else current_job()
+
     # -- details -------------------------------------------------------------------------------------------------
 
     def _hook_torch(self) -> ModuleHook | None:
@@ -363,6 +375,7 @@ class Capture:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return None
         modules = hooks.install(self._loop, self._undo)
+        self._started.install(self._undo)
         pauses = PauseHooks(self._loop.pauses, self._undo)
         pauses.install()
         self._loop.look = pauses.look
@@ -377,7 +390,7 @@ class Capture:
     def _write_so_far(self, spool: Spool) -> None:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
         series, missing = self._sampler.series(), self._loop.missing
-        self._job = current_job() or self._job
+        self._job = self._current_job() or self._job
         state = (
             *(len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record),
             *(self.device, self._job),

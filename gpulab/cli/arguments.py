@@ -10,7 +10,7 @@ from typing import NoReturn
 
 from gpulab.errors import UsageError
 from gpulab.lessons.editions import EDITIONS, FOLDER
-from gpulab.options import add_run_options, add_whole_number, share_type
+from gpulab.options import add_only_ranks, add_run_options, add_whole_number, share_type
 
 
 class _Parser(argparse.ArgumentParser):
@@ -116,6 +116,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
     parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
     add_whole_number(parser, "--ranks", 1, "run the script in N processes, as torchrun does, and report on all of them")
+    add_only_ranks(parser)
     add_run_options(parser, "script")
     parser.set_defaults(device="auto")
     parser.add_argument("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page")

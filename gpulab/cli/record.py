@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from gpulab.api.fleet import keep_summaries
+from gpulab.api.kept_traces import keep_only, may_keep
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
 from gpulab.capture.collectives import keep_few
@@ -24,6 +25,7 @@ from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.following import followed_ranks, is_rank
 from gpulab.launch.launcher import end_with_launcher, record_words
+from gpulab.options import check_only_ranks
 from gpulab.run import Change, Run
 from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
@@ -43,11 +45,14 @@ INTERRUPTED_STATUS = 130
 def record(options: argparse.Namespace) -> int:
     """Do `gpulab record`. Returns the script's own exit status."""
     if options.ranks is not None:
+        check_only_ranks(options.only_ranks, options.ranks)
         from gpulab.cli.ranks import launch
 
         return launch(options)
     if is_rank():
         keep_few()
+    else:
+        check_only_ranks(options.only_ranks, None)
     if options.before is not None or options.with_launcher:
         end_with_launcher()
     script = _Script(options.script, options.args, options.before)
@@ -81,6 +86,7 @@ def record(options: argparse.Namespace) -> int:
         code=script.text,
         changes=script.changes,
         knobs=script.knobs,
+        keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
         terminated=lambda: shown.append(0 if options.silent else _show_recorded(profiled.report, options, terminal)),
     )
     try:
@@ -98,11 +104,16 @@ def record(options: argparse.Namespace) -> int:
             raise
         raised = e
     sys.stdout.flush()
+    if options.only_ranks is not None and profiled.path is not None:
+        Store().settle_trace(profiled.path)
     if options.silent:
+        sys.stderr.write("".join(f"gpulab: {m.reason}.\n" for m in profiled.run.missing if m.key == "ranks"))
         return script.status(raised)
     if not shown:
         shown_report = _report_of(profiled)
         shown.append(_show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
+        if options.only_ranks is not None and isinstance(shown_report, RankedReport):
+            keep_only(options.only_ranks, shown_report, Store())
     return script.status(raised) or shown[0]
 
 

@@ -14,6 +14,7 @@ from gpulab.diagnosis.rules.catalogue import kind_of, title_for
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, small_collectives, straggler, uneven_data
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import percent
+from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
 
@@ -26,7 +27,7 @@ def diagnose_ranks(
     `each` holds what was found about each rank by itself: it says why the slowest one is late. Times are medians over
     the ranks, per step.
     """
-    verdict = _incomparable(comparison)
+    verdict = _not_all_kept(comparison) or _incomparable(comparison, each or {})
     if verdict is not None:
         return Diagnosis((verdict,))
     step_us = float(np.median([r.step_us for r in comparison.ranks]))
@@ -51,8 +52,22 @@ def diagnose_ranks(
     return Diagnosis(causes or (_in_step(comparison, each or {}),), (), step_us, step_us)
 
 
-def _incomparable(comparison: RankComparison) -> Finding | None:
+def _not_all_kept(comparison: RankComparison) -> Finding | None:
+    """Some ranks keep no trace: what is left does not tell who waits for whom, nor what exchanging data costs."""
+    check = next((c for c in comparison.integrity.checks if c.name == NOT_KEPT and c.state != "ok"), None)
+    if check is None:
+        return None
+    return cannot_tell_because(
+        "Only some of these ranks keep their trace, so they cannot be compared now.",
+        f"The other traces are {check.meaning}",
+    )
+
+
+def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding | None:
     if not comparison.ranks:
+        own = {d.first.summary: d.first for d in each.values() if kind_of(d.first.key).is_verdict}
+        if len(own) == 1 and len(each) > 1:  # all ranks lack the same
+            return next(iter(own.values()))
         return cannot_tell_because(
             "No rank has profiled steps whose time can be accounted for, so the ranks cannot be compared.",
             "Profile a few steps on every rank, on GPUs with ProfilerActivity.CUDA",
@@ -65,7 +80,7 @@ def _incomparable(comparison: RankComparison) -> Finding | None:
     if not any(r.communication_us for r in comparison.ranks):
         return cannot_tell_because(
             "None of these ranks exchanges data with another in its profiled steps, so nothing can be compared.",
-            "No communication kernel was found: look at each trace by itself with gpulab report FILE",
+            "No communication was recorded: each rank may train by itself. gpulab report RUN shows one of them",
         )
     return None
 

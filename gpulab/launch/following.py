@@ -25,9 +25,27 @@ def followed_ranks(
     if is_rank(environment) or FOLLOW in environment:
         yield
         return
-    path = os.pathsep.join(filter(None, (_FOLDER, environment.get(_PATH))))
-    with setting_names(environment, {**names, FOLLOW: "\n".join(options), _PATH: path}):
-        yield
+    before = environment.get(_PATH)
+    path = os.pathsep.join(filter(None, (_FOLDER, before)))
+    with setting_names(environment, {**names, FOLLOW: "\n".join(options)}):
+        environment[_PATH] = path
+        try:
+            yield
+        finally:
+            _put_back(environment, path, before)
+
+
+def _put_back(environment: MutableMapping[str, str], ours: str, before: str | None) -> None:
+    """The path as it was; where the code inside has set another, that one stays, without our folder."""
+    present = environment.get(_PATH)
+    if present is None:
+        return
+    if present != ours:
+        before = os.pathsep.join(part for part in present.split(os.pathsep) if part != _FOLDER)
+    if before:
+        environment[_PATH] = before
+    else:
+        del environment[_PATH]
 
 
 def is_rank(environment: Mapping[str, str] = os.environ) -> bool:

@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from gpulab.errors import StoreError
-from gpulab.run import Job, Missing, Outcome, Run
+from gpulab.run import NOT_KEPT, Job, Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
@@ -112,6 +112,32 @@ class Store:
         except OSError as e:
             raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
         return run
+
+    def drop_trace(self, key: str | Path, why: str) -> None:
+        """Keep of a stored run its steps and curves, not what the profiler recorded; the run says `why`.
+
+        Raises StoreError where it cannot be read or written.
+        """
+        folder = self.find(key)
+        run = read(folder)
+        lacking = Missing("trace", why, key=NOT_KEPT)
+        run = msgspec.structs.replace(
+            run, timeline=None, memory_events=None, stack=None, traced_numbers=(), missing=(*run.missing, lacking)
+        )
+        document, columns = run_format.encode(run)
+        try:  # the old columns hold all that the new document names
+            replace_whole(folder / DOCUMENT, document)
+            replace_whole(folder / COLUMNS, columns)
+        except OSError as e:
+            raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
+        _remove_traces(folder)
+
+    def settle_trace(self, folder: Path) -> None:
+        """Remove a trace that was written while `drop_trace` was under way in another process."""
+        with contextlib.suppress(OSError, StoreError):
+            header = run_format.decode_header(_document(folder))
+            if any(m.key == NOT_KEPT for m in header.missing):
+                _remove_traces(folder)
 
     def load(self, key: str | Path) -> Run:
         """The run `key` names, see `find`. Raises StoreError where there is none or it cannot be read."""
@@ -242,6 +268,11 @@ def read(folder: Path, *, timeline: bool = True) -> Run:
 def trace_path(folder: Path) -> Path | None:
     """The profiler's trace beside a run, for Perfetto, HTA or TensorBoard; None where there is none."""
     return next((f for f in sorted(folder.glob(f"*{TRACE_SUFFIX}")) if f.is_file()), None)
+
+
+def _remove_traces(folder: Path) -> None:
+    for file in folder.glob(f"*{TRACE_SUFFIX}"):
+        file.unlink(missing_ok=True)
 
 
 def _document(folder: Path) -> bytes:

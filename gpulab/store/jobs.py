@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from gpulab.errors import StoreError
-from gpulab.run import Missing, Ranks, Run
+from gpulab.run import NOT_KEPT, Missing, Ranks, Run
 from gpulab.store.folders import Entry, Store
 
 WAIT_S, LOOK_S = 10.0, 0.1
@@ -37,6 +37,8 @@ def job_of(store: Store, job_id: str) -> Ranks:
         named = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
         problems.append(Missing(f"rank {named}", "its run is not here", key="absent_rank"))
     problems += [_cut_short(rank, run) for rank, run in runs.items() if run.outcome == "interrupted"]
+    for rank, run in runs.items():
+        problems += [Missing(f"rank {rank}", m.reason, key=NOT_KEPT) for m in run.missing if m.key == NOT_KEPT]
     return Ranks(str(Path(store.root, job_id)), dict(sorted(runs.items())), world_size, tuple(problems))
 
 

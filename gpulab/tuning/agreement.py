@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import os
+import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -97,7 +98,7 @@ class RanksAgreement(Agreement):
         before, there = {name: os.environ.get(name) for name in own}, _default_group()
         os.environ.update(own)
         try:
-            with _groups_kept(self._past_groups):
+            with _groups_kept(self._past_groups, _sockets()):
                 yield
         except BaseException as error:
             if stop_behind(error) is None:  # the others may wait for this rank
@@ -133,9 +134,11 @@ class _KeptGroup:
     lock meanwhile, and all stand still for ever; the Python object of a backend gives it back first.
     """
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, before: Mapping[int, str]) -> None:
+        """`before`: the process's sockets before the group began."""
         import torch
 
+        self._sockets = dict(_sockets().items() - before.items())
         self._backends: list[Any] = []
         for kind in ("cpu", "cuda"):
             with suppress(RuntimeError):  # it has none for that device
@@ -143,10 +146,16 @@ class _KeptGroup:
         self._group = group
 
     def abort(self) -> None:
-        """Whoever waits for this rank hears that it does not come."""
+        """Whoever waits for this rank hears that it does not come.
+
+        gloo's own `abort` does nothing, and its connections close only when its last user is gone.
+        """
         for backend in self._backends:
             with suppress(Exception):
                 backend.abort()
+        for number, _ in self._sockets.items() & _sockets().items():
+            with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
         self._group = None
@@ -154,8 +163,8 @@ class _KeptGroup:
 
 
 @contextmanager
-def _groups_kept(kept: list[_KeptGroup]) -> Iterator[None]:
-    """Each default process group that begins inside is among `kept`."""
+def _groups_kept(kept: list[_KeptGroup], before: Mapping[int, str]) -> Iterator[None]:
+    """Each default process group that begins inside is among `kept`. `before`: the sockets that are there already."""
     from torch.distributed import distributed_c10d
 
     name = "_update_default_pg"  # PyTorch's own, where each group comes by; a version without it may stand still
@@ -164,13 +173,25 @@ def _groups_kept(kept: list[_KeptGroup]) -> Iterator[None]:
         def update(group: Any) -> None:
             if group is not None:
                 with suppress(Exception):
-                    kept.append(_KeptGroup(group))
+                    kept.append(_KeptGroup(group, before))
             original(group)
 
         return update
 
     with replaced(distributed_c10d, name, wrap) if hasattr(distributed_c10d, name) else nullcontext():
         yield
+
+
+def _sockets() -> dict[int, str]:
+    """Each socket of this process and what the system calls it; none where the system does not tell."""
+    folder, here = "/proc/self/fd", dict[int, str]()
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            with suppress(OSError):
+                target = os.readlink(f"{folder}/{name}")
+                if target.startswith("socket:"):
+                    here[int(name)] = target
+    return here
 
 
 class Failed(msgspec.Struct, frozen=True):

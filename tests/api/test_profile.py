@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import time
 import traceback
 from pathlib import Path
@@ -139,13 +140,29 @@ def test_a_trace_that_fails_is_said_afterwards(
     assert "no space left on device" in p.report.text(full=True)
 
 
-def test_forked_ranks_are_said_not_to_be_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    code = "from accelerate import notebook_launcher\nnotebook_launcher(train, num_processes=2)"
+def test_forked_ranks_are_said_not_to_be_measured() -> None:
+    code = "from accelerate import notebook_launcher\nnotebook_launcher(train, (3, 'x'), num_processes=2)"
+
+    def start_ranks() -> None:
+        started = [multiprocessing.get_context("fork").Process(target=str) for _ in range(2)]
+        for process in started:
+            process.start()
+        for process in started:
+            process.join()
+
     with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as p:
-        pass
-    assert "--ranks N" in capsys.readouterr().err
-    assert [m.key for m in p.run.missing if m.what == "ranks"] == ["ranks"]
+        start_ranks()
+    (said,) = (m for m in p.run.missing if m.key == "ranks")
+    assert said.reason == (
+        "the 2 processes that notebook_launcher starts cannot be followed: write train(3, 'x') in its place, under "
+        "%%gpuprofile --ranks 2"
+    )
+    assert "gpulab did not measure" in p.report.headline.sentence and "train(3, 'x')" in p.report.text()
     with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as q:
+        start_ranks()
         for _ in range(3):
             gpulab.step()
     assert not any(m.key == "ranks" for m in q.run.missing), "it has steps of its own"
+    with gpulab.profile(show=False, live=False, trace=False, source="cell", code=code) as r:
+        list(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(2)), num_workers=2))
+    assert not any(m.key == "ranks" for m in r.run.missing), "a DataLoader's workers are no ranks"

@@ -7,10 +7,13 @@ import os
 import platform
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+import gpulab
+from gpulab.capture import job as job_module
 from gpulab.capture.job import _began, cluster_id, current_job
 from gpulab.run import Job
 from gpulab.store.folders import Store
@@ -75,6 +78,19 @@ def test_ranks_without_a_name_are_told_by_who_started_them() -> None:
     assert found is not None and found.launcher == "torch.distributed"
     assert found.id == f"{platform.node()}-{os.getppid()}.{_began(os.getppid())}"
     assert _began(2**30) == 0
+
+
+def test_a_second_run_of_a_rank_is_another_job(monkeypatch: pytest.MonkeyPatch, own_store: Path) -> None:
+    for name, value in {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "TORCHELASTIC_RUN_ID": "twice"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(job_module, "_begun", Counter())
+    for name in ("first", "second"):
+        with gpulab.profile(name, show=False, live=False, trace=False):
+            gpulab.step()
+    with gpulab.profile(show=False, live=False, trace=False, save=False):
+        gpulab.step()
+    jobs = {entry.name: entry.job.id for entry in Store(own_store / "runs").list() if entry.job is not None}
+    assert jobs == {"first": "twice", "second": "twice.run2"}
 
 
 SCRIPT = """

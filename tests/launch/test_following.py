@@ -104,3 +104,16 @@ def test_the_environment_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
     rank = before | {"LOCAL_RANK": "0"}
     with followed_ranks(["--no-live"], {"JOB": "job"}, rank):
         assert FOLLOW not in rank
+
+
+def test_a_path_that_the_code_sets_itself_stays() -> None:
+    environment = {"PYTHONPATH": "/a"}
+    with followed_ranks([], {}, environment):
+        environment["PYTHONPATH"] += os.pathsep + "/b"
+    assert environment == {"PYTHONPATH": os.pathsep.join(("/a", "/b"))}
+    with followed_ranks([], {}, environment):
+        del environment["PYTHONPATH"]
+    assert environment == {}
+    with followed_ranks([], {}, environment):
+        assert environment["PYTHONPATH"].endswith("follow")
+    assert environment == {}

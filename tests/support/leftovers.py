@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -88,7 +89,7 @@ def _in_torch() -> Iterator[str]:
         module.Module,
         torch.Tensor,
     )
-    classes = (*classes, torch.no_grad, torch.inference_mode)
+    classes = (*classes, torch.no_grad, torch.inference_mode, multiprocessing.process.BaseProcess)
     loading = (pin_memory, dataloader._DatasetKind)
     owners: tuple[type | ModuleType, ...] = (torch, torch.autograd, *classes, *loading)
     for owner in owners:

@@ -66,6 +66,12 @@ def _no_steps(context: RuleContext) -> Finding | None:
     withheld = context.withheld("breakdown")
     if account is None and withheld:
         return None
+    elsewhere = next((m for m in run.missing if m.key == "ranks"), None)
+    if elsewhere is not None:
+        return cannot_tell_because(
+            "This code started processes of its own, and gpulab did not measure what they did.",
+            elsewhere.reason,
+        )
     if account is None:
         return cannot_tell_because(
             f"No {context.facts.step_name} was found in {wall}, so nothing can be said about where a step's time goes.",

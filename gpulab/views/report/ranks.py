@@ -13,7 +13,7 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import decapitalized, duration, duration_range, percent, plain_values, plural
-from gpulab.run import Ranks
+from gpulab.run import NOT_KEPT, Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
 from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections
@@ -41,8 +41,10 @@ class RankedReport(View):
 
     @property
     def spotlight(self) -> int:
-        """The rank shown in full: the one the others wait for, else the first."""
-        return self.comparison.straggler if self.comparison.straggler is not None else next(iter(self.facts))
+        """The rank shown in full: the one the others wait for, else the first that has a trace, else the first."""
+        if self.comparison.straggler is not None:
+            return self.comparison.straggler
+        return next((rank for rank, figures in self.facts.items() if figures.breakdown), next(iter(self.facts)))
 
     def json(self) -> dict[str, object]:
         """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
@@ -87,7 +89,7 @@ class RankedReport(View):
                 source=next(iter(self.ranks.runs.values())).source,
                 ranks=self.ranks.world_size,
             ),
-            _side_by_side(self.comparison),
+            _side_by_side(self.comparison, self.facts),
             _problems(self.ranks),
             *(msgspec.structs.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),
         )
@@ -110,13 +112,15 @@ def _communication(rank: RankFacts) -> dict[str, float | None]:
     }
 
 
-def _side_by_side(comparison: RankComparison) -> Section:
+def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Section:
     columns = (
         Column("rank"),
         *numbers("step", "GPU busy", "computing", "exchanging data"),
         *numbers("hidden", "waiting for others", "moving data"),
     )
-    cells = (_rank_cells(rank, comparison.straggler) for rank in comparison.ranks)
+    compared = {rank.rank: _rank_cells(rank, comparison.straggler) for rank in comparison.ranks}
+    untraced = {rank: _untraced_cells(rank, f) for rank, f in facts.items() if rank not in compared and f.run.job}
+    cells = [row for _, row in sorted({**untraced, **compared}.items())]
     lines = ["Per step. Exchanging data: communication kernels run, hidden where compute runs beside them."]
     if comparison.mismatch is None:
         kernels = plural(comparison.collectives or 0, "communication kernel")
@@ -127,7 +131,8 @@ def _side_by_side(comparison: RankComparison) -> Section:
     else:
         lines.append(f"Waiting cannot be told from moving data: {plain(comparison.mismatch)}.")
     steps = [rank.step_us for rank in comparison.ranks if rank.step_us is not None]
-    result = f"{plural(len(steps), 'rank')}, a step takes {duration_range(min(steps), max(steps))}" if steps else ""
+    takes = duration_range(min(steps), max(steps)) if len(steps) > 1 else duration(next(iter(steps), None))
+    result = f"{plural(len(steps), 'rank')}, a step takes {takes}" if steps else ""
     return Section.table("Ranks side by side", columns, cells, lines, wide=True, result=result)
 
 
@@ -145,9 +150,16 @@ def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
     )
 
 
+def _untraced_cells(rank: int, facts: Facts) -> tuple[str, ...]:
+    step = facts.typical_step_us
+    return (f"{rank}", duration(step.median if step is not None else None), *["no trace"] * 6)
+
+
 def _problems(ranks: Ranks) -> Section | None:
     if not ranks.problems:
         return None
     cells = ((plain(p.what), plain(p.reason)) for p in ranks.problems)
     result = plain(ranks.problems[0].what)
-    return Section.table("What is wrong with these traces", TEXTS, cells, wide=True, result=result)
+    only_dropped = all(problem.key == NOT_KEPT for problem in ranks.problems)
+    title = "Traces that are not kept" if only_dropped else "What is wrong with these traces"
+    return Section.table(title, TEXTS, cells, wide=True, result=result)

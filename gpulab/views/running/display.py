@@ -13,6 +13,7 @@ from gpulab.run import Missing
 from gpulab.views.running.live_plot import LiveView, live_view_or_none, running_kernel, why_no_live_view
 
 if TYPE_CHECKING:
+    from gpulab.views.report.ranks import RankedReport
     from gpulab.views.report.report import Report
 
 
@@ -36,12 +37,15 @@ class Stage(Struct):
             return cls(None, notebook=True, full=full)
         return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "", full=full)
 
-    def show(self, report: Report) -> None:
+    def show(self, report: Report | RankedReport) -> None:
         """Put the report where the live view was; in a terminal, print it."""
         if not self.notebook:
             sys.stdout.write(report.text(full=self.full) + "\n")
             return
-        self._display(self._with_missing_live_view(report).bundle(full=self.full))
+        from gpulab.views.report.ranks import RankedReport
+
+        whole = report if isinstance(report, RankedReport) else self._with_missing_live_view(report)
+        self._display(whole.bundle(full=self.full))
 
     def say(self, sentence: str) -> None:
         """Put a sentence where the live view was; in a terminal, print it."""

@@ -1,0 +1,55 @@
+"""`--only-ranks`: which ranks of a job keep their trace. The others keep their steps and curves.
+
+All ranks are profiled, in the same steps: one that is profiled alone would be the slow one. The report of the job is
+made from all traces; then those of the other ranks are dropped.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpulab.errors import StoreError
+from gpulab.options import LAST, SLOWEST
+from gpulab.run import Job
+from gpulab.store.folders import Store
+from gpulab.views.report.ranks import RankedReport
+
+
+def may_keep(only: str | None, job: Job | None) -> bool:
+    """Whether this rank writes its trace file: it is chosen, or may turn out to be the slowest."""
+    if only is None or job is None or job.world_size is None or SLOWEST in (words := only.split(",")):
+        return True
+    return str(job.rank) in words or (LAST in words and job.rank == job.world_size - 1)
+
+
+def kept_ranks(only: str, world_size: int, slowest: int | None) -> frozenset[int]:
+    """The ranks that are chosen; `slowest` is the one for which the others wait."""
+    numbers = {LAST: world_size - 1, SLOWEST: slowest}
+    chosen = (numbers[word] if word in numbers else int(word) for word in only.split(","))
+    return frozenset(rank for rank in chosen if rank is not None)
+
+
+def keep_only(only: str, shown: RankedReport, store: Store) -> None:
+    """Drop the traces of a job's other ranks, and say so; its report has been made from all of them."""
+    runs, slowest = shown.ranks.runs, _slowest(shown)
+    kept = kept_ranks(only, shown.ranks.world_size or len(runs), slowest)
+    words = " ".join(shown.headline.sentence.split())
+    why = f"not kept (--only-ranks {only}); with all traces the report said: {words.rstrip('.')}"
+    for rank in sorted(runs.keys() - kept):
+        try:
+            store.drop_trace(store.root / runs[rank].id, why)
+        except StoreError as e:
+            sys.stderr.write(f"gpulab: the trace of rank {rank} is still there ({e})\n")
+    named = ", ".join(f"{rank} (the slowest)" if rank == slowest else f"{rank}" for rank in sorted(kept & runs.keys()))
+    sys.stderr.write(f"gpulab: only these ranks keep their trace: {named or 'none'}.\n")
+
+
+def _slowest(shown: RankedReport) -> int | None:
+    """The rank for which the others wait, else the one that waits least, else the one with the longest step."""
+    if shown.comparison.straggler is not None:
+        return shown.comparison.straggler
+    waits = {r.rank: r.waiting_us for r in shown.comparison.ranks if r.waiting_us is not None}
+    if waits:
+        return min(waits, key=lambda rank: waits[rank])
+    steps = {rank: f.typical_step_us.median for rank, f in shown.facts.items() if f.typical_step_us is not None}
+    return max(steps, key=lambda rank: steps[rank], default=None)

@@ -1,0 +1,99 @@
+"""Code that starts its own ranks as forked or spawned processes: which call does, and what to write instead.
+
+Sources: Accelerate, "Launching Accelerate training in a notebook"; Lightning, `strategy`; PyTorch,
+`torch.multiprocessing.spawn`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+_OF_ACCELERATE = "notebook_launcher"
+_OF_TORCH = ("spawn", "start_processes")
+_OF_LIGHTNING = ("ddp_notebook", "ddp_fork", "ddp_spawn")
+_MODULES = ("mp", "multiprocessing", "torch.multiprocessing")
+_OF_IPYTHON = re.compile(r"(?m)^(\s*)[!%].*$")
+_RANK = 'int(os.environ["RANK"])'
+
+
+class OwnRanks(Struct, frozen=True):
+    """`starter` is the word in the code, `instead` what to write in its place, `line` where it stands.
+
+    `ranks` is how many it starts, "N" where the code does not say.
+    """
+
+    starter: str
+    instead: str
+    ranks: str
+    line: int
+
+
+def own_ranks(code: str, *, sure: bool = False) -> OwnRanks | None:
+    """The first call in the code that starts ranks; `sure`: only one that runs whenever the code is run."""
+    try:
+        tree = ast.parse(_OF_IPYTHON.sub(r"\1pass", code))
+    except (SyntaxError, ValueError):
+        return None
+    calls = (node for node in (_always(tree.body) if sure else ast.walk(tree)) if isinstance(node, ast.Call))
+    first = next((own for call in calls if (own := _of_call(call)) is not None), None)
+    if first is None or "MASTER_PORT" not in code:
+        return first
+    return replace(first, instead=f"{first.instead}, and no MASTER_PORT,")
+
+
+def _always(body: list[ast.stmt]) -> Iterator[ast.AST]:
+    """What is run in any case: no definition, no branch but the one of a script that is run itself."""
+    for statement in body:
+        if isinstance(statement, ast.If) and ast.unparse(statement.test).startswith("__name__"):
+            yield from _always(statement.body)
+        elif isinstance(statement, ast.Expr | ast.Assign | ast.AnnAssign):
+            yield from ast.walk(statement)
+
+
+def _of_call(call: ast.Call) -> OwnRanks | None:
+    holder, name = _name(call.func)
+    if name == _OF_ACCELERATE:
+        given = _argument(call, 1, "args")
+        arguments = [ast.unparse(e) for e in given.elts] if isinstance(given, ast.Tuple | ast.List) else None
+        return _instead_of(call, name, _called(_argument(call, 0, "function"), arguments, given), "num_processes", 2)
+    if name in _OF_TORCH and (holder in _MODULES or _argument(call, 2, "nprocs") is not None):
+        given = _argument(call, 1, "args")
+        more = [ast.unparse(e) for e in given.elts] if isinstance(given, ast.Tuple | ast.List) else []
+        starter = f"{holder}.{name}" if holder else name
+        return _instead_of(call, starter, _called(_argument(call, 0, "fn"), [_RANK, *more], given), "nprocs", 2)
+    strategy = _argument(call, 99, "strategy")
+    named = strategy.value if isinstance(strategy, ast.Constant) else None
+    if isinstance(named, str) and named.startswith(_OF_LIGHTNING):
+        return _instead_of(call, f'strategy="{named}"', 'strategy="ddp"', "devices", 99)
+    return None
+
+
+def _instead_of(call: ast.Call, starter: str, instead: str, count: str, place: int) -> OwnRanks:
+    number = _argument(call, place, count)
+    shown = str(number.value) if isinstance(number, ast.Constant) and isinstance(number.value, int) else "N"
+    return OwnRanks(starter, instead, shown, call.lineno)
+
+
+def _called(function: ast.expr | None, arguments: list[str] | None, given: ast.expr | None) -> str:
+    """The function called itself."""
+    named = ast.unparse(function) if isinstance(function, ast.Name | ast.Attribute) else "the function"
+    if arguments is None:
+        arguments = [] if given is None else [f"*{ast.unparse(given)}"]
+    return f"{named}({', '.join(arguments)})"
+
+
+def _argument(call: ast.Call, place: int, name: str) -> ast.expr | None:
+    keyword = next((k.value for k in call.keywords if k.arg == name), None)
+    return keyword if keyword is not None else (call.args[place] if place < len(call.args) else None)
+
+
+def _name(function: ast.expr) -> tuple[str, str]:
+    """The module or object before the dot, and the name behind it."""
+    if isinstance(function, ast.Attribute):
+        return ast.unparse(function.value), function.attr
+    return "", function.id if isinstance(function, ast.Name) else ""
