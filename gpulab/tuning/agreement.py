@@ -155,6 +155,7 @@ class _KeptGroup:
                 backend.abort()
         for number, _ in self._sockets.items() & _sockets().items():
             with suppress(OSError), socket.socket(fileno=os.dup(number)) as connection:
+                connection.getpeername()  # not of one that listens, without which gloo ends the process
                 connection.shutdown(socket.SHUT_RDWR)
 
     def let_go(self) -> None:
