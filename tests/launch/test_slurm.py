@@ -15,6 +15,7 @@ from gpulab.launch.slurm import Allocation, Job, Submitted, batch_script, look, 
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 from tests.api.test_cell_ranks import SETUP
+from tests.api.test_ranked_experiment import DDP
 from tests.support.kernel_session import KernelSession, kernel
 from tests.support.slurm_cluster import CannotRun, cluster
 
@@ -86,7 +87,9 @@ def test_what_slurm_refuses_is_in_its_words(session: KernelSession, line: str, w
 
 
 def test_a_sweep_is_one_array_and_one_comparison(session: KernelSession) -> None:
-    said = texts(session, "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 3\ntrain(40)")
+    assert session.run(DDP).status == "ok"
+    cell = "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 3\ntrain_ddp(40, False, late_s)"
+    said = texts(session, cell)
     assert "#SBATCH --array=0-1" in said and "late_s=0.0" in said and "late_s=0.3" in said
     shown = session.value("[[c.verdict, c.pairs, c.evidence] for c in gpulab.experiments[-1].comparisons]")
     assert shown == [["faster", 3, "interleaved"], ["slower", 3, "interleaved"]]
