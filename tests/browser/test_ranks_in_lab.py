@@ -9,6 +9,7 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.test_cell_ranks import SETUP, of_ranks
+from tests.api.test_ranked_experiment import DDP
 from tests.browser.jupyterlab_page import PATIENCE_MS, NotebookPage
 
 pytestmark = pytest.mark.browser
@@ -28,3 +29,18 @@ def test_the_straggler_stands_out_live(open_notebook: Callable[..., NotebookPage
     notebook.screenshot(shots / "ranks-report.png", output)
     assert "The others wait for rank 1" not in output.inner_text(), "the report has taken its place"
     assert not of_ranks()
+
+
+def test_two_settings_in_ranks_are_compared(open_notebook: Callable[..., NotebookPage], shots: Path) -> None:
+    cell = "%%gpuprofile --ab late_s=0.0 --ranks 2 --pairs 3\ntrain_ddp(40, False, late_s)"
+    notebook = open_notebook([SETUP, DDP, cell])
+    notebook.run_cell(0)
+    notebook.run_cell(1)
+    notebook.start_cell(2)
+    output = notebook.output(2)
+    expect(output).to_contain_text("of about", timeout=PATIENCE_MS)
+    notebook.screenshot(shots / "ranks-compared-live.png", output)
+    expect(output).to_contain_text("late_s=0.0 is", timeout=PATIENCE_MS)
+    notebook.wait_finished(2)
+    notebook.screenshot(shots / "ranks-compared.png", output)
+    assert "times as fast" in output.inner_text()
