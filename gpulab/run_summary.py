@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-VERSION = 1  # of the figures: those of another version are made anew
+VERSION = 2  # of the figures: those of another version are made anew
 
 
 class RunSummary(Struct, frozen=True):
@@ -12,7 +12,8 @@ class RunSummary(Struct, frozen=True):
 
     `idle_fraction` is the share of its time in which its GPUs did nothing: of the profiled steps by the trace
     ("trace"), else of the whole run by the utilization curve ("curve"), which is at most the truth: a GPU counts as
-    used there where one kernel ran. `idle_reason` says why there is none.
+    used there where one kernel ran. `idle_reason` says why there is none. `cpu_idle_fraction` is that of a run on
+    the CPU, with the CPU as its device: the share of the profiled steps without computing or updating weights.
     """
 
     id: str
@@ -40,4 +41,5 @@ class RunSummary(Struct, frozen=True):
     node: str = ""
     cluster_id: str = ""
     queue: str = ""
+    cpu_idle_fraction: float | None = None
     version: int = VERSION

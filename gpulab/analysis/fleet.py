@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.run_summary import RunSummary
 
@@ -118,6 +119,15 @@ def _job(group: Sequence[OwnedSummary]) -> FleetJob:
         rank=worst.rank if len(ranks) > 1 else None,
         runs=tuple(s.id for s in ranks),
     )
+
+
+def on_the_cpu(run: RunSummary) -> RunSummary:
+    """A run without a GPU as one whose only device is the CPU; any other as it is."""
+    if run.device == "cuda":
+        return run
+    if run.cpu_idle_fraction is None:
+        return replace(run, gpu_count=1, idle_reason="without a trace")
+    return replace(run, gpu_count=1, idle_fraction=run.cpu_idle_fraction, idle_source="trace", idle_reason="")
 
 
 def gpu_hours(run: RunSummary) -> float:

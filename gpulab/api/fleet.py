@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from gpulab.analysis.fleet import Fleet, FleetJob, OwnedSummary
+from gpulab.analysis.fleet import Fleet, FleetJob, OwnedSummary, on_the_cpu
 from gpulab.analysis.fleet import fleet as gathered
 from gpulab.api.arguments import Parser, split, take_store
 from gpulab.errors import StoreError, UsageError
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 HELP = """\
 {prog} [FOLDER …] [CONDITION …] [--all]   the jobs whose GPUs did nothing for longest, and why
 {prog} … --alert SHARE         only jobs whose GPUs idled for that share of their time; status 1 if there is one
+{prog} … --cpu                 also jobs without a GPU: the CPU is then their device
 {prog} … --export FILE         one row per job: .csv, .json or .parquet
 {prog} … --html FILE, --json   as a page, as figures
 
@@ -78,11 +79,17 @@ class Conditions(Struct, frozen=True):
 
 
 def fleet(
-    *folders: str | Path, user: str = "", queue: str = "", since: str | datetime | timedelta = "", day: str = ""
+    *folders: str | Path,
+    user: str = "",
+    queue: str = "",
+    since: str | datetime | timedelta = "",
+    day: str = "",
+    cpu: bool = False,
 ) -> FleetView:
     """Which jobs waste GPUs, the worst first: `.jobs`, `.text()`, `.html()`, `.json()`.
 
-    A folder has runs in it or below it; without one, the runs of this folder. Raises StoreError for a folder that
+    A folder has runs in it or below it; without one, the runs of this folder. `cpu`: a job without a GPU counts, too,
+    with the CPU as its device. Raises StoreError for a folder that
     cannot be read or has no runs, UsageError for conditions that cannot be.
     """
     wanted = conditions(user, queue, since, day)
@@ -95,9 +102,10 @@ def fleet(
             unreadable.append((stored.path.name, str(e)))
             continue
         if wanted.fit(summary, stored.user):
+            summary = on_the_cpu(summary) if cpu else summary
             chosen.append(OwnedSummary(summary, stored.user, str(stored.path.parent)))
     places = tuple(map(str, folders)) or (str(default_root()),)
-    return FleetView(gathered(chosen), places, str(wanted), tuple(unreadable))
+    return FleetView(gathered(chosen), places, str(wanted), tuple(unreadable), cpu)
 
 
 def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, str]]]:
@@ -168,18 +176,20 @@ def _asked(words: Sequence[str], prog: str, store: Store | None = None) -> tuple
     parser.add_argument("--alert", type=share_type("--alert"))
     for name in ("--export", "--html"):
         parser.add_argument(name, type=Path)
-    for name in ("--json", "--all"):
+    for name in ("--cpu", "--json", "--all"):
         parser.add_argument(name, action="store_true")
     options = parser.read(words)
     folders = options.folders or ([] if store is None or store.root == default_root() else [store.root])
-    view = fleet(*folders, user=options.user, queue=options.queue, since=options.since, day=options.day)
+    view = fleet(
+        *folders, user=options.user, queue=options.queue, since=options.since, day=options.day, cpu=options.cpu
+    )
     return (view if options.alert is None else _offenders(view, options.alert)), options
 
 
 def _offenders(view: FleetView, share: float) -> FleetView:
     jobs = tuple(job for job in view.jobs if job.idle_fraction is not None and job.idle_fraction >= share)
     asked = ", ".join(filter(None, (view.asked, f"idle for {percent(share)} or more")))
-    return FleetView(Fleet(jobs, ()), view.places, asked)
+    return FleetView(Fleet(jobs, ()), view.places, asked, cpu=view.cpu)
 
 
 def _written(view: FleetView, options: argparse.Namespace) -> str:

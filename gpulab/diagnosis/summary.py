@@ -45,6 +45,7 @@ def summarize(figures: Facts, diagnosis: Diagnosis) -> RunSummary:
         node=job.node or run.environment.hostname,
         cluster_id=job.cluster_id,
         queue=job.queue,
+        cpu_idle_fraction=_cpu_idle_fraction(figures),
     )
 
 
@@ -57,6 +58,12 @@ def idle_fraction(figures: Facts) -> tuple[float | None, str]:
         return 1 - sum(sum(device.share[part] for part in DEVICE_PARTS) for device in devices) / len(devices), "trace"
     curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
     return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
+
+
+def _cpu_idle_fraction(figures: Facts) -> float | None:
+    if figures.run.device.kind == "cuda" or figures.breakdown is None:
+        return None
+    return 1 - figures.breakdown.share["compute"] - figures.breakdown.share["optimizer"]
 
 
 def _gpu_count(figures: Facts) -> int:

@@ -16,20 +16,29 @@ from gpulab.views.wording import PARTS, cut, plain
 
 _WIDEST = 18
 _MOMENT = len("20261120-101500")
-_JOB = (Column("job", "cut"), *numbers("wasted", "idle", "held", "GPUs"), Column("user"))
-_WASTED = "Jobs by wasted GPU time"
+_WASTED = "Jobs by wasted {device} time"
+_ON_THE_CPU = (
+    "Jobs without a GPU count with the CPU as their one device; it idles where it neither computes nor updates weights."
+)
 _AT_LEAST = "≥ : known by the utilization curve or of some ranks only, so it is at least that much."
-_GROUPED = (Column("", "cut"), *numbers("jobs", "GPU time", "wasted", "idle"))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class FleetView(View):
-    """The jobs of one or more stores. `asked`: the conditions by which they were chosen, in words."""
+    """The jobs of one or more stores. `asked`: the conditions by which they were chosen, in words.
+
+    `cpu`: jobs without a GPU count as well, with the CPU as their device.
+    """
 
     fleet: Fleet
     places: tuple[str, ...] = ()
     asked: str = ""
     unreadable: tuple[tuple[str, str], ...] = ()  # run and reason
+    cpu: bool = False
+
+    @property
+    def _device(self) -> str:
+        return "device" if self.cpu else "GPU"
 
     @property
     def jobs(self) -> Sequence[FleetJob]:
@@ -45,8 +54,8 @@ class FleetView(View):
         least = "at least " if any(job.at_least for job in fleet.jobs) else ""
         share = fleet.idle_fraction
         said = (
-            f"{_these(len(fleet.jobs))} held GPUs for {_hours(fleet.gpu_hours)}; for {least}"
-            f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the GPUs did nothing."
+            f"{_these(len(fleet.jobs))} held {self._device}s for {_hours(fleet.gpu_hours)}; for {least}"
+            f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the {self._device}s did nothing."
         )
         worst = fleet.jobs[0]
         evidence = f"{_named(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
@@ -58,7 +67,10 @@ class FleetView(View):
             where = f" ({self.asked})" if self.asked else ""
             return Headline("fleet", f"There is no such job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
         return Headline(
-            "fleet", "Of no job here is it known how long its GPUs idled.", _reasons(unmeasured, last="."), "unknown"
+            "fleet",
+            f"Of no job here is it known how long its {self._device}s idled.",
+            _reasons(unmeasured, last="."),
+            "unknown",
         )
 
     def json(self) -> dict[str, object]:
@@ -92,9 +104,9 @@ class FleetView(View):
         jobs = self.fleet.jobs
         return present(
             self._by_waste(),
-            _groups("By cause", jobs, lambda job: job.cause),
-            _groups("By user", jobs, lambda job: job.user) if len({job.user for job in jobs}) > 1 else None,
-            _groups("By queue", jobs, lambda job: job.queue or "–") if any(job.queue for job in jobs) else None,
+            self._groups("By cause", lambda job: job.cause),
+            self._groups("By user", lambda job: job.user) if len({job.user for job in jobs}) > 1 else None,
+            self._groups("By queue", lambda job: job.queue or "–") if any(job.queue for job in jobs) else None,
             self._not_measurable(),
             self._unreadable(),
         )
@@ -104,17 +116,25 @@ class FleetView(View):
         if not jobs:
             return None
         rows = tuple(Row((*_cells(job), _why(job))) for job in jobs)
-        lines = (_AT_LEAST,) if any(job.at_least for job in jobs) else ()
-        return Section(_WASTED, (*_JOB, Column("why", "wrap")), rows, lines, lead=True, wide=True)
+        lines = (*((_AT_LEAST,) if any(job.at_least for job in jobs) else ()), *((_ON_THE_CPU,) if self.cpu else ()))
+        return Section(
+            _WASTED.format(device=self._device),
+            (*_job(self._device), Column("why", "wrap")),
+            rows,
+            lines,
+            lead=True,
+            wide=True,
+        )
 
     def _not_measurable(self) -> Section | None:
         jobs = self.fleet.unmeasured
         if not jobs:
             return None
         cells = [
-            (_named(job), duration(job.wall_s * 1e6), _gpus(job), plain(job.user), plain(job.reason)) for job in jobs
+            (_named(one), duration(one.wall_s * 1e6), _gpus(one), plain(one.user), plain(one.reason)) for one in jobs
         ]
-        columns = (_JOB[0], *numbers("took"), *_JOB[4:], Column("why not", "wrap"))
+        job, _, _, _, devices, user = _job(self._device)
+        columns = (job, *numbers("took"), devices, user, Column("why not", "wrap"))
         return Section.table("Not measurable", columns, cells, wide=True, result=_reasons(jobs))
 
     def _unreadable(self) -> Section | None:
@@ -124,23 +144,27 @@ class FleetView(View):
         columns = (Column("run", "cut"), Column("why", "wrap"))
         return Section.table("Cannot be read", columns, cells, result=plural(len(cells), "run"))
 
+    def _groups(self, title: str, by: Callable[[FleetJob], str]) -> Section | None:
+        groups: dict[str, list[FleetJob]] = defaultdict(list)
+        for job in self.jobs:
+            groups[by(job)].append(job)
+        if not groups:
+            return None
+        wasted = {name: sum(job.wasted_gpu_hours or 0.0 for job in group) for name, group in groups.items()}
+        most = max(wasted.values()) or 1.0
+        rows = []
+        for name in sorted(groups, key=lambda name: (-wasted[name], name)):
+            held = sum(job.gpu_hours for job in groups[name])
+            idle = percent(wasted[name] / held if held else None)
+            figures = (f"{len(groups[name]):,}", _hours(held), _hours(wasted[name]), idle)
+            rows.append(Row((plain(name), *figures), wasted[name] / most, PARTS["data_wait"].colour))
+        first = rows[0].cells
+        columns = (Column("", "cut"), *numbers("jobs", f"{self._device} time", "wasted", "idle"))
+        return Section(title, columns, tuple(rows), result=f"{first[0]}: {first[3]} wasted by {_jobs(int(first[1]))}")
 
-def _groups(title: str, jobs: Sequence[FleetJob], by: Callable[[FleetJob], str]) -> Section | None:
-    groups: dict[str, list[FleetJob]] = defaultdict(list)
-    for job in jobs:
-        groups[by(job)].append(job)
-    if not groups:
-        return None
-    wasted = {name: sum(job.wasted_gpu_hours or 0.0 for job in group) for name, group in groups.items()}
-    most = max(wasted.values()) or 1.0
-    rows = []
-    for name in sorted(groups, key=lambda name: (-wasted[name], name)):
-        held = sum(job.gpu_hours for job in groups[name])
-        idle = percent(wasted[name] / held if held else None)
-        figures = (f"{len(groups[name]):,}", _hours(held), _hours(wasted[name]), idle)
-        rows.append(Row((plain(name), *figures), wasted[name] / most, PARTS["data_wait"].colour))
-    first = rows[0].cells
-    return Section(title, _GROUPED, tuple(rows), result=f"{first[0]}: {first[3]} wasted by {_jobs(int(first[1]))}")
+
+def _job(device: str) -> tuple[Column, ...]:
+    return (Column("job", "cut"), *numbers("wasted", "idle", "held", f"{device}s"), Column("user"))
 
 
 def _cells(job: FleetJob) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from gpulab.analysis.breakdown import breakdown
 from gpulab.api import fleet as command
 from gpulab.api.fleet import fleet, terminal
 from gpulab.cli import main
@@ -122,6 +123,28 @@ def test_what_cannot_be_measured_is_its_own_group(store: Store) -> None:
     assert [run for run, _ in view.unreadable] == [id_of(4)]
     text = view.text(full=True)
     assert "NOT MEASURABLE" in text and "ran on the CPU" in text and "CANNOT BE READ" in text
+
+
+def test_jobs_on_the_cpu_count_where_asked(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ranked among the others by the share of the steps in which nothing is computed; and no GPU is claimed."""
+    run = tiny_run(id_of(1))
+    hours = 2.0
+    store.save(replace(run, wall_ns=int(hours * HOUR_NS)))
+    store.save(gpu_run(2, 0.75))
+    store.save(replace(tiny_run(id_of(3)), timeline=None, traced_numbers=()))
+    parts = breakdown(run)
+    assert parts is not None
+    idle = 1 - parts.share["compute"] - parts.share["optimizer"]
+    assert 0.0 < idle < 1.0
+    view = fleet(tmp_path, cpu=True)
+    wasted = {job.id: job.wasted_gpu_hours for job in view.jobs}
+    assert wasted == {id_of(1): pytest.approx(hours * idle), id_of(2): pytest.approx(0.25, abs=1e-3)}
+    assert {job.id: job.reason for job in view.fleet.unmeasured} == {id_of(3): "without a trace"}
+    text = view.text(full=True)
+    assert "held devices for" in text and "the CPU as their one device" in text and "GPUs" not in text
+    assert [job.id for job in fleet(tmp_path).jobs] == [id_of(2)], "not asked"
+    assert main(["fleet", str(tmp_path), "--cpu", "--alert", f"{idle * 99:.4f}%"]) == 1
+    assert "This job held devices for" in capsys.readouterr().out
 
 
 def test_by_the_curve_it_is_at_least_so_much(store: Store) -> None:

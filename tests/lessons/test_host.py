@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -90,6 +91,12 @@ def test_sliders_have_a_static_twin() -> None:
     assert "interactive(" not in bundle["text/plain"] and "sliders" in bundle["text/plain"]
     for widget in (*children, turned.sliders):
         widget.close()
+
+
+def test_other_models_have_a_static_twin_of_their_own() -> None:
+    other = draw(Setting(kernels=3))
+    bundle = ByHand(SimpleNamespace(_repr_mimebundle_=None), lambda: other)._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]) == png(other)
 
 
 def test_stacked_heads_are_the_same_heads() -> None:

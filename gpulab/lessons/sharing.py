@@ -1,0 +1,456 @@
+"""Lesson 13, sharing a GPU: a small fleet of recorded jobs, two trainings on one core, and who goes together."""
+
+from __future__ import annotations
+
+import math
+import os
+import random
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from msgspec import Struct
+
+from gpulab.analysis.fleet import FleetJob
+from gpulab.api.fleet import fleet
+from gpulab.devices.own_processes import marked
+from gpulab.errors import GpulabError
+from gpulab.formatting import duration, percent, plural
+from gpulab.launch.launcher import OF_THE_KERNEL
+from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.figures import COLOURS
+from gpulab.lessons.guesses import Question, share
+from gpulab.lessons.measured import Faster
+from gpulab.lessons.sharing_process import KINDS, Stretch
+from gpulab.tuning.compare.statistics import paired
+from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.drawing import own_style
+from gpulab.views.running.waiting import waiting
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+
+# -- a fleet of recorded jobs ------------------------------------------------------------------------------------------
+
+FLEET = "fleet"  # the folder of the notebook's jobs
+LONGEST_JOB_S = 300.0
+COMMAND = "command.txt"  # beside a job's runs: only what has it is recorded anew
+CLOSE = 0.05  # two jobs whose waste differs by less: either is an answer
+
+
+def record_jobs(folder: str | Path, jobs: Mapping[str, str]) -> None:
+    """Record every job, one after the other, as `gpulab record` does; each has a folder of its own in `folder`.
+
+    `jobs`: a script and its options, by the job's name. Jobs that were recorded there before are recorded anew.
+    Raises GpulabError for a job that fails, with its last words.
+    """
+    with waiting(f"recording {plural(len(jobs), 'job')}") as wait:
+        for count, (name, command) in enumerate(jobs.items()):
+            wait.tell(count / len(jobs))
+            _record(Path(folder) / name, name, command)
+    print(f"{plural(len(jobs), 'job')} recorded in {folder}: {', '.join(jobs)}")
+
+
+def _record(place: Path, name: str, command: str) -> None:
+    if (place / COMMAND).is_file():
+        shutil.rmtree(place / ".gpulab", ignore_errors=True)
+    place.mkdir(parents=True, exist_ok=True)
+    (place / COMMAND).write_text(f"{command}\n", encoding="utf-8")
+    words = [sys.executable, "-m", "gpulab", "record", "--name", name, *shlex.split(command)]
+    environment = {name: value for name, value in os.environ.items() if name not in OF_THE_KERNEL}
+    environment |= {"GPULAB_DIR": str((place / ".gpulab").absolute()), "OMP_NUM_THREADS": "1", **_import_path()}
+    try:
+        done = subprocess.run(
+            words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LONGEST_JOB_S, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        raise GpulabError(
+            f"The job {name} did not end within {LONGEST_JOB_S:g} seconds: give it fewer steps."
+        ) from None
+    if done.returncode:
+        raise GpulabError(f"The job {name} failed: {(done.stderr or done.stdout).strip()[-800:]}")
+
+
+def _import_path() -> dict[str, str]:
+    """So that a new Python imports this gpulab, wherever it starts."""
+    before = os.environ.get("PYTHONPATH")
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(PACKAGE_FOLDER.parent), before)))}
+
+
+def jobs_of(folder: str | Path = FLEET) -> list[FleetJob]:
+    """The jobs of a fleet by the time they began; empty where none is recorded, or none measured."""
+    with suppress(GpulabError):
+        return sorted(fleet(folder, cpu=True).jobs, key=lambda job: job.created)
+    return []
+
+
+def jobs_table(folder: str | Path = FLEET) -> Table | Note:
+    """How long each job held its device, and the share of its steps in which the device idled."""
+    jobs = jobs_of(folder)
+    if not jobs:
+        return Note("Not measured.", f"There is no job in {str(folder)!r} yet: run the cell that records them first.")
+    lines = [f"{'job':12} {'held the device for':>20} {'idle':>6}"]
+    lines += [f"{job.name:12} {duration(job.wall_s * 1e6):>20} {percent(job.idle_fraction):>6}" for job in jobs]
+    return Table(tuple(lines))
+
+
+def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int = 60) -> str:
+    """A batch file for `sbatch`: an array with a task per job, each on what `gres` names, at most `at_once` running."""
+    lines = [
+        "#!/bin/bash",
+        "#SBATCH --job-name=fleet",
+        f"#SBATCH --array=0-{len(jobs) - 1}%{at_once}",
+        f"#SBATCH --gres={gres}",
+        "#SBATCH --cpus-per-task=4",
+        f"#SBATCH --time={minutes}",
+        "",
+        "case $SLURM_ARRAY_TASK_ID in",
+        *(f"  {task}) srun gpulab record --name {shlex.quote(name)} {jobs[name]} ;;" for task, name in enumerate(jobs)),
+        "esac",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+# -- two trainings on one core -----------------------------------------------------------------------------------------
+
+TURNS, TURN_S = 6, 0.7
+LEAST_CPU, MOST_WAITED = 0.9, 0.1  # of the time: a core that others take tells nothing about sharing
+WIDEST = 1.35  # the upper end of an interval over its lower one
+
+
+class Shared(Struct, frozen=True):
+    """One kind of training, alone and twice at once on the same core, turn by turn."""
+
+    kind: str
+    alone: tuple[Stretch, ...]
+    together: tuple[tuple[Stretch, Stretch], ...]
+
+    @property
+    def busy_fraction(self) -> float:
+        """The share of its time in which it computes when it is alone."""
+        return float(np.median([one.cpu_s / one.wall_s for one in self.alone]))
+
+    @property
+    def times(self) -> Faster:
+        """How many times as many steps per second both together make as one alone."""
+        ratios = np.array(
+            [(a.per_s + b.per_s) / one.per_s for one, (a, b) in zip(self.alone, self.together, strict=True)]
+        )
+        estimate = paired(ratios)
+        assert estimate is not None
+        low, high = estimate.interval or (0.0, math.inf)
+        return Faster(estimate.ratio, low > 0 and high / low <= WIDEST and not self.is_disturbed)
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether other programs took the core: alone it waited for it, or both together did not get all they could."""
+        waited = float(np.median([one.waited_fraction for one in self.alone]))
+        got = float(np.median([(a.cpu_s + b.cpu_s) / max(a.wall_s, b.wall_s) for a, b in self.together]))
+        return waited > MOST_WAITED or (self.kind == "busy" and got < LEAST_CPU)
+
+
+_shared: dict[str, Shared] = {}
+
+
+def share_core(turns: int = TURNS, seconds: float = TURN_S) -> Figure | Note:
+    """Train on one core, alone and two at once, in turn, and draw the steps per second of each."""
+    _shared.clear()
+    if not hasattr(os, "sched_setaffinity"):
+        return Note("Not measurable here.", "This system cannot keep a process on one core; Linux can.")
+    with waiting("two trainings on one core") as wait, _trainings(_idlest_core()) as pair:
+        for count, kind in enumerate(KINDS):
+            alone, together = [], []
+            for turn in range(turns):
+                wait.tell((count + turn / turns) / len(KINDS))
+                alone.append(_ran(pair[:1], kind, seconds)[0])
+                a, b = _ran(pair, kind, seconds)
+                together.append((a, b))
+            _shared[kind] = Shared(kind, tuple(alone), tuple(together))
+    return draw_shared(list(_shared.values()))
+
+
+def _idlest_core() -> int:
+    import psutil
+
+    usable = sorted(os.sched_getaffinity(0))
+    used = psutil.cpu_percent(interval=0.3, percpu=True)
+    return min(usable, key=lambda core: used[core] if core < len(used) else 0.0)
+
+
+@contextmanager
+def _trainings(core: int) -> Iterator[list[subprocess.Popen[str]]]:
+    """Two processes that wait for what to do; they end with the block."""
+    words = [sys.executable, "-m", "gpulab.lessons.sharing_process", str(core)]
+    environment = marked() | {"OMP_NUM_THREADS": "1", **_import_path()}
+    pipe = subprocess.PIPE
+    pair: list[subprocess.Popen[str]] = []
+    try:
+        for _ in range(2):
+            pair.append(subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment))
+        for process in pair:
+            _line(process)  # "ready"
+        yield pair
+    finally:
+        for process in pair:
+            process.kill()
+            process.communicate()
+
+
+def _ran(pair: Sequence[subprocess.Popen[str]], kind: str, seconds: float) -> list[Stretch]:
+    for process in pair:
+        assert process.stdin is not None
+        process.stdin.write(f"{kind} {seconds}\n")
+        process.stdin.flush()
+    return [msgspec.json.decode(_line(process), type=Stretch) for process in pair]
+
+
+def _line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    if not line:
+        raise GpulabError("A training ended before it was asked to: run the cell again.")
+    return line
+
+
+_KIND_WORDS = {"starved": "starved: waits for data", "busy": "busy: only computes"}
+
+
+def draw_shared(measured: Sequence[Shared]) -> Figure:
+    """Steps per second by kind: alone, and two at once, one on top of the other."""
+    from matplotlib.figure import Figure
+
+    first, second = COLOURS["compute"], "#8FB4DA"
+    with own_style():
+        figure = Figure(figsize=(8, 1.1 + 0.85 * len(measured)), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        names = []
+        for row, one in enumerate(measured):
+            alone = float(np.median([stretch.per_s for stretch in one.alone]))
+            a, b = (float(np.median([both[i].per_s for both in one.together])) for i in (0, 1))
+            at = (2 * row + 0.35 * row, 2 * row + 0.35 * row + 1)
+            axes.barh(at[0], alone, 0.8, color=first)
+            axes.barh(at[1], a, 0.8, color=first)
+            axes.barh(at[1], b, 0.8, left=a, color=second, edgecolor="white")
+            axes.text(
+                alone, at[0], f"  {alone:.0f}; computes {percent(one.busy_fraction)} of its time", va="center", size=8
+            )
+            axes.text(a + b, at[1], f"  {a:.0f} + {b:.0f}", va="center", size=8)
+            names += [(at[0], f"{_KIND_WORDS[one.kind]}\nalone"), (at[1], "two at once")]
+        axes.set_yticks([at for at, _ in names], [name for _, name in names], size=8)
+        axes.invert_yaxis()
+        axes.set_xlabel("steps per second on one core (measured)", size=9)
+        axes.set_xlim(0, 1.3 * axes.get_xlim()[1])
+        axes.set_title("Two trainings on one core", loc="left", size=10)
+        for side in ("top", "right"):
+            axes.spines[side].set_visible(False)
+    return figure
+
+
+# -- the exercises -----------------------------------------------------------------------------------------------------
+
+
+def check_worst(worst_job: object) -> Checked:
+    """Whether that job of the fleet wasted most device time, by the learner's own recordings."""
+    jobs = {job.name: job for job in jobs_of()}
+    if len(jobs) < 2:
+        return unanswered("The jobs are not recorded yet: run the cell that records them first.")
+    if is_unanswered(worst_job):
+        return unanswered(
+            "Put the name of a job, in quotes, in place of the dots, then run that cell and this one again."
+        )
+    if worst_job not in jobs:
+        return wrong(f"{worst_job!r} is none of the jobs: {', '.join(jobs)}.")
+    ranked = sorted(jobs.values(), key=lambda job: -(job.wasted_gpu_hours or 0.0))
+    most, answer = ranked[0], jobs[str(worst_job)]
+    product = f"{duration(answer.wall_s * 1e6)} × {percent(answer.idle_fraction)}"
+    words = f"{answer.name}: {product} = {_wasted(answer)} wasted."
+    if (answer.wasted_gpu_hours or 0.0) >= (1 - CLOSE) * (most.wasted_gpu_hours or 0.0):
+        highest = max(ranked, key=lambda job: job.idle_fraction or 0.0)
+        more = (
+            f" The largest share, {percent(highest.idle_fraction)}, is that of {highest.name}, which held it for less."
+        )
+        return right(words + (more if highest.name != answer.name else ""))
+    if answer.idle_fraction == max(job.idle_fraction or 0.0 for job in ranked):
+        return wrong(f"{words} Its share is the largest, but how long did it hold the device? Another job wastes more.")
+    return wrong(f"{words} Another job wastes more: multiply how long each held the device by its idle share.")
+
+
+def _wasted(job: FleetJob) -> str:
+    return duration((job.wasted_gpu_hours or 0.0) * 3600e6)
+
+
+_HOURS_CASES: tuple[tuple[int, float, float | None], ...] = (
+    *((1, 3600.0, 0.5), (4, 3600.0, 0.5), (8, 36000.0, 0.25), (2, 90.0, 0.0), (1, 7200.0, None)),
+)
+
+
+def check_hours(wasted_gpu_hours: Any) -> Checked:
+    """Whether `wasted_gpu_hours(gpus, wall_s, idle_fraction)` is what fleet computes; None stays None."""
+    if is_unanswered(wasted_gpu_hours) or wasted_gpu_hours(*_HOURS_CASES[0]) is None:
+        return unanswered(BEGIN)
+    for case in _HOURS_CASES:
+        gpus, wall_s, idle = case
+        wanted = None if idle is None else gpus * wall_s / 3600 * idle
+        try:
+            got = wasted_gpu_hours(*case)
+        except TypeError:
+            if idle is None:
+                return wrong("It fails for a job whose idle share is None: not measurable is not 0, and stays None.")
+            raise
+        if wanted is None:
+            if got is not None:
+                return wrong(f"A job whose idle share is None: it gives {got!r}. What is not measurable stays None.")
+            continue
+        if not isinstance(got, (int, float)) or isinstance(got, bool):
+            return wrong(f"wasted_gpu_hours{case} gives {got!r}, and a number is wanted.")
+        if not math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12):
+            return wrong(f"wasted_gpu_hours{case} gives {got:g}, and {wanted:g} is right. {_hours_mistake(case, got)}")
+    for job in jobs_of():
+        got = wasted_gpu_hours(job.gpus, job.wall_s, job.idle_fraction)
+        if job.ranks == 1 and not math.isclose(got, job.wasted_gpu_hours or 0.0, rel_tol=1e-3, abs_tol=1e-9):
+            return wrong(f"For {job.name} it gives {got:g}, and fleet says {job.wasted_gpu_hours:g}.")
+    return right("Every GPU counts for as long as the job held it: eight GPUs that idle a quarter of ten hours are 20.")
+
+
+def _hours_mistake(case: tuple[int, float, float | None], got: float) -> str:
+    gpus, wall_s, idle = case
+    wanted = gpus * wall_s / 3600 * (idle or 0.0)
+    if math.isclose(got, gpus * wall_s / 3600 - wanted):
+        return "That is the time in which they worked."
+    if wanted and math.isclose(got, 3600 * wanted):
+        return "Those are seconds: an hour has 3,600."
+    if math.isclose(got, wanted / gpus):
+        return "A job holds all its GPUs: each counts."
+    return "GPUs × hours × idle share."
+
+
+Demand = tuple[float, float]  # busy share, memory, both as a share of the device
+MOST_BUSY = 0.9
+_FLEETS = 200
+
+
+def check_together(put_together: Any) -> Checked:
+    """Whether `put_together(jobs, most)` groups jobs so that no device gets too much, on as few as first fit needs."""
+    if is_unanswered(put_together) or put_together({"a": (0.5, 0.5)}, MOST_BUSY) is None:
+        return unanswered(BEGIN)
+    needed = enough = 0
+    for jobs in _fleets():
+        groups = put_together(dict(jobs), MOST_BUSY)
+        problem = _problem(groups, jobs)
+        if problem:
+            return wrong(problem)
+        needed += sum(1 for group in groups if group)
+        enough += len(first_fit(jobs, MOST_BUSY))
+    if needed > enough:
+        return wrong(
+            f"No device gets too much, but {_FLEETS} fleets need {needed:,} devices, and {enough:,} are enough: look "
+            "at every device that has room, before you take a new one."
+        )
+    alone = sum(map(len, _fleets()))
+    better = sum(len(first_fit(dict(sorted(jobs.items(), key=_largest)), MOST_BUSY)) for jobs in _fleets())
+    return right(
+        f"{alone:,} jobs on {needed:,} devices. (Largest first, first fit needs {better:,}.)"
+        if needed > better
+        else f"{alone:,} jobs on {needed:,} devices, as few as first fit with the largest jobs first."
+    )
+
+
+def _largest(item: tuple[str, Demand]) -> float:
+    return -max(item[1][0] / MOST_BUSY, item[1][1])
+
+
+def _fleets() -> list[dict[str, Demand]]:
+    """The same each time: demands that fit a device alone, some exactly."""
+    rng = random.Random(13)
+    shares = [x / 100 for x in range(5, 91, 5)]
+    return [
+        {f"job-{number}": (rng.choice(shares), rng.choice(shares)) for number in range(rng.randrange(13))}
+        for _ in range(_FLEETS)
+    ]
+
+
+def first_fit(jobs: Mapping[str, Demand], most: float) -> list[list[str]]:
+    """Each job on the first device that has room for it."""
+    devices: list[list[str]] = []
+    for name in jobs:
+        for device in devices:
+            if _fits([*device, name], jobs, most):
+                device.append(name)
+                break
+        else:
+            devices.append([name])
+    return devices
+
+
+def _fits(names: Sequence[str], jobs: Mapping[str, Demand], most: float) -> bool:
+    busy, memory = (sum(jobs[name][i] for name in names) for i in (0, 1))
+    return busy <= most + 1e-9 and memory <= 1 + 1e-9
+
+
+def _problem(groups: Any, jobs: Mapping[str, Demand]) -> str:
+    """What is wrong with an answer; empty where nothing is."""
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple, set)) for group in groups):
+        return f"It gives {groups!r}. A list with a list of names for each device is wanted."
+    names = [name for group in groups for name in group]
+    for name in jobs:
+        if names.count(name) != 1:
+            return f"Of {len(jobs)} jobs, {name} is on {plural(names.count(name), 'device')}: each must be on one."
+    if len(names) > len(jobs):
+        return f"It names jobs that are none: {sorted(set(names) - set(jobs))[:3]}."
+    for group in groups:
+        if _fits(list(group), jobs, MOST_BUSY):
+            continue
+        busy, memory = (sum(jobs[name][i] for name in group) for i in (0, 1))
+        what = (
+            f"busy shares of {busy:.2f}, and {MOST_BUSY} is the most"
+            if busy > MOST_BUSY + 1e-9
+            else f"{memory:.2f} of its memory"
+        )
+        return f"One device gets {', '.join(f'{name} {jobs[name]}' for name in group)}: {what}."
+    return ""
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+
+def _wasted_share() -> float | None:
+    jobs = jobs_of()
+    held = sum(job.gpu_hours for job in jobs)
+    return sum(job.wasted_gpu_hours or 0.0 for job in jobs) / held if held else None
+
+
+def _times(kind: str) -> Callable[[], Faster | None]:
+    return lambda: _shared[kind].times if kind in _shared else None
+
+
+MANNER = "as many steps per second"
+QUESTIONS: Mapping[str, Question] = {
+    "wasted": share(
+        "What share of the time that these jobs hold a device is wasted?", _wasted_share, "of the device time is wasted"
+    ),
+    "starved-pair": Question(
+        "How many times as many steps per second do two starved trainings make, both together, as one alone?",
+        "times",
+        _times("starved"),
+        "by two starved trainings on one core",
+        MANNER,
+    ),
+    "busy-pair": Question(
+        "And two that only compute?", "times", _times("busy"), "by two busy trainings on one core", MANNER
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {
+    "worst": check_worst,
+    "hours": check_hours,
+    "together": check_together,
+}

@@ -1,0 +1,437 @@
+"""Lesson 13: a fleet that is really recorded, two trainings on a core, the model of a shared device, exercises."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpulab.analysis.fleet import FleetJob
+from gpulab.errors import GpulabError
+from gpulab.lessons import sharing
+from gpulab.lessons.check import Note
+from gpulab.lessons.figures import png
+from gpulab.lessons.guesses import reveal
+from gpulab.lessons.model_timeline import ByHand
+from gpulab.lessons.sharing import (
+    MOST_BUSY,
+    Shared,
+    array_script,
+    check_hours,
+    check_together,
+    check_worst,
+    draw_shared,
+    first_fit,
+    jobs_of,
+    jobs_table,
+    record_jobs,
+    share_core,
+)
+from gpulab.lessons.sharing_process import WAITING, Stretch, answer, cpu_seconds, train, training_step
+from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play, turn_by_hand
+from gpulab.store.folders import Store
+
+JOB = """
+import sys, time
+import torch
+
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+dataset = [torch.randn(8) for _ in range(64)]
+for batch in torch.utils.data.DataLoader(dataset, batch_size=int(sys.argv[1])):
+    optimizer.zero_grad()
+    model(batch).sum().backward()
+    optimizer.step()
+"""
+
+
+def own_children() -> set[int]:
+    return {child.pid for child in psutil.Process().children(recursive=True)}
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    before = own_children()
+    yield
+    assert own_children() <= before
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """With a space in its name, as learners have it; the lesson's own fleet is looked for there."""
+    place = tmp_path / "my lessons"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    return place
+
+
+# -- the fleet ---------------------------------------------------------------------------------------------------------
+
+
+def test_jobs_are_recorded_each_in_its_own_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (folder / "my job.py").write_text(JOB)
+    record_jobs("fleet", {"small": "'my job.py' 4", "other": "'my job.py' 8"})
+    assert capsys.readouterr().out == "2 jobs recorded in fleet: small, other\n"
+    assert [(job.name, job.gpus) for job in jobs_of()] == [("small", 1), ("other", 1)]
+    assert [line.split()[0] for line in jobs_table().lines] == ["job", "small", "other"]  # type: ignore[union-attr]
+    [before] = Store(folder / "fleet" / "small" / ".gpulab" / "runs").list()
+    record_jobs("fleet", {"small": "'my job.py' 8"})
+    [after] = Store(folder / "fleet" / "small" / ".gpulab" / "runs").list()
+    assert before.id != after.id, "recorded anew, not twice"
+    with pytest.raises(GpulabError, match="The job none failed"):
+        record_jobs("fleet", {"none": "no-such-script.py"})
+
+
+def test_a_folder_that_is_not_the_lessons_stays(folder: Path) -> None:
+    mine = folder / "fleet" / "small" / ".gpulab" / "runs" / "mine"
+    mine.mkdir(parents=True)
+    (folder / "my job.py").write_text(JOB)
+    record_jobs("fleet", {"small": "'my job.py' 16"})
+    assert mine.is_dir()
+
+
+def test_without_jobs_there_is_nothing_to_judge(folder: Path) -> None:
+    assert jobs_of() == [] and isinstance(jobs_table(), Note)
+    assert check_worst("nightly").state == "unanswered"
+    assert reveal(50, sharing.QUESTIONS["wasted"]).closeness == "not measured"
+
+
+def a_job(name: str, wall_s: float, idle: float) -> FleetJob:
+    hours = wall_s / 3600
+    return FleetJob(
+        id=name,
+        name=name,
+        user="",
+        queue="",
+        created=name,
+        device_name="",
+        ranks=1,
+        world_size=1,
+        gpus=1,
+        wall_s=wall_s,
+        gpu_hours=hours,
+        wasted_gpu_hours=hours * idle,
+        idle_fraction=idle,
+        at_least=False,
+        reason="",
+        headline="",
+        level="",
+        cause="",
+        source_line="",
+        knob="",
+        rank=None,
+        runs=(name,),
+    )
+
+
+JOBS = [a_job("probe", 10.0, 0.9), a_job("nightly", 30.0, 0.6), a_job("large", 40.0, 0.1), a_job("twin", 18.0, 0.99)]
+
+
+@pytest.mark.parametrize(
+    ("answer_", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        ("mightly", "wrong", "none of the jobs: probe, nightly, large"),
+        ("nightly", "right", "The largest share, 99 %, is that of twin"),
+        ("twin", "right", "17.8 s wasted"),
+        ("probe", "wrong", "9.00 s wasted. Another job wastes more: multiply"),
+        ("large", "wrong", "multiply"),
+    ],
+)
+def test_the_worst_job_is_judged_by_recordings(
+    monkeypatch: pytest.MonkeyPatch, answer_: object, state: str, hint: str
+) -> None:
+    monkeypatch.setattr(sharing, "jobs_of", lambda: JOBS)
+    checked = check_worst(answer_)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def test_the_largest_share_is_not_the_worst(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "jobs_of", lambda: JOBS[:3])
+    assert "how long did it hold the device?" in check_worst("probe").hint
+    measured = reveal(40, sharing.QUESTIONS["wasted"]).measured
+    assert measured == pytest.approx(100 * (9 + 18 + 4) / 80)
+
+
+@pytest.mark.skipif(os.name != "posix", reason="needs bash")
+def test_each_task_of_the_array_runs_its_own_job(tmp_path: Path) -> None:
+    jobs = {"a": "train.py --width 32", "b c": "train.py --width 64 'two words'", "d": "train.py"}
+    script = tmp_path / "array.sh"
+    script.write_text(array_script(jobs, gres="gpu:1g.20gb:1", at_once=2))
+    assert "#SBATCH --array=0-2%2\n#SBATCH --gres=gpu:1g.20gb:1\n" in script.read_text()
+    stub = 'srun() { printf "%s|" "$@"; }; . ' + script.name
+    said = [
+        subprocess.run(
+            ["bash", "-c", stub],
+            cwd=tmp_path,
+            env={**os.environ, "SLURM_ARRAY_TASK_ID": str(task)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for task in range(3)
+    ]
+    assert said[0] == "gpulab|record|--name|a|train.py|--width|32|"
+    assert said[1] == "gpulab|record|--name|b c|train.py|--width|64|two words|"
+    assert said[2] == "gpulab|record|--name|d|train.py|"
+
+
+# -- two trainings on one core -----------------------------------------------------------------------------------------
+
+
+def test_a_stretch_accounts_for_its_time() -> None:
+    step = training_step()
+    asleep_s = 0.002
+    done = train(step, asleep_s, 0.05)
+    assert done.steps >= 1 and done.asleep_s == pytest.approx(done.steps * asleep_s)
+    assert done.wall_s >= done.asleep_s and 0.0 <= done.waited_fraction <= 1.0
+    assert cpu_seconds(step) > 0
+
+
+def test_every_line_is_answered() -> None:
+    said = io.StringIO()
+    answer(io.StringIO("starved 0.01\nbusy 0.01\n"), said)
+    ready, *lines = said.getvalue().splitlines()
+    starved, busy = (json.loads(line) for line in lines)
+    assert ready == "ready" and busy["asleep_s"] == 0.0 < starved["asleep_s"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_two_trainings_share_a_core_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = own_children()
+    figure = share_core(turns=2, seconds=0.05)
+    assert not isinstance(figure, Note) and own_children() <= before
+    assert set(sharing._shared) == {"starved", "busy"}
+    for one in sharing._shared.values():
+        assert len(one.alone) == len(one.together) == 2 and one.times.times > 0
+    assert sharing.QUESTIONS["busy-pair"].measure() == sharing._shared["busy"].times
+    monkeypatch.delattr(os, "sched_setaffinity")
+    assert "cannot keep a process on one core" in share_core().words  # type: ignore[union-attr]
+    assert reveal(2, sharing.QUESTIONS["starved-pair"]).closeness == "not measured", "of the last time"
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_trainings_end_with_the_block_that_fails() -> None:
+    core = min(os.sched_getaffinity(0))
+    with sharing._trainings(core) as pair:
+        pids = {process.pid for process in pair}
+        assert all(psutil.Process(pid).cpu_affinity() == [core] for pid in pids)
+        with pytest.raises(GpulabError, match="ended before"):
+            sharing._ran(pair, "no-such-kind", 0.1)
+    assert not pids & own_children()
+
+
+def stretch(per_s: float, cpu: float, asleep: float = 0.0) -> Stretch:
+    return Stretch(round(10 * per_s), 10.0, 10 * cpu, 10 * asleep)
+
+
+def shared(kind: str, alone: Stretch, *both: Stretch) -> Shared:
+    return Shared(kind, (alone,) * 6, ((both[0], both[-1]),) * 6)
+
+
+BUSY = shared("busy", stretch(100, 0.99), stretch(50, 0.5))
+STARVED = shared("starved", stretch(30, 0.3, 0.7), stretch(29, 0.3, 0.68))
+
+
+def test_ratios_are_of_both_together_to_one_alone() -> None:
+    assert BUSY.times.times == pytest.approx(1.0) and BUSY.times.sure
+    assert STARVED.times.times == pytest.approx(58 / 30) and STARVED.times.sure
+    assert STARVED.busy_fraction == pytest.approx(0.3) and 1 - STARVED.busy_fraction == pytest.approx(WAITING)
+
+
+@pytest.mark.parametrize(
+    "disturbed",
+    [
+        shared("busy", stretch(50, 0.5), stretch(30, 0.3)),
+        shared("busy", stretch(100, 0.99), stretch(30, 0.3)),
+        shared("starved", stretch(20, 0.2, 0.5), stretch(20, 0.2, 0.5)),
+        Shared("busy", (stretch(100, 0.99),) * 2, ((stretch(50, 0.5),) * 2, (stretch(90, 0.5),) * 2)),
+    ],
+)
+def test_a_core_that_others_take_decides_nothing(monkeypatch: pytest.MonkeyPatch, disturbed: Shared) -> None:
+    monkeypatch.setitem(sharing._shared, disturbed.kind, disturbed)
+    question = sharing.QUESTIONS[f"{disturbed.kind}-pair"]
+    assert reveal(1, question).closeness == "undecided"
+
+
+def test_the_reveal_says_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sharing._shared, "starved", STARVED)
+    words = reveal(1.9, sharing.QUESTIONS["starved-pair"]).words
+    assert words.startswith("Measured: 1.9 times as many steps per second by two starved trainings on one core.")
+
+
+def test_the_bars_are_the_medians() -> None:
+    axes = draw_shared([STARVED, BUSY]).axes[0]
+    assert [round(bar.get_width()) for bar in axes.patches] == [30, 29, 29, 100, 50, 50]  # type: ignore[attr-defined]
+    assert "measured" in axes.get_xlabel()
+
+
+# -- the model ---------------------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 10))
+def test_the_model_is_the_rule_that_the_lesson_says(jobs: int, busy: int, fills: int) -> None:
+    """Against closed forms: time slicing min(k, 1/u), MIG k / (1 - u + u max(1, k f)), MPS at most min(k, 1/(u f))."""
+    u, f = busy / 20, fills / 10
+    sliced, mps, mig = (play(Setting(jobs, 5 * busy, 10 * fills, way)) for way in WAYS)
+    assert sliced.total == pytest.approx(min(jobs, 1 / u), rel=0.06)
+    assert mig.total == pytest.approx(jobs / (1 - u + u * max(1.0, jobs * f)), rel=0.06)
+    assert 0.97 * sliced.total <= mps.total <= 1.06 * min(jobs, 1 / (u * f))
+    if jobs * f <= 1 or u == 1:  # there is room for all at once, or never for fewer
+        assert mps.total == pytest.approx(min(jobs, 1 / (u * f)), rel=0.06)
+    for played in (sliced, mps, mig):
+        assert len(played.lanes) == jobs and max(played.each) <= 1.04
+
+
+def test_one_job_computes_at_a_time_where_time_is_sliced() -> None:
+    lanes = play(Setting(3, 90)).lanes
+    computing = sorted((b.start, b.start + b.length) for lane in lanes for b in lane if b.kind == "compute")
+    assert all(end <= start for (_, end), (start, _) in pairwise(computing))
+    assert not [b for lane in lanes for b in lane if b.kind == "communicate"]
+
+
+def test_the_figure_has_a_static_twin_and_says_what_it_is() -> None:
+    assert "a model, not a measurement" in [text.get_text() for text in draw(Setting()).axes[0].texts]
+    assert (
+        draw(Setting()).axes[0].get_title(loc="left")
+        == "time slicing, 2 jobs: 2.0 times one alone; each at 100 % speed"
+    )
+    turned = turn_by_hand()
+    assert isinstance(turned, ByHand)
+    bundle = turned._repr_mimebundle_()
+    assert base64.b64decode(bundle["image/png"]) == png(draw(Setting()))
+    for widget in (*turned.sliders.children, turned.sliders):
+        widget.close()
+
+
+@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"busy_pct": 0}, {"fills_pct": 101}, {"way": "luck"}])
+def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match="at least one job"):
+        Setting(**wrong)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_title_and_label_of_the_model_do_not_meet(way: Any) -> None:
+    figure = draw(Setting(7, 100, 100, way))
+    figure.draw_without_rendering()
+    axes = figure.axes[0]
+    [label] = [text for text in axes.texts if "a model" in text.get_text()]
+    assert axes._left_title.get_window_extent().x1 < label.get_window_extent().x0  # type: ignore[attr-defined]
+
+
+# -- the exercises -----------------------------------------------------------------------------------------------------
+
+
+def dots(*arguments: object) -> None: ...
+
+
+def hours(gpus: int, wall_s: float, idle: float | None) -> float | None:
+    return None if idle is None else gpus * wall_s / 3600 * idle
+
+
+@pytest.mark.parametrize(
+    ("answer_", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (hours, "right", "eight GPUs"),
+        (lambda g, s, i: g * s / 3600 * i, "wrong", "not measurable is not 0"),
+        (lambda g, s, i: g * s / 3600 * (i or 0.0), "wrong", "stays None"),
+        (lambda g, s, i: g * s * (i or 0.0), "wrong", "an hour has 3,600"),
+        (lambda g, s, i: s / 3600 * (i or 0.0), "wrong", "each counts"),
+        (lambda g, s, i: None if i is None else g * s / 3600 * (1 - i), "wrong", "the time in which they worked"),
+        (lambda g, s, i: 7.0, "wrong", "GPUs × hours × idle share"),
+        (lambda g, s, i: "1", "wrong", "a number is wanted"),
+    ],
+)
+def test_wasted_hours_get_a_hint(folder: Path, answer_: Any, state: str, hint: str) -> None:
+    checked = check_hours(answer_)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def test_wasted_hours_are_also_those_of_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sharing, "jobs_of", lambda: JOBS)
+    assert check_hours(hours).state == "right"
+    monkeypatch.setattr(sharing, "jobs_of", lambda: [replace(JOBS[0], wasted_gpu_hours=1.0)])
+    assert "For probe it gives" in check_hours(hours).hint
+
+
+def next_fit(jobs: dict[str, tuple[float, float]], most: float) -> list[list[str]]:
+    """Looks only at the last device."""
+    devices: list[list[str]] = []
+    for name in jobs:
+        if devices and sharing._fits([*devices[-1], name], jobs, most):
+            devices[-1].append(name)
+        else:
+            devices.append([name])
+    return devices
+
+
+def without_memory(jobs: dict[str, tuple[float, float]], most: float) -> list[list[str]]:
+    return first_fit({name: (busy, 0.0) for name, (busy, _) in jobs.items()}, most)
+
+
+@pytest.mark.parametrize(
+    ("answer_", "state", "hint"),
+    [
+        (..., "unanswered", "in place of the dots"),
+        (dots, "unanswered", "in place of the dots"),
+        (first_fit, "right", "Largest first"),
+        (next_fit, "wrong", "look at every device that has room"),
+        (lambda jobs, most: [[name] for name in jobs], "wrong", "are enough"),
+        (lambda jobs, most: [list(jobs)], "wrong", "One device gets"),
+        (without_memory, "wrong", "of its memory"),
+        (lambda jobs, most: first_fit(jobs, 1.0), "wrong", "0.9 is the most"),
+        (lambda jobs, most: first_fit(jobs, most)[1:], "wrong", "each must be on one"),
+        (lambda jobs, most: [*first_fit(jobs, most), ["me"]], "wrong", "names jobs that are none: ['me']"),
+        (lambda jobs, most: "abc", "wrong", "A list with a list of names"),
+    ],
+)
+def test_grouped_jobs_get_a_hint(answer_: Any, state: str, hint: str) -> None:
+    checked = check_together(answer_)
+    assert (checked.state, hint in checked.hint) == (state, True), checked
+
+
+def test_an_answer_that_empties_the_jobs_is_still_judged() -> None:
+    def emptying(jobs: dict[str, tuple[float, float]], most: float) -> list[list[str]]:
+        groups = first_fit(jobs, most)
+        jobs.clear()
+        return groups
+
+    assert check_together(emptying).state == "right"
+
+
+@given(st.dictionaries(st.text(max_size=3), st.tuples(st.floats(0.01, MOST_BUSY), st.floats(0.01, 1.0)), max_size=12))
+def test_first_fit_gives_no_device_too_much(jobs: dict[str, tuple[float, float]]) -> None:
+    groups = first_fit(jobs, MOST_BUSY)
+    assert sharing._problem(groups, jobs) == ""
+    assert sorted(name for group in groups for name in group) == sorted(jobs)
+
+
+def test_the_process_needs_nothing_of_the_notebook(tmp_path: Path) -> None:
+    """It ends with its input, and says nothing else."""
+    done = subprocess.run(
+        [sys.executable, "-m", "gpulab.lessons.sharing_process", str(min(os.sched_getaffinity(0)))],
+        input="busy 0.01\n",
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, **sharing._import_path()},
+    )
+    ready, line = done.stdout.splitlines()
+    assert ready == "ready" and json.loads(line)["steps"] >= 1
