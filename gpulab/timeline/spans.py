@@ -55,6 +55,8 @@ def containing(part: str) -> Callable[[str], bool]:
 
 
 is_host_collective = starting_with("gloo:", "mpi:", "ucc:")  # on a thread of the backend, as torch annotates it
+# a message from one rank to another; NCCL's kernel for these also runs its all-to-all, a collective, and is none here
+is_message = starting_with(*(f"{backend}:{way}" for backend in ("gloo", "mpi", "ucc") for way in ("send", "recv")))
 is_loader = starting_with("enumerate(DataLoader)")  # a DataLoader at work, as torch annotates it
 is_optimizer = starting_with("Optimizer.step#", "Optimizer.zero_grad#")  # likewise
 is_step = starting_with("ProfilerStep#", "gpulab.")  # a step's own annotation, or a mark of ours

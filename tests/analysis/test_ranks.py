@@ -235,6 +235,26 @@ def test_the_straggler_of_gloo_ranks() -> None:
     assert account.steps[0].parts_ns["unknown"] == 150 * US
 
 
+def test_messages_between_stages_make_no_straggler() -> None:
+    def stage(sends: tuple[int, int], receives: tuple[int, int], computes: tuple[int, int]) -> Run:
+        run = cpu_rank([computes], [sends, receives])
+        assert run.timeline is not None
+        names = ("aten::mm", "gloo:send", "gloo:recv")
+        (first,) = np.flatnonzero(run.timeline.start_ns == receives[0] * US)
+        kinds = run.timeline.name_id.copy()
+        kinds[first] = 2
+        return replace(run, timeline=replace(run.timeline, name_id=kinds, names=names))
+
+    pipeline = compare_ranks({0: stage((300, 10), (310, 600), (0, 300)), 1: stage((900, 10), (1, 309), (320, 550))})
+    assert pipeline.straggler is None and pipeline.only_messages
+    assert all(rank.waiting_us is None and rank.transfer_us is None for rank in pipeline.ranks)
+    assert [rank.exposed_us for rank in pipeline.ranks] == [610, 319]
+    assert pipeline.mismatch is not None and "messages" in pipeline.mismatch
+    first = diagnose_ranks(pipeline).first
+    assert first.key == "exposed_communication" and "micro-batches" in first.cure
+    assert "wait for some" in first.summary
+
+
 def test_what_is_computed_beside_a_collective_is_computing() -> None:
     (rank, _) = compare_ranks({n: cpu_rank([(0, 300), (400, 200)], [(100, 600)]) for n in range(2)}).ranks
     assert rank.breakdown.steps[0].parts_ns["communication"] == 200 * US
