@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
-from gpulab.intervals import clip, intersect, measure
+from gpulab.intervals import Intervals, clip, intersect, measure
 from gpulab.run import Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
@@ -116,11 +116,11 @@ def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     return by_name
 
 
-def _computing(timeline: Timeline, account: Breakdown) -> spans.Mask:
+def _computing(timeline: Timeline, account: Breakdown) -> Intervals:
     """Compute kernels; on a CPU the operators of the training thread."""
     if account.device_index is None:
-        return spans.training_operators(timeline)
-    return _kernels(timeline, account.device_index) & ~_communicating(timeline, account)
+        return spans.host_computing_times(timeline)
+    return spans.covered(timeline, _kernels(timeline, account.device_index) & ~_communicating(timeline, account))
 
 
 def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
@@ -164,7 +164,7 @@ def _rank(
     (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
     communication = clip(spans.covered(timeline, mine), start, end)
-    computing = clip(spans.covered(timeline, _computing(timeline, account)), start, end)
+    computing = clip(_computing(timeline, account), start, end)
     overlapped = measure(intersect(communication, computing))
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())

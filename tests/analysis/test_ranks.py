@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis import ranks
 from gpulab.analysis.facts import facts
-from gpulab.analysis.ranks import RankComparison
+from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
@@ -233,6 +233,24 @@ def test_the_straggler_of_gloo_ranks() -> None:
     account = found.ranks[0].breakdown
     assert account.steps[0].parts_ns["communication"] == 600 * US and account.device_index is None
     assert account.steps[0].parts_ns["unknown"] == 150 * US
+
+
+def test_waiting_inside_a_call_is_no_computing() -> None:
+    def rank(call: str) -> RankFacts:
+        run = cpu_rank([(0, 200), (250, 500), (300, 10)], [(250, 480)])
+        assert run.timeline is not None
+        (row,) = np.flatnonzero((run.timeline.start_ns == 250 * US) & (run.timeline.duration_ns == 500 * US))
+        kinds = run.timeline.name_id.copy()
+        kinds[row] = 2
+        timeline = replace(run.timeline, name_id=kinds, names=("aten::mm", "gloo:all_reduce", call))
+        waits = replace(run, timeline=timeline)
+        return compare_ranks({0: waits, 1: waits}).ranks[0]
+
+    waits = rank("_c10d_functional::wait_tensor")
+    parts = waits.breakdown.steps[0].parts_ns
+    assert (parts["compute"], parts["communication"], parts["unknown"]) == (200 * US, 500 * US, 300 * US)
+    assert (waits.exposed_us, waits.overlapped_us) == (480, 0)
+    assert rank("aten::addmm").breakdown.steps[0].parts_ns["compute"] == 700 * US
 
 
 def test_messages_between_stages_make_no_straggler() -> None:
