@@ -50,6 +50,13 @@ LESSONS: tuple[Entry, ...] = (
     Entry("08_fused_kernels", "Fused kernels: one swap, how much faster?", 30, "fused_kernels", ("attention",)),
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
     Entry("10_search", "Search with the meter running", 30, "search", ("pareto", "choice", "should-stop")),
+    Entry(
+        "12_split_model",
+        "Splitting a model: when one GPU is too small",
+        30,
+        "split_model",
+        ("micro-batches", "schedule", "tensor-parallel"),
+    ),
     Entry("14_cost", "What idle time costs", 25, "cost", ("cost", "step", "cheaper")),
     Entry("15_capstone", "From 15 % to 90 %: everything at once", 60, "capstone", ("order", "train")),
 )

@@ -7,6 +7,7 @@ them in order, each when it was launched and the one before has ended. definitio
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -84,10 +85,11 @@ def draw(setting: Setting) -> Figure:
 
 
 class ByHand:
-    """Sliders for the model. A page without a kernel, such as GitHub's, shows the drawing of the first setting."""
+    """Sliders for a model. A page without a kernel, such as GitHub's, shows the drawing of the first setting."""
 
-    def __init__(self, sliders: Any) -> None:
+    def __init__(self, sliders: Any, first: Callable[[], Figure]) -> None:
         self.sliders = sliders
+        self._first = first
 
     def __repr__(self) -> str:
         return "The model as the sliders have it at first. To turn it, run this cell in a notebook with widgets."
@@ -95,7 +97,7 @@ class ByHand:
     def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
         """A front end with widgets takes the sliders, every other one the image."""
         widget = self.sliders._repr_mimebundle_() if self.sliders._repr_mimebundle_ else {}
-        image = base64.b64encode(png(draw(Setting()))).decode("ascii")
+        image = base64.b64encode(png(self._first())).decode("ascii")
         return {**widget, "text/plain": repr(self), "image/png": image}
 
 
@@ -120,4 +122,4 @@ def turn_by_hand() -> ByHand | Figure:
         data_us=FloatSlider(value=0.0, min=0, max=500, step=10, description="data µs", **later),
         graph=ToggleButton(False, description="CUDA graph"),
     )
-    return ByHand(sliders)
+    return ByHand(sliders, lambda: draw(Setting()))
