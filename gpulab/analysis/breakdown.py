@@ -289,8 +289,9 @@ def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
     yield "start_up", start_up(timeline, None).times
     yield "data_wait", spans.loading_times(timeline)
-    yield "compute", spans.covered(timeline, spans.training_operators(timeline))
-    yield "communication", spans.covered(timeline, spans.host_collectives(timeline))
+    yield "compute", spans.host_computing_times(timeline)
+    exchanges = spans.covered(timeline, spans.host_collectives(timeline))
+    yield "communication", joined(exchanges, spans.exchanging_times(timeline))
     yield "optimizer", spans.update_times(timeline)
     yield "other", _other(timeline)
 

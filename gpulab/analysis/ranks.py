@@ -2,7 +2,8 @@
 
 A collective ends on all ranks at about the same time but begins on each when that rank arrives. The rank that arrives
 last runs the shortest kernel: that is the transfer. What the same collective takes longer elsewhere is waiting for
-that rank. Only durations are compared, so the clocks of the machines need not agree.
+that rank. Only durations are compared, so the clocks of the machines need not agree. That is not so of a message from
+one rank to another (send and receive, as a pipeline has them): those count as communication, and are not compared.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from msgspec import Struct, field
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
-from gpulab.intervals import clip, intersect, measure
+from gpulab.intervals import Intervals, clip, intersect, measure
 from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
@@ -53,6 +54,7 @@ class RankComparison(Struct, frozen=True):
     """Every rank that was read, in order. `straggler` is the rank that the others wait for, None where none stands out.
 
     `collectives` is how many communication kernels per rank were matched; None with `mismatch` saying why not.
+    `only_messages`: all that the ranks exchange are messages from one to another.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -60,6 +62,7 @@ class RankComparison(Struct, frozen=True):
     collectives: int | None
     mismatch: str | None
     integrity: Integrity = field(default_factory=lambda: Integrity(()))
+    only_messages: bool = False
 
 
 # What may be wrong with a folder of traces → state, what it withholds, what it means.
@@ -100,7 +103,8 @@ def compare_ranks(
     timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
     kept = all(problem.key != NOT_KEPT for problem in problems)
-    mismatch = _mismatch(kernels) if kept else "some ranks keep no trace"
+    alone = not any(kernels.values()) and any(spans.named(t, spans.is_message).any() for t in timelines.values())
+    mismatch = _mismatch(kernels, only_messages=alone) if kept else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
     ranks = tuple(
         _rank(rank, facts[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)
@@ -109,14 +113,14 @@ def compare_ranks(
     count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
     trust = job_integrity(problems)
     straggler = None if "straggler" in trust.withheld else _straggler(ranks, skew_notice)
-    return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust)
+    return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust, alone)
 
 
 Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of start
 
 
 def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
-    rows = np.flatnonzero(_communicating(timeline, account))
+    rows = np.flatnonzero(_communicating(timeline, account) & ~spans.named(timeline, spans.is_message))
     start, end = account.span_ns
     rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
     by_name: Collectives = {}
@@ -127,11 +131,11 @@ def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
     return by_name
 
 
-def _computing(timeline: Timeline, account: Breakdown) -> spans.Mask:
+def _computing(timeline: Timeline, account: Breakdown) -> Intervals:
     """Compute kernels; on a CPU the operators of the training thread."""
     if account.device_index is None:
-        return spans.training_operators(timeline)
-    return _kernels(timeline, account.device_index) & ~_communicating(timeline, account)
+        return spans.host_computing_times(timeline)
+    return spans.covered(timeline, _kernels(timeline, account.device_index) & ~_communicating(timeline, account))
 
 
 def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
@@ -145,10 +149,12 @@ def _kernels(timeline: Timeline, device_index: int) -> spans.Mask:
     return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index)
 
 
-def _mismatch(kernels: Mapping[int, Collectives]) -> str | None:
+def _mismatch(kernels: Mapping[int, Collectives], *, only_messages: bool) -> str | None:
     """Why the ranks' collectives cannot be put side by side; None where they can."""
     if len(kernels) < 2:
         return "one rank alone cannot show who waits for whom"
+    if only_messages:
+        return "the ranks send each other messages and have no collective, which all of them would end together"
     counts = {rank: {name: len(d) for name, d in by_name.items()} for rank, by_name in kernels.items()}
     first_rank, first = next(iter(counts.items()))
     if not first:
@@ -173,7 +179,7 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Collectives, trans
     (start, end), steps = account.span_ns, len(account.steps)
     mine = _communicating(timeline, account)
     communication = clip(spans.covered(timeline, mine), start, end)
-    computing = clip(spans.covered(timeline, _computing(timeline, account)), start, end)
+    computing = clip(_computing(timeline, account), start, end)
     overlapped = measure(intersect(communication, computing))
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())

@@ -51,6 +51,13 @@ LESSONS: tuple[Entry, ...] = (
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
     Entry("10_search", "Search with the meter running", 30, "search", ("pareto", "choice", "should-stop")),
     Entry(
+        "12_split_model",
+        "Splitting a model: when one GPU is too small",
+        30,
+        "split_model",
+        ("micro-batches", "schedule", "tensor-parallel"),
+    ),
+    Entry(
         "13_sharing",
         "Sharing a GPU: who wastes it, and who can share it",
         30,

@@ -20,6 +20,7 @@ from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.run import Run
 from gpulab.tuning.compare.blocks import pair_ratios
+from gpulab.tuning.compare.sequential import compare_runs
 from gpulab.tuning.compare.statistics import paired
 from gpulab.tuning.compare.verdicts import chosen_unit, counted
 from gpulab.tuning.record import Comparison, Experiment, Side
@@ -41,6 +42,35 @@ def experiment_named(name: str) -> Experiment | None:
 def run_named(name: str) -> Run | None:
     """The latest profiled run of that name of this process; None where none ran."""
     return next((run for run in reversed(runs.own) if run.settings.name == name), None)
+
+
+def ranks_named(name: str) -> list[Run]:
+    """The runs of the latest job of that name, by rank; empty where none ran in ranks in this process."""
+    latest = run_named(name)
+    if latest is None or latest.job is None:
+        return []
+    same = {run.job.rank: run for run in runs.own if run.job is not None and run.job.id == latest.job.id}
+    return [same[rank] for rank in sorted(same)]
+
+
+def faster_than(before: str, after: str) -> Faster | None:
+    """How many times as fast the latest run of one name is as that of another; None where that is not known.
+
+    They ran one after the other, which is weaker evidence than blocks in turn.
+    """
+    first, second = run_named(before), run_named(after)
+    if first is None or second is None:
+        return None
+    compared = compare_runs([first, second])
+    return _faster(compared if isinstance(compared, Comparison) else None)
+
+
+def communicating_share(run: Run | None) -> float | None:
+    """The share of the profiled steps, 0 to 1, in which it exchanges data with other ranks, or waits for them, and
+    computes nothing; None where it is not known.
+    """
+    breakdown = facts(run).breakdown if run is not None else None
+    return None if breakdown is None else breakdown.share["communication"]
 
 
 def working_share(run: Run | None) -> float | None:

@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.intervals import Intervals, joined, union
+from gpulab.intervals import Intervals, joined, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
 from gpulab.timeline.kernel_names import is_communication as is_communication
 
@@ -55,6 +55,9 @@ def containing(part: str) -> Callable[[str], bool]:
 
 
 is_host_collective = starting_with("gloo:", "mpi:", "ucc:")  # on a thread of the backend, as torch annotates it
+# a message from one rank to another; NCCL's kernel for these also runs its all-to-all, a collective, and is none here
+is_message = starting_with(*(f"{backend}:{way}" for backend in ("gloo", "mpi", "ucc") for way in ("send", "recv")))
+is_exchange = starting_with("c10d::", "_c10d_functional::")  # a call that begins an exchange with other ranks, or waits
 is_loader = starting_with("enumerate(DataLoader)")  # a DataLoader at work, as torch annotates it
 is_optimizer = starting_with("Optimizer.step#", "Optimizer.zero_grad#")  # likewise
 is_step = starting_with("ProfilerStep#", "gpulab.")  # a step's own annotation, or a mark of ours
@@ -217,6 +220,16 @@ def autograd_nodes(timeline: Timeline) -> Mask:
 def host_collectives(timeline: Timeline) -> Mask:
     """Exchanges with other processes that the host itself carries out, from the call until all have done it."""
     return in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & named(timeline, is_host_collective)
+
+
+def exchanging_times(timeline: Timeline) -> Intervals:
+    """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device)."""
+    return covered(timeline, training_operators(timeline) & named(timeline, is_exchange))
+
+
+def host_computing_times(timeline: Timeline) -> Intervals:
+    """When the training thread or autograd is in an operator that computes, on the CPU device."""
+    return subtract(covered(timeline, training_operators(timeline)), exchanging_times(timeline))
 
 
 def loading_times(timeline: Timeline) -> Intervals:

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis import ranks
 from gpulab.analysis.facts import facts
-from gpulab.analysis.ranks import RankComparison
+from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
@@ -233,6 +233,44 @@ def test_the_straggler_of_gloo_ranks() -> None:
     account = found.ranks[0].breakdown
     assert account.steps[0].parts_ns["communication"] == 600 * US and account.device_index is None
     assert account.steps[0].parts_ns["unknown"] == 150 * US
+
+
+def test_waiting_inside_a_call_is_no_computing() -> None:
+    def rank(call: str) -> RankFacts:
+        run = cpu_rank([(0, 200), (250, 500), (300, 10)], [(250, 480)])
+        assert run.timeline is not None
+        (row,) = np.flatnonzero((run.timeline.start_ns == 250 * US) & (run.timeline.duration_ns == 500 * US))
+        kinds = run.timeline.name_id.copy()
+        kinds[row] = 2
+        timeline = replace(run.timeline, name_id=kinds, names=("aten::mm", "gloo:all_reduce", call))
+        waits = replace(run, timeline=timeline)
+        return compare_ranks({0: waits, 1: waits}).ranks[0]
+
+    waits = rank("_c10d_functional::wait_tensor")
+    parts = waits.breakdown.steps[0].parts_ns
+    assert (parts["compute"], parts["communication"], parts["unknown"]) == (200 * US, 500 * US, 300 * US)
+    assert (waits.exposed_us, waits.overlapped_us) == (480, 0)
+    assert rank("aten::addmm").breakdown.steps[0].parts_ns["compute"] == 700 * US
+
+
+def test_messages_between_stages_make_no_straggler() -> None:
+    def stage(sends: tuple[int, int], receives: tuple[int, int], computes: tuple[int, int]) -> Run:
+        run = cpu_rank([computes], [sends, receives])
+        assert run.timeline is not None
+        names = ("aten::mm", "gloo:send", "gloo:recv")
+        (first,) = np.flatnonzero(run.timeline.start_ns == receives[0] * US)
+        kinds = run.timeline.name_id.copy()
+        kinds[first] = 2
+        return replace(run, timeline=replace(run.timeline, name_id=kinds, names=names))
+
+    pipeline = compare_ranks({0: stage((300, 10), (310, 600), (0, 300)), 1: stage((900, 10), (1, 309), (320, 550))})
+    assert pipeline.straggler is None and pipeline.only_messages
+    assert all(rank.waiting_us is None and rank.transfer_us is None for rank in pipeline.ranks)
+    assert [rank.exposed_us for rank in pipeline.ranks] == [610, 319]
+    assert pipeline.mismatch is not None and "messages" in pipeline.mismatch
+    first = diagnose_ranks(pipeline).first
+    assert first.key == "exposed_communication" and "micro-batches" in first.cure
+    assert "wait for some" in first.summary
 
 
 def test_what_is_computed_beside_a_collective_is_computing() -> None:

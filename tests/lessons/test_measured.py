@@ -9,12 +9,22 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
 from gpulab.lessons import check_enough, compare_each, measured, times_faster
-from gpulab.lessons.measured import Faster, Swept, times_faster_with
+from gpulab.lessons.measured import (
+    Faster,
+    Swept,
+    communicating_share,
+    faster_than,
+    ranks_named,
+    times_faster_with,
+)
+from gpulab.run import Job, Run
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.verdict import verdict
 from gpulab.views.comparison.comparison import Compared
+from tests.support import synthetic
 from tests.support.comparisons import a_comparison
 
 Unit = Literal["sample", "step"]
@@ -175,3 +185,46 @@ def test_each_setting_gets_its_verdict_or_why_it_has_none(
     compare_each(lambda: None, [{"pin_memory": True}, {"workers": 2}], steps=4, pairs=5)
     first, second = capsys.readouterr().out.split("\n\n")[:2]
     assert first == "there is no GPU to pin memory for" and second.startswith("Faster: workers=2")
+
+
+# -- of ranks ----------------------------------------------------------------------------------------------------------
+
+
+class OwnRuns:
+    """The runs of this process, the last one last."""
+
+    def __init__(self, *runs: Run) -> None:
+        self.own = list(runs)
+
+
+def a_rank(job: str, rank: int, name: str, faster: int = 1) -> Run:
+    """A stored run of thirty steps, `faster` times as fast."""
+    run = synthetic.cpu_case().run
+    steps = replace(run.steps, end_ns=run.steps.start_ns + run.steps.wall_ns // faster)
+    of = Job(job, rank, "torchrun", 2)
+    return replace(run, id=f"{job}-{rank}", job=of, settings=replace(run.settings, name=name), steps=steps)
+
+
+def test_the_ranks_of_a_name_are_those_of_its_latest_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    older, newer = ([a_rank(job, rank, "pipeline") for rank in (1, 0)] for job in ("first", "second"))
+    alone = replace(a_rank("", 0, "alone"), job=None)
+    monkeypatch.setattr(measured, "runs", OwnRuns(*older, *newer, alone))
+    assert [run.id for run in ranks_named("pipeline")] == ["second-0", "second-1"]
+    assert ranks_named("alone") == [] == ranks_named("another")
+
+
+def test_a_run_is_compared_with_another_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measured, "runs", OwnRuns(a_rank("a", 0, "before"), a_rank("b", 0, "after", faster=2)))
+    faster = faster_than("before", "after")
+    assert faster is not None and faster.sure and faster.times == pytest.approx(2, rel=0.01)
+    slower = faster_than("after", "before")
+    assert slower is not None and slower.times == pytest.approx(0.5, rel=0.01)
+    assert faster_than("before", "another") is None
+
+
+def test_the_share_of_exchange_is_that_of_the_account() -> None:
+    run = synthetic.cpu_case().run
+    breakdown = facts(run).breakdown
+    assert breakdown is not None
+    assert communicating_share(run) == breakdown.share["communication"]
+    assert communicating_share(None) is None

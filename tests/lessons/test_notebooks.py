@@ -43,6 +43,7 @@ BY_HAND = {
     "worst",
     "cheaper",
     "order",
+    "micro-batches",
 }  # the answer is a figure of the reader's own run
 OPTIONAL = {"h5py", "optuna"}
 

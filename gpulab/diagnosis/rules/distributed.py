@@ -17,6 +17,10 @@ _OVERLAP = (
     "larger bucket_cap_mb, gradient accumulation under no_sync(), or gradients compressed to 16 bits "
     "(bf16_compress_hook)."
 )
+_PIPELINE = (
+    "The ranks work in turn, as the stages of a pipeline do. Split each batch into more micro-batches, and give the "
+    "stages equal work."
+)
 
 
 def exposed_communication(context: RuleContext) -> Finding | None:
@@ -145,9 +149,10 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
     if share <= thresholds.exposed_notice or time_us < thresholds.silence * step_us:
         return None
     hidden = float(np.median([r.overlapped_us for r in ranks.ranks]))
+    does = "send data, or wait for some," if ranks.only_messages else "exchange data"
     return Finding(
         "exposed_communication",
-        f"The ranks exchange data for {percent(share)} of each step and compute nothing meanwhile.",
+        f"The ranks {does} for {percent(share)} of each step and compute nothing meanwhile.",
         (
             Evidence(
                 f"Median over {len(ranks.ranks)} ranks; {duration(hidden)} per step of communication are hidden behind "
@@ -157,7 +162,9 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
         time_us,
         "measured",
         parts=("communication",),
-        cure="Exchange less, or beside the backward pass: DistributedDataParallel with larger buckets "
+        cure=_PIPELINE
+        if ranks.only_messages
+        else "Exchange less, or beside the backward pass: DistributedDataParallel with larger buckets "
         "(bucket_cap_mb), no_sync() while gradients are accumulated, gradients compressed to 16 bits.",
         level="bad" if share > thresholds.exposed_bad else "notice",
         shares_with=("straggler",) if waited_us else (),

@@ -1,0 +1,351 @@
+"""Lesson 12, splitting a model: the bubble of a pipeline, its order of work, one layer on several ranks, and FSDP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from msgspec import Struct
+from torch import Tensor
+from torch.nn import functional
+from torch.utils.flop_counter import FlopCounterMode
+
+from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare, core_share
+from gpulab.formatting import percent, plural
+from gpulab.lessons.check import QUIETER, Checked, Table, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.figures import WIDTH_IN
+from gpulab.lessons.guesses import Question, share
+from gpulab.lessons.measured import communicating_share, faster_than, ranks_named, working_share
+from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, bubble, play_pipeline
+from gpulab.lessons.stages import FORWARD, noted
+from gpulab.run import Run
+from gpulab.timeline import spans
+from gpulab.views.drawing import GREY, own_style
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+LARGEST_BUBBLE = 0.1  # wanted in exercise 1
+KEPT, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # the words under which ranks note their bytes
+ONE, EIGHT, ALTERNATING, CHOSEN = "one-micro-batch", "eight-micro-batches", "one-forward-one-backward", "my-pipeline"
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+
+
+# -- what the ranks measured -------------------------------------------------------------------------------------------
+
+
+def measured_bubble(name: str) -> float | None:
+    """The share of the profiled steps of that name in which a rank's device has nothing to do, mean over the ranks."""
+    working = [working_share(run) for run in ranks_named(name)]
+    measured = [one for one in working if one is not None]
+    return 1 - float(np.mean(measured)) if measured and len(measured) == len(working) else None
+
+
+def micro_batches_of(run: Run) -> int | None:
+    """How many forward passes the stand-in made in a profiled step; None where there is no such step."""
+    timeline = run.timeline
+    if timeline is None or not len(run.traced_rows):
+        return None
+    passes = spans.named(timeline, spans.among(FORWARD)) & spans.training_operators(timeline)
+    starts = timeline.start_ns[passes]
+    row = int(run.traced_rows[-1])
+    count = int(((starts >= run.steps.start_ns[row]) & (starts < run.steps.end_ns[row])).sum())
+    return count or None
+
+
+def bubbles(*names: str) -> Table:
+    """The measured bubble of each run of that name, beside what the formula says."""
+    lines = [f"{'run':28}{'ranks':>6}{'micro-batches':>15}{'formula':>9}{'measured':>10}"]
+    for name in names:
+        one = _measured_pipeline(name)
+        if one is None:
+            lines.append(f"{name:28}has not run yet")
+            continue
+        formula = percent(bubble(one.ranks, one.micro_batches))
+        lines.append(f"{name:28}{one.ranks:>6}{one.micro_batches:>15}{formula:>9}{percent(one.bubble_fraction):>10}")
+    return Table(tuple(lines))
+
+
+def draw_bubbles(*names: str) -> Figure:
+    """The formula's bubble over the number of micro-batches, and each run of that name as a point where it measured."""
+    from matplotlib.figure import Figure
+
+    measured = {name: one for name in names if (one := _measured_pipeline(name)) is not None}
+    counts = np.arange(1, 65)
+    with own_style():
+        figure = Figure(figsize=(WIDTH_IN, 3.2), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        for stages, style in ((2, "-"), (4, "--"), (8, ":")):
+            formula = 100 * np.array([bubble(stages, int(m)) for m in counts])
+            axes.plot(counts, formula, style, color=GREY, label=f"formula, {stages} stages")
+        for (name, one), marker in zip(measured.items(), "osD^v", strict=False):
+            axes.plot([one.micro_batches], [100 * one.bubble_fraction], marker, label=f"{name}, measured", markersize=8)
+        axes.set_xscale("log", base=2)
+        ticks = [1, 2, 4, 8, 16, 32, 64]
+        axes.set_xticks(ticks, [str(m) for m in ticks])
+        axes.set_xlabel("micro-batches", size=9)
+        axes.set_ylim(0, 100)
+        axes.set_ylabel("bubble, % of a step", size=9)
+        axes.legend(loc="upper right", fontsize=8, frameon=False)
+    return figure
+
+
+class _MeasuredPipeline(Struct, frozen=True):
+    ranks: int
+    micro_batches: int
+    bubble_fraction: float
+
+
+def _measured_pipeline(name: str) -> _MeasuredPipeline | None:
+    ranks = ranks_named(name)
+    count, measured = micro_batches_of(ranks[0]) if ranks else None, measured_bubble(name)
+    return None if count is None or measured is None else _MeasuredPipeline(len(ranks), count, measured)
+
+
+def _noted_by_first(name: str, word: str) -> int | None:
+    ranks = ranks_named(name)
+    return noted(ranks[0], word) if ranks else None
+
+
+def _kept_share() -> float | None:
+    """What rank 0 keeps of activations with 1F1B, as a share of what it keeps with GPipe."""
+    most, least = _noted_by_first(EIGHT, KEPT), _noted_by_first(ALTERNATING, KEPT)
+    return least / most if most and least is not None else None
+
+
+def _sharded_share() -> float | None:
+    whole, sharded = _noted_by_first("sharded", WHOLE), _noted_by_first("sharded", SHARDED)
+    return sharded / whole if whole and sharded is not None else None
+
+
+def _exchanging_share() -> float | None:
+    shares = [communicating_share(run) for run in ranks_named("tensor-parallel")]
+    measured = [one for one in shares if one is not None]
+    return float(np.mean(measured)) if measured else None
+
+
+# -- exercise 1: enough micro-batches ----------------------------------------------------------------------------------
+
+
+def check_micro_batches(my_micro_batches: Any) -> Checked:
+    """Whether the run with as many micro-batches has a bubble below a tenth."""
+    answer = my_micro_batches() if callable(my_micro_batches) else my_micro_batches
+    if is_unanswered(answer):
+        return unanswered("Let the function return a number, run that cell and the one below it, then this one again.")
+    if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
+        return wrong(f"{answer!r} is no number of micro-batches: a whole number from 1 to 64 is wanted.")
+    ranks = ranks_named(CHOSEN)
+    ran_with = micro_batches_of(ranks[0]) if ranks else None
+    if ran_with != answer:
+        ran = "has no run yet" if ran_with is None else f"ran with {_batches(ran_with)}"
+        return unanswered(f"The pipeline {ran}, and the answer is {answer}: run the cell below the function again.")
+    measured, formula = measured_bubble(CHOSEN), bubble(len(ranks), answer)
+    if measured is None:
+        return undecided(f"Where the time of the run's steps went is not measurable. {QUIETER}")
+    figures = f"Measured: {percent(measured)}; the formula says {percent(formula)}."
+    if measured < LARGEST_BUBBLE:
+        return right(f"{figures} {_batches(answer)} of {plural(max(1, 64 // answer), 'sample')} each.")
+    if formula >= LARGEST_BUBBLE:
+        return wrong(f"{figures} With p = {len(ranks)} the bubble is 1 / (m + 1): which m makes it less than a tenth?")
+    if _is_disturbed(ranks):
+        return undecided(f"{figures} Other programs held the ranks up. {QUIETER}")
+    return wrong(
+        f"{figures} What the formula leaves out is what each micro-batch costs by itself: its messages and its "
+        "operators. Try fewer that still are enough by the formula."
+    )
+
+
+def _batches(count: int) -> str:
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
+
+
+def _is_disturbed(ranks: list[Run]) -> bool:
+    """Whether programs other than these ranks took enough of the cores to hold them up."""
+    shares: list[CoreShare] = [one for run in ranks if (one := core_share(run)) is not None]
+    every = sum(one.got_cores or 0.0 for one in shares)
+    for own in shares:
+        used = every - (own.got_cores or 0.0)  # by the other ranks, which are other programs to this one
+        if own.others_cores is not None and (own.others_cores - used) / (own.cores or 1) >= LEAST_OTHERS:
+            return True
+        if (own.thread_wait_fraction or 0.0) >= LEAST_OTHERS:
+            return True
+    return False
+
+
+# -- exercise 2: one forward, one backward -----------------------------------------------------------------------------
+
+
+def check_schedule(my_schedule: Any) -> Checked:
+    """Whether `my_schedule(stage, stages, micro_batches)` is an order with GPipe's bubble that keeps as few as 1F1B."""
+    if is_unanswered(my_schedule):
+        return unanswered(BEGIN)
+    for stages, micro_batches in ((1, 3), (2, 4), (4, 8), (3, 2), (4, 3)):
+        given = [my_schedule(stage, stages, micro_batches) for stage in range(stages)]
+        if all(order is None for order in given):
+            return unanswered(BEGIN)
+        where = f"With {plural(stages, 'stage')} and {_batches(micro_batches)}"
+        hint = next((hint for s, order in enumerate(given) if (hint := _incomplete(order, micro_batches, s))), "")
+        if hint:
+            return wrong(f"{where}: {hint}")
+        try:
+            played = play_pipeline(lambda stage, *_: given[stage], stages, micro_batches)  # noqa: B023
+        except Deadlock as deadlock:
+            return wrong(f"{where} the stages wait for each other, and for ever: {deadlock}. Stages count from 0.")
+        hint = _wasteful(played, stages, micro_batches)
+        if hint:
+            return wrong(f"{where} {hint}")
+    return right(
+        "It has the bubble of GPipe, and stage s of p never keeps more than p - s micro-batches, whatever m is."
+    )
+
+
+def _incomplete(order: Any, micro_batches: int, stage: int) -> str:
+    """Why it is no order of all passes of a stage; empty where it is one."""
+    if not isinstance(order, list | tuple):
+        return f"for stage {stage} it gives a {type(order).__name__}, and a list is wanted."
+    strange = next((one for one in order if not _is_operation(one)), None)
+    if strange is not None:
+        return (
+            f'{strange!r} is no pass: ("F", 0) is the forward pass of the first micro-batch, ("B", 0) the backward one.'
+        )
+    wanted = {(way, i) for way in ("F", "B") for i in range(micro_batches)}
+    passes = [tuple(one) for one in order]
+    left = sorted(wanted - set(passes))
+    if left:
+        return f"stage {stage} never runs {left[0]!r}."
+    twice = next((one for one in passes if passes.count(one) > 1 or one not in wanted), None)
+    return f"stage {stage} runs {twice!r}, which is there already or does not exist." if twice is not None else ""
+
+
+def _is_operation(one: object) -> bool:
+    return isinstance(one, list | tuple) and len(one) == 2 and one[0] in ("F", "B") and isinstance(one[1], int)
+
+
+def _wasteful(played: PlayedPipeline, stages: int, micro_batches: int) -> str:
+    formula = bubble(stages, micro_batches)
+    if played.bubble_fraction > formula + 1e-9:
+        return (
+            f"its bubble is {percent(played.bubble_fraction)}, and {percent(formula)} is possible. Does a stage wait "
+            "for a backward pass when it could run another forward pass?"
+        )
+    for stage, kept in enumerate(played.kept):
+        most = min(stages - stage, micro_batches)
+        if kept > most:
+            return (
+                f"stage {stage} keeps the activations of {_batches(kept)} at once, and {most} are enough. First as "
+                "many forward passes as there are stages after it, then one forward and one backward in turn."
+            )
+    return ""
+
+
+# -- exercise 3: one layer on several ranks ----------------------------------------------------------------------------
+
+
+def whole_block(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, second_bias: Tensor) -> Tensor:
+    """[samples, features] → the same shape: two linear layers, as on one device. `first` is [hidden, features]."""
+    return functional.gelu(x @ first.T + first_bias) @ second.T + second_bias
+
+
+def check_tensor_parallel(my_part: Any) -> Checked:
+    """Whether the parts of all ranks add up to the whole block, with its gradient, and each does its share of work."""
+    if is_unanswered(my_part):
+        return unanswered(BEGIN)
+    for ranks in (1, 2, 4):
+        hint = _part_hint(my_part, ranks)
+        if hint == BEGIN:
+            return unanswered(BEGIN)
+        if hint:
+            return wrong(f"With {plural(ranks, 'rank')}: {hint}")
+    return right(
+        "The parts add up to the whole, gradients too, and each rank does its share of the arithmetic. Between the two "
+        "layers nothing is exchanged: one all-reduce at the end is enough."
+    )
+
+
+def _part_hint(my_part: Any, ranks: int) -> str:
+    tensors = _block_tensors()
+    wanted = whole_block(*tensors)
+    parts, flops = [], []
+    for rank in range(ranks):
+        with FlopCounterMode(display=False) as counter:
+            part = my_part(*tensors, rank, ranks)
+        if part is None:
+            return BEGIN
+        if not isinstance(part, Tensor) or part.shape != wanted.shape:
+            shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
+            return f"rank {rank} gives {shape}, and a tensor of the shape {list(wanted.shape)} is wanted."
+        parts.append(part)
+        flops.append(counter.get_total_flops())
+    total = torch.stack(parts).sum(dim=0)
+    if not torch.allclose(total, wanted):
+        return _sum_hint(total - wanted, tensors[-1], ranks)
+    all_flops = _flops_of_whole(tensors)
+    if max(flops) > all_flops / ranks * 1.01:
+        return (
+            f"the sum is right, but one rank does {percent(max(flops) / all_flops)} of the arithmetic, and "
+            f"{percent(1 / ranks)} is its share. Take a part of the weights, not of the result."
+        )
+    got = torch.autograd.grad(total.square().sum(), tensors)
+    expected = torch.autograd.grad(wanted.square().sum(), tensors)
+    same = all(torch.allclose(a, b) for a, b in zip(got, expected, strict=True))
+    return "" if same else "the values are right, their gradients are not."
+
+
+def _sum_hint(difference: Tensor, second_bias: Tensor, ranks: int) -> str:
+    if ranks > 1 and torch.allclose(difference, (ranks - 1) * second_bias.expand_as(difference)):
+        return "the last bias is in the sum once for each rank. Let one rank add it, or each a part of it."
+    if torch.allclose(difference, -second_bias.expand_as(difference)):
+        return "the last bias is missing."
+    return (
+        f"the sum of all parts differs from the whole block by up to {difference.abs().max().item():.3g}. Which rows "
+        "of `first` and which columns of `second` belong together? And has each part its piece of the first bias?"
+    )
+
+
+def _block_tensors() -> tuple[Tensor, ...]:
+    random = torch.Generator().manual_seed(0)
+    shapes = ((5, 8), (16, 8), (16,), (8, 16), (8,))
+    return tuple(torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for s in shapes)
+
+
+def _flops_of_whole(tensors: tuple[Tensor, ...]) -> int:
+    with FlopCounterMode(display=False) as counter:
+        whole_block(*tensors)
+    return int(counter.get_total_flops())
+
+
+QUESTIONS: Mapping[str, Question] = {
+    "idle": share(
+        "For what share of each step has a rank nothing to compute?",
+        lambda: measured_bubble(ONE),
+        "of each step a rank has nothing to compute, with one micro-batch",
+    ),
+    "micro-batches": Question(
+        "How many times as fast is the step with eight micro-batches?",
+        "times",
+        lambda: faster_than(ONE, EIGHT),
+        "with eight micro-batches",
+    ),
+    "kept": share(
+        "How much of GPipe's activations does rank 0 keep with 1F1B?",
+        _kept_share,
+        "of GPipe's activations are kept by rank 0 with 1F1B",
+    ),
+    "exchanging": share(
+        "What share of each step is exchange with the other rank, or waiting for it?",
+        _exchanging_share,
+        "of each step is exchange between two tensor-parallel ranks, or waiting",
+    ),
+    "sharded": share(
+        "What share of weights, gradients and Adam's state does each of two ranks keep?",
+        _sharded_share,
+        "of weights, gradients and optimizer state are kept by each rank with FSDP",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {
+    "micro-batches": check_micro_batches,
+    "schedule": check_schedule,
+    "tensor-parallel": check_tensor_parallel,
+}
