@@ -51,6 +51,13 @@ LESSONS: tuple[Entry, ...] = (
     Entry("09_host", "Waiting for the host: many small operations", 30, "host", ("distances", "loop")),
     Entry("10_search", "Search with the meter running", 30, "search", ("pareto", "choice", "should-stop")),
     Entry(
+        "11_data_parallel",
+        "Data parallel: several ranks, one model",
+        35,
+        "data_parallel",
+        ("all-reduce", "local-sgd", "shard"),
+    ),
+    Entry(
         "12_split_model",
         "Splitting a model: when one GPU is too small",
         30,

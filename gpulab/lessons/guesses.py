@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import Note, is_unanswered
-from gpulab.lessons.measured import Faster, times_faster
+from gpulab.lessons.measured import Faster, faster_than, times_faster
 
 CLOSE_POINTS, NEAR_POINTS = 6.0, 15.0  # percentage points
 CLOSE_TIMES, NEAR_TIMES = 1.15, 1.6  # how many times too large or too small
@@ -49,6 +49,11 @@ def share(text: str, measure: Callable[[], float | None], what: str) -> Question
 def times(text: str, experiment: str, what: str, manner: str = "as fast") -> Question:
     """A question for how many times as fast the experiment of that name makes the cell."""
     return Question(text, "times", lambda: times_faster(experiment), what, manner)
+
+
+def times_between(text: str, before: str, after: str, what: str) -> Question:
+    """A question for how many times as fast the run named `after` is as the one named `before`, step by step."""
+    return Question(text, "times", lambda: faster_than(before, after), what)
 
 
 class Revealed(Struct, frozen=True):

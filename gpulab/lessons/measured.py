@@ -12,6 +12,7 @@ from itertools import permutations
 from msgspec import Struct
 
 from gpulab.analysis.facts import facts
+from gpulab.analysis.ranks import compare_ranks
 from gpulab.api.experiment import experiment, experiments
 from gpulab.api.reading import runs
 from gpulab.errors import UsageError
@@ -19,6 +20,7 @@ from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.run import Run
+from gpulab.thresholds import DEFAULT
 from gpulab.tuning.compare.blocks import pair_ratios
 from gpulab.tuning.compare.sequential import compare_runs
 from gpulab.tuning.compare.statistics import paired
@@ -112,6 +114,18 @@ def times_faster_with(name: str, knob: str, value: str) -> Faster | None:
     measured = experiment_named(name)
     compared = measured.comparisons if measured is not None else ()
     return _faster(next((one for one in compared if one.b.settings.get(knob) == value), None))
+
+
+def waiting_share(name: str, rank: int) -> float | None:
+    """The share of its profiled steps that a rank of the latest job of that name waits for others; None: not known."""
+    last = run_named(name)
+    if last is None or last.job is None:
+        return None
+    job = last.job.id
+    ranks = {run.job.rank: facts(run) for run in runs.own if run.job is not None and run.job.id == job}
+    compared = compare_ranks(dict(sorted(ranks.items())), skew_notice=DEFAULT.skew_notice)
+    mine = next((one for one in compared.ranks if one.rank == rank), None)
+    return None if mine is None or mine.waiting_us is None else mine.waiting_us / mine.step_us
 
 
 def _faster(compared: Comparison | None) -> Faster | None:

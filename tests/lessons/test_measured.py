@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.facts import facts
+from gpulab.analysis.facts import Facts, facts
 from gpulab.errors import UsageError
 from gpulab.lessons import check_enough, compare_each, measured, times_faster
+from gpulab.lessons.guesses import times_between
 from gpulab.lessons.measured import (
     Faster,
     Swept,
@@ -19,8 +21,9 @@ from gpulab.lessons.measured import (
     faster_than,
     ranks_named,
     times_faster_with,
+    waiting_share,
 )
-from gpulab.run import Job, Run
+from gpulab.run import Job, Run, Settings
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.verdict import verdict
 from gpulab.views.comparison.comparison import Compared
@@ -228,3 +231,49 @@ def test_the_share_of_exchange_is_that_of_the_account() -> None:
     assert breakdown is not None
     assert communicating_share(run) == breakdown.share["communication"]
     assert communicating_share(None) is None
+
+
+def stepping(name: str, ms: float, id: str, rank: int = 0) -> Run:
+    """A rank's run of forty steps of about so many ms."""
+    wall = ms * np.exp(np.random.default_rng(len(id)).normal(0, 0.01, 60))
+    steps = synthetic.steps(wall, np.zeros(60), synthetic.phases(5, 40, 6, 9))
+    job = Job(f"job of {name}", rank, "torchrun", 2)
+    run = synthetic.cpu_case().run
+    return replace(run, id=id, steps=steps, job=job, settings=Settings(name=name))
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """What this process measured, to be filled in."""
+    mine: list[Run] = []
+    monkeypatch.setattr(measured, "runs", SimpleNamespace(own=mine))
+    return mine
+
+
+def test_runs_that_hardly_differ_are_not_sure_to(own: list[Run]) -> None:
+    own += [stepping("one", 30, "a"), stepping("several", 30.1, "b")]
+    between = faster_than("one", "several")
+    assert between is not None and between.times == pytest.approx(1, abs=0.03)
+    question = times_between("How many?", "one", "several", "with several")
+    assert question.measure() == between and question.unit == "times"
+
+
+def test_how_long_a_rank_waits_for_the_others(own: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert waiting_share("uneven", rank=0) is None
+    given: list[list[int]] = []
+
+    def compare(ranks: dict[int, Facts], **_: object) -> SimpleNamespace:
+        given.append(list(ranks))
+        return SimpleNamespace(
+            ranks=[SimpleNamespace(rank=r, waiting_us=w, step_us=1000.0) for r, w in ((0, 470.0), (1, 0.0), (2, None))]
+        )
+
+    monkeypatch.setattr(measured, "compare_ranks", compare)
+    own += [stepping("uneven", 30, "e"), stepping("other", 30, "f"), stepping("uneven", 30, "g", rank=1)]
+    own += [stepping("uneven", 30, "h")]
+    assert waiting_share("uneven", rank=0) == pytest.approx(0.47)
+    assert given == [[0, 1]], "the ranks of that job alone, in order"
+    assert waiting_share("uneven", rank=1) == 0
+    assert waiting_share("uneven", rank=2) is None and waiting_share("uneven", rank=3) is None
+    own += [replace(stepping("alone", 30, "i"), job=None)]
+    assert waiting_share("alone", rank=0) is None

@@ -1,0 +1,392 @@
+"""Lesson 11, data parallel: buckets, compression, local steps, uneven shards, and an all-reduce written by hand."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from msgspec import Struct
+from torch import Tensor, nn
+from torch.nn import functional
+
+from gpulab.formatting import percent, plural
+from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.guesses import Question, share, times_between
+from gpulab.lessons.measured import times_faster_with, waiting_share
+from gpulab.lessons.rank_threads import Deadlock, Ended, ThreadRank, run_ranks
+from gpulab.views.running.waiting import waiting
+
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+RANK_COUNTS = (2, 3, 4)
+EVERY, STEPS, LEARNING_RATE = 3, 7, 0.1
+AS_EVEN = 0.05  # of the mean: so far may a rank's work be from it
+TEXTS = 96
+
+# -- ways to agree, as a simulation ------------------------------------------------------------------------------------
+
+SIMULATED_RANKS, SIMULATED_STEPS, SIMULATED_RATE = 8, 399, 0.01
+WIDTH, SAMPLES = 32, 16
+
+
+class Way(Struct, frozen=True):
+    """How ranks come to one model: they average what `shares` says, every so many steps, `delay` steps late."""
+
+    name: str
+    shares: str = "gradients"  # or "weights", "a neighbour's weights", "nothing"
+    every: int = 1
+    delay: int = 0
+
+
+WAYS = (
+    Way("all-reduce of the gradients"),
+    Way("the same, 4 steps late", delay=4),
+    Way("local SGD, every 8 steps", "weights", every=8),
+    Way("local SGD, every 50 steps", "weights", every=50),
+    Way("gossip with one neighbour", "a neighbour's weights"),
+    Way("never", "nothing"),
+)
+
+
+def compare_ways(ways: Sequence[Way] = WAYS) -> Table:
+    """Eight simulated ranks learn the same function, each from samples of its own: what is sent, and what is learned.
+
+    Without a clock; fixed random numbers, so that the same machine gives the same figures. "error" is the squared
+    distance of a rank's weights from the function's own, "apart" their distance from the ranks' mean as a share of its
+    length, both of the rank in the middle.
+    """
+    lines = ["way                            sent by each rank   error   apart"]
+    with torch.random.fork_rng(devices=[]), waiting("training eight simulated ranks, each way"):
+        for way in ways:
+            sent, loss, apart = _simulated(way)
+            lines.append(f"{way.name:31}{sent:6.1f} × weights    {loss:.4f}   {percent(apart)}")
+    return Table(tuple(lines))
+
+
+def _simulated(way: Way) -> tuple[float, float, float]:
+    """Sent in multiples of the weights, the error of the weights, and how far the ranks are apart."""
+    torch.manual_seed(0)
+    teacher = torch.randn(WIDTH, 1) / WIDTH**0.5
+    weights = torch.zeros(SIMULATED_RANKS, WIDTH, 1, requires_grad=True)
+    late: deque[Tensor] = deque()
+    sent = 0.0
+    for step in range(1, SIMULATED_STEPS + 1):
+        inputs = torch.randn(SIMULATED_RANKS, SAMPLES, WIDTH)
+        targets = inputs @ teacher + 0.5 * torch.randn(SIMULATED_RANKS, SAMPLES, 1)
+        loss = ((inputs @ weights - targets) ** 2).mean(dim=(1, 2)).sum()
+        (gradient,) = torch.autograd.grad(loss, weights)
+        exchanges = way.shares != "nothing" and step % way.every == 0
+        if exchanges:
+            sent += 1.0 if way.shares == "a neighbour's weights" else 2 * (SIMULATED_RANKS - 1) / SIMULATED_RANKS
+        with torch.no_grad():
+            if way.shares == "gradients":
+                late.append(gradient.mean(0, keepdim=True).expand_as(gradient))
+                gradient = late.popleft() if len(late) > way.delay else torch.zeros_like(gradient)
+            weights -= SIMULATED_RATE * gradient
+            if way.shares == "weights" and exchanges:
+                weights.copy_(weights.mean(0, keepdim=True).expand_as(weights))
+            elif way.shares == "a neighbour's weights" and exchanges:
+                weights.copy_((weights + weights[_partners(step)]) / 2)
+    with torch.no_grad():
+        mean = weights.mean(0, keepdim=True)
+        apart = float(((weights - mean).norm(dim=1) / mean.norm()).median())
+        errors = ((weights - teacher) ** 2).sum(dim=(1, 2))
+    return sent, float(errors.median()), apart
+
+
+def _partners(step: int) -> list[int]:
+    """Of each rank: 0-1, 2-3, … in odd steps; 1-2, 3-4, …, 7-0 in even ones."""
+    n, shift = SIMULATED_RANKS, 1 - step % 2
+    return [(((rank - shift) % n ^ 1) + shift) % n for rank in range(n)]
+
+
+# -- exercise 1: an all-reduce by hand ---------------------------------------------------------------------------------
+
+
+def check_all_reduce(my_all_reduce: Any) -> Checked:
+    """Whether `my_all_reduce(tensor, dist)` leaves the sum in every rank's tensor, and no rank sends more than a ring.
+
+    Run by threads of this process in place of ranks, for two, three and four of them.
+    """
+    if is_unanswered(my_all_reduce):
+        return unanswered(BEGIN)
+    most = 0.0
+    for ranks in RANK_COUNTS:
+        tensors = [torch.arange(12.0, dtype=torch.float64) * 10**rank for rank in range(ranks)]
+        before = [tensor.clone() for tensor in tensors]
+        try:
+            ended = run_ranks(_on_its_own(my_all_reduce, tensors), ranks)
+        except Deadlock as e:
+            return wrong(
+                f"With {ranks} ranks all of them wait, for ever: {e}. A send waits until the other rank receives: "
+                "begin with isend, receive, and wait for the isend then."
+            )
+        hint = _wrong_sum(before, tensors, ended)
+        if hint == BEGIN:
+            return unanswered(BEGIN)
+        if hint:
+            return wrong(f"With {ranks} ranks: {hint}")
+        multiples = [sent / tensors[0].nbytes for sent in ended.sent_bytes]
+        allowed = 2 * (ranks - 1) / ranks
+        most = max(multiples)
+        if most > allowed + 1e-9:
+            rank = multiples.index(most)
+            return wrong(
+                f"The sums are right. With {ranks} ranks, rank {rank} sends {most:.2f} times its tensor, and "
+                f"2(n-1)/n = {allowed:.2f} times is enough: send one part in each round, and to the next rank only."
+            )
+    return right(
+        f"With {RANK_COUNTS[-1]} ranks each sends {most:.2f} times its tensor; however many there are, it is less than "
+        "twice."
+    )
+
+
+def _on_its_own(all_reduce: Any, tensors: Sequence[Tensor]) -> Callable[[ThreadRank], object]:
+    return lambda dist: all_reduce(tensors[dist.get_rank()], dist)
+
+
+def _wrong_sum(before: Sequence[Tensor], after: Sequence[Tensor], ended: Ended) -> str:
+    wanted = torch.stack(list(before)).sum(0)
+    if not any(ended.sent_bytes) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
+        return BEGIN
+    if any(isinstance(result, Tensor) and torch.equal(result, wanted) for result in ended.results) and not torch.equal(
+        after[-1], wanted
+    ):
+        return "it returns the sum, and the tensor that was given must hold it: write into it, as dist.all_reduce does."
+    right_ones = [rank for rank, tensor in enumerate(after) if torch.equal(tensor, wanted)]
+    if len(right_ones) == len(after):
+        return ""
+    if all(torch.allclose(tensor, wanted / len(after)) for tensor in after):
+        return "that is the mean; the sum is wanted."
+    if right_ones:
+        return f"the sum is right on rank {', '.join(map(str, right_ones))} alone; all ranks need it."
+    places = (after[0] == wanted).nonzero().flatten().tolist()
+    if places:
+        return (
+            f"on rank 0 the sum is right at {plural(len(places), 'place')} of {len(wanted)}. After the first n-1 "
+            "rounds each rank has one part that is summed up; n-1 further rounds hand these on, copied and not added."
+        )
+    return f"rank 0 has {after[0][1]:g} at place 1, and {wanted[1]:g} is the sum. Which part is sent in which round?"
+
+
+# -- exercise 2: local SGD ---------------------------------------------------------------------------------------------
+
+
+def check_local_sgd(my_local_sgd: Any) -> Checked:
+    """Whether `my_local_sgd(model, optimizer, batches, every, dist)` trains alone and averages the weights at times."""
+    if is_unanswered(my_local_sgd):
+        return unanswered(BEGIN)
+    for ranks in RANK_COUNTS[:2]:
+        try:
+            mine, exchanges = _trained(my_local_sgd, ranks)
+        except Deadlock as e:
+            return wrong(f"With {ranks} ranks they wait for one another, for ever: {e}. Do all exchange equally often?")
+        hint = _wrong_training(mine, exchanges, ranks)
+        if hint == BEGIN:
+            return unanswered(BEGIN)
+        if hint:
+            return wrong(hint)
+    return right(
+        f"{STEPS} steps with {plural(STEPS // EVERY, 'exchange')}; in between each rank trained alone, and after each "
+        "exchange all had the same weights."
+    )
+
+
+LocalSgd = Callable[[nn.Module, torch.optim.Optimizer, Sequence[tuple[Tensor, Tensor]], int, ThreadRank], object]
+
+
+def _trained(local_sgd: LocalSgd, ranks: int) -> tuple[list[Tensor], int]:
+    """The weights of each rank, and after how many steps rank 0 exchanged anything."""
+    random = torch.Generator().manual_seed(0)
+    batches = [
+        [
+            (torch.randn(8, 4, generator=random).double(), torch.randn(8, 1, generator=random).double())
+            for _ in range(STEPS)
+        ]
+        for _ in range(ranks)
+    ]
+    models = [_model() for _ in range(ranks)]
+    exchanged_at: set[int] = set()
+
+    def work(dist: ThreadRank) -> None:
+        rank = dist.get_rank()
+        optimizer = torch.optim.SGD(models[rank].parameters(), lr=LEARNING_RATE)
+        steps: list[None] = []
+        optimizer.register_step_post_hook(lambda *_: steps.append(None))
+        if rank == 0:
+            dist.when_exchanging = lambda: exchanged_at.add(len(steps))
+        local_sgd(models[rank], optimizer, batches[rank], EVERY, dist)
+
+    run_ranks(work, ranks)
+    return [nn.utils.parameters_to_vector(model.parameters()).detach() for model in models], len(exchanged_at)
+
+
+def _model() -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Linear(4, 1).double()
+
+
+def _reference(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    batches: Sequence[tuple[Tensor, Tensor]],
+    every: int,
+    dist: ThreadRank,
+    *,
+    average: bool = True,
+    gradients: bool = False,
+) -> None:
+    for number, (inputs, targets) in enumerate(batches, start=1):
+        optimizer.zero_grad()
+        torch.autograd.backward(functional.mse_loss(model(inputs), targets))
+        if gradients and number % every == 0:
+            _reduce([weight.grad for weight in model.parameters() if weight.grad is not None], dist, average)
+        optimizer.step()
+        if not gradients and number % every == 0:
+            _reduce([weight.detach() for weight in model.parameters()], dist, average)
+
+
+def _reduce(tensors: Sequence[Tensor], dist: ThreadRank, average: bool) -> None:
+    for tensor in tensors:
+        dist.all_reduce(tensor)
+        if average:
+            tensor /= dist.get_world_size()
+
+
+def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
+    start = nn.utils.parameters_to_vector(_model().parameters()).detach()
+    if all(torch.equal(weights, start) for weights in mine):
+        return BEGIN
+
+    def equals(**options: Any) -> bool:
+        wanted, _ = _trained(lambda *given: _reference(*given, **options), ranks)
+        return all(torch.allclose(a, b) for a, b in zip(mine, wanted, strict=True))
+
+    if equals():
+        if exchanges > STEPS // EVERY:
+            return (
+                f"The weights are right, but the ranks exchange after {exchanges} steps; {STEPS // EVERY} are wanted."
+            )
+        return ""
+    if not exchanges:
+        return "The ranks never exchange anything, so each learns a model of its own: call dist.all_reduce."
+    if equals(average=False):
+        return "all_reduce gives the sum of the ranks' weights; divide it by dist.get_world_size()."
+    if equals(gradients=True):
+        return (
+            "It averages gradients, and what the ranks did in between stays different: average the weights, after the "
+            "step."
+        )
+    if exchanges > STEPS // EVERY:
+        return (
+            f"The ranks exchange after {exchanges} of {STEPS} steps, and every {EVERY} steps are wanted: count the "
+            "steps from 1, and exchange when number % every is 0."
+        )
+    return (
+        "The weights are not those of local SGD: zero_grad, backward and step for each batch, then the mean of weights."
+    )
+
+
+# -- exercise 3: even shards -------------------------------------------------------------------------------------------
+
+
+def check_shard(my_shard: Any) -> Checked:
+    """Whether `my_shard(lengths, rank, ranks)` gives each rank other texts, as many, and as much to read."""
+    if is_unanswered(my_shard):
+        return unanswered(BEGIN)
+    for ranks in RANK_COUNTS:
+        for lengths in (text_lengths(TEXTS), _shuffled(text_lengths(TEXTS))):
+            shards = [my_shard(list(lengths), rank, ranks) for rank in range(ranks)]
+            hint = _wrong_shards(shards, lengths)
+            if hint == BEGIN:
+                return unanswered(BEGIN)
+            if hint:
+                return wrong(f"With {ranks} ranks: {hint}")
+    return right(f"No rank has more than {percent(AS_EVEN)} more or less to read than the mean, with 2, 3 and 4 ranks.")
+
+
+def _wrong_shards(shards: Sequence[Any], lengths: Sequence[int]) -> str:
+    if all(shard is None for shard in shards):
+        return BEGIN
+    try:
+        positions = [[int(at) for at in shard] for shard in shards]
+    except (TypeError, ValueError):
+        return "it must give a list of positions in `lengths`, such as [0, 5, 6]."
+    counts = Counter(at for shard in positions for at in shard)
+    strange = [at for at in counts if not 0 <= at < len(lengths)]
+    if strange:
+        return f"there is no text at position {strange[0]}: are these lengths? Their positions are wanted."
+    twice = [at for at, count in counts.items() if count > 1]
+    if twice:
+        return f"the text at position {twice[0]} is given to several ranks, or twice to one."
+    if len(counts) < len(lengths):
+        return f"{len(lengths) - len(counts)} of {len(lengths)} texts are given to no rank."
+    sizes = [len(shard) for shard in positions]
+    if len(set(sizes)) > 1:
+        return (
+            f"the ranks get {', '.join(map(str, sizes))} texts; all need as many, or they wait for one another's steps."
+        )
+    work = [sum(lengths[at] for at in shard) for shard in positions]
+    mean = sum(work) / len(work)
+    worst = max(range(len(work)), key=lambda rank: abs(work[rank] - mean))
+    off = work[worst] / mean - 1
+    if abs(off) > AS_EVEN:
+        return (
+            f"rank {worst} has {percent(abs(off))} {'more' if off > 0 else 'less'} to read than the mean. Sort the "
+            "positions by length and deal them out like cards; and who was first in one round is last in the next."
+        )
+    return ""
+
+
+def text_lengths(count: int) -> list[int]:
+    """Letters of so many texts, ascending, a few of them far longer than most: as texts are."""
+    random = torch.Generator().manual_seed(1)
+    lengths = torch.exp(5.5 + 0.5 * torch.randn(count, generator=random))
+    return sorted(int(length) for length in lengths)
+
+
+def _shuffled(lengths: Sequence[int]) -> list[int]:
+    order = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(2))
+    return [lengths[at] for at in order.tolist()]
+
+
+# -- what the notebook asks --------------------------------------------------------------------------------------------
+
+QUESTIONS: Mapping[str, Question] = {
+    "buckets": Question(
+        "How many times as fast is the step in buckets of 2 MB, against all gradients in one?",
+        "times",
+        lambda: times_faster_with("buckets", "bucket_cap_mb", "2"),
+        "with buckets of 2 MB",
+    ),
+    "tiny": Question(
+        "How many times as fast is it with a bucket for each layer, against all in one? (0.5: half as fast)",
+        "times",
+        lambda: times_faster_with("buckets", "bucket_cap_mb", "0.01"),
+        "with a bucket for each layer",
+    ),
+    "half": times_between(
+        "How many times as fast is the step over the slow link when gradients are sent in 16 bits?",
+        "slow-link",
+        "half-the-bytes",
+        "over the slow link with gradients of 16 bits",
+    ),
+    "local": times_between(
+        "How many times as fast is it over the slow link when the ranks exchange every 8 steps only?",
+        "slow-link",
+        "local-steps",
+        "over the slow link with an exchange every 8 steps",
+    ),
+    "straggler": share(
+        "What share of its step does rank 0 wait for rank 1?",
+        lambda: waiting_share("uneven", rank=0),
+        "of each step rank 0 waits for rank 1",
+    ),
+}
+EXERCISES: Mapping[str, Callable[..., Checked]] = {
+    "all-reduce": check_all_reduce,
+    "local-sgd": check_local_sgd,
+    "shard": check_shard,
+}

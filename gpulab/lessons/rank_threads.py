@@ -1,0 +1,215 @@
+"""Ranks that are threads of this process, for exercises: torch.distributed's calls under its names, and their bytes.
+
+A message passes when one rank sends and the other receives; nothing is buffered. That all ranks wait for each other is
+seen at once, without a clock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from msgspec import Struct, field
+from torch import Tensor
+from torch.distributed import ReduceOp
+
+Result = TypeVar("Result")
+
+
+class Deadlock(Exception):
+    """All ranks that still run wait for one another."""
+
+
+class Handle:
+    """A message under way."""
+
+    def __init__(self, ranks: _Ranks, rank: int, what: str) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        self.what = what
+        self.is_done = False
+
+    def wait(self) -> None:
+        """Until it has arrived. Raises Deadlock where it never can."""
+        self._ranks.wait(self._rank, self)
+
+
+class _Posted(Struct):
+    tensor: Tensor
+    handle: Handle
+
+
+class _Channel(Struct):
+    """From one rank to another: what waits for its counterpart."""
+
+    sends: deque[_Posted] = field(default_factory=deque)
+    receives: deque[_Posted] = field(default_factory=deque)
+
+
+class _Ranks:
+    """What the threads share, under one lock."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self.changed = threading.Condition()
+        self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
+        self.reductions: dict[int, list[_Posted]] = defaultdict(list)
+        self.waiting: dict[int, Handle] = {}
+        self.running = set(range(count))
+        self.deadlock = ""
+
+    def wait(self, rank: int, handle: Handle) -> None:
+        with self.changed:
+            if not handle.is_done:
+                self.waiting[rank] = handle
+                self.look()
+            while not handle.is_done and not self.deadlock:
+                self.changed.wait()
+            self.waiting.pop(rank, None)
+            if not handle.is_done:
+                raise Deadlock(self.deadlock)
+
+    def look(self) -> None:
+        """Whether nobody is left who could go on."""
+        stuck = {rank: handle for rank, handle in self.waiting.items() if not handle.is_done}
+        if stuck and set(stuck) == self.running:
+            self.deadlock = "; ".join(f"rank {rank} {handle.what}" for rank, handle in sorted(stuck.items()))
+            self.changed.notify_all()
+
+    def ended(self, rank: int) -> None:
+        with self.changed:
+            self.running.discard(rank)
+            self.look()
+
+
+class ThreadRank:
+    """One rank's view, with the names of `torch.distributed`. `sent_bytes`: what it has sent to other ranks."""
+
+    ReduceOp = ReduceOp
+
+    def __init__(self, ranks: _Ranks, rank: int) -> None:
+        self._ranks = ranks
+        self._rank = rank
+        self._reductions = 0
+        self.sent_bytes = 0
+        self.when_exchanging: Callable[[], object] = lambda: None  # called at each exchange that this rank begins
+
+    def get_rank(self) -> int:
+        return self._rank
+
+    def get_world_size(self) -> int:
+        return self._ranks.count
+
+    def send(self, tensor: Tensor, dst: int) -> None:
+        self.isend(tensor, dst).wait()
+
+    def recv(self, tensor: Tensor, src: int) -> None:
+        self.irecv(tensor, src).wait()
+
+    def isend(self, tensor: Tensor, dst: int) -> Handle:
+        """Raises ValueError for no other rank."""
+        self._refuse(dst)
+        self.when_exchanging()
+        self.sent_bytes += tensor.nbytes
+        sent = _Posted(tensor, Handle(self._ranks, self._rank, f"waits in a send to rank {dst}"))
+        with self._ranks.changed:
+            self._ranks.channels[self._rank, dst].sends.append(sent)
+            self._match(self._rank, dst)
+        return sent.handle
+
+    def irecv(self, tensor: Tensor, src: int) -> Handle:
+        """Raises ValueError for no other rank."""
+        self._refuse(src)
+        received = _Posted(tensor, Handle(self._ranks, self._rank, f"waits to receive from rank {src}"))
+        with self._ranks.changed:
+            self._ranks.channels[src, self._rank].receives.append(received)
+            self._match(src, self._rank)
+        return received.handle
+
+    def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
+        """Their sum, or with `ReduceOp.AVG` their mean, in every rank's tensor. Raises ValueError for another `op`."""
+        if op not in (ReduceOp.SUM, ReduceOp.AVG):
+            raise ValueError("only ReduceOp.SUM and ReduceOp.AVG are there")
+        self.when_exchanging()
+        handle = Handle(self._ranks, self._rank, "waits in all_reduce")
+        with self._ranks.changed:
+            posted = self._ranks.reductions[self._reductions]
+            posted.append(_Posted(tensor, handle))
+            self._reductions += 1
+            if len(posted) == self._ranks.count:
+                with torch.no_grad():
+                    total = torch.stack([one.tensor.detach() for one in posted]).sum(0)
+                    for one in posted:
+                        one.tensor.copy_(total / self._ranks.count if op == ReduceOp.AVG else total)
+                        one.handle.is_done = True
+                self._ranks.changed.notify_all()
+        handle.wait()
+
+    def _refuse(self, other: int) -> None:
+        if not 0 <= other < self._ranks.count or other == self._rank:
+            raise ValueError(f"rank {self._rank} has no rank {other} to exchange with, among {self._ranks.count}")
+
+    def _match(self, src: int, dst: int) -> None:
+        channel = self._ranks.channels[src, dst]
+        while channel.sends and channel.receives:
+            sent, received = channel.sends.popleft(), channel.receives.popleft()
+            if sent.tensor.shape != received.tensor.shape:
+                raise ValueError(
+                    f"rank {src} sends {list(sent.tensor.shape)}, rank {dst} receives {list(received.tensor.shape)}"
+                )
+            with torch.no_grad():
+                received.tensor.copy_(sent.tensor)
+            sent.handle.is_done = received.handle.is_done = True
+        self._ranks.changed.notify_all()
+
+
+class Ended(Struct):
+    """What the ranks gave, in their order, and what each sent."""
+
+    results: list[Any]
+    sent_bytes: list[int]
+
+
+def run_ranks(work: Callable[[ThreadRank], Result], ranks: int) -> Ended:
+    """Call `work` in so many threads, each with its rank, and wait for all.
+
+    Raises what the first rank to fail raised, Deadlock where all wait. An interrupt ends the threads.
+    """
+    shared = _Ranks(ranks)
+    each = [ThreadRank(shared, rank) for rank in range(ranks)]
+    results: list[Any] = [None] * ranks
+    failures: list[Exception] = []
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(each[rank])
+        except Exception as e:
+            failures.append(e)
+        except SystemExit:  # from `_end`, or the answer's own
+            failures.append(RuntimeError(f"rank {rank} was ended"))
+        finally:
+            shared.ended(rank)
+
+    threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    try:
+        for thread in threads:
+            thread.join()
+    except BaseException:  # a time limit: an answer that never ends must not go on
+        _end(threads)
+        raise
+    own = [e for e in failures if not isinstance(e, Deadlock)]
+    if failures:
+        raise (own or failures)[0]
+    return Ended(results, [rank.sent_bytes for rank in each])
+
+
+def _end(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.ident is not None and thread.is_alive():
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident), ctypes.py_object(SystemExit))
