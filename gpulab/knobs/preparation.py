@@ -24,6 +24,8 @@ class _Now(Struct):
     ending: bool = False  # somebody ends it, or has
 
 
+_MOST_BYTECODES = 1_000_000
+
 _now = _Now()
 _lock = threading.Lock()  # of those who end; who prepares takes it only where somebody does
 
@@ -45,7 +47,7 @@ class endable:
         _now.thread = None
         if _now.ending:
             with _lock:
-                _raise_in(self._thread, None)  # what was not delivered yet belongs to nobody
+                _hear_of_it_here(self._thread)  # what was not delivered yet belongs to nobody
                 _now.ending = False
 
 
@@ -58,12 +60,24 @@ def end() -> None:
         while frame is not None and frame.f_globals.get("__name__") != _now.module:
             frame = frame.f_back
         if thread is not None and frame is not None:
-            _raise_in(thread, PreparationEnded)
+            _raise_in(thread)
         else:
             _now.ending = thread is not None
 
 
-def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """At its next bytecode; None takes back what was not raised yet."""
-    what = ctypes.py_object(error) if error is not None else None
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), what)
+def _hear_of_it_here(thread: int) -> None:
+    """Let this thread raise what it was to raise.
+
+    Merely taken back, CPython 3.11 goes on looking for it, and stands still for ever under a profile function.
+    """
+    try:
+        _raise_in(thread)
+        for _ in range(_MOST_BYTECODES):
+            pass
+    except PreparationEnded:
+        pass
+
+
+def _raise_in(thread: int) -> None:
+    """At its next bytecode."""
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), ctypes.py_object(PreparationEnded))

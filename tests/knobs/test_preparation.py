@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import types
 from collections.abc import Iterator
@@ -102,3 +103,23 @@ def test_a_later_call_that_compiles_anew_is_ended_too(torch_without_a_space: Non
         another(x)
     knob.forget()
     assert len(effects.refused) == 1 and effects.counts == {"modules compiled": 1}, "the time is over for others, too"
+
+
+def test_a_profile_function_works_afterwards() -> None:
+    """CPython 3.11 stands still there where an exception of another thread was set and taken back."""
+    with endable("slow_compiler"):
+        preparation.end()
+    preparation._now.ending = True
+    with endable("slow_compiler"):
+        pass
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, argument: calls.append(event))
+    try:
+        called()
+    finally:
+        sys.setprofile(None)
+    assert "call" in calls
+
+
+def called() -> int:
+    return 1
