@@ -92,3 +92,20 @@ def _unknown(figures: dict[str, Any]) -> float | None:
     parts = figures.get("breakdown") or {}
     share: float | None = parts.get("share", {}).get("unknown")
     return share
+
+
+def section(result: dict[str, Any]) -> list[str]:
+    """Of benchmarks/README.md."""
+    return [
+        "## A planted straggler",
+        "",
+        f"Two gloo ranks under `gpulab record --ranks 2`; rank {LATE_RANK} sleeps {LATE_MS} ms in each step. How often "
+        "is that rank the headline, with its line, and how much of each rank's step belongs to no part?",
+        "",
+        "| times | headline right | with its line | unknown where one waits | unknown of the late rank | in all |",
+        "|---|---|---|---|---|---|",
+        f"| {result['times']} | {result['right']} | {result['with_line']} | {result['unknown_of_waiting']:.1%} | "
+        f"{result['unknown_of_late']:.0%} | {result['seconds']:.1f} s |",
+        "",
+        "The late rank's unknown time is its sleep: the finding names the line, the accounting has no part for it.",
+    ]

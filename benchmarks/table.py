@@ -15,6 +15,7 @@ from benchmarks import (
     loaded_planted,
     simulated_loops,
     spool_cost,
+    stragglers,
     waits,
 )
 from benchmarks.advisers import report as advisers_report
@@ -89,6 +90,7 @@ def write() -> None:
         ("spool_cost", spool_cost.section),
         ("live_look", spool_cost.look_section),
         ("kills", kills.section),
+        ("stragglers", stragglers.section),
         ("trace_reading", _trace_reading),
         ("live_window", _live_window),
         ("loading_clock", _loading_clock),
