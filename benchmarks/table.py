@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, simulated_loops, waits
+from benchmarks import climbing, growth_plot, loaded_comparisons, loaded_planted, planted_ranks, simulated_loops, waits
 from benchmarks.advisers import report as advisers_report
 from benchmarks.harness import RESULTS
 from benchmarks.hot_lines import report as hot_lines_report
@@ -96,6 +96,7 @@ def write() -> None:
         ("planted_first_runs", planted_report.first_runs_section),
         ("planted_aside", partial(planted_report.section, title="survivors, kept aside", about=planted_report.ASIDE)),
         ("planted_tuned", partial(planted_report.section, title="cells looked at", about=planted_report.TUNED)),
+        ("planted_ranks", planted_ranks.section),
         ("simulated_loops", simulated_loops.section),
         ("advisers", advisers_report.section),
     ):
