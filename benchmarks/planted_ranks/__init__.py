@@ -45,7 +45,6 @@ def row_of(planted: PlantedRanks, store: Path | None = None) -> dict[str, Any]:
         "name": planted.name,
         "because": planted.because,
         "causes": list(planted.causes),
-        "share": planted.share,
         "load": os.getloadavg()[0],
         "skipped": "",
         "failed": "",
@@ -92,10 +91,11 @@ def section(kept: Mapping[str, Any]) -> list[str]:
         "| script | planted | share | headline, first run | headline, now |",
         "|" + "---|" * 5,
     ]
+    shares = {planted.name: planted.share for planted in all_cells()}
     for row in kept["rows"]:
         planted = (*row["causes"], HEALTHY)[0]
         lines.append(
-            f"| {row['name'].replace('_', ' ')}: {row['because']} | {planted} | {row['share']:.0%} "
+            f"| {row['name'].replace('_', ' ')}: {row['because']} | {planted} | {shares[row['name']]:.0%} "
             f"| {_headline(outcomes.get(row['name']), planted)} | {_headline(row, planted)} |"
         )
     loads = [row["load"] for row in kept["rows"]]

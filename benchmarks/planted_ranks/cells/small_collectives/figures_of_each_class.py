@@ -2,8 +2,8 @@
 # cause = "small_collectives"
 # because = "three counts of each of 64 classes are reduced and read by .item() one by one: 192 exchanges a step"
 # cohort = "2026-11-25a"
-# written_ms = 0
-# without_ms = 0
+# written_ms = 173.4
+# without_ms = 23.4
 #
 # [[without]]
 # old = "    for kind in range(CLASSES):\n"

@@ -2,8 +2,8 @@
 # cause = "small_collectives"
 # because = "a loop averages the gradients of 196 small parameters, one all-reduce for each"
 # cohort = "2026-11-25a"
-# written_ms = 0
-# without_ms = 0
+# written_ms = 299.5
+# without_ms = 28.6
 #
 # [[without]]
 # old = """
