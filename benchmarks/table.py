@@ -13,6 +13,7 @@ from benchmarks import (
     kills,
     loaded_comparisons,
     loaded_planted,
+    planted_ranks,
     simulated_loops,
     spool_cost,
     stragglers,
@@ -110,6 +111,7 @@ def write() -> None:
         ("planted_first_runs", planted_report.first_runs_section),
         ("planted_aside", partial(planted_report.section, title="survivors, kept aside", about=planted_report.ASIDE)),
         ("planted_tuned", partial(planted_report.section, title="cells looked at", about=planted_report.TUNED)),
+        ("planted_ranks", planted_ranks.section),
         ("simulated_loops", simulated_loops.section),
         ("advisers", advisers_report.section),
     ):

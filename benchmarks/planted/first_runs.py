@@ -9,12 +9,24 @@ import json
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Protocol
 
 from benchmarks.harness import RESULTS
 from benchmarks.planted.planted import HEALTHY, Planted
 
 FILE = RESULTS / "planted_first_runs.json"
+
+
+class Member(Protocol):
+    """A planted case of a cohort."""
+
+    @property
+    def name(self) -> str:
+        """Its own among all."""
+
+    @property
+    def cohort(self) -> str:
+        """Those that were written together, and run first together."""
 
 
 def kept() -> list[dict[str, Any]]:
@@ -36,7 +48,7 @@ def record(rows: Sequence[Mapping[str, Any]], cells: Sequence[Planted], cpu: str
 def extended(
     cohorts: Iterable[Mapping[str, Any]],
     rows: Sequence[Mapping[str, Any]],
-    cells: Sequence[Planted],
+    cells: Sequence[Member],
     **circumstances: str,
 ) -> list[dict[str, Any]]:
     """The entries with the outcomes of these rows. The figures come when the last cell of a cohort has run."""
@@ -86,7 +98,7 @@ def _new(cohort: str, cells: int) -> dict[str, Any]:
 
 
 def _with_outcomes(
-    entry: dict[str, Any], rows: Sequence[Mapping[str, Any]], members: Sequence[Planted], circumstances: dict[str, str]
+    entry: dict[str, Any], rows: Sequence[Mapping[str, Any]], members: Sequence[Member], circumstances: dict[str, str]
 ) -> dict[str, Any]:
     names = [planted.name for planted in members]
     ran = {row["name"]: outcome(row) for row in rows if row["name"] in names and not row["skipped"]}
