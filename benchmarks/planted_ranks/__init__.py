@@ -81,7 +81,8 @@ def section(kept: Mapping[str, Any]) -> list[str]:
         "Training scripts over gloo, written without a look at the rules and recorded by `gpulab record --ranks 2`.",
         "Share: of a step, what the planted cause takes, or the exchange of a healthy script, by a stopwatch without",
         "gpulab. First run: what was said when the script was recorded for the first time, with the rules as they were",
-        "then. Aim: the headline right in at least 95 % at the first run.",
+        "then, on two cores that other work shared, so that some of what was said is about that work.",
+        "Aim: the headline right in at least 95 % at the first run.",
         "",
     ]
     outcomes = {name: told for entry in kept["first_runs"] for name, told in entry["outcomes"].items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from msgspec import Struct
 
@@ -21,8 +21,11 @@ class PlantedRanks(Struct, frozen=True):
 
     `without` are edits (text as written, text without) that take out the cause, of a healthy cell the exchange between
     the ranks; each text as written is in the file exactly once. `written_ms` and `without_ms` are the time of a step
-    as written and with these edits, by a stopwatch of our own (`stopwatch.py`), before gpulab saw the script. Timed are
-    `steps` after `warmup` more. `cohort` and `looked_at` mean what they mean in `benchmarks.planted`.
+    as written and with these edits, by a clock that is not gpulab's: `steps`, the stopwatch beside this file, which
+    times `steps` steps after `warmup` more; `exchange alone`, the same time as written, less the median time of the
+    all-reduce by itself once the ranks have met; `processor`, the processor time of a step of the slower rank, alone.
+    The last two are for scripts whose stopwatch a busy machine disturbs. `cohort` and `looked_at` mean what they mean
+    in `benchmarks.planted`.
     """
 
     name: str
@@ -32,6 +35,7 @@ class PlantedRanks(Struct, frozen=True):
     without: tuple[tuple[str, str], ...]
     written_ms: float
     without_ms: float
+    clock: Literal["steps", "exchange alone", "processor"] = "steps"
     ranks: int = 2
     steps: int = 40
     warmup: int = 8

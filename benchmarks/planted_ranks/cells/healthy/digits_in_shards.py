@@ -2,8 +2,9 @@
 # cause = "healthy"
 # because = "scikit-learn's digits in equal shards, 0.7 MB of gradients behind a step of much compute"
 # cohort = "2026-11-25a"
-# written_ms = 235.3
-# without_ms = 273.0
+# written_ms = 167.8
+# without_ms = 166.5
+# clock = "exchange alone"
 #
 # [[without]]
 # old = "    model = DistributedDataParallel(net)\n"

@@ -2,8 +2,9 @@
 # cause = "healthy"
 # because = "a small transformer: 3 MB of gradients behind a step of much compute, the same in both ranks"
 # cohort = "2026-11-25a"
-# written_ms = 614.3
-# without_ms = 573.7
+# written_ms = 299.9
+# without_ms = 296.0
+# clock = "exchange alone"
 #
 # [[without]]
 # old = "model = DistributedDataParallel(NextLetter(len(letters)))\n"

@@ -1,6 +1,6 @@
 # /// cell
 # cause = "small_collectives"
-# because = "bucket_cap_mb=0.001 gives each of 242 parameters a bucket of its own, of 10 kB and less"
+# because = "bucket_cap_mb=0.001 gives each of 120 layers a bucket of its own, of 10 kB"
 # cohort = "2026-11-25a"
 # written_ms = 162.5
 # without_ms = 35.6

@@ -2,8 +2,9 @@
 # cause = "uneven_data"
 # because = "batches were chosen by the cards' memory: 16 samples in a step of rank 0, 184 in one of rank 1"
 # cohort = "2026-11-25a"
-# written_ms = 183.4
-# without_ms = 160.1
+# written_ms = 148.0
+# without_ms = 74.6
+# clock = "processor"
 #
 # [[without]]
 # old = "BATCH = {0: 16, 1: 184}"
