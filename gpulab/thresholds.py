@@ -24,7 +24,7 @@ SOURCES: Mapping[str, str] = {
     "exposed_bad": "ours: three times exposed_notice",
     "small_collectives": "ours: so many in a step, each so short, are gradients in tiny buckets, or single figures",
     "small_collective_gpu_us": "ours: twice what NCCL takes for a few bytes between GPUs of one machine",
-    "small_collective_cpu_us": "ours: several times what gloo takes for a few bytes between two processes",
+    "small_collective_cpu_us": "ours: several times what gloo takes for a few bytes, also on a busy machine",
     "uneven_samples": "ours: a tenth more samples than the others, and waiting for that rank is no accident",
     "skew_notice": "ours: same as exposed_notice, because waiting for another rank is exposed communication",
     "unknown_too_much": "ours: from 40 % unknown time on, gpulab names no cause",
@@ -73,7 +73,7 @@ class Thresholds(Struct, frozen=True):
     exposed_bad: float = 0.15
     small_collectives: float = 20.0  # per step
     small_collective_gpu_us: float = 60.0
-    small_collective_cpu_us: float = 1000.0
+    small_collective_cpu_us: float = 2000.0
     uneven_samples: float = 0.10
     skew_notice: float = 0.05
     unknown_too_much: float = 0.40

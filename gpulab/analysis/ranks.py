@@ -28,7 +28,8 @@ class RankFacts(Struct, frozen=True):
     beside it, `overlapped_us` the rest. `waiting_us` is the part of the communication kernels' time spent waiting for
     the slowest rank, `transfer_us` what is left; None where the ranks' collectives do not match.
 
-    `collectives_per_step` counts them; `samples_per_step` is None where that is not known.
+    Of collectives that run beside each other the time counts once. `collectives_per_step` counts them;
+    `samples_per_step` is None where that is not known.
     """
 
     rank: int
@@ -184,6 +185,7 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Collectives, trans
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
     spent = sum(int(d.sum()) for d in own.values())
+    once = min(1.0, total / spent) if spent else 1.0  # of several that run beside each other the time counts once
 
     def per_step(time_ns: float) -> float:
         return time_ns / steps / 1e3
@@ -195,8 +197,8 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Collectives, trans
         communication_us=per_step(total),
         exposed_us=per_step(total - overlapped),
         overlapped_us=per_step(overlapped),
-        waiting_us=None if moved is None else per_step(spent - moved),
-        transfer_us=None if moved is None else per_step(moved),
+        waiting_us=None if moved is None else per_step((spent - moved) * once),
+        transfer_us=None if moved is None else per_step(moved * once),
         collectives_per_step=sum(len(d) for d in own.values()) / steps,
         samples_per_step=_samples_per_step(figures),
     )

@@ -309,3 +309,16 @@ def test_many_short_collectives_are_told_apart_from_long_ones(count: int, each_u
     first = diagnose_ranks(found).first
     assert first.key == key
     assert first.settings == ((("bucket_cap_mb", "25"),) if key == "small_collectives" else ())
+
+
+def test_collectives_beside_each_other_wait_once() -> None:
+    # rank 0  two all-reduces from 200 to 800, both waiting for rank 1, which begins them at 700
+    found = compare_ranks(
+        {
+            0: cpu_rank([(0, 200)], [(200, 600), (200, 600)]),
+            1: cpu_rank([(0, 700)], [(700, 100), (700, 100)]),
+        }
+    )
+    waits = {rank.rank: rank.waiting_us for rank in found.ranks}
+    assert found.straggler == 1 and waits == {0: 500, 1: 0}
+    assert all((r.waiting_us or 0) + (r.transfer_us or 0) == pytest.approx(r.communication_us) for r in found.ranks)
