@@ -1,7 +1,7 @@
 """A model of a data-parallel step to be turned by hand: gradients leave in buckets while the backward pass goes on.
 
 It explains and measures nothing: every drawing says so. The backward pass finishes gradients evenly; a bucket leaves
-when its last gradient is there and the link is free. definitions.md, "All-reduce": an all-reduce of S bytes over n ranks
+when its last gradient is there and the link is free. definitions.md, "All-reduce": one of S bytes over n ranks
 takes 2(n-1) latencies and 2(n-1)/n S over the bandwidth as a ring.
 """
 
