@@ -209,10 +209,8 @@ def _check_combination(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not comparing:
             raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
     elsewhere = "ranks" if options.ranks is not None else "on"
-    for name in ("no_save",):
-        if getattr(options, elsewhere) is not None and getattr(options, name):
-            raise UsageError(f"--{name.replace('_', '-')} and --{elsewhere} contradict each other: leave one out.")
-    check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
+    if getattr(options, elsewhere) is not None and options.no_save:
+        raise UsageError(f"--no-save and --{elsewhere} contradict each other: leave one out.")
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
             raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")

@@ -24,7 +24,6 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Progressing, Stoppable
 
 PLAN = "plan.json"
-NO_RUN = "The ranks began, but no run was complete."
 
 
 class RankedExperiment(Struct, frozen=True):
