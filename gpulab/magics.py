@@ -211,6 +211,7 @@ def _check_combination(options: argparse.Namespace) -> None:
     elsewhere = "ranks" if options.ranks is not None else "on"
     if getattr(options, elsewhere) is not None and options.no_save:
         raise UsageError(f"--no-save and --{elsewhere} contradict each other: leave one out.")
+    check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
             raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")

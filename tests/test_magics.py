@@ -116,7 +116,7 @@ def test_an_unknown_option_names_the_nearest(words: list[str], near: str) -> Non
 
 def test_every_option_is_read_and_every_default_is_configurable() -> None:
     of_one_line = {"name", "help", "all", "give", "whole", "set", "ab", "sweep", "pairs", "budget", "seeds"}
-    of_one_line |= {"ranks", "on", "nodes", "time", "sbatch"}
+    of_one_line |= {"ranks", "only_ranks", "on", "nodes", "time", "sbatch"}
     read = {a.dest for a in magics.PARSER._actions} - of_one_line
     traits = set(magics.GPUProfile.class_own_traits(config=True))
     assert {name.removeprefix("no_") for name in read} == traits
