@@ -211,6 +211,8 @@ def _check_combination(options: argparse.Namespace) -> None:
     elsewhere = "ranks" if options.ranks is not None else "on"
     if getattr(options, elsewhere) is not None and options.no_save:
         raise UsageError(f"--no-save and --{elsewhere} contradict each other: leave one out.")
+    if options.only_ranks is not None and comparing:
+        raise UsageError(f"--only-ranks and --{comparing[0]} contradict each other: leave one out.")
     check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
@@ -332,6 +334,10 @@ class GPUProfile(Magics):
         from gpulab.api.ranks_sweep import NAME, RanksSweep, counts_of
 
         counts = counts_of(options.sweep or []) if not code.variables.has(NAME) else None
+        if counts is not None and (options.ab or options.seeds or options.no_save):
+            raise UsageError(
+                "--sweep ranks=… compares nothing but the number of ranks: leave --ab, --seeds, --no-save out."
+            )
         if counts is not None and (options.ranks is not None or options.on is not None):
             raise UsageError("--sweep ranks=… says how many ranks run, on this machine: leave --ranks and --on out.")
         given = {name: getattr(options, name) for name in _OF_EACH_RANK}

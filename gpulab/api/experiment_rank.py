@@ -53,8 +53,8 @@ def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, 
         runner.tick = _writer(progress)
     with _terminated(runner.stop):
         experiment = runner.run()
-    if ranks.rank == 0:
-        replace_whole(result, encoded(experiment))
+        if ranks.rank == 0:
+            replace_whole(result, encoded(experiment))
     ranks.let_go()
     if runner.error is not None:
         if isinstance(runner.error, UsageError):

@@ -69,10 +69,13 @@ class RankedExperiment(Struct, frozen=True):
         until_s = time.monotonic() + (STORED_S if self.cell.allocation is None else SHARED_S)
         while not all(file.exists() for file in results) and time.monotonic() < until_s and not followed.interrupted:
             time.sleep(0.1)
-        there = [decoded(file.read_bytes(), Store().load) for file in results if file.exists()]
-        there = [one for one in there if one.comparisons]
+        read = [decoded(file.read_bytes(), Store().load) if file.exists() else None for file in results]
+        there = [one for one in read if one is not None and one.comparisons]
         if there:
-            return joined(there)
+            silent = [i for i, one in enumerate(read) if one is None or not one.comparisons]
+            notes = [f"{self.plan.arms[i].label} brought no result: {self.cell.ending_words(followed)}" for i in silent]
+            whole = joined(there)
+            return msgspec.structs.replace(whole, notes=(*whole.notes, *notes))
         if followed.interrupted:
             raise Interrupted("Interrupted: nothing was compared yet.")
         raise UsageError(f"Nothing was compared. {self.cell.ending_words(followed)}")

@@ -43,9 +43,10 @@ class RanksSweep(Struct, frozen=True):
         """Run and show it. Raises UsageError where a number of ranks cannot run, Interrupted after one who stopped."""
         times: dict[int, list[float]] = {count: [] for count in self.counts}
         rounds, began_s, stopped = self.rounds or ROUNDS, time.monotonic(), False
+        numbers = random.Random()  # of its own: the user's numbers stay where they are
         with Progressing(None) as progressing:
             for number in range(rounds):
-                order = random.sample(self.counts, len(self.counts))
+                order = numbers.sample(self.counts, len(self.counts))
                 for place, count in enumerate(order):
                     done, elapsed_s = number * len(order) + place, time.monotonic() - began_s
                     about_s = elapsed_s / done * rounds * len(order) if done else None
@@ -64,7 +65,7 @@ class RanksSweep(Struct, frozen=True):
                     break
             view = ScalingView(
                 scaling({count: t for count, t in times.items() if t}),
-                min(map(len, times.values())),
+                min((len(t) for t in times.values() if t), default=0),
                 int(usable_cores()),
                 stopped,
             )
@@ -73,7 +74,9 @@ class RanksSweep(Struct, frozen=True):
             else:
                 progressing.clear()
         if stopped:
-            raise Interrupted("Interrupted: above is what was measured until then." if view.points else "Interrupted.")
+            raise Interrupted(
+                "Interrupted: above is what was measured until then." if len(view.points) > 1 else "Interrupted."
+            )
         return view
 
 

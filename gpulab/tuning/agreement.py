@@ -35,6 +35,7 @@ class Agreement:
 
     rank = 0
     size = 1
+    failed_s: float | None = None  # when the code of the latest run raised, by this machine's clock
 
     def of_first(self, value: Agreed) -> Agreed:
         """What the first rank says. Plain data: numbers, texts, lists."""
@@ -88,6 +89,7 @@ class RanksAgreement(Agreement):
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         self._runs += 1
+        self.failed_s = None
         if len(self._past_groups) > KEPT_GROUPS:
             self.let_go()
         meeting = None  # a store of its own: in one that was used the addresses of the last run's group still stand
@@ -101,6 +103,7 @@ class RanksAgreement(Agreement):
             with _groups_kept(self._past_groups, _sockets()):
                 yield
         except BaseException as error:
+            self.failed_s = time.time()
             if stop_behind(error) is None:  # the others may wait for this rank
                 for group in self._past_groups:
                     group.abort()
@@ -196,18 +199,26 @@ def _sockets() -> dict[int, str]:
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """A run that failed on some rank; `when_s` by that rank's own clock."""
+    """A run that failed on some rank; `when_s` by that rank's own clock. `ends`: by what is no Exception."""
 
     rank: int
     words: str
     when_s: float
+    ends: bool = False
 
 
-def first_failure(ranks: Agreement, words: str) -> Failed | None:
-    """Whose failure came first, of what each rank says of its own run (empty: it went well)."""
-    failures: list[list[Any]] = ranks.of_all([words, time.time()])
-    failed = [Failed(rank, str(text), float(when)) for rank, (text, when) in enumerate(failures) if text]
-    return min(failed, key=lambda one: one.when_s, default=None)
+class RankEnded(BaseException):
+    """Another rank was interrupted, or left: the experiment ends with it."""
+
+
+def first_failure(ranks: Agreement, words: str, ends: bool = False) -> Failed | None:
+    """Whose failure came first, of what each rank says of its own run (empty: it went well); one that ends before all.
+
+    `ends`: this rank's own is no Exception.
+    """
+    failures: list[list[Any]] = ranks.of_all([words, ranks.failed_s or time.time(), ends])
+    failed = [Failed(rank, str(t), float(when), bool(last)) for rank, (t, when, last) in enumerate(failures) if t]
+    return min(failed, key=lambda one: (not one.ends, one.when_s), default=None)
 
 
 def _default_group() -> bool:

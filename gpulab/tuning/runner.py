@@ -34,7 +34,7 @@ from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import schedule, single_run
-from gpulab.tuning.agreement import Agreement, first_failure
+from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
 from gpulab.tuning.budget import Budget, Clock, watched
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
@@ -131,6 +131,7 @@ class Runner:
         self._blocks: list[Block] = []
         self._time_spent: tuple[str, ...] = ()
         self._early = ""
+        self._stopped = False  # of several ranks, which no run may notice before its end
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
         self.trials: list[Trial] = []
 
@@ -142,7 +143,7 @@ class Runner:
     def stop(self) -> None:
         """End at the next step boundary, with what there is; of several ranks before the next run."""
         if self._ranks.is_of_several:
-            self._stopper.asked = True
+            self._stopped = True
         else:
             self._stopper.stop()
 
@@ -213,6 +214,10 @@ class Runner:
             )
         return True
 
+    def _all_restore(self) -> bool:
+        """The same on all ranks: none goes on where one cannot."""
+        return all(self._ranks.of_all(self._restore()))
+
     def _lose(self, lost: DeviceLost) -> None:
         """Nothing can be put back: the experiment ends, with the error of the user's code, if there is one."""
         self._lost, self._state = True, None
@@ -268,7 +273,7 @@ class Runner:
             if self._ended or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
-            if self._restore():
+            if self._all_restore():
                 self._try(ready, quiet=True)
         self._with_other_seeds(first)
 
@@ -307,10 +312,12 @@ class Runner:
         """What the run of all ranks raised; of several the first, for the others only lost touch with that rank."""
         if not self._ranks.is_of_several:
             return own
-        failed = first_failure(self._ranks, "" if own is None else f"{type(own).__name__}: {own}")
+        ends = own is not None and not isinstance(own, Exception)
+        failed = first_failure(self._ranks, "" if own is None else f"{type(own).__name__}: {own}", ends)
         if failed is None or failed.rank == self._ranks.rank:
             return own
-        return GpulabError(f"rank {failed.rank} failed: {failed.words}")
+        words = f"rank {failed.rank} failed: {failed.words}"
+        return RankEnded(words) if failed.ends else GpulabError(words)
 
     def _fail(self, arm: _Arm, error: BaseException | None, trial: Trial | None) -> None:
         """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
@@ -345,7 +352,7 @@ class Runner:
             if self._ended:
                 return
             self._say(f"as written, seed {seed}", 0)
-            if not self._restore():
+            if not self._all_restore():
                 return
             with seeded(seed):
                 trial = full_trial(
@@ -385,7 +392,7 @@ class Runner:
             return math.inf
         left = self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds
         most_s = self._plan.full_run_s
-        return min(self._budget.full_run_s(left), math.inf if most_s is None else most_s)
+        return min(self._budget.full_run_s(left), TRIAL_LIMIT_S, math.inf if most_s is None else most_s)
 
     @property
     def _full_runs(self) -> int:
@@ -536,7 +543,7 @@ class Runner:
             left_s = None if left_s is None else min(left_s, max(0.0, self._budget.left_s))
             what = f"block {number} of {total}: {arm.arm.label}"
             self._tell(Progress(what, number - 1, total, left_s, in_blocks=True))
-            if not self._restore():
+            if not self._all_restore():
                 break
             block = self._run_short(arm, size, on_gpu=on_gpu)
             if any(self._ranks.of_all(self._halted or (self._budget.over and _is_cut(block, size)))):
@@ -572,14 +579,14 @@ class Runner:
         notes = (*self._notes, *self._time_spent, *self._too_short())
         sides[1:] = [comparison.b for comparison in comparisons]
         whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, self._plan.name, notes)
-        kept = self._plan.save and not self._halted and not self._plan.screening
+        kept = self._plan.save and not self._halted and not self._plan.screening and not self._ranks.is_of_several
         unkept = keep(whole) if kept else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole
 
     @property
     def _halted(self) -> bool:
         """By the user, or by an error."""
-        return self._stopper.asked or self.error is not None
+        return self._stopped or self._stopper.asked or self.error is not None
 
     @property
     def _ended(self) -> bool:

@@ -14,6 +14,7 @@ from typing import Any
 
 from gpulab.knobs.distributed.ddp_options import NO_DDP, data_parallel
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe.describe import observed_data_parallel
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
@@ -101,6 +102,10 @@ class CommHook(Knob):
 def _register(model: Any, name: str, effects: KnobEffects) -> None:
     if getattr(model, "_comm_hooks", None):
         effects.refuse(HAS_ONE)
+        return
+    seen = observed_data_parallel(model)
+    if name == "powersgd" and seen is not None and seen.backend == "gloo" and seen.bucket_count > 1:
+        effects.refuse(GLOO_WAITS)
         return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 

@@ -94,7 +94,7 @@ class BucketCap(DdpOption):
     options: tuple[Value, ...] = (1, 5, 25, 100)
     climb_values = (100, 5)
     aliases = ("bucket", "bucket_size", "bucket_cap")
-    helps_against: Mapping[str, int] = {"exposed_communication": 1, "small_buckets": 1}
+    helps_against: Mapping[str, int] = {"exposed_communication": 1, "small_collectives": 1}
 
     def parse(self, text: str) -> Value:
         """A number of MB, of which a part may be. Raises UsageError."""

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpulab.formatting import plural
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
@@ -63,7 +64,7 @@ class ReshardAfterForward(Knob):
         if not count:
             return Verification("no effect", NONE_SHARDED)
         does = "gave back" if value else "kept"
-        return Verification("took effect", f"{count} modules {does} their weights after the forward pass")
+        return Verification("took effect", f"{plural(count, 'module')} {does} weights after the forward pass")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         line = f"fully_shard(module, reshard_after_forward={value})"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -127,14 +127,22 @@ class Accumulation(Watcher):
         self._effects.count(STEPPED if last else PASSED)
         self.taken.take(parameters)
         if last:
-            self._exchange(aside.mean)
+            self._exchange(aside.mean, parameters)
             for p in parameters:
                 p.grad = aside.mean.get(p)
             del self._aside[id(optimizer)]
 
-    def _exchange(self, mean: Mapping[Tensor, Tensor]) -> None:
+    def _exchange(self, mean: dict[Tensor, Tensor], parameters: Sequence[Tensor]) -> None:
+        """Of all of the optimizer's, the same on each rank: some may have left parameters unused."""
+        import torch
+
+        stepped = {id(p) for p in parameters}
         for model in self.models:
-            own = [mean[p] for p in model.parameters() if p in mean]
+            own = [
+                mean.setdefault(p, torch.zeros_like(p, requires_grad=False))
+                for p in model.parameters()
+                if p.requires_grad and id(p) in stepped
+            ]
             if own:
                 average(own, model.process_group)
                 self._effects.count(EXCHANGED)

@@ -85,12 +85,12 @@ def observed_module(module: Module, *, trained: bool, autocast_dtype: str | None
         compiled=any(map(is_compiled, module.modules())),
         trained=trained,
         autocast_dtype=autocast_dtype,
-        data_parallel=_data_parallel(module),
+        data_parallel=observed_data_parallel(module),
         fully_sharded=_is_fully_sharded(module),
     )
 
 
-def _data_parallel(module: Module) -> ObservedDataParallel | None:
+def observed_data_parallel(module: Module) -> ObservedDataParallel | None:
     """Known to be one only where the code has imported it."""
     wrapping = sys.modules.get("torch.nn.parallel.distributed")
     if wrapping is None or not isinstance(module, wrapping.DistributedDataParallel):
@@ -101,9 +101,17 @@ def _data_parallel(module: Module) -> ObservedDataParallel | None:
         gradient_as_bucket_view=bool(module.gradient_as_bucket_view),
         static_graph=bool(module.static_graph),
         has_hook=bool(getattr(module, "_comm_hooks", None)),
-        backend=str(sys.modules["torch.distributed"].get_backend(module.process_group)),
+        backend=_backend(module),
         bucket_count=_bucket_count(module),
     )
+
+
+def _backend(module: Any) -> str:
+    """Empty where the process group is gone."""
+    try:
+        return str(sys.modules["torch.distributed"].get_backend(module.process_group))
+    except ValueError:
+        return ""
 
 
 def _bucket_count(module: Any) -> int:
