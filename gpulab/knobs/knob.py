@@ -130,6 +130,7 @@ class Knob(ABC):
     changes_steps: bool = False  # another value is another number of optimizer steps per epoch
     needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one
     slow_to_prepare: bool = False  # compiling for one: a short block of it would be nothing else
+    of_ranks: bool = False  # it does nothing in one process alone, and is no row of the panel
     starts_processes: bool = False  # that must be able to import the dataset
     # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()

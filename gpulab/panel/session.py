@@ -105,7 +105,9 @@ class PanelSession:
         """The widgets. Needs ipywidgets, which come with gpulab."""
         if self._panel is None:
             key = self._run_key if in_notebook() else ""
-            self._panel = Panel(tuple(KNOBS.values()), self.code.text, self, key, self._main.call)
+            self._panel = Panel(
+                tuple(k for k in KNOBS.values() if not k.of_ranks), self.code.text, self, key, self._main.call
+            )
             if self.steps is not None:
                 self._panel.steps.value = self.steps
             if self.observation is not None:

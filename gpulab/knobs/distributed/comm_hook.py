@@ -45,6 +45,7 @@ class CommHook(Knob):
     title = "Compressed gradients"
     help = "Exchange gradients in 16 bits, or as a product of small matrices (PowerSGD): fewer bytes on a slow link"
     kind: Kind = "module call"
+    of_ranks = True
     options: tuple[Value, ...] = ("none", "fp16", "bf16", "powersgd")
     climb_values = ("fp16",)
     changes_training = "the ranks exchange rounded gradients"

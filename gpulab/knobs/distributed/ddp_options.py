@@ -30,6 +30,7 @@ def data_parallel(observation: Observation) -> ObservedDataParallel | None:
 class DdpOption(Knob):
     """An argument of DistributedDataParallel of the knob's own name."""
 
+    of_ranks = True
     kind: Kind = "module call"
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -113,7 +114,7 @@ class BucketView(DdpOption):
     """Gradients that lie in the buckets: one copy less."""
 
     name = "gradient_as_bucket_view"
-    title = "Gradients as views of DDP's buckets"
+    title = "Gradients as views of the buckets"
     help = "Saves one copy of all gradients, in memory and in time"
     options: tuple[Value, ...] = (False, True)
     aliases = ("bucket_view",)

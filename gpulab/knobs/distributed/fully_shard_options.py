@@ -29,6 +29,7 @@ class ReshardAfterForward(Knob):
     title = "FSDP: reshard after the forward pass"
     help = "Off: the weights are gathered once in a step and not twice, for the memory of all of them"
     kind: Kind = "module call"
+    of_ranks = True
     options: tuple[Value, ...] = (False, True)
     climb_values = (False,)
     cost = "Off takes the memory of all weights, on each rank, between the passes."

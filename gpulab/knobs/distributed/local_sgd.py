@@ -29,6 +29,7 @@ class LocalSgd(Knob):
     title = "Local SGD"
     help = "Steps between two averages of all ranks' weights, in place of exchanging gradients in each step"
     kind: Kind = "module call"
+    of_ranks = True
     options: tuple[Value, ...] = (1, 2, 4, 8, 16)
     climb_values = (8,)
     changes_training = "the ranks' weights differ between two averages"
