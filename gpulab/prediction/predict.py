@@ -31,6 +31,8 @@ class Formula(Struct, frozen=True):
     memory: Memory = "unknown"
 
 
+_OF_RANKS = "try it: how much of an exchange the ranks hide behind computing shows only when they run"
+
 # By knob, in the order in which they are asked: what changes the making of data before what rests on it. A text in
 # place of a formula is the reason why nothing can be predicted.
 PREDICTORS: dict[str, Formula | str] = {
@@ -40,6 +42,12 @@ PREDICTORS: dict[str, Formula | str] = {
     "pin_memory": "try it: how much of a copy to the GPU other work already hides shows only when it is faster",
     "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
     "compute_threads": "try it: what threads take from each other and from loader workers shows only when they run",
+    "bucket_cap_mb": _OF_RANKS,
+    "gradient_as_bucket_view": _OF_RANKS,
+    "static_graph": _OF_RANKS,
+    "comm_hook": _OF_RANKS,
+    "local_sgd": _OF_RANKS,
+    "reshard_after_forward": _OF_RANKS,
     "amp": Formula(precision.amp),
     "tf32": Formula(precision.tf32, "unchanged"),
     "attention": Formula(kernels.attention),

@@ -21,7 +21,8 @@ _WITH_A_CHILD = (
     "stdin=subprocess.PIPE); sys.stdin.read(); p.communicate()"
 )
 _PACKAGE = Path(gpulab.__file__).parent
-_OF_THE_USER = {_PACKAGE / "cli" / "ranks.py", _PACKAGE / "launch" / "launcher.py"}  # they start the user's own code
+_USERS = ("cli/ranks.py", "launch/launcher.py", "lessons/sharing.py")  # they start the user's own code
+_OF_THE_USER = {_PACKAGE / path for path in _USERS}
 _SOURCES = sorted(set(_PACKAGE.rglob("*.py")) - _OF_THE_USER)
 
 
