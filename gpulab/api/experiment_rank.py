@@ -8,15 +8,15 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import msgspec
 
-from gpulab.errors import UsageError
-from gpulab.store.atomic_write import replace_whole
+from gpulab.errors import StoreError, UsageError
+from gpulab.store.atomic_write import replace_whole, write_whole
 from gpulab.tuning.agreement import RanksAgreement
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.kept_experiment import encoded
@@ -74,8 +74,11 @@ def cell_code(text: str, namespace: dict[str, Any], file: str) -> TextCode:
 
 
 def _writer(file: Path) -> Callable[[Progress], None]:
+    """Not onto the disk each time: it is called while the user's code runs."""
+
     def write(progress: Progress) -> None:
-        replace_whole(file, msgspec.json.encode(progress))
+        with suppress(StoreError):  # who cannot be shown how far it is gets the result all the same
+            write_whole(file, msgspec.json.encode(progress))
 
     return write
 

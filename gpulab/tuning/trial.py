@@ -171,14 +171,14 @@ def full_trial(
     *,
     quiet: bool,
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
-    limit_s: float | None = None,
+    limit_s: float = TRIAL_LIMIT_S,
     tick: Callable[[int], None] = lambda steps: None,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
-    it may go on after its first step, at most `TRIAL_LIMIT_S`, but for ever where it is infinite; `tick` hears, on
-    another thread, of the steps so far.
+    it may go on after its first step; infinite: to its end, however long. `tick` hears, on another thread, of the steps
+    so far.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
@@ -195,7 +195,7 @@ def full_trial(
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, _bounded(limit_s), tick)
+    limit = _Limit(capture, effects, limit_s, tick)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
@@ -223,12 +223,6 @@ def full_trial(
         finally:
             capture.close()
     return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
-
-
-def _bounded(limit_s: float | None) -> float:
-    if limit_s is None:
-        return TRIAL_LIMIT_S
-    return limit_s if math.isinf(limit_s) else min(limit_s, TRIAL_LIMIT_S)
 
 
 def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
