@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpulab.diagnosis.finding import Level
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import duration, percent, plain_values, plural
 from gpulab.tuning.compare.scaling import ScalingPoint
-from gpulab.views.layout import Section, numbers, present
+from gpulab.views.layout import Section, leading, numbers, present
 from gpulab.views.view import View
 
 GOOD = 0.8  # ours: below it a fifth of each further rank is lost
@@ -28,15 +29,17 @@ class ScalingView(View):
         if len(self.points) < 2:
             return Headline("scaling", "No two numbers of ranks have run.", "There is nothing to compare.", "unknown")
         first, last = self.points[0], self.points[-1]
+        level = _level(last)
+        begin = "Undecided: so far " if level == "unknown" else ""
         said = (
-            f"{plural(last.ranks, 'rank')} do {last.speedup:.3g} times the work of {first.ranks} in the same time: "
-            f"{percent(last.efficiency)} efficiency{_interval(last)}."
+            f"{begin}{plural(last.ranks, 'rank')} do {last.speedup:.3g} times the work of {first.ranks} in the same "
+            f"time: {percent(last.efficiency)} efficiency{_interval(last)}."
         )
         steps = (
             f"{duration(first.step_us)} with {plural(first.ranks, 'rank')}, {duration(last.step_us)} with {last.ranks}"
         )
         evidence = f"A step takes {steps}; each rank has the same batch. Median of {plural(self.rounds, 'round')}."
-        return Headline("scaling", said, evidence, "good" if last.efficiency >= GOOD else "bad")
+        return Headline("scaling", said, evidence, level)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
@@ -61,7 +64,14 @@ class ScalingView(View):
         if self.stopped:
             lines.append("Stopped: these rounds were complete.")
         columns = numbers("ranks", "a step", "× the work", "efficiency", "95 % interval")
-        return present(Section.table("By the number of ranks", columns, cells, lines, wide=True))
+        return present(leading(Section.table("By the number of ranks", columns, cells, lines, wide=True)))
+
+
+def _level(point: ScalingPoint) -> Level:
+    """Good or bad only where the whole interval is on that side."""
+    if point.interval is None or point.interval[0] < GOOD <= point.interval[1]:
+        return "unknown"
+    return "good" if point.interval[0] >= GOOD else "bad"
 
 
 def _interval(point: ScalingPoint) -> str:

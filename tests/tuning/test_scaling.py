@@ -20,8 +20,9 @@ def test_efficiency_is_the_step_of_one_over_that_of_many(one_us: float, slower: 
     for point in points:
         expected = 1 / slower.get(point.ranks, 1.0)
         assert point.efficiency == pytest.approx(expected) and point.speedup == pytest.approx(expected * point.ranks)
-        assert point.interval is not None and point.interval[0] <= point.efficiency * 1.000001
-        assert point.interval[1] >= point.efficiency * 0.999999
+        assert (point.interval is None) == (point.ranks == 1)
+        low, high = point.interval or (expected, expected)
+        assert low <= point.efficiency * 1.000001 and high >= point.efficiency * 0.999999
 
 
 def test_one_round_has_no_interval() -> None:
@@ -35,10 +36,17 @@ def test_a_round_that_was_cut_short_has_no_pair() -> None:
     assert [point.ranks for point in scaling({1: [10.0]})] == [1]
 
 
+def test_a_wide_interval_decides_nothing() -> None:
+    view = ScalingView(scaling({1: [10_000.0, 10_000.0], 2: [10_000.0, 20_000.0]}), 2, 2)
+    assert view.headline.level == "unknown" and view.headline.sentence.startswith("Undecided: so far 2 ranks do")
+    slow = ScalingView(scaling({1: [10_000.0] * 3, 2: [20_000.0] * 3}), 3, 2)
+    assert slow.headline.level == "bad" and slow.headline.sentence.startswith("2 ranks do 1 times")
+
+
 def test_the_headline_says_how_much_more_is_done() -> None:
-    view = ScalingView(scaling({1: [10_000.0] * 3, 2: [12_500.0] * 3}), 3, 2)
-    assert view.headline.sentence.startswith("2 ranks do 1.6 times the work of 1 in the same time: 80 % efficiency")
-    assert "12.5 ms with 2" in view.headline.evidence and view.headline.level == "good"
+    view = ScalingView(scaling({1: [10_000.0] * 3, 2: [12_000.0] * 3}), 3, 2)
+    assert view.headline.sentence.startswith("2 ranks do 1.67 times the work of 1 in the same time: 83 % efficiency")
+    assert "12.0 ms with 2" in view.headline.evidence and view.headline.level == "good"
     assert "processor core" not in view.text() and "share 2 processor cores" in ScalingView(
         scaling({1: [1.0], 4: [4.0]}), 1, 2
     ).text(full=True)

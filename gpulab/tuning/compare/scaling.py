@@ -17,8 +17,8 @@ from gpulab.tuning.compare.statistics import paired
 class ScalingPoint(Struct, frozen=True):
     """One number of ranks. `efficiency` is 1 where each rank does as much in a second as each of the fewest ranks.
 
-    `interval` is its 95 % interval, None with fewer than two rounds. `speedup`: the work done in a second, over that of
-    the fewest ranks.
+    `interval` is its 95 % interval, None with fewer than two rounds, and of the fewest ranks.
+    `speedup`: the work done in a second, over that of the fewest ranks.
     """
 
     ranks: int
@@ -41,7 +41,8 @@ def scaling(step_us: Mapping[int, Sequence[float]]) -> tuple[ScalingPoint, ...]:
         estimate = paired(times[:rounds] / fewest[:rounds])
         if estimate is None:
             continue
-        interval = None if estimate.interval is None else (1 / estimate.interval[1], 1 / estimate.interval[0])
+        known = None if count == counts[0] else estimate.interval  # the fewest are what all are compared with
+        interval = None if known is None else (1 / known[1], 1 / known[0])
         efficiency = 1 / estimate.ratio
         speedup = efficiency * count / counts[0]
         points.append(ScalingPoint(count, float(np.median(times)), efficiency, interval, speedup))
