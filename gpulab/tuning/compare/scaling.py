@@ -41,8 +41,8 @@ def scaling(step_us: Mapping[int, Sequence[float]]) -> tuple[ScalingPoint, ...]:
         estimate = paired(times[:rounds] / fewest[:rounds])
         if estimate is None:
             continue
-        known = None if count == counts[0] else estimate.interval  # the fewest are what all are compared with
-        interval = None if known is None else (1 / known[1], 1 / known[0])
+        spread = None if count == counts[0] else estimate.interval  # the fewest are what all are compared with
+        interval = None if spread is None else (1 / spread[1], 1 / spread[0])
         efficiency = 1 / estimate.ratio
         speedup = efficiency * count / counts[0]
         points.append(ScalingPoint(count, float(np.median(times)), efficiency, interval, speedup))
