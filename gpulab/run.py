@@ -88,6 +88,8 @@ class Steps(Struct, frozen=True):
     device_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
     # Of the wall time of each step, gpulab's own marks and its timing of batches; empty: not known
     own_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    # Rows of what a model of several ranks was given: its samples; -1: unknown; empty: no such model was heard of
+    input_rows: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.number)
@@ -736,10 +738,13 @@ class Run(Struct, frozen=True):
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
         s = self.steps
-        lengths = {len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns")}
+        lengths = {
+            len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns", "input_rows")
+        }
         assert len(lengths) == 1, f"step columns differ in length: {lengths}"
         assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
         assert len(s.own_ns) in (0, len(s)), f"{len(s)} steps have {len(s.own_ns)} times of gpulab's own"
+        assert len(s.input_rows) in (0, len(s)), f"{len(s)} steps have the rows of {len(s.input_rows)}"
         if len(s.own_ns):
             assert (s.own_ns >= 0).all() and (s.own_ns <= s.wall_ns).all(), "gpulab's own time exceeds its step"
         assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"

@@ -112,6 +112,9 @@ class Thresholds(Struct, frozen=True):
         return thresholds
 
 
+_COUNTS = ("small_collectives",)
+
+
 def _checked(name: str, value: object) -> float:
     names = Thresholds.__struct_fields__
     if name not in names:
@@ -119,6 +122,10 @@ def _checked(name: str, value: object) -> float:
         raise UsageError(f"There is no threshold {name!r}. Nearest: {nearest} (of {', '.join(sorted(names))}).")
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise UsageError(f"The threshold {name} is a number, not {value!r}.")
+    if name in _COUNTS:
+        if value < 0:
+            raise UsageError(f"The threshold {name} is a number per step, not {value:g}.")
+        return float(value)
     unit = next((unit for suffix, unit in (("_us", "µs"), ("_s", "s")) if name.endswith(suffix)), None)
     if unit is not None and value < 0:
         raise UsageError(f"The threshold {name} is a time in {unit}, not {value:g}.")

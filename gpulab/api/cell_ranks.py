@@ -25,7 +25,6 @@ from gpulab.devices.child_path import import_path
 from gpulab.errors import StoreError, UsageError
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
-    Line,
     RankProcesses,
     launcher_words,
     record_words,
@@ -33,6 +32,7 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.notebook_source import notebook_source
+from gpulab.launch.output import Line
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks

@@ -221,6 +221,7 @@ class Capture:
             self._spooler.stop()
             samples, lost, extremes = self._sampler.stop()
         steps = self._loop.finish(wall_ns, detail)
+        steps = replace(steps, input_rows=self._loop.model_inputs.rows_of(steps, self._origin_ns))
         timeline = self._phases.timeline(self._origin_ns, len(steps))
         samples = self._follow_gpu(timeline, samples)
         if self._loop.events is not None and self._loop.events.index != self.device.index:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.analysis.ranks import RankComparison
+from gpulab.analysis.ranks import LATE_PER_CORE_WAIT, RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, small_collectives, straggler, uneven_data
@@ -140,6 +140,20 @@ def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findi
             Evidence(
                 f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"
             ),
+            *_crowded(comparison),
             *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
+        ),
+    )
+
+
+def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
+    """What the machine's other load hides of the ranks."""
+    share = max(r.core_wait_share for r in comparison.ranks)
+    if share < DEFAULT.silence:
+        return ()
+    return (
+        Evidence(
+            f"The ranks wait for a processor core for up to {percent(share)} of their step: one that lets the others "
+            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that"
         ),
     )

@@ -9,20 +9,17 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import queue
 import re
 import signal
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import IO
-
-from msgspec import Struct
 
 from gpulab.devices.machine import usable_cores
 from gpulab.formatting import plural
+from gpulab.launch.output import GrowingFile, Line
 
 THREADS = "OMP_NUM_THREADS"
 OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variables that would mislead a plain Python
@@ -77,14 +74,6 @@ def _cores() -> int:
     return max(1, math.floor(usable_cores()))
 
 
-class Line(Struct, frozen=True):
-    """One line of output; `rank` is None for the launcher's own words."""
-
-    rank: int | None
-    text: str
-    is_error: bool
-
-
 class RankProcesses:
     """The ranks of one command. Make it, read `lines`, and `end` it: then nothing of it is left."""
 
@@ -98,37 +87,38 @@ class RankProcesses:
         """
         first, *rest = words
         place = rest.index("torch.distributed.run") + 1
-        tee = ["--tee", "3", "--log-dir", str(logs)]
-        command = [first, *rest[:place], *tee, *rest[place:]]
-        self._process = subprocess.Popen(
-            ended_with_this_process(command),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env={**environment, "PYTHONUNBUFFERED": "1", PREFIX_VARIABLE: prefix_template()},
-            start_new_session=True,
-        )
-        self._lines: queue.Queue[Line | None] = queue.Queue()
-        self._readers = [
-            threading.Thread(target=self._read, args=(stream, is_error), name="gpulab-rank-output", daemon=True)
-            for stream, is_error in ((self._process.stdout, False), (self._process.stderr, True))
-        ]
-        for reader in self._readers:
-            reader.start()
+        own = ["--redirects", "3", "--log-dir", str(logs)]
+        command = [first, *rest[:place], *own, *rest[place:]]
+        self._logs = logs
+        paths: dict[Path, tuple[int | None, bool]] = {
+            logs / "launcher.out": (None, False),
+            logs / "launcher.err": (None, True),
+        }
+        self._files = {GrowingFile(path): whose for path, whose in paths.items()}
+        with contextlib.ExitStack() as opened:
+            out, error = (opened.enter_context(path.open("wb")) for path in paths)
+            self._process = subprocess.Popen(
+                ended_with_this_process(command),
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=error,
+                env={**environment, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
 
     def lines(self) -> Iterator[Line | None]:
-        """What is printed, as it comes, until all have ended; None where nothing came for a moment."""
-        ended = 0
-        while ended < len(self._readers):
-            try:
-                line = self._lines.get(timeout=LATEST_S)
-            except queue.Empty:
-                yield None
-                continue
-            if line is None:
-                ended += 1
-            else:
-                yield line
+        """What is printed, as it comes, until all have ended; None after each look."""
+        is_over = False
+        while not is_over:
+            is_over = self._process.poll() is not None  # asked before the look: nothing comes after it
+            self._look_for_files()
+            for file, whose in self._files.items():
+                yield from (_line(text, whose) for text in file.lines())
+            yield None
+            if not is_over:
+                time.sleep(LATEST_S)
+        for file, whose in self._files.items():
+            yield from (_line(text, whose) for text in file.rest())
 
     def stop(self) -> None:
         """Ask all ranks to end at their next step."""
@@ -149,20 +139,19 @@ class RankProcesses:
 
     def end(self) -> int:
         """Wait for the launcher to be gone. Returns its exit status."""
-        status = self._process.wait()
-        for reader in self._readers:
-            reader.join()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
-        return status
+        return self._process.wait()
 
-    def _read(self, stream: IO[bytes] | None, is_error: bool) -> None:
-        assert stream is not None
-        with contextlib.suppress(ValueError, OSError):  # closed
-            for raw in stream:
-                self._lines.put(line_of(raw.decode("utf-8", "replace").rstrip("\n"), is_error=is_error))
-        self._lines.put(None)
+    def _look_for_files(self) -> None:
+        """torchrun writes what a rank prints to FOLDER/JOB/attempt_0/RANK/stdout.log, and stderr.log."""
+        have = {file.path for file in self._files}
+        for path in sorted(self._logs.glob("*/attempt_*/*/std*.log")):
+            if path not in have and path.parent.name.isdecimal():
+                self._files[GrowingFile(path)] = (int(path.parent.name), path.stem == "stderr")
+
+
+def _line(text: str, whose: tuple[int | None, bool]) -> Line:
+    rank, is_error = whose
+    return Line(rank, text, is_error)
 
 
 def ended_with_this_process(command: Sequence[str]) -> list[str]:

@@ -6,7 +6,6 @@ Standard library only, and nothing of PyTorch: login nodes forbid more. Source: 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shlex
@@ -23,11 +22,11 @@ from gpulab.launch.launcher import (
     OF_THE_KERNEL,
     PREFIX_VARIABLE,
     THREADS,
-    Line,
     agent_words,
     line_of,
     prefix_template,
 )
+from gpulab.launch.output import GrowingFile, Line
 
 LOOK_S = 0.5  # between two looks at the output
 ASK_S = 2.0  # between two questions to Slurm's controller, which many share
@@ -193,8 +192,7 @@ class SlurmProcesses:
     def __init__(self, submitted: Submitted, outputs: Sequence[Path]) -> None:
         self.job = Job("PENDING")
         self._submitted = submitted
-        self._offsets = dict.fromkeys(outputs, 0)
-        self._rests = dict.fromkeys(outputs, b"")
+        self._files = [GrowingFile(output) for output in outputs]
         self._asked_s = 0.0
         self._answered_s = time.monotonic()
         self._is_given_up = False
@@ -220,6 +218,8 @@ class SlurmProcesses:
             if not self.job.is_over:
                 time.sleep(LOOK_S)
         yield from self._new_lines()
+        for file in self._files:
+            yield from (line_of(text, is_error=False) for text in file.rest())
 
     def stop(self) -> None:
         """Cancel it."""
@@ -248,14 +248,5 @@ class SlurmProcesses:
             self.job, self._answered_s = job, time.monotonic()
 
     def _new_lines(self) -> Iterator[Line]:
-        for output in self._offsets:
-            yield from self._new_lines_of(output)
-
-    def _new_lines_of(self, output: Path) -> Iterator[Line]:
-        with contextlib.suppress(OSError), output.open("rb") as file:
-            file.seek(self._offsets[output])
-            new = file.read()
-            self._offsets[output] += len(new)
-            *whole, self._rests[output] = (self._rests[output] + new).split(b"\n")
-            for raw in whole:
-                yield line_of(raw.decode("utf-8", "replace"), is_error=False)
+        for file in self._files:
+            yield from (line_of(text, is_error=False) for text in file.lines())

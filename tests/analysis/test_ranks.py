@@ -297,6 +297,44 @@ def test_the_late_rank_with_more_samples_has_uneven_data(samples: int, key: str)
     assert ("2 times as many samples" in first.summary) == (key == "uneven_data")
 
 
+def test_what_the_model_is_given_counts_before_what_was_loaded() -> None:
+    def given(run: Run, rows: int) -> Run:
+        return replace(run, steps=replace(with_samples(run, 32).steps, input_rows=np.array([rows])))
+
+    late, prompt = given(cpu_rank([(0, 700)], [(700, 100)]), 30), given(cpu_rank([(0, 100)], [(100, 700)]), 10)
+    compared = compare_ranks({0: prompt, 1: late})
+    assert [rank.samples_per_step for rank in compared.ranks] == [10, 30]
+    assert diagnose_ranks(compared).first.key == "uneven_data"
+    unheard = given(cpu_rank([(0, 100)], [(100, 700)]), -1)
+    assert compare_ranks({0: unheard, 1: late}).ranks[0].samples_per_step == 32
+
+
+@pytest.mark.parametrize(("core_wait", "late"), [(0.0, 1), (0.1, 1), (0.15, 1), (0.26, None)])
+def test_a_rank_that_waited_for_a_core_is_no_straggler(core_wait: float, late: int | None) -> None:
+    compared = compare_ranks(
+        {0: cpu_rank([(0, 300)], [(300, 500)]), 1: cpu_rank([(0, 700)], [(700, 100)])}  # rank 0 waits 0.4 of its step
+    )
+    waits = tuple(
+        replace(r, breakdown=replace(r.breakdown, share=dict(r.breakdown.share) | {"core_wait": core_wait}))
+        for r in compared.ranks
+    )
+    assert ranks._straggler(waits, DEFAULT.skew_notice) == late
+
+
+@pytest.mark.parametrize("core_wait", [0.0, 0.05, 0.2])
+def test_exchange_on_crowded_cores_counts_from_more_on(core_wait: float) -> None:
+    same = cpu_rank([(0, 850)], [(850, 100)])  # a tenth of the step
+    compared = compare_ranks({0: same, 1: same})
+    crowded = tuple(
+        replace(r, breakdown=replace(r.breakdown, share=dict(r.breakdown.share) | {"core_wait": core_wait}))
+        for r in compared.ranks
+    )
+    first = diagnose_ranks(replace(compared, ranks=crowded)).first
+    assert (first.key == "exposed_communication") == (core_wait < 0.1)
+    said = " ".join(evidence.words for evidence in first.evidence)
+    assert ("cannot be told from that" in said) == (core_wait >= 0.1)
+
+
 @pytest.mark.parametrize(
     ("count", "each_us", "key"), [(25, 20, "small_collectives"), (5, 100, "exposed_communication")]
 )

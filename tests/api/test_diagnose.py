@@ -231,12 +231,17 @@ def test_thresholds_decide_what_is_told(somewhere: Path) -> None:
         ({"silence": "much"}, "is a number"),
         ({"silence": True}, "is a number"),
         ({"short_kernel_us": -1.0}, "a time in µs"),
+        ({"small_collectives": -1.0}, "a number per step"),
     ],
 )
 def test_thresholds_that_cannot_be_are_one_line(values: dict[str, float], words: str, somewhere: Path) -> None:
     with pytest.raises(UsageError, match=words) as raised:
         gpulab.diagnose(starving(), values)
     assert "\n" not in str(raised.value)
+
+
+def test_a_threshold_that_counts_may_be_any_number() -> None:
+    assert DEFAULT.changed({"small_collectives": 30}).small_collectives == 30
 
 
 @pytest.mark.parametrize("folder", [".", "own"])

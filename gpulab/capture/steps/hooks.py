@@ -2,8 +2,8 @@
 
 Touched are: the two global optimizer hooks that torch offers, the methods through which a DataLoader is asked for data
 (`capture/dataloader/wait_hooks.py`) and through which GradScaler steps, `torch.autograd.backward` and
-`torch.autograd.grad`, and, as long as somebody wants to hear of module calls, torch's global module hook. Nothing of
-the user's objects is changed.
+`torch.autograd.grad`, the forward method of DistributedDataParallel, and, as long as somebody wants to hear of module
+calls, torch's global module hook. Nothing of the user's objects is changed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,11 @@ def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     passed = _Passed()
     undo.enter_context(_optimizer_hooks(loop, thread, passed))
     undo.enter_context(_backward_hook(loop, thread, passed))
-    modules = ModuleHook(loop.called, thread)
-    undo.callback(modules.close)
-    undo.enter_context(compile_hook(modules))
+    modules, inputs = ModuleHook(loop.called, thread), loop.model_inputs
+    inputs.install()
+    for hook in (modules, inputs):
+        undo.callback(hook.close)
+    undo.enter_context(compile_hook(modules, inputs))
     modules.on()
     return modules
 

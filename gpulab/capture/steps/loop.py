@@ -26,6 +26,7 @@ from gpulab.capture.pauses.batch_times import BatchTimes
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.steps.device_events import StepEvents
+from gpulab.capture.steps.model_inputs import ModelInputs
 from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.step_boundaries import StepTracker
@@ -125,6 +126,7 @@ class Loop:
         self._weights: WeightWatch | None = None
         self._updates = UpdateWatch()
         self._modules: ModuleHook | None = None
+        self.model_inputs = ModelInputs()
         self._calls = 0
         self._due = False  # the run ends at the next chance
         self._terminate: Callable[[], None] | None = None  # called at the next step boundary, once

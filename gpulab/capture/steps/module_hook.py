@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from threading import get_ident
-from typing import Any
+from typing import Any, Protocol
 
 from gpulab.torch_hooks.patching import replaced
 
@@ -56,16 +56,22 @@ class ModuleHook:
         self.off()
 
 
+class Closable(Protocol):
+    """What hears of modules and can be told to hear no more."""
+
+    def close(self) -> None: ...
+
+
 @contextmanager
-def compile_hook(modules: ModuleHook) -> Iterator[None]:
-    """Close the module hook when something is compiled, now or before.
+def compile_hook(*hooks: Closable) -> Iterator[None]:
+    """Close these hooks of modules when something is compiled, now or before.
 
     A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
     passes everything through and holds nothing of the run.
     """
     import torch
 
-    open_hooks = [modules]
+    open_hooks = [*hooks]
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -77,7 +83,8 @@ def compile_hook(modules: ModuleHook) -> Iterator[None]:
         return compile
 
     if _something_is_compiled():
-        modules.close()
+        for hook in hooks:
+            hook.close()
     try:
         with replaced(torch, "compile", wrap):
             yield

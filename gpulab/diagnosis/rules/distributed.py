@@ -142,11 +142,15 @@ def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Fi
 
 
 def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_us: float) -> Finding | None:
-    """Exchange that nothing hides; what of it is waiting for the straggler is the straggler's."""
+    """Exchange that nothing hides; what of it is waiting for the straggler is the straggler's.
+
+    Ranks that wait for a processor core come late to each exchange: so much of it says nothing.
+    """
+    core_wait = float(np.median([r.core_wait_share for r in ranks.ranks]))
     share = float(np.median([r.exposed_us / r.step_us for r in ranks.ranks]))
     time_us = max(0.0, float(np.median([r.exposed_us for r in ranks.ranks])) - waited_us)
     step_us = float(np.median([r.step_us for r in ranks.ranks]))
-    if share <= thresholds.exposed_notice or time_us < thresholds.silence * step_us:
+    if share <= max(thresholds.exposed_notice, core_wait) or time_us < thresholds.silence * step_us:
         return None
     hidden = float(np.median([r.overlapped_us for r in ranks.ranks]))
     does = "send data, or wait for some," if ranks.only_messages else "exchange data"

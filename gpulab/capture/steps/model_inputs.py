@@ -1,0 +1,59 @@
+"""How many rows a model that several ranks train is given in each step: its samples, wherever they come from.
+
+A DataLoader knows what it has given, not what the loop has left out of it, and a loop may have none.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import ExitStack
+from time import perf_counter_ns
+
+import numpy as np
+
+from gpulab.capture.dataloader.description import samples_in
+from gpulab.run import Int64, Steps
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before
+
+KEPT_CALLS = 65_536  # the last: two numbers each
+
+
+class ModelInputs:
+    """Hears the calls of DistributedDataParallel on this thread that gradients may follow, until it is closed."""
+
+    def __init__(self) -> None:
+        self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT_CALLS)
+        self._undo = ExitStack()
+
+    def install(self) -> None:
+        """Begin to hear. Needs torch to be imported."""
+        from torch.nn.parallel import DistributedDataParallel
+
+        self._undo.enter_context(heard_before(DistributedDataParallel, "forward", self._called))
+
+    def close(self) -> None:
+        """Hear no more."""
+        self._undo.close()
+
+    def rows_of(self, steps: Steps, origin_ns: int) -> Int64:
+        """Of all calls in each step; -1 where one is not known or there is none, empty without any call.
+
+        `origin_ns` is the time at 0 of the steps.
+        """
+        if not self._calls:
+            return Steps.empty().input_rows
+        calls = np.array(self._calls, dtype=np.int64)
+        at_ns, rows = calls[:, 0] - origin_ns, calls[:, 1]
+        first, after = np.searchsorted(at_ns, steps.start_ns), np.searchsorted(at_ns, steps.end_ns)
+        sums, misses = (np.concatenate(([0], np.cumsum(of))) for of in (rows, rows < 0))
+        whole = (after > first) & (misses[after] == misses[first])
+        return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
+
+    def _called(self, args: Args, kwargs: KeywordArgs) -> None:
+        from torch import is_grad_enabled
+
+        if is_grad_enabled():
+            rows = samples_in(args[1:])
+            if rows is None:
+                rows = samples_in(kwargs)
+            self._calls.append((perf_counter_ns(), -1 if rows is None else rows))

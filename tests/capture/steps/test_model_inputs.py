@@ -1,0 +1,66 @@
+"""The rows that a model of several ranks is given: heard from its calls, laid to the steps they fall into."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpulab.capture.steps.model_inputs import ModelInputs
+from gpulab.run import Steps
+
+
+def steps_of(*bounds: tuple[int, int]) -> Steps:
+    start, end = (np.array(column, np.int64) for column in zip(*bounds, strict=True))
+    return replace(Steps.empty(), number=np.arange(len(start)), start_ns=start, end_ns=end)
+
+
+def test_rows_are_summed_in_the_step_of_their_call() -> None:
+    inputs = ModelInputs()
+    inputs._calls.extend([(105, 8), (112, 4), (113, 4), (131, -1), (132, 5)])
+    steps = steps_of((0, 10), (10, 20), (20, 30), (30, 40))
+    assert inputs.rows_of(steps, 100).tolist() == [8, 8, -1, -1]
+    assert len(ModelInputs().rows_of(steps, 100)) == 0
+
+
+TRAINING = """
+import json, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import gpulab
+
+dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
+plain = DistributedDataParallel.forward
+model = DistributedDataParallel(nn.Linear(4, 1))
+if len(sys.argv) > 2:
+    model = torch.compile(model, backend="eager")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(40, 4), batch_size=10)
+with gpulab.profile(trace=False, save=False) as p:
+    for step, x in enumerate(data):
+        model(x[: step + 1]).sum().backward()
+        with torch.no_grad():
+            model(x)
+        optimizer.step()
+        optimizer.zero_grad()
+steps = p.run.steps
+assert DistributedDataParallel.forward is plain
+print(json.dumps({"rows": steps.input_rows.tolist(), "loaded": steps.sample_count.tolist()}))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_what_the_loop_leaves_out_is_not_counted(compiled: bool, tmp_path: Path) -> None:
+    words = [sys.executable, "-c", TRAINING, str(tmp_path / "meeting"), *(["compile"] if compiled else [])]
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    told = json.loads(ended.stdout.splitlines()[-1])
+    assert told == {"rows": [] if compiled else [1, 2, 3, 4], "loaded": [10, 10, 10, 10]}
