@@ -34,7 +34,7 @@ def test_pieces_are_read_as_the_whole_file_would_be(written: str, cuts: list[int
         file = GrowingFile(path)
         assert list(file.lines()) == []
         bounds = [0, *sorted(min(cut, len(written)) for cut in cuts), len(written)]
-        lines = []
+        lines: list[str] = []
         for begin, end in pairwise(bounds):
             with path.open("ab") as out:
                 out.write(written[begin:end].encode())
