@@ -66,6 +66,21 @@ class Category(IntEnum):
     GPU_USER_ANNOTATION = 11
 
 
+class Collective(IntEnum):
+    """What ranks do together in one kernel of NCCL; `Timeline.extra["collective"]` holds the number."""
+
+    ALL_REDUCE = 1
+    REDUCE_SCATTER = 2
+    ALL_GATHER = 3
+    ALL_TO_ALL = 4
+    BROADCAST = 5
+    REDUCE = 6
+    GATHER = 7
+    SCATTER = 8
+    SEND = 9
+    RECEIVE = 10
+
+
 DEVICE_CATEGORIES = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 
 

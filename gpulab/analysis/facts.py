@@ -8,6 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.compat.hta import HtaView, hta
 from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
 from gpulab.analysis.gpu import kernels as gpu
@@ -42,7 +43,8 @@ class CurveFact(Struct, frozen=True):
 class TraceFacts(Struct, frozen=True):
     """What only the trace of a GPU tells of the profiled steps; None is "not measurable" or withheld by the checks.
 
-    `kernels`, `copies` and `launches` are those that the steps made. `devices` is the accounting of every GPU of the
+    `kernels`, `copies`, `launches` and `exchanges` with other ranks are those that the steps made; the time of an
+    exchange holds the waiting for the others. `devices` is the accounting of every GPU of the
     trace, the busiest first. `tensorboard` and `hta` follow those tools' definitions.
     """
 
@@ -52,6 +54,7 @@ class TraceFacts(Struct, frozen=True):
     copies: tuple[gpu.CopyRow, ...]
     tensorboard: TensorBoardView | None
     hta: HtaView | None
+    exchanges: tuple[CollectiveFacts, ...] = ()
 
 
 class Facts(Struct, frozen=True):
@@ -208,6 +211,7 @@ def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = f
         copies=() if "kernels" in withheld else gpu.copies(timeline, windows),
         tensorboard=None if "tensorboard" in withheld else tensorboard(timeline),
         hta=None if "hta" in withheld else hta(timeline, _file_zero_ns(run)),
+        exchanges=() if "kernels" in withheld else gpu.exchanges(timeline, windows, len(windows)),
     )
 
 

@@ -12,8 +12,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
 from gpulab.intervals import Intervals, clip, intersect, measure
@@ -64,7 +66,8 @@ class RankComparison(Struct, frozen=True):
     """Every rank that was read, in order. `straggler` is the rank that the others wait for, None where none stands out.
 
     `collectives` is how many communication kernels per rank were matched; None with `mismatch` saying why not.
-    `only_messages`: all that the ranks exchange are messages from one to another.
+    `only_messages`: all that the ranks exchange are messages from one to another. `exchanges`: what the collectives
+    carry, where the traces say it; their times are those of moving data where `mismatch` is None.
     """
 
     ranks: tuple[RankFacts, ...]
@@ -73,6 +76,7 @@ class RankComparison(Struct, frozen=True):
     mismatch: str | None
     integrity: Integrity = field(default_factory=lambda: Integrity(()))
     only_messages: bool = False
+    exchanges: tuple[CollectiveFacts, ...] = ()
 
 
 # What may be wrong with a folder of traces → state, what it withholds, what it means.
@@ -112,34 +116,95 @@ def compare_ranks(
     if any(b.device_index is not None for b in accounts.values()):
         accounts = {rank: b for rank, b in accounts.items() if b.device_index is not None}
     timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
-    kernels = {rank: _collectives(timelines[rank], accounts[rank]) for rank in accounts}
+    kernels = _matched({rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines})
     kept = all(problem.key != NOT_KEPT for problem in problems)
-    alone = not any(kernels.values()) and any(spans.named(t, spans.is_message).any() for t in timelines.values())
+    alone = not any(own.rows for own in kernels.values()) and any(
+        spans.named(t, spans.is_message).any() for t in timelines.values()
+    )
     mismatch = _mismatch(kernels, only_messages=alone) if kept else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
     ranks = tuple(
-        _rank(rank, facts[rank], accounts[rank], kernels[rank], transfer if mismatch is None else None)
+        _rank(rank, facts[rank], accounts[rank], kernels[rank].durations_ns, transfer if mismatch is None else None)
         for rank in timelines
     )
-    count = sum(len(d) for d in next(iter(kernels.values()), {}).values())
+    first = next(iter(kernels.values()), None)
+    count = 0 if first is None else sum(len(rows) for rows in first.rows.values())
     trust = job_integrity(problems)
     straggler = None if "straggler" in trust.withheld else _straggler(ranks, skew_notice)
-    return RankComparison(ranks, straggler, count if mismatch is None else None, mismatch, trust, alone)
+    return RankComparison(
+        ranks,
+        straggler,
+        count if mismatch is None else None,
+        mismatch,
+        trust,
+        alone,
+        () if first is None else _exchanges(first, transfer, next(iter(accounts.values()))),
+    )
 
 
-Collectives = dict[str, Int64]  # kernel name → durations in ns, in order of start
+Durations = dict[str, Int64]  # kernel name → durations in ns, in order
 
 
-def _collectives(timeline: Timeline, account: Breakdown) -> Collectives:
+class _Collectives(Struct, frozen=True):
+    """Those of one rank: kernel name → rows of its timeline, in the order in which they are compared."""
+
+    timeline: Timeline
+    rows: dict[str, Int64]
+
+    @property
+    def durations_ns(self) -> Durations:
+        return {name: self.timeline.duration_ns[rows] for name, rows in self.rows.items()}
+
+    def sequence(self, name: str) -> list[tuple[float, float]] | None:
+        """Process group and number in it of each; None where the trace does not tell, or a number is there twice."""
+        columns = [self.timeline.extra.get(column) for column in ("process_group", "collective_sequence")]
+        given = [column[self.rows[name]] for column in columns if column is not None]
+        if len(given) < len(columns) or not all(np.isfinite(column).all() for column in given):
+            return None
+        numbers = list(zip(*(column.tolist() for column in given), strict=True))
+        return numbers if len(set(numbers)) == len(numbers) else None
+
+    def only(self, name: str, numbers: Sequence[tuple[float, float]]) -> Int64:
+        """Its rows with these numbers, in that order."""
+        own = dict(zip(self.sequence(name) or (), self.rows[name].tolist(), strict=True))
+        return np.array([own[number] for number in numbers], dtype=np.int64)
+
+
+def _matched(kernels: Mapping[int, _Collectives]) -> dict[int, _Collectives]:
+    """Those that all ranks have, by process group and sequence number where the traces hold both, else as they are."""
+    names = set.intersection(*(set(own.rows) for own in kernels.values())) if kernels else set()
+    common: dict[str, list[tuple[float, float]]] = {}
+    for name in names:
+        sequences = [own.sequence(name) for own in kernels.values()]
+        if all(numbers is not None for numbers in sequences):
+            shared = set.intersection(*(set(numbers or ()) for numbers in sequences))
+            if 2 * len(shared) >= max(len(numbers or ()) for numbers in sequences):
+                common[name] = sorted(shared)
+    return {
+        rank: replace(own, rows={n: own.only(n, common[n]) if n in common else rows for n, rows in own.rows.items()})
+        for rank, own in kernels.items()
+    }
+
+
+def _exchanges(own: _Collectives, transfer: Durations, account: Breakdown) -> tuple[CollectiveFacts, ...]:
+    """By what the first rank's trace says; `transfer` is how long each moves data, empty where that is not known."""
+    if not own.rows:
+        return ()
+    rows = np.concatenate(list(own.rows.values()))
+    times = np.concatenate([transfer.get(name, own.durations_ns[name]) for name in own.rows])
+    return collective_facts(own.timeline, rows, times, len(account.steps))
+
+
+def _collectives(timeline: Timeline, account: Breakdown) -> _Collectives:
     rows = np.flatnonzero(_communicating(timeline, account) & ~spans.named(timeline, spans.is_message))
     start, end = account.span_ns
     rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
-    by_name: Collectives = {}
+    by_name: dict[str, Int64] = {}
     for name_id in np.unique(timeline.name_id[rows]).tolist():
         of_name = rows[timeline.name_id[rows] == name_id]
         name = timeline.names[name_id].partition("(")[0]
-        by_name[name] = np.concatenate((by_name.get(name, np.empty(0, np.int64)), timeline.duration_ns[of_name]))
-    return by_name
+        by_name[name] = np.concatenate((by_name.get(name, np.empty(0, np.int64)), of_name))
+    return _Collectives(timeline, by_name)
 
 
 def _computing(timeline: Timeline, account: Breakdown) -> Intervals:
@@ -160,13 +225,13 @@ def _kernels(timeline: Timeline, device_index: int) -> spans.Mask:
     return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index)
 
 
-def _mismatch(kernels: Mapping[int, Collectives], *, only_messages: bool) -> str | None:
+def _mismatch(kernels: Mapping[int, _Collectives], *, only_messages: bool) -> str | None:
     """Why the ranks' collectives cannot be put side by side; None where they can."""
     if len(kernels) < 2:
         return "one rank alone cannot show who waits for whom"
     if only_messages:
         return "the ranks send each other messages and have no collective, which all of them would end together"
-    counts = {rank: {name: len(d) for name, d in by_name.items()} for rank, by_name in kernels.items()}
+    counts = {rank: {name: len(rows) for name, rows in own.rows.items()} for rank, own in kernels.items()}
     first_rank, first = next(iter(counts.items()))
     if not first:
         return f"rank {first_rank} has no communication kernel in its steps"
@@ -179,12 +244,12 @@ def _mismatch(kernels: Mapping[int, Collectives], *, only_messages: bool) -> str
     )
 
 
-def _shortest(kernels: Mapping[int, Collectives]) -> Collectives:
-    names = next(iter(kernels.values()))
-    return {name: np.min([by_name[name] for by_name in kernels.values()], axis=0) for name in names}
+def _shortest(kernels: Mapping[int, _Collectives]) -> Durations:
+    durations = [own.durations_ns for own in kernels.values()]
+    return {name: np.min([of_rank[name] for of_rank in durations], axis=0) for name in durations[0]}
 
 
-def _rank(rank: int, figures: Facts, account: Breakdown, own: Collectives, transfer: Collectives | None) -> RankFacts:
+def _rank(rank: int, figures: Facts, account: Breakdown, own: Durations, transfer: Durations | None) -> RankFacts:
     timeline = figures.run.timeline
     assert timeline is not None
     (start, end), steps = account.span_ns, len(account.steps)

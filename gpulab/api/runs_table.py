@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html as markup
+from collections import Counter
 from collections.abc import Sequence
 from datetime import datetime
 
@@ -58,22 +59,34 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     step = spread_of_rounds(run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
-        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run))))), WIDEST_NAME) or "–",
+        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run, len(row.outcomes)))))), WIDEST_NAME)
+        or "–",
         plain(row.id) + ("" if row.path else " (not saved)"),
         _local_time(run.created),
         duration(step.median if step else None),
         f"{len(run.steps):,}",
         duration(run.code_wall_ns / 1e3),
         cut(plain(run.device.name), WIDEST_NAME),
-        run.outcome,
+        _outcome(row, run),
     )
 
 
-def rank_words(run: Run) -> str:
-    """ "rank 1 of 4"; empty for a run by itself."""
+def _outcome(row: Row, run: Run) -> str:
+    """Of several ranks the one that most of those share which did not complete, and of how many."""
+    others = Counter(outcome for outcome in row.outcomes if outcome != "completed")
+    if not others:
+        return run.outcome
+    outcome, count = others.most_common(1)[0]
+    return f"{outcome} ({count} of {len(row.outcomes)})" if count < len(row.outcomes) else outcome
+
+
+def rank_words(run: Run, ranks: int = 0) -> str:
+    """ "rank 1 of 4", and where several are here "4 ranks" or "3 of 4 ranks"; empty for a run by itself."""
     job = run.job
     if job is None or job.world_size == 1:
         return ""
+    if ranks > 1:
+        return plural(ranks, "rank") if ranks == (job.world_size or ranks) else f"{ranks} of {job.world_size} ranks"
     return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")
 
 
@@ -92,7 +105,7 @@ def _none(runs: Runs) -> str:
 
 
 def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
-    hidden = len(runs) - sum(row.position is not None for row in rows)
+    hidden = len(runs) - sum(max(1, len(row.outcomes)) for row in rows if row.position is not None)
     more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
     folder = [f"Saved in {cut(plain(str(runs.store.root)), WIDEST_ASKED)}."] if any(row.path for row in rows) else []
     return (

@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
-from gpulab.run import Run
+from gpulab.run import Job, Run
 from gpulab.store import export as run_exports
 from gpulab.store import filter
 from gpulab.store.atomic_write import size_bytes
@@ -27,13 +27,17 @@ KEPT_IN_MEMORY = 20
 
 
 class Row(Struct, frozen=True):
-    """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none."""
+    """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none.
+
+    Of a job with several ranks it is that of the lowest rank; `outcomes` are those of all that are here.
+    """
 
     id: str
     position: int | None = None  # counted from the end, of all runs: runs[position]
     run: Run | None = None
     path: Path | None = None  # None: not saved
     problem: str | None = None
+    outcomes: tuple[str, ...] = ()
 
 
 class Deletion(Struct, frozen=True):
@@ -61,6 +65,7 @@ class _Item(Struct, frozen=True):
     run: Run | None
     path: Path | None
     position: int = 0
+    job: Job | None = None
 
 
 class Runs(Sequence[Run]):
@@ -165,11 +170,11 @@ class Runs(Sequence[Run]):
     def rows(self, count: int | None = None) -> list[Row]:
         """The last `count` runs of the sequence (None: all), newest first, then every folder that cannot be read.
 
-        Positions are those in the whole sequence, also of a part that `where` chose. Of such a part folders that cannot
-        be read are left out: nobody knows what they are.
+        A job with several ranks is one of them. Positions are those in the whole sequence, also of a part that `where`
+        chose. Of such a part folders that cannot be read are left out: nobody knows what they are.
         """
-        items = self._items()[::-1][:count]
-        rows = [_row(item) for item in sorted(items, key=lambda item: item.created, reverse=True)]
+        groups = _grouped(self._items()[::-1])[:count]
+        rows = [_row_of(items) for items in sorted(groups, key=lambda items: items[0].created, reverse=True)]
         return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self._unreadable()]
 
     # -- changing ------------------------------------------------------------------------------------------------
@@ -323,11 +328,13 @@ class Runs(Sequence[Run]):
 
 
 def _of_run(run: Run, path: Path | None) -> _Item:
-    return _Item(run.id, run.name, run.created, run.device.kind, run.outcome, run, path)
+    return _Item(run.id, run.name, run.created, run.device.kind, run.outcome, run, path, 0, run.job)
 
 
 def _of_entry(header: Entry) -> _Item:
-    return _Item(header.id, header.name, header.created, header.device_kind, header.outcome, None, header.path)
+    return _Item(
+        header.id, header.name, header.created, header.device_kind, header.outcome, None, header.path, 0, header.job
+    )
 
 
 def _fits(item: _Item, wanted: Filter) -> bool:
@@ -352,6 +359,20 @@ def _load(item: _Item) -> Run:
         return item.run
     assert item.path is not None, "a run is in memory or on disk"
     return read(item.path)
+
+
+def _grouped(items: Sequence[_Item]) -> list[list[_Item]]:
+    """Runs, and jobs with their lowest rank first, in the order of their first item."""
+    groups: dict[str, list[_Item]] = {}
+    for item in items:
+        several = item.job is not None and item.job.world_size != 1
+        groups.setdefault(f"job {item.job.id}" if several and item.job else f"run {item.id}", []).append(item)
+    return [sorted(of_one, key=lambda item: item.job.rank if item.job else 0) for of_one in groups.values()]
+
+
+def _row_of(items: Sequence[_Item]) -> Row:
+    row = _row(items[0])
+    return replace(row, outcomes=tuple(item.outcome or "" for item in items)) if len(items) > 1 else row
 
 
 def _row(item: _Item) -> Row:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.run import Category, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
+from gpulab.trace.collectives import collective_columns
 from gpulab.trace.damage import DamageCount
 from gpulab.trace.events import (
     FLOWS,
@@ -322,6 +323,7 @@ def extra_columns(args: list[Args]) -> dict[str, Float64]:
         "occupancy_pct": [a.occupancy for a in args],
         "graph_id": [a.graph_id for a in args],
         "graph_node_id": [a.graph_node_id for a in args],
+        **collective_columns(args),
     }
     return {name: floats(values) for name, values in columns.items() if values.count(None) < len(values)}
 

@@ -29,6 +29,13 @@ class Args(msgspec.Struct, gc=False):
     occupancy: Value = msgspec.field(name="est. achieved occupancy %", default=None)
     graph_id: Value = msgspec.field(name="graph id", default=None)
     graph_node_id: Value = msgspec.field(name="graph node id", default=None)
+    collective: Value = msgspec.field(name="Collective name", default=None)
+    elements_in: Value = msgspec.field(name="In msg nelems", default=None)
+    elements_out: Value = msgspec.field(name="Out msg nelems", default=None)
+    element_type: Value = msgspec.field(name="dtype", default=None)
+    group_size: Value = msgspec.field(name="Group size", default=None)
+    process_group: Value = msgspec.field(name="Process Group Name", default=None)
+    sequence: Value = msgspec.field(name="Seq", default=None)
     input_dims: msgspec.Raw = msgspec.field(name="Input Dims", default=msgspec.Raw())  # read only where it is asked for
 
 

@@ -14,7 +14,7 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
-from gpulab.run import Category, Device, Lane, Ranks, Run, Steps, Timeline
+from gpulab.run import Category, Collective, Device, Float64, Lane, Ranks, Run, Steps, Timeline
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.views.report.ranks import RankedReport
@@ -82,6 +82,52 @@ def test_the_rank_that_arrives_last_is_the_straggler() -> None:
     assert found.straggler == 1
     assert found.collectives == 1
     assert [(r.waiting_us, r.transfer_us) for r in found.ranks] == [(500, 100), (0, 100), (400, 100)]
+
+
+def in_sequence(run: Run, numbers: dict[int, int], *, size: int = 2) -> Run:
+    """The same, with what NCCL says: of the all-reduce that starts at a µs its number; each carries 8 MB."""
+    timeline = run.timeline
+    assert timeline is not None
+    starts = (timeline.start_ns // US).tolist()
+
+    def column(value: float) -> Float64:
+        return np.array([value if start in numbers else np.nan for start in starts])
+
+    extra = {
+        "collective": column(Collective.ALL_REDUCE),
+        "process_group": column(0),
+        "group_size": column(size),
+        "message_bytes": column(8e6),
+        "collective_sequence": np.array([numbers.get(start, np.nan) for start in starts]),
+    }
+    return replace(run, timeline=replace(timeline, extra=extra))
+
+
+def test_collectives_are_matched_by_their_number() -> None:
+    # rank 0 was profiled from number 7 on, rank 1 from number 8 on: 7 has no partner, and rank 1 is late at 8 and 9
+    first = rank_run([(ALL_REDUCE, 9, 10, 50), (ALL_REDUCE, 9, 200, 300), (ALL_REDUCE, 9, 600, 300)])
+    second = rank_run([(ALL_REDUCE, 9, 400, 100), (ALL_REDUCE, 9, 800, 100)])
+    assert compare_ranks({0: first, 1: second}).mismatch is not None
+    compared = compare_ranks({0: in_sequence(first, {10: 7, 200: 8, 600: 9}), 1: in_sequence(second, {400: 8, 800: 9})})
+    assert compared.mismatch is None and compared.collectives == 2 and compared.straggler == 1
+    assert [(r.waiting_us, r.transfer_us) for r in compared.ranks] == [(400, 200), (0, 200)]
+    (exchange,) = compared.exchanges
+    assert exchange.count_per_step == 2 and exchange.time_us == 100, "moving data, without the waiting"
+    assert exchange.bus_bytes_per_s == pytest.approx(8e6 * 2 * 1 / 2 / 100e-6)
+
+
+def test_numbers_that_do_not_fit_are_not_used() -> None:
+    kernels: list[Kernel] = [(ALL_REDUCE, 9, 200, 300), (ALL_REDUCE, 9, 600, 300)]
+    twice = in_sequence(rank_run(kernels), {200: 8, 600: 8})
+    assert compare_ranks({0: twice, 1: twice}).collectives == 2, "in the order of their start"
+    other = {0: in_sequence(rank_run(kernels), {200: 1, 600: 2}), 1: in_sequence(rank_run(kernels), {200: 8, 600: 9})}
+    assert compare_ranks(other).collectives == 2
+
+
+def test_one_rank_alone_has_no_bus() -> None:
+    run = in_sequence(rank_run([(ALL_REDUCE, 9, 200, 300)]), {200: 1}, size=1)
+    (exchange,) = compare_ranks({0: run}).exchanges
+    assert exchange.bus_bytes_per_s is None and exchange.message_bytes == 8e6
 
 
 def test_the_users_threshold_for_a_straggler_counts() -> None:

@@ -44,6 +44,23 @@ def test_a_list_of_runs_says_which_are_ranks(store: Store) -> None:
     assert "rank 1 of 2" in lines[2] and " alone " in lines[1] and "rank" not in lines[1]
 
 
+def test_a_job_is_one_row_of_the_list(store: Store) -> None:
+    store.save(rank(2, of=4))
+    store.save(replace(rank(3, of=4), outcome="failed"))
+    store.save(rank(1, of=4))
+    for n in range(30):  # a job with many ranks does not push the others out of the list
+        store.save(rank(n, of=30, id="20250105-000000-000", job="wide"))
+    store.save(tiny_run("20250106-000000-000000"))
+    runs = Runs(store)
+    head, alone, wide, small, *rest = runs_table.text(runs).splitlines()
+    assert head.split()[:2] == ["name", "id"] and "rank" not in alone
+    assert "30 ranks" in wide and rank(0, id="20250105-000000-000").id in wide and "completed" in wide
+    assert "3 of 4 ranks" in small and rank(1).id in small and "failed (1 of 3)" in small
+    assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
+    assert "… and 3 older runs" in runs_table.text(runs, 2)
+    assert [runs[row.position or 0].id for row in runs.rows()] == [row.id for row in runs.rows()]
+
+
 def test_what_is_missing_is_said(store: Store) -> None:
     store.save(replace(rank(1, of=4), outcome="interrupted", outcome_detail="its process was killed"))
     store.save(rank(3, of=4))

@@ -12,6 +12,7 @@ from collections import Counter
 import numpy as np
 from msgspec import Struct
 
+from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.analysis.gpu.kernel_classes import names_tell
 from gpulab.intervals import Intervals, covers
 from gpulab.run import Category, Int64, Timeline
@@ -116,6 +117,15 @@ def copies(timeline: Timeline, windows: Intervals) -> tuple[CopyRow, ...]:
     kind = np.array(kind_of_name, dtype=np.int64)[group]
     table = [_copy_row(timeline, key, rows[kind == number]) for key, number in kinds.items()]
     return tuple(sorted(table, key=lambda row: -row.time_us))
+
+
+def exchanges(timeline: Timeline, windows: Intervals, steps: int) -> tuple[CollectiveFacts, ...]:
+    """Kernels launched within the windows that say what they exchange with other ranks; the costliest kind first."""
+    if "collective" not in timeline.extra:
+        return ()
+    kernels = spans.in_category(timeline, Category.KERNEL) & np.isfinite(timeline.extra["collective"])
+    rows = _launched(timeline, np.flatnonzero(kernels), windows)
+    return collective_facts(timeline, rows, timeline.duration_ns[rows], steps)
 
 
 def _launched(timeline: Timeline, rows: Int64, windows: Intervals) -> Int64:

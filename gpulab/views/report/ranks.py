@@ -20,6 +20,7 @@ from gpulab.views.report.findings import documents, finding_sections
 from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import device, sections
 from gpulab.views.report.timeline_page import timeline_section
+from gpulab.views.report.trace_sections import exchanges_section
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
@@ -57,6 +58,7 @@ class RankedReport(View):
             "straggler": comparison.straggler,
             "collectives": comparison.collectives,
             "mismatch": comparison.mismatch,
+            "exchanges": [plain_values(exchange) for exchange in self.comparison.exchanges],
             "communication_us": {r.rank: _communication(r) for r in comparison.ranks},
             "problems": [plain_values(p) for p in self.ranks.problems],
             "per_rank": {rank: document.document(facts, self.each[rank]) for rank, facts in self.facts.items()},
@@ -90,6 +92,7 @@ class RankedReport(View):
                 ranks=self.ranks.world_size,
             ),
             _side_by_side(self.comparison, self.facts),
+            _exchanges(self.comparison),
             _problems(self.ranks),
             *(msgspec.structs.replace(s, title=f"Rank {rank}: {decapitalized(s.title)}") for s in figures),
         )
@@ -134,6 +137,12 @@ def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Sec
     takes = duration_range(min(steps), max(steps)) if len(steps) > 1 else duration(next(iter(steps), None))
     result = f"{plural(len(steps), 'rank')}, a step takes {takes}" if steps else ""
     return Section.table("Ranks side by side", columns, cells, lines, wide=True, result=result)
+
+
+def _exchanges(comparison: RankComparison) -> Section | None:
+    if not comparison.exchanges:
+        return None
+    return exchanges_section(comparison.exchanges, "per step", waits_included=comparison.mismatch is not None)
 
 
 def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:

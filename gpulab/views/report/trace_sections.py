@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.compat.tensorboard import TensorBoardView
 from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels, Launches
 from gpulab.analysis.integrity import Integrity
-from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, reading, size
+from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, plural, reading, size
 from gpulab.run import Damage
 from gpulab.timeline.memory_curve import HOST, MemoryCurve
 from gpulab.views.layout import PAIRS, Column, Section, numbers
@@ -46,6 +47,8 @@ def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
         yield _gpu_work(trace.kernels, trace.launches, steps, per)
     if trace.copies:
         yield _copies(trace.copies, steps, per)
+    if trace.exchanges:
+        yield exchanges_section(trace.exchanges, per, waits_included=True)
 
 
 def _trust(integrity: Integrity, damage: Sequence[Damage]) -> Section:
@@ -112,6 +115,40 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
         lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
     result = f"{duration(sum(row.time_us for row in copies) / steps)} {per}"
     return Section.table("Copies", columns, cells, lines, result=result)
+
+
+def exchanges_section(exchanges: Sequence[CollectiveFacts], per: str, *, waits_included: bool) -> Section:
+    """What ranks exchange, by kind and process group. `waits_included`: one rank alone cannot tell them apart."""
+    columns = (Column(""), Column("process group"), *numbers("count", "size of one", "time of one", "bus bandwidth"))
+    cells = [
+        (
+            exchange.kind,
+            _group(exchange),
+            number(exchange.count_per_step),
+            size(exchange.message_bytes),
+            duration(exchange.time_us),
+            NOT_MEASURABLE if exchange.bus_bytes_per_s is None else reading(exchange.bus_bytes_per_s / 1e9, "GB/s"),
+        )
+        for exchange in exchanges
+    ]
+    lines = [
+        f"Count {per}; size and time are means. Bus bandwidth: what each link carries, as nccl-tests define it; it can "
+        "be held against what the link is sold with."
+    ]
+    if waits_included:
+        lines.append("The time holds the waiting for other ranks, so the bandwidth may be higher than this.")
+    costliest = exchanges[0]
+    result = f"{number(costliest.count_per_step)} × {cells[0][0]} {per}"
+    if costliest.bus_bytes_per_s is not None:
+        least = "at least " if waits_included else ""
+        result += f", {least}{reading(costliest.bus_bytes_per_s / 1e9, 'GB/s')} on the bus"
+    return Section.table("Exchanges with other ranks", columns, cells, lines, result=result)
+
+
+def _group(exchange: CollectiveFacts) -> str:
+    named = "" if exchange.process_group is None else f"{exchange.process_group}"
+    ranks = "" if exchange.group_size is None else plural(exchange.group_size, "rank")
+    return ", ".join(filter(None, (named, ranks))) or NOT_MEASURABLE
 
 
 _DIRECTIONS = {
