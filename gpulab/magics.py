@@ -295,7 +295,7 @@ class GPUProfile(Magics):
             profiler = self._profiler(options, statement, source, changing)
             profiler.start()
         except GpulabError as e:
-            raise LineError(f"{_ended(str(e))} The {'statement' if cell is None else 'cell'} did not run.") from None
+            raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
         return parsed, code, profiler, changing, give
 
     def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
@@ -475,8 +475,10 @@ def _first_word(line: str) -> tuple[str, str]:
 
 
 def _ended(sentence: str) -> str:
-    """Another sentence may follow."""
-    return sentence if sentence.endswith((".", "!", "?")) else f"{sentence}."
+    """Another sentence may follow; below a line of code it gets its own line."""
+    if "\n    " in sentence and sentence.splitlines()[-1].startswith("    "):
+        return f"{sentence}\n"
+    return f"{sentence} " if sentence.endswith((".", "!", "?")) else f"{sentence}. "
 
 
 def _words(line: str) -> list[str]:

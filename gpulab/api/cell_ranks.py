@@ -8,7 +8,6 @@ import shlex
 import shutil
 import sys
 import sysconfig
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -40,6 +39,7 @@ from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 from gpulab.store.live_job import LiveJob
+from gpulab.store.temporary_folder import temporary_folder
 from gpulab.tuning.interrupts import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.running.display import in_notebook
@@ -158,18 +158,18 @@ class RankedCell(Struct, frozen=True):
     def folder(self, own_id: str) -> Iterator[Path]:
         """A folder with the cell and what it reads, which is gone afterwards; a cluster's nodes must see it."""
         if self.allocation is None:
-            folder = Path(tempfile.mkdtemp(prefix="gpulab-ranks-"))
-        else:
-            folder = default_root().parent / "jobs" / own_id
-            make_folder(folder)
+            with temporary_folder("gpulab-ranks-") as folder:
+                yield folder
+            return
+        folder = default_root().parent / "jobs" / own_id
+        make_folder(folder)
         try:
             yield folder
         finally:
             if not (folder / KEPT).exists():
                 shutil.rmtree(folder, ignore_errors=True)
-            if self.allocation is not None:
-                with suppress(OSError):  # another job's is there
-                    folder.parent.rmdir()
+            with suppress(OSError):  # another job's is there
+                folder.parent.rmdir()
 
     def _runs(self, followed: Followed) -> Ranks:
         wait_s = STORED_S if self.allocation is None else SHARED_S

@@ -82,7 +82,7 @@ class Spool:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
         self._file = os.open(self.path, flags, 0o666)
-        _lock(self._file)
+        lock(self._file)
         _open.add(self)
         columns = {name: _as_plain(dtype) for name, dtype in self._tables.items()}
         header = {"gpulab_spool": FORMAT, "tables": columns, "about": self._about}
@@ -120,7 +120,7 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_all)
 
 
-def _lock(file: int) -> bool | None:
+def lock(file: int) -> bool | None:
     """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
     try:
         import fcntl
@@ -147,7 +147,7 @@ def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
         yield False
         return
     try:
-        locked, status = _lock(file), os.fstat(file)
+        locked, status = lock(file), os.fstat(file)
         if locked is None:
             locked = time.time() - status.st_mtime > stale_s
         yield locked and status.st_nlink > 0

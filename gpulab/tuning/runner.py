@@ -429,6 +429,7 @@ class Runner:
             changes=lambda run, effects: self._changes(arm, run, effects),
             limit_s=self._full_run_s(),
             tick=lambda done: self._tick(done, settings.steps),
+            ends_alone=not self._ranks.is_of_several,
         )
         error = self._error_of_all(trial.error)
         self.trials.append(trial)

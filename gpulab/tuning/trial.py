@@ -173,19 +173,20 @@ def full_trial(
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
     limit_s: float = TRIAL_LIMIT_S,
     tick: Callable[[int], None] = lambda steps: None,
+    ends_alone: bool = True,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
     it may go on after its first step; infinite: to its end, however long. `tick` hears, on another thread, of the steps
-    so far.
+    so far. Where others wait for each step of it, `ends_alone` is false: SIGTERM is left to the caller.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
         _save(run, write_trace, store)
 
     source, text = setting.code.source, setting.code.text
-    capture = Capture(settings, source, text, keep=keep if store is not None else None)
+    capture = Capture(settings, source, text, keep=keep if store is not None and ends_alone else None)
     losses = Losses()
     raised, error = _Raised(), None
     outcome: Outcome = "completed"

@@ -90,7 +90,7 @@ def test_a_straggler_is_named_in_one_report(session: KernelSession) -> None:
 def test_what_lives_in_the_notebook_is_refused(session: KernelSession) -> None:
     answer = session.run("%%gpuprofile --ranks 2\nfor batch in loader: print(batch)")
     said = answer.stderr
-    assert said.startswith("UsageError") and "loader (a DataLoader)" in said and "The cell did not run" in said
+    assert said.startswith("UsageError") and "loader (a DataLoader)" in said and "\nThe cell did not run." in said
     assert "\n    loader = torch.utils.data.DataLoader([1, 2, 3])" in said
 
 
