@@ -18,7 +18,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
-from gpulab.intervals import Intervals, clip, intersect, measure
+from gpulab.intervals import Intervals, clip, intersect, joined, measure
 from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
@@ -30,7 +30,8 @@ LATE_PER_CORE_WAIT = 2.0
 class RankFacts(Struct, frozen=True):
     """One rank; times are µs per step, on its own clock.
 
-    `communication_us` is the time in which a communication kernel ran; `exposed_us` is the part with no compute kernel
+    `communication_us` is the time in which a communication kernel ran, or on a CPU a collective or the training thread
+    was in a call for one; `exposed_us` is the part with no compute kernel
     beside it, `overlapped_us` the rest. `waiting_us` is the part of the communication kernels' time spent waiting for
     the slowest rank, `transfer_us` what is left; None where the ranks' collectives do not match.
 
@@ -253,8 +254,10 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Durations, transfe
     timeline = figures.run.timeline
     assert timeline is not None
     (start, end), steps = account.span_ns, len(account.steps)
-    mine = _communicating(timeline, account)
-    communication = clip(spans.covered(timeline, mine), start, end)
+    exchanging = spans.covered(timeline, _communicating(timeline, account))
+    if account.device_index is None:
+        exchanging = joined(exchanging, spans.exchanging_times(timeline))
+    communication = clip(exchanging, start, end)
     computing = clip(_computing(timeline, account), start, end)
     overlapped = measure(intersect(communication, computing))
     total = measure(communication)

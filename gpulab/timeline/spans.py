@@ -34,6 +34,8 @@ ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hi
 PACKED_FROM = 1 << 20  # spans: from there a mask is kept as bits, and unpacked in a third of the time it takes to make
 KEPT_TIMELINES = 2  # a comparison reads two; a notebook keeps twenty runs, whose masks would weigh more than they do
 _kept_of: WeakKeyDictionary[Timeline, dict[Hashable, Any]] = WeakKeyDictionary()
+_ADDING = "torch::autograd::AccumulateGrad"
+_EVALUATING = "autograd::engine::evaluate_function: "
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
@@ -223,8 +225,30 @@ def host_collectives(timeline: Timeline) -> Mask:
 
 
 def exchanging_times(timeline: Timeline) -> Intervals:
-    """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device)."""
-    return covered(timeline, training_operators(timeline) & named(timeline, is_exchange))
+    """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device).
+
+    So it is in a hook of DistributedDataParallel that hands a bucket of gradients over: what autograd does for a
+    parameter from the end of adding its gradient on, the operators that compute there aside.
+    """
+    calls = training_operators(timeline) & named(timeline, is_exchange)
+    return joined(covered(timeline, calls), _hook_times(timeline, calls))
+
+
+def _hook_times(timeline: Timeline, calls: Mask) -> Intervals:
+    operators = training_operators(timeline)
+    nodes, adding = (operators & named(timeline, starting_with(name)) for name in (f"{_EVALUATING}{_ADDING}", _ADDING))
+    if not nodes.any() or not calls.any():
+        return np.empty((0, 2), np.int64)
+    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+    called = np.sort(timeline.start_ns[calls])
+    hands_over = np.searchsorted(called, end) > np.searchsorted(called, start)
+    order = np.argsort(timeline.start_ns[adding], kind="stable")
+    added_start, added_end = timeline.start_ns[adding][order], timeline.end_ns[adding][order]
+    last = np.searchsorted(added_start, end) - 1
+    inside = (last >= 0) & (added_start[last] >= start) if len(added_start) else np.zeros(len(start), bool)
+    begin = np.where(inside, added_end[last], start) if len(added_start) else start
+    hooks = np.stack((begin, end), axis=1)[hands_over]
+    return subtract(union(hooks[:, 0], hooks[:, 1]), covered(timeline, operators & ~calls & ~nodes & ~adding))
 
 
 def host_computing_times(timeline: Timeline) -> Intervals:

@@ -295,8 +295,34 @@ def test_waiting_inside_a_call_is_no_computing() -> None:
     waits = rank("_c10d_functional::wait_tensor")
     parts = waits.breakdown.steps[0].parts_ns
     assert (parts["compute"], parts["communication"], parts["unknown"]) == (200 * US, 500 * US, 300 * US)
-    assert (waits.exposed_us, waits.overlapped_us) == (480, 0)
+    assert (waits.exposed_us, waits.overlapped_us) == (500, 0)
     assert rank("aten::addmm").breakdown.steps[0].parts_ns["compute"] == 700 * US
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_a_hook_that_hands_gradients_over_is_exchange(hands_over: bool) -> None:
+    # backward  [node of a parameter--------------------------------]   200 to 800
+    #             [adds]  (the hook: Python)  [copies]  (Python) [call]
+    node, adds = (
+        "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad",
+        "torch::autograd::AccumulateGrad",
+    )
+    spans = {node: (200, 600), adds: (210, 40), "aten::copy_": (500, 100), "c10d::allreduce_": (750, 40)}
+    base = cpu_rank([*spans.values(), (0, 200)], [(760, 30)])
+    assert base.timeline is not None
+    names = ["aten::mm", "gloo:all_reduce", *(spans if hands_over else list(spans)[:3])]
+    kinds = base.timeline.name_id.copy()
+    for name, (start, duration) in spans.items():
+        (row,) = np.flatnonzero((base.timeline.start_ns == start * US) & (base.timeline.duration_ns == duration * US))
+        kinds[row] = names.index(name) if name in names else names.index("aten::mm")
+    run = replace(base, timeline=replace(base.timeline, name_id=kinds, names=tuple(names)))
+    (rank, _) = compare_ranks({0: run, 1: run}).ranks
+    parts = rank.breakdown.steps[0].parts_ns
+    if hands_over:  # from 250 to 800 without the copy
+        assert (parts["compute"], parts["communication"]) == ((200 + 50 + 100) * US, 450 * US)
+        assert rank.exposed_us == 450
+    else:
+        assert parts["compute"] == 800 * US and rank.exposed_us == 0
 
 
 def test_messages_between_stages_make_no_straggler() -> None:
