@@ -29,7 +29,8 @@ KEPT_IN_MEMORY = 20
 class Row(Struct, frozen=True):
     """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none.
 
-    Of a job with several ranks it is that of the lowest rank; `outcomes` are those of all that are here.
+    Of a job with several ranks the run is that of the lowest rank, `id` the job's, and `outcomes` are those of all that
+    are here.
     """
 
     id: str
@@ -202,8 +203,8 @@ class Runs(Sequence[Run]):
     def delete(self, *keys: str | Run) -> list[Deletion]:
         """Delete runs for good: those that the keys name, or without keys all that `where` chose.
 
-        All keys are looked up before the first run goes. Raises StoreError for a key that names no run or several,
-        UsageError where neither keys nor conditions are given.
+        A rank goes with its job unless its id or folder is given. All keys are looked up before the first run goes.
+        Raises StoreError for a key that names no run or several, UsageError where neither keys nor conditions are given.
         """
         items = self._doomed(keys)
         deletions = [_deletion(item) for item in items]
@@ -290,7 +291,7 @@ class Runs(Sequence[Run]):
         folder = run_folder(key)
         if folder is not None:
             return next((i for i in items if i.path == folder), None) or _of_entry(entry(folder))
-        match = select(items, key)
+        match = select(items, key) or next(iter(_of_job(items, key)), None)
         if match is not None:
             return match
         if not self._filters:
@@ -303,17 +304,25 @@ class Runs(Sequence[Run]):
         """The run that a key means, and no other could be meant. Raises StoreError."""
         word = key.id if isinstance(key, Run) else key
         item = self._find(word)
-        same = [i.id for i in self._items() if i.name == word]
+        same = [group[0].id for group in _grouped([i for i in self._items() if i.name == word])]
         if len(same) > 1 and item.name == word and item.id != word:
             raise StoreError(f"{len(same)} runs have the name {shown(word)!r}: {', '.join(same[-4:])}. Give an id.")
         return item
 
     def _doomed(self, keys: Sequence[str | Run]) -> list[_Item]:
         if keys:
-            return list({item.id: item for item in map(self._only, keys)}.values())
+            meant = [one for key in keys for one in self._with_job(key)]
+            return list({item.id: item for item in meant}.values())
         if not self._filters:
             raise UsageError("Say which runs to delete: by id or name, or by conditions.")
         return self._items()
+
+    def _with_job(self, key: str | Run) -> list[_Item]:
+        """The run that a key means; of one that is a rank, all ranks of its job, unless it is meant by its id."""
+        item = self._only(key)
+        if item.job is None or isinstance(key, Run) or item.id.startswith(key) or run_folder(key) is not None:
+            return [item]
+        return _of_job(self._items(), item.job.id) or [item]
 
     def _check_name(self, item: _Item, new: str) -> None:
         taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
@@ -370,9 +379,19 @@ def _grouped(items: Sequence[_Item]) -> list[list[_Item]]:
     return [sorted(of_one, key=lambda item: item.job.rank if item.job else 0) for of_one in groups.values()]
 
 
+def _of_job(items: Sequence[_Item], job_id: str) -> list[_Item]:
+    """Its ranks, the lowest first."""
+    return sorted(
+        (item for item in items if item.job is not None and item.job.id == job_id),
+        key=lambda item: item.job.rank if item.job else 0,
+    )
+
+
 def _row_of(items: Sequence[_Item]) -> Row:
-    row = _row(items[0])
-    return replace(row, outcomes=tuple(item.outcome or "" for item in items)) if len(items) > 1 else row
+    row, job = _row(items[0]), items[0].job
+    if len(items) == 1 or job is None:
+        return row
+    return replace(row, id=job.id, outcomes=tuple(item.outcome or "" for item in items))
 
 
 def _row(item: _Item) -> Row:

@@ -54,11 +54,26 @@ def test_a_job_is_one_row_of_the_list(store: Store) -> None:
     runs = Runs(store)
     head, alone, wide, small, *rest = runs_table.text(runs).splitlines()
     assert head.split()[:2] == ["name", "id"] and "rank" not in alone
-    assert "30 ranks" in wide and rank(0, id="20250105-000000-000").id in wide and "completed" in wide
-    assert "3 of 4 ranks" in small and rank(1).id in small and "failed (1 of 3)" in small
+    assert "30 ranks" in wide and " wide " in wide and "completed" in wide
+    assert "3 of 4 ranks" in small and " abc " in small and "failed (1 of 3)" in small
     assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
     assert "… and 3 older runs" in runs_table.text(runs, 2)
-    assert [runs[row.position or 0].id for row in runs.rows()] == [row.id for row in runs.rows()]
+    assert [runs[row.position or 0].id == row.run.id for row in runs.rows() if row.run is not None] == [True] * 3
+
+
+def test_a_job_is_named_and_deleted_as_a_whole(store: Store) -> None:
+    for number in range(3):
+        store.save(replace(rank(number, of=3), settings=Settings("first")))
+    for number in range(2):
+        store.save(replace(rank(number, id="20250102-000000-00000", job="other"), settings=Settings("first")))
+    runs = Runs(store)
+    assert [d.id for d in runs.deletions(rank(1).id)] == [rank(1).id], "a rank that is meant"
+    assert [d.id for d in runs.deletions("abc")] == [rank(n).id for n in range(3)]
+    with pytest.raises(StoreError, match="2 runs have the name 'first'"):
+        runs.deletions("first")
+    assert runs["abc"].id == rank(0).id and len(runs.delete("latest")) == 2
+    assert len(runs.deletions("first")) == 3, "one job is left of that name"
+    assert len(runs.delete("abc", "first")) == 3 and not len(runs)
 
 
 def test_what_is_missing_is_said(store: Store) -> None:
