@@ -204,7 +204,7 @@ class Runs(Sequence[Run]):
         """Delete runs for good: those that the keys name, or without keys all that `where` chose.
 
         A rank goes with its job unless its id or folder is given. All keys are looked up before the first run goes.
-        Raises StoreError for a key that names no run or several, UsageError where neither keys nor conditions are given.
+        Raises StoreError for a key that names no run or several, UsageError without keys and conditions.
         """
         items = self._doomed(keys)
         deletions = [_deletion(item) for item in items]
