@@ -17,6 +17,16 @@ class TraceError(GpulabError):
     """A file is not a profiler trace that can be read."""
 
 
+class RankError(GpulabError):
+    """Ranks of a cell have failed; what all of them measured until then is stored and shown.
+
+    A notebook shows one line of it: the ranks have printed their tracebacks themselves.
+    """
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
 class DeviceLost(GpulabError):
     """An error of the GPU that stays: every CUDA call of this process fails from now on. `cuda_error`: its words."""
 

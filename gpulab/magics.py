@@ -25,7 +25,7 @@ from IPython.core.magic import (
 from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
-from gpulab.errors import GpulabError, UsageError
+from gpulab.errors import GpulabError, RankError, UsageError
 from gpulab.options import (
     DEFAULT_BUDGET_S,
     FURTHER_BUDGET_S,
@@ -34,6 +34,7 @@ from gpulab.options import (
     add_whole_number,
     check_only_ranks,
     seconds_type,
+    without_comment,
 )
 from gpulab.tuning import cell_code
 from gpulab.tuning.interrupts import Interrupted
@@ -155,6 +156,8 @@ class Ranked(Struct, frozen=True):
         """Run and show it; what came of it, where that was asked for."""
         try:
             result = self.cell.run()
+        except RankError:
+            raise
         except GpulabError as e:
             raise LineError(str(e)) from None
         return result if self.give else None
@@ -373,7 +376,7 @@ class GPUProfile(Magics):
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
         """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""
         if cell is not None:
-            options, code = parse(_words(line)), cell
+            options, code = parse(_words(without_comment(line))), cell
         else:
             options, code = split_statement(line)
         if options.help or (cell is None and not line.strip()):
@@ -414,7 +417,7 @@ class GPUProfile(Magics):
     @line_magic
     def gpulab(self, line: str) -> None:
         """A command on what was profiled here; %gpulab --help lists them."""
-        command, _, rest = line.strip().partition(" ")
+        command, _, rest = without_comment(line).strip().partition(" ")
         try:
             if command in _HELP_WORDS:
                 print(COMMANDS_HELP)
@@ -541,12 +544,12 @@ def _show_report(rest: str) -> None:
     words = _words(rest)
     full = "--all" in words
     rest = " ".join(word for word in words if word != "--all")
-    from gpulab.api.reading import report, runs
+    from gpulab.api.reading import open_run, report, runs
     from gpulab.views.running.display import Stage
 
     if not len(runs):
         raise UsageError("There is no run yet: put %%gpuprofile above a training cell first.")
-    Stage.open(live=False, full=full).show(report(runs[rest] if rest else runs[-1]))
+    Stage.open(live=False, full=full).show(report(open_run(rest or "-1")))
 
 
 def _open_panel(rest: str) -> None:

@@ -13,6 +13,19 @@ FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 
 
+def without_comment(line: str) -> str:
+    """A line up to a ` #` outside quotes, as one copies it from a text; `run#3` is a word."""
+    quote = ""
+    for i, letter in enumerate(line):
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        elif letter == "#" and (i == 0 or line[i - 1].isspace()):
+            return line[:i].rstrip()
+    return line
+
+
 def add_run_options(parser: ArgumentParser, what: str) -> None:
     """The options of a profiled run, of which `what` ("cell", "script") is the code."""
     add = parser.add_argument

@@ -89,6 +89,8 @@ _PROBLEMS: dict[str, tuple[State, tuple[str, ...], str]] = {
     NOT_KEPT: ("degraded", ("straggler", "transfer"), ""),
     "unreadable_file": ("degraded", ("transfer",), "files cannot be read"),
     "cut_short": ("degraded", ("transfer",), "files are cut short"),
+    "interrupted_rank": ("degraded", (), "ranks were interrupted"),
+    "failed_rank": ("degraded", (), "ranks have failed"),
 }
 
 

@@ -21,7 +21,7 @@ from gpulab.api.kept_traces import keep_only
 from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
-from gpulab.errors import StoreError, UsageError
+from gpulab.errors import RankError, StoreError, UsageError
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
     RankProcesses,
@@ -39,11 +39,13 @@ from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 from gpulab.store.live_job import LiveJob
+from gpulab.store.spooled_run import KILLED
 from gpulab.store.temporary_folder import temporary_folder
 from gpulab.tuning.interrupts import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_ranks import LiveRanksOutput
+from gpulab.views.wording import cut
 
 EVERY_S = 1.0  # the ranks write as often
 KEPT = "kept"  # its presence keeps the folder: the job may still begin
@@ -51,6 +53,7 @@ SHARED_S = 30.0  # until a shared folder shows what another machine has written
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
 _LAST_WORDS = 5  # lines
+_WIDEST_CAUSE = 160  # characters
 _STOPPED = "Interrupted: above is what the ranks measured until then."
 _OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # the notebook itself is in one
 
@@ -93,7 +96,7 @@ class RankedCell(Struct, frozen=True):
         """Run it, hand on what the ranks print, and show the report. Returns the runs.
 
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
-        raised. Raises UsageError where no rank came as far as a run.
+        raised. Raises UsageError where no rank came as far as a run, RankError below the report where one has failed.
         """
         watches = not self.options.get("no_live") and in_notebook()
         followed = Followed(_Watched if watches else None)
@@ -108,6 +111,8 @@ class RankedCell(Struct, frozen=True):
             keep_only(str(only), shown, Store())
         if followed.interrupted:
             raise Interrupted(_STOPPED)
+        if failure := failure_words(ranks):
+            raise RankError(failure)
         return ranks
 
     def recorded(self, *, quiet: bool) -> Ranks:
@@ -191,6 +196,25 @@ class RankedCell(Struct, frozen=True):
                 place = str(default_root().parent)
                 own = f"The nodes wrote nothing to {place!r}: can they see it? Set GPULAB_DIR to a shared folder."
         return f"{why} {own}".rstrip()
+
+
+def failure_words(ranks: Ranks, code: str = "cell") -> str:
+    """Which rank failed or was killed first, as far as the runs tell, and which after it; empty where none did."""
+    killed = {
+        rank: run for rank, run in ranks.runs.items() if run.outcome == "interrupted" and KILLED in run.outcome_detail
+    }
+    failed = {rank: run for rank, run in ranks.runs.items() if run.outcome == "failed"}
+    order = sorted(killed, key=lambda rank: killed[rank].wall_ns) + sorted(failed, key=lambda r: failed[r].wall_ns)
+    if not order:
+        return ""
+    first, *others = (f"ank {rank}: {_sentence(ranks.runs[rank].outcome_detail)}" for rank in order)
+    after = f" After it r{' R'.join(others)}" if others else ""
+    return f"The ranks did not come to the end of the {code}. R{first}{after}"
+
+
+def _sentence(words: str) -> str:
+    line = cut(words.strip().partition("\n")[0], _WIDEST_CAUSE)
+    return line if line.endswith(".") else f"{line}."
 
 
 class Processes(Protocol):

@@ -12,6 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
+from gpulab.api.cell_ranks import failure_words
+from gpulab.api.fleet import keep_summaries
+from gpulab.api.kept_traces import keep_only
+from gpulab.api.reading import report
+from gpulab.cli.output import complain
+from gpulab.cli.record import show_recorded
+from gpulab.errors import StoreError
 from gpulab.launch.launcher import (
     ended_with_this_process,
     launcher_words,
@@ -20,13 +27,20 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.own_ranks import own_ranks
+from gpulab.store.folders import Store, new_id
+from gpulab.store.jobs import await_job
 
-_OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device", "html", "json")
-_SWITCHES = ("no_trace", "whole", "no_live", "no_save", "all")
+_OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device")
+_SWITCHES = ("no_trace", "whole", "no_live", "no_save")
+_OF_A_REPORT = ("html", "json", "all")
+STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
 
 
 def launch(options: argparse.Namespace) -> int:
-    """Do `gpulab record --ranks N`. Returns the launcher's exit status: 0 where every rank ended with 0."""
+    """Do `gpulab record --ranks N`, and show one report of what the ranks have stored, however they ended.
+
+    Returns the launcher's exit status: 0 where every rank ended with 0; where it was asked to end, that signal's.
+    """
     if short := shortage(options.ranks):
         sys.stderr.write(f"gpulab: {short}\n")
     if (own := own_ranks(_text(options.script), sure=True)) is not None:
@@ -34,15 +48,36 @@ def launch(options: argparse.Namespace) -> int:
             f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these "
             f"{options.ranks} ranks: write {own.instead} in its place.\n"
         )
-    words = ended_with_this_process([*launcher_words(options.ranks), *_of_each(options)])
+    job_id = f"job-{new_id()}"
+    words = ended_with_this_process([*launcher_words(options.ranks, job_id), *_of_each(options)])
     with subprocess.Popen(words, env={**os.environ, **threads_of_each(options.ranks)}) as process:
-        return _status(_ended(process))
+        status = _ended(process)
+    return status if options.no_save else _show_job(options, job_id) or status
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
-    """The command of each rank: the same options, without the number of ranks."""
-    given = {name: getattr(options, name) for name in (*_OPTIONS, *_SWITCHES)}
-    return record_words({**given, "with_launcher": True}, [options.script, *options.args])
+    """The command of each rank: the same options, without the number of ranks. What is stored is shown at the end."""
+    names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
+    given = {name: getattr(options, name) for name in names}
+    own = {"with_launcher": True, "silent": not options.no_save}
+    return record_words({**given, **own}, [options.script, *options.args])
+
+
+def _show_job(options: argparse.Namespace, job_id: str) -> int:
+    """The report of all ranks, and below it which of them failed. Returns 0, or the status of a file not written."""
+    store = Store()
+    try:
+        ranks = await_job(store, job_id, options.ranks, STORED_S)
+    except StoreError:  # no rank came as far as a run; it has said why
+        return 0
+    shown = report(ranks)
+    keep_summaries(shown, store.root)
+    status = show_recorded(shown, options, sys.stderr)
+    if failure := failure_words(ranks):
+        complain(failure)
+    if options.only_ranks is not None:
+        keep_only(options.only_ranks, shown, store)
+    return status
 
 
 def _text(script: str) -> str:
@@ -54,16 +89,19 @@ def _text(script: str) -> str:
 
 
 def _ended(process: subprocess.Popen[bytes]) -> int:
-    """Wait for the launcher, which is told of SIGTERM; of Ctrl-C the terminal tells it by itself."""
+    """Wait for the launcher, which is told of SIGTERM; of Ctrl-C the terminal tells it by itself. Returns a status."""
+    signals: list[int] = []
 
     def tell(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
         process.send_signal(number)
 
     before = signal.signal(signal.SIGTERM, tell)
     try:
         while True:
             try:
-                return process.wait()
+                code = process.wait()
+                return _status(-signals[0] if signals and code else code)
             except KeyboardInterrupt:
                 continue
     finally:

@@ -46,6 +46,9 @@ def record(options: argparse.Namespace) -> int:
     """Do `gpulab record`. Returns the script's own exit status."""
     if options.ranks is not None:
         check_only_ranks(options.only_ranks, options.ranks)
+        _read(options.script)
+        for path in filter(None, (options.html, options.json)):
+            _require_folder(path)
         from gpulab.cli.ranks import launch
 
         return launch(options)
@@ -87,7 +90,7 @@ def record(options: argparse.Namespace) -> int:
         changes=script.changes,
         knobs=script.knobs,
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
-        terminated=lambda: shown.append(0 if options.silent else _show_recorded(profiled.report, options, terminal)),
+        terminated=lambda: shown.append(0 if options.silent else show_recorded(profiled.report, options, terminal)),
     )
     try:
         if not options.set:
@@ -111,7 +114,7 @@ def record(options: argparse.Namespace) -> int:
         return script.status(raised)
     if not shown:
         shown_report = _report_of(profiled)
-        shown.append(_show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
+        shown.append(show_recorded(shown_report, options, terminal) if shown_report is not None else 0)
         if options.only_ranks is not None and isinstance(shown_report, RankedReport):
             keep_only(options.only_ranks, shown_report, Store())
     return script.status(raised) or shown[0]
@@ -163,7 +166,8 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
     return ranked
 
 
-def _show_recorded(shown_report: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
+def show_recorded(shown_report: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
+    """Print a report and write the files that were asked for. Returns the exit status."""
     terminal.write("\n" + shown_report.text(full=options.all))
     terminal.flush()
     try:

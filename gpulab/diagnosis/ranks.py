@@ -13,7 +13,7 @@ from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for
 from gpulab.diagnosis.rules.distributed import exposed_between_ranks, small_collectives, straggler, uneven_data
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
-from gpulab.formatting import percent
+from gpulab.formatting import decapitalized, percent
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
@@ -68,6 +68,11 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
         own = {d.first.summary: d.first for d in each.values() if kind_of(d.first.key).is_verdict}
         if len(own) == 1 and len(each) > 1:  # all ranks lack the same
             return next(iter(own.values()))
+        if any(check.name == "failed_rank" and check.count for check in comparison.integrity.checks):
+            return cannot_tell_because(
+                "The ranks failed before a step of theirs was profiled, so their time cannot be accounted for.",
+                "What each rank raised stands below; steps that went well before it have their times there",
+            )
         return cannot_tell_because(
             "No rank has profiled steps whose time can be accounted for, so the ranks cannot be compared.",
             "Profile a few steps on every rank, on GPUs with ProfilerActivity.CUDA",
@@ -112,12 +117,17 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
     key, count = keys.most_common(1)[0]
     ranked = sorted((f.recoverable_us_per_step or 0.0, rank) for rank, f in first.items() if f.key == key)
     time_us, rank = ranked[len(ranked) // 2]
+    own, alone = first[rank], len(comparison.ranks) == 1
     where = "all ranks" if count == len(comparison.ranks) else f"{count} of the {len(comparison.ranks)} ranks"
-    own = first[rank]
+    whose = (
+        f"this is rank {rank}, the only one with profiled steps"
+        if alone
+        else f"the figures are those of rank {rank}, in the middle of them"
+    )
     return replace(
         own,
-        summary=f"{own.summary} It is so on {where}.",
-        evidence=(Evidence(f"the figures are those of rank {rank}, in the middle of them"), *own.evidence),
+        summary=f"Rank {rank}: {decapitalized(own.summary)}" if alone else f"{own.summary} It is so on {where}.",
+        evidence=(Evidence(whose), *own.evidence),
         recoverable_us_per_step=time_us,
         only_after=(),
         shares_with=(),

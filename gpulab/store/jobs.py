@@ -14,8 +14,11 @@ WAIT_S, LOOK_S = 10.0, 0.1
 
 
 def job_of(store: Store, job_id: str) -> Ranks:
-    """All stored ranks of a job. Raises StoreError where there is none that can be read."""
-    entries = _entries(store, job_id)
+    """All stored ranks of a job, by its id or the beginning of it.
+
+    Raises StoreError where there is none that can be read, or several jobs begin so.
+    """
+    entries = _entries(store, job_id) or _entries_beginning(store, job_id)
     runs: dict[int, Run] = {}
     problems: list[Missing] = []
     for entry in entries:
@@ -36,10 +39,15 @@ def job_of(store: Store, job_id: str) -> Ranks:
     if absent:
         named = ", ".join(map(str, absent[:8])) + ("…" if len(absent) > 8 else "")
         problems.append(Missing(f"rank {named}", "its run is not here", key="absent_rank"))
-    problems += [_cut_short(rank, run) for rank, run in runs.items() if run.outcome == "interrupted"]
+    problems += [p for rank, run in runs.items() if (p := _early_end(rank, run)) is not None]
     for rank, run in runs.items():
         problems += [Missing(f"rank {rank}", m.reason, key=NOT_KEPT) for m in run.missing if m.key == NOT_KEPT]
-    return Ranks(str(Path(store.root, job_id)), dict(sorted(runs.items())), world_size, tuple(problems))
+    return Ranks(
+        str(Path(store.root, entries[0].job.id if entries[0].job else job_id)),
+        dict(sorted(runs.items())),
+        world_size,
+        tuple(problems),
+    )
 
 
 def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
@@ -56,5 +64,18 @@ def _entries(store: Store, job_id: str) -> Sequence[Entry]:
     return [e for e in store.list() if e.job is not None and e.job.id == job_id]
 
 
-def _cut_short(rank: int, run: Run) -> Missing:
-    return Missing(f"rank {rank}", run.outcome_detail or "it was interrupted", key="cut_short")
+def _entries_beginning(store: Store, beginning: str) -> Sequence[Entry]:
+    entries = [e for e in store.list() if e.job is not None and beginning and e.job.id.startswith(beginning)]
+    ids = list(dict.fromkeys(e.job.id for e in entries if e.job is not None))
+    if len(ids) > 1:
+        raise StoreError(f"{beginning!r} is the beginning of {len(ids)} jobs: {', '.join(ids[:4])}. Give more of it.")
+    return entries
+
+
+def _early_end(rank: int, run: Run) -> Missing | None:
+    """What ended a rank before its code was through; its steps up to then are whole."""
+    if run.outcome == "interrupted":
+        return Missing(f"rank {rank}", run.outcome_detail or "it was interrupted", key="interrupted_rank")
+    if run.outcome == "failed":
+        return Missing(f"rank {rank}", f"failed: {run.outcome_detail}", key="failed_rank")
+    return None

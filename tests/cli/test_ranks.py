@@ -46,8 +46,11 @@ def test_each_rank_has_the_same_options() -> None:
     words = _of_each(parse([*line, "--lr", "1"]))
     assert "--ranks" not in words and words[-3:] == ["t.py", "--lr", "1"]
     again = parse(words[2:])
-    assert (again.name, again.steps, again.no_live, again.all, again.html) == ("x", 30, True, True, Path("r.html"))
+    assert (again.name, again.steps, again.no_live, again.silent) == ("x", 30, True, True)
     assert again.ranks is None and again.device == "auto" and not again.no_save
+    assert not again.all and again.html is None, "the launcher shows the report of all of them"
+    alone = parse(_of_each(parse([*line[:-1], "--no-save", line[-1]]))[2:])
+    assert (alone.all, alone.html, alone.silent) == (True, Path("r.html"), False), "nothing is stored to show"
 
 
 @pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])

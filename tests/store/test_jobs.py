@@ -83,8 +83,8 @@ def test_what_is_missing_is_said(store: Store) -> None:
     broken = store.save(rank(2, of=4))
     (broken / COLUMNS).write_bytes((broken / COLUMNS).read_bytes().replace(b"NUMPY", b"NUMPX"))
     problems = {p.key: p for p in job_of(store, "abc").problems}
-    assert set(problems) == {"unreadable_file", "duplicate_rank", "absent_rank", "cut_short"}
-    assert problems["absent_rank"].what == "rank 0, 2" and problems["cut_short"].reason == "its process was killed"
+    assert set(problems) == {"unreadable_file", "duplicate_rank", "absent_rank", "interrupted_rank"}
+    assert problems["absent_rank"].what == "rank 0, 2" and problems["interrupted_rank"].reason == "its process was killed"
 
 
 def test_a_job_that_is_not_there(store: Store) -> None:

@@ -13,9 +13,9 @@ from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
 _OVERLAP = (
-    "Let communication run beside the backward pass: DistributedDataParallel with gradient_as_bucket_view=True and a "
-    "larger bucket_cap_mb, gradient accumulation under no_sync(), or gradients compressed to 16 bits "
-    "(bf16_compress_hook)."
+    "Let communication run beside the backward pass: DistributedDataParallel with gradient_as_bucket_view=True and "
+    "buckets of another size (bucket_cap_mb), gradient accumulation under no_sync(), or gradients compressed to 16 "
+    "bits (bf16_compress_hook)."
 )
 _PIPELINE = (
     "The ranks work in turn, as the stages of a pipeline do. Split each batch into more micro-batches, and give the "
@@ -153,22 +153,24 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
     if share <= max(thresholds.exposed_notice, core_wait) or time_us < thresholds.silence * step_us:
         return None
     hidden = float(np.median([r.overlapped_us for r in ranks.ranks]))
-    does = "send data, or wait for some," if ranks.only_messages else "exchange data"
+    alone = len(ranks.ranks) == 1
+    who, s = (f"Rank {ranks.ranks[0].rank}", "s") if alone else ("The ranks", "")
+    does = f"send{s} data, or wait{s} for some," if ranks.only_messages else f"exchange{s} data"
+    over = (
+        "A part of it may be waiting for another rank, which one rank alone cannot show"
+        if alone
+        else f"Median over {len(ranks.ranks)} ranks"
+    )
     return Finding(
         "exposed_communication",
-        f"The ranks {does} for {percent(share)} of each step and compute nothing meanwhile.",
-        (
-            Evidence(
-                f"Median over {len(ranks.ranks)} ranks; {duration(hidden)} per step of communication are hidden behind "
-                "compute"
-            ),
-        ),
+        f"{who} {does} for {percent(share)} of each step and compute{s} nothing meanwhile.",
+        (Evidence(f"{over}; {duration(hidden)} per step of communication are hidden behind compute"),),
         time_us,
         "measured",
         parts=("communication",),
         cure=_PIPELINE
         if ranks.only_messages
-        else "Exchange less, or beside the backward pass: DistributedDataParallel with larger buckets "
+        else "Exchange less, or beside the backward pass: DistributedDataParallel with buckets of another size "
         "(bucket_cap_mb), no_sync() while gradients are accumulated, gradients compressed to 16 bits.",
         level="bad" if share > thresholds.exposed_bad else "notice",
         shares_with=("straggler",) if waited_us else (),

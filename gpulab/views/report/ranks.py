@@ -99,10 +99,20 @@ class RankedReport(View):
 
 
 def job_opening(ranks: Ranks, facts: Mapping[int, Facts]) -> str:
-    """Which job, how many of its ranks, on which device: one line."""
+    """Which job, how many of its ranks, which of them ended early, on which device: one line."""
     first = next(iter(facts.values()))
     of = f" of {ranks.world_size}" if ranks.world_size else ""
-    return " · ".join([plain(Path(ranks.path).name or ranks.path), f"{len(facts)}{of} ranks", device(first.run)])
+    parts = [plain(first.run.settings.name), plain(Path(ranks.path).name or ranks.path), f"{len(facts)}{of} ranks"]
+    parts.append(_early_ends(ranks))
+    return " · ".join([*filter(None, parts), device(first.run)])
+
+
+def _early_ends(ranks: Ranks) -> str:
+    """ "rank 1 failed"; empty where all came to the end of the code."""
+    ends = {p.what: p.key.partition("_")[0] for p in ranks.problems if p.key in ("interrupted_rank", "failed_rank")}
+    if len(ends) == len(ranks.runs) > 1 and len(set(ends.values())) == 1:
+        return f"all {next(iter(ends.values()))}"
+    return ", ".join(f"{rank} {end}" for rank, end in ends.items())
 
 
 def _communication(rank: RankFacts) -> dict[str, float | None]:
@@ -168,7 +178,9 @@ def _problems(ranks: Ranks) -> Section | None:
     if not ranks.problems:
         return None
     cells = ((plain(p.what), plain(p.reason)) for p in ranks.problems)
-    result = plain(ranks.problems[0].what)
-    only_dropped = all(problem.key == NOT_KEPT for problem in ranks.problems)
-    title = "Traces that are not kept" if only_dropped else "What is wrong with these traces"
-    return Section.table(title, TEXTS, cells, wide=True, result=result)
+    first, keys = ranks.problems[0], {problem.key for problem in ranks.problems}
+    if keys <= {"interrupted_rank", "failed_rank"}:
+        result = f"{plain(first.what)}: {plain(first.reason)}"
+        return Section.table("Ranks that ended early", TEXTS, cells, wide=True, result=result)
+    title = "Traces that are not kept" if keys == {NOT_KEPT} else "What is wrong with these traces"
+    return Section.table(title, TEXTS, cells, wide=True, result=plain(first.what))
