@@ -84,7 +84,9 @@ def test_what_is_missing_is_said(store: Store) -> None:
     (broken / COLUMNS).write_bytes((broken / COLUMNS).read_bytes().replace(b"NUMPY", b"NUMPX"))
     problems = {p.key: p for p in job_of(store, "abc").problems}
     assert set(problems) == {"unreadable_file", "duplicate_rank", "absent_rank", "interrupted_rank"}
-    assert problems["absent_rank"].what == "rank 0, 2" and problems["interrupted_rank"].reason == "its process was killed"
+    assert (
+        problems["absent_rank"].what == "rank 0, 2" and problems["interrupted_rank"].reason == "its process was killed"
+    )
 
 
 def test_a_job_that_is_not_there(store: Store) -> None:
