@@ -14,7 +14,7 @@ from gpulab import cli, magics
 from gpulab.api import climb, headspace
 from gpulab.demo import __main__ as demo
 from gpulab.errors import UsageError
-from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type
+from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type, without_comment
 
 
 @pytest.mark.parametrize("text", ["5", " 7 ", "0012"])
@@ -94,3 +94,18 @@ def run_demo() -> int:
 def test_each_command_says_the_same(run: Callable[[], int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run() != 0
     assert "--steps takes a whole number of at least 1, not '0'." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "left"),
+    [
+        ("--ranks 2   # the cell in two processes", "--ranks 2"),
+        ("# all of it", ""),
+        ("run#3 --ab x=2", "run#3 --ab x=2"),
+        ("'a # b' --name \"c # d\" # e", "'a # b' --name \"c # d\""),
+        ("--name it's # open", "--name it's # open"),
+        ("", ""),
+    ],
+)
+def test_a_comment_ends_a_line_outside_quotes(line: str, left: str) -> None:
+    assert without_comment(line) == left

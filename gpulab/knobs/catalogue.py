@@ -188,6 +188,8 @@ def value_of_knob(knob: Knob, value: object) -> Value:
 
 
 def _unknown(name: str, variables: Collection[str]) -> UsageError:
+    if name == "ranks":
+        return UsageError("The number of ranks is compared by --sweep ranks=1,2, by itself.")
     near = _nearest(name, [*variables, *KNOBS])
     if near is not None:
         return UsageError(f"{name} is neither a knob nor a variable of the code. Did you mean {near}?")

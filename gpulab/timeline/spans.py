@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import numpy.typing as npt
 
-from gpulab.intervals import Intervals, joined, subtract, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
+from gpulab.intervals import Intervals, intersect, joined, subtract, union
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.timeline.kernel_names import is_communication as is_communication
 
 P = ParamSpec("P")
@@ -227,28 +227,40 @@ def host_collectives(timeline: Timeline) -> Mask:
 def exchanging_times(timeline: Timeline) -> Intervals:
     """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device).
 
-    So it is in a hook of DistributedDataParallel that hands a bucket of gradients over: what autograd does for a
-    parameter from the end of adding its gradient on, the operators that compute there aside.
+    So it is in an operator of the user's own, such as an autograd Function, that makes such a call and waits for it:
+    while a collective runs, the operators that compute inside aside. And so it is in a hook of DistributedDataParallel
+    that hands a bucket of gradients over: what autograd does for a parameter from the end of adding its gradient on.
     """
-    calls = training_operators(timeline) & named(timeline, is_exchange)
-    return joined(covered(timeline, calls), _hook_times(timeline, calls))
-
-
-def _hook_times(timeline: Timeline, calls: Mask) -> Intervals:
     operators = training_operators(timeline)
-    nodes, adding = (operators & named(timeline, starting_with(name)) for name in (f"{_EVALUATING}{_ADDING}", _ADDING))
-    if not nodes.any() or not calls.any():
+    calls = operators & named(timeline, is_exchange)
+    if not calls.any():
         return np.empty((0, 2), np.int64)
-    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+    around = operators & ~calls
     called = np.sort(timeline.start_ns[calls])
-    hands_over = np.searchsorted(called, end) > np.searchsorted(called, start)
+    around[around] = _calls_within(timeline.start_ns[around], timeline.end_ns[around], called)
+    computing = covered(timeline, operators & ~calls & ~around & ~named(timeline, starting_with(_ADDING)))
+    waiting = intersect(covered(timeline, around), covered(timeline, host_collectives(timeline)))
+    handing = _hook_times(timeline, around)
+    return joined(covered(timeline, calls), subtract(joined(waiting, handing), computing))
+
+
+def _calls_within(start: Int64, end: Int64, called: Int64) -> Mask:
+    """Whether something was called between start and end."""
+    return np.asarray(np.searchsorted(called, end) > np.searchsorted(called, start))
+
+
+def _hook_times(timeline: Timeline, around: Mask) -> Intervals:
+    nodes = around & named(timeline, starting_with(f"{_EVALUATING}{_ADDING}"))
+    adding = training_operators(timeline) & named(timeline, starting_with(_ADDING))
+    start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
+    if not len(start) or not adding.any():
+        return union(start, end)
     order = np.argsort(timeline.start_ns[adding], kind="stable")
     added_start, added_end = timeline.start_ns[adding][order], timeline.end_ns[adding][order]
     last = np.searchsorted(added_start, end) - 1
-    inside = (last >= 0) & (added_start[last] >= start) if len(added_start) else np.zeros(len(start), bool)
-    begin = np.where(inside, added_end[last], start) if len(added_start) else start
-    hooks = np.stack((begin, end), axis=1)[hands_over]
-    return subtract(union(hooks[:, 0], hooks[:, 1]), covered(timeline, operators & ~calls & ~nodes & ~adding))
+    inside = (last >= 0) & (added_start[last] >= start)
+    begin = np.where(inside, added_end[last], start)
+    return union(begin, end)
 
 
 def host_computing_times(timeline: Timeline) -> Intervals:

@@ -325,6 +325,21 @@ def test_a_hook_that_hands_gradients_over_is_exchange(hands_over: bool) -> None:
         assert parts["compute"] == 800 * US and rank.exposed_us == 0
 
 
+def test_an_operator_that_waits_for_its_own_exchange() -> None:
+    # a Function of the user's  [calls for an all-reduce at 400, which takes until 750, and computes beside it at 500]
+    base = cpu_rank([(200, 600), (250, 100), (400, 10), (500, 50)], [(400, 350)])
+    assert base.timeline is not None
+    kinds = base.timeline.name_id.copy()
+    for start, name in ((200, 2), (400, 3)):
+        kinds[(base.timeline.start_ns == start * US) & (base.timeline.lane_id == base.timeline.training_lane)] = name
+    names = ("aten::mm", "gloo:all_reduce", "SyncedNorm", "c10d::allreduce_")
+    run = replace(base, timeline=replace(base.timeline, name_id=kinds, names=names))
+    (rank, _) = compare_ranks({0: run, 1: run}).ranks
+    parts = rank.breakdown.steps[0].parts_ns
+    assert (parts["compute"], parts["communication"]) == ((200 + 50 + 50) * US, 300 * US)
+    assert (rank.communication_us, rank.overlapped_us, rank.exposed_us) == (350, 50, 300)
+
+
 def test_messages_between_stages_make_no_straggler() -> None:
     def stage(sends: tuple[int, int], receives: tuple[int, int], computes: tuple[int, int]) -> Run:
         run = cpu_rank([computes], [sends, receives])
@@ -343,6 +358,12 @@ def test_messages_between_stages_make_no_straggler() -> None:
     first = diagnose_ranks(pipeline).first
     assert first.key == "exposed_communication" and "micro-batches" in first.cure
     assert "wait for some" in first.summary
+
+
+def test_one_rank_alone_speaks_for_itself() -> None:
+    first = diagnose_ranks(compare_ranks({3: cpu_rank([(0, 300)], [(300, 600)])})).first
+    assert first.summary == "Rank 3 exchanges data for 60 % of each step and computes nothing meanwhile."
+    assert "one rank alone cannot show" in first.evidence[0].words
 
 
 def test_what_is_computed_beside_a_collective_is_computing() -> None:

@@ -103,7 +103,21 @@ def test_options_that_cannot_be(session: KernelSession, line: str) -> None:
 def test_a_rank_that_fails_is_shown_with_its_line(session: KernelSession) -> None:
     answer = session.run(FAILING)
     assert "[rank 1] KeyError: 'sample 13'" in answer.stderr and "cell.py" in answer.stderr
+    assert answer.status == "error" and answer.error is not None, "so that Run All stops there"
+    assert answer.error[0] == "RankError" and "Rank 1: KeyError: 'sample 13'." in answer.error[1]
+    assert "gpulab/api" not in answer.error[2]
     assert not of_ranks(session.folder)
+
+
+def test_the_report_again_is_of_the_whole_job(session: KernelSession) -> None:
+    assert session.run("%%gpuprofile again --ranks 2\ntrain(STEPS)").status == "ok"
+    job = session.value("gpulab.runs[-1].job.id")
+    for word in ("", "latest", "again", job, job[:-3], "again --all   # with all sections"):
+        shown, _ = session.run(f"%gpulab report {word}").report()
+        assert f"gpulab · again · {job} · 2 of 2 ranks" in shown["text/plain"], word
+    one = session.value("gpulab.runs[-1].id")
+    shown, _ = session.run(f"%gpulab report {one}").report()
+    assert "2 of 2 ranks" not in shown["text/plain"], "a rank that is meant"
 
 
 def test_stop_ends_all_ranks_and_keeps_their_runs(session: KernelSession) -> None:

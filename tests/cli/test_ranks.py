@@ -59,6 +59,12 @@ def test_a_number_of_ranks_that_cannot_be(count: str) -> None:
         parse(["record", f"--ranks={count}", "train.py"])
 
 
+def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with record(tmp_path / "nothere.py") as process:
+        _, said = process.communicate()
+    assert process.returncode == 2 and said.count("\n") == 1 and "nothere.py' cannot be opened" in said
+
+
 def test_the_status_is_as_a_shell_has_it() -> None:
     assert (_status(0), _status(3), _status(-signal.SIGKILL)) == (0, 3, 137)
 
@@ -83,6 +89,9 @@ def test_a_rank_that_fails_fails_the_command(script: Path, own_store: Path) -> N
     with record(script, "12", "3") as process:
         _, said = process.communicate()
     assert process.returncode == 1 and "exitcode  : 3" in said
+    (opening,) = (line for line in said.splitlines() if line.startswith("gpulab · "))
+    assert "rank 1 failed" in opening or "all failed" in opening
+    assert "gpulab: The ranks did not come to the end of the script. Rank " in said and "SystemExit: 3" in said
     assert Store(own_store / "runs").list(), "what was measured is kept"
 
 
@@ -91,8 +100,10 @@ def test_a_signal_ends_all_ranks_and_keeps_them(script: Path, own_store: Path) -
         assert process.stdout is not None and process.stderr is not None
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
-        process.communicate()
-    assert process.returncode not in (0, None)
+        _, said = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    (opening,) = (line for line in said.splitlines() if line.startswith("gpulab · "))
+    assert "2 of 2 ranks · all interrupted" in opening, "one report, of both"
     entries = Store(own_store / "runs").list()
     assert entries and {entry.outcome for entry in entries} == {"interrupted"}
 

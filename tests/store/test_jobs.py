@@ -11,12 +11,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.api import runs_table
-from gpulab.api.reading import open_run
+from gpulab.api.cell_ranks import failure_words
+from gpulab.api.reading import open_run, report
 from gpulab.errors import StoreError
 from gpulab.run import Job, Ranks, Run, Settings
 from gpulab.store.folders import COLUMNS, Store
 from gpulab.store.jobs import await_job, job_of
 from gpulab.store.runs import Runs
+from gpulab.store.spooled_run import KILLED
 from tests.support.strategies import tiny_run
 
 
@@ -87,6 +89,38 @@ def test_what_is_missing_is_said(store: Store) -> None:
     assert (
         problems["absent_rank"].what == "rank 0, 2" and problems["interrupted_rank"].reason == "its process was killed"
     )
+
+
+def test_the_beginning_of_a_jobs_id_is_enough(store: Store) -> None:
+    for job in ("node-12", "node-13"):
+        store.save(rank(0, id=f"20250101-000000-{job[-2:]}", job=job))
+    assert Path(job_of(store, "node-12").path).name == "node-12"
+    store.save(rank(0, id="20250101-000000-14", job="other-14"))
+    assert Path(job_of(store, "oth").path).name == "other-14"
+    with pytest.raises(StoreError, match=r"'node' is the beginning of 2 jobs: .*Give more of it"):
+        job_of(store, "node")
+
+
+def test_a_rank_that_failed_is_named(store: Store) -> None:
+    store.save(rank(0))
+    store.save(replace(rank(1), outcome="failed", outcome_detail="ValueError: sample 13"))
+    job = job_of(store, "abc")
+    assert [(p.what, p.reason, p.key) for p in job.problems] == [
+        ("rank 1", "failed: ValueError: sample 13", "failed_rank")
+    ]
+    text = report(job).text()
+    assert "2 of 2 ranks · rank 1 failed" in text.splitlines()[0]
+    assert "rank 1: failed: ValueError: sample 13" in text
+    assert "Rank 1: ValueError: sample 13." in failure_words(job)
+    assert "ProfilerActivity" not in text and "failed before a step of theirs was profiled" in text
+
+
+def test_who_was_killed_comes_before_who_lost_touch() -> None:
+    killed = replace(rank(1), outcome="interrupted", outcome_detail=KILLED, wall_ns=9)
+    lost = replace(rank(0), outcome="failed", outcome_detail="RuntimeError: Connection closed by peer", wall_ns=5)
+    said = failure_words(Ranks("abc", {0: lost, 1: killed, 2: rank(2)}, 3))
+    assert "Rank 1: its process was killed. After it rank 0: RuntimeError: Connection closed by peer." in said
+    assert failure_words(Ranks("abc", {0: rank(0), 1: rank(1)}, 2)) == ""
 
 
 def test_a_job_that_is_not_there(store: Store) -> None:
