@@ -15,7 +15,7 @@ from gpulab.run import Run
 from gpulab.store.runs import Row, Runs
 from gpulab.views.html import plain_table
 from gpulab.views.text import aligned
-from gpulab.views.wording import cut, plain
+from gpulab.views.wording import cut, plain, rank_words
 
 SHOWN = 20
 WIDEST_NAME = 32
@@ -59,7 +59,7 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     step = spread_of_rounds(run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
-        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run, len(row.outcomes)))))), WIDEST_NAME)
+        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run.job, len(row.outcomes)))))), WIDEST_NAME)
         or "–",
         plain(row.id) + ("" if row.path else " (not saved)"),
         _local_time(run.created),
@@ -78,16 +78,6 @@ def _outcome(row: Row, run: Run) -> str:
         return run.outcome
     outcome, count = others.most_common(1)[0]
     return f"{outcome} ({count} of {len(row.outcomes)})" if count < len(row.outcomes) else outcome
-
-
-def rank_words(run: Run, ranks: int = 0) -> str:
-    """ "rank 1 of 4", and where several are here "4 ranks" or "3 of 4 ranks"; empty for a run by itself."""
-    job = run.job
-    if job is None or job.world_size == 1:
-        return ""
-    if ranks > 1:
-        return plural(ranks, "rank") if ranks == (job.world_size or ranks) else f"{ranks} of {job.world_size} ranks"
-    return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")
 
 
 def _local_time(created: str) -> str:

@@ -90,7 +90,9 @@ def record(options: argparse.Namespace) -> int:
         changes=script.changes,
         knobs=script.knobs,
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
-        terminated=lambda: shown.append(0 if options.silent else show_recorded(profiled.report, options, terminal)),
+        terminated=lambda: shown.append(
+            0 if options.silent or _is_other_rank(profiled.run) else show_recorded(profiled.report, options, terminal)
+        ),
     )
     try:
         if not options.set:
@@ -139,6 +141,11 @@ def _has_own_ranks(run: Run) -> bool:
     except StoreError:
         return False
     return any(entry.job is not None and entry.created >= run.created for entry in entries)
+
+
+def _is_other_rank(run: Run) -> bool:
+    """Whether the first rank speaks for it."""
+    return run.job is not None and (run.job.world_size or 1) > 1 and run.job.rank > 0
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:

@@ -29,8 +29,8 @@ KEPT_IN_MEMORY = 20
 class Row(Struct, frozen=True):
     """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none.
 
-    Of a job with several ranks the run is that of the lowest rank, `id` the job's, and `outcomes` are those of all that
-    are here.
+    Of a job with several ranks the run is that of the lowest rank, `id` the job's, `position` that of its newest run,
+    and `outcomes` are those of all that are here.
     """
 
     id: str
@@ -391,7 +391,8 @@ def _row_of(items: Sequence[_Item]) -> Row:
     row, job = _row(items[0]), items[0].job
     if len(items) == 1 or job is None:
         return row
-    return replace(row, id=job.id, outcomes=tuple(item.outcome or "" for item in items))
+    outcomes = tuple(item.outcome or "" for item in items)
+    return replace(row, id=job.id, position=max(item.position for item in items), outcomes=outcomes)
 
 
 def _row(item: _Item) -> Row:

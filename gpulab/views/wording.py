@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from gpulab.formatting import number, percent, reading, size
-from gpulab.run import StepFlag
+from gpulab.formatting import number, percent, plural, reading, size
+from gpulab.run import Job, StepFlag
 
 if TYPE_CHECKING:
     from gpulab.analysis.breakdown import Breakdown
@@ -183,3 +183,12 @@ def quantity(value: float, name: str, unit: str) -> str:
     if name.endswith("_count"):
         return number(value)
     return reading(value, plain(unit))
+
+
+def rank_words(job: Job | None, ranks: int = 0) -> str:
+    """ "rank 1 of 4", and where several are here "4 ranks" or "3 of 4 ranks"; empty for a run by itself."""
+    if job is None or job.world_size == 1:
+        return ""
+    if ranks > 1:
+        return plural(ranks, "rank") if ranks == (job.world_size or ranks) else f"{ranks} of {job.world_size} ranks"
+    return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")

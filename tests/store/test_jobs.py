@@ -60,7 +60,8 @@ def test_a_job_is_one_row_of_the_list(store: Store) -> None:
     assert "3 of 4 ranks" in small and " abc " in small and "failed (1 of 3)" in small
     assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
     assert "… and 3 older runs" in runs_table.text(runs, 2)
-    assert [runs[row.position or 0].id == row.run.id for row in runs.rows() if row.run is not None] == [True] * 3
+    assert [row.position for row in runs.rows()] == [-1, -2, -32]
+    assert [job.id for row in runs.rows() if (job := runs[row.position or 0].job)] == ["wide", "abc"]
 
 
 def test_a_job_is_named_and_deleted_as_a_whole(store: Store) -> None:
@@ -102,8 +103,9 @@ def test_the_beginning_of_a_jobs_id_is_enough(store: Store) -> None:
 
 
 def test_a_rank_that_failed_is_named(store: Store) -> None:
-    store.save(rank(0))
-    store.save(replace(rank(1), outcome="failed", outcome_detail="ValueError: sample 13"))
+    for number, outcome, detail in ((0, "completed", ""), (1, "failed", "ValueError: sample 13")):
+        unprofiled = replace(rank(number), timeline=None, traced_numbers=())
+        store.save(replace(unprofiled, outcome=outcome, outcome_detail=detail))
     job = job_of(store, "abc")
     assert [(p.what, p.reason, p.key) for p in job.problems] == [
         ("rank 1", "failed: ValueError: sample 13", "failed_rank")

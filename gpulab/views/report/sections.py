@@ -42,8 +42,9 @@ def opening(facts: Facts) -> str:
         ended = "cleaning up, the code raised " if run.outcome == "stopped" else ""
         outcome += f" ({ended}{wording.cut(plain(run.outcome_detail), 60)})"
     count = "no step found" if has_no_step(run) else plural(len(run.steps), "step")
-    parts = [plain(run.name), device(run), count, duration(run.code_wall_ns / 1e3), outcome]
-    return " · ".join(parts)
+    whose = wording.rank_words(run.job)
+    parts = [plain(run.name), whose, device(run), count, duration(run.code_wall_ns / 1e3), outcome]
+    return " · ".join(filter(None, parts))
 
 
 def more(run: Run, unsaved: str = "") -> str:
