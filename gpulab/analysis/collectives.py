@@ -14,7 +14,8 @@ from msgspec import Struct
 
 from gpulab.run import Collective, Float64, Int64, Timeline
 
-# Kind → of the message's bytes, those that cross each link, from the number of ranks.
+# Kind → of the message's bytes, those that cross each link, from the number of ranks. A rank that is not the root of a
+# gather or scatter sees its own part alone, so these have none.
 LINK_SHARE: Mapping[Collective, Callable[[int], float]] = {
     Collective.ALL_REDUCE: lambda ranks: 2 * (ranks - 1) / ranks,
     Collective.REDUCE_SCATTER: lambda ranks: (ranks - 1) / ranks,
@@ -22,8 +23,6 @@ LINK_SHARE: Mapping[Collective, Callable[[int], float]] = {
     Collective.ALL_TO_ALL: lambda ranks: (ranks - 1) / ranks,
     Collective.BROADCAST: lambda ranks: 1.0,
     Collective.REDUCE: lambda ranks: 1.0,
-    Collective.GATHER: lambda ranks: (ranks - 1) / ranks,
-    Collective.SCATTER: lambda ranks: (ranks - 1) / ranks,
     Collective.SEND: lambda ranks: 1.0,
     Collective.RECEIVE: lambda ranks: 1.0,
 }
@@ -33,7 +32,7 @@ class CollectiveFacts(Struct, frozen=True):
     """All exchanges of one kind ("all-reduce", "reduce-scatter", …) in one process group.
 
     `message_bytes` and `time_us` are means of one of them. `bus_bytes_per_s` is the bus bandwidth as nccl-tests have
-    it, None where a size is not known or the group is one rank alone.
+    it, None where a size is not known, the group is one rank alone, or the kind is gather or scatter.
     """
 
     kind: str
@@ -67,7 +66,7 @@ def _facts_of(timeline: Timeline, rows: Int64, time_ns: Int64, steps: int, key: 
     carried = _column(timeline, "message_bytes", rows)
     has_bytes = bool(np.isfinite(carried).all())
     bandwidth = None
-    if has_bytes and size is not None and size > 1 and time_ns.sum() > 0:
+    if has_bytes and size is not None and size > 1 and time_ns.sum() > 0 and kind in LINK_SHARE:
         bandwidth = float(carried.sum()) * LINK_SHARE[kind](size) / (float(time_ns.sum()) / 1e9)
     return CollectiveFacts(
         kind.name.lower().replace("_", "-"),

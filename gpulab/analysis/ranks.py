@@ -8,7 +8,7 @@ one rank to another (send and receive, as a pipeline has them): those count as c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct, field
@@ -22,9 +22,10 @@ from gpulab.intervals import Intervals, clip, intersect, joined, measure
 from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
 
-# Who waits for a core is late by as much, and again by what shared caches and hyper-threads slow: two equal ranks on
-# two busy cores made each other wait for 5 to 17 % of their step, with 9 to 14 % of waiting for a core.
-LATE_PER_CORE_WAIT = 2.0
+# Where all ranks wait for cores, each is late by as much now and then, and again by what shared caches and
+# hyper-threads slow: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while the one
+# waited for a core for 14 % of it and the other for 8 %. What only the late rank waits for a core makes it late.
+LATE_PER_CORE_WAIT = 2.5
 
 
 class RankFacts(Struct, frozen=True):
@@ -78,6 +79,7 @@ class RankComparison(Struct, frozen=True):
     integrity: Integrity = field(default_factory=lambda: Integrity(()))
     only_messages: bool = False
     exchanges: tuple[CollectiveFacts, ...] = ()
+    counts_rows: bool = False  # `samples_per_step` are rows of what the model is given
 
 
 # What may be wrong with a folder of traces → state, what it withholds, what it means.
@@ -119,16 +121,26 @@ def compare_ranks(
     if any(b.device_index is not None for b in accounts.values()):
         accounts = {rank: b for rank, b in accounts.items() if b.device_index is not None}
     timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
-    kernels = _matched({rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines})
+    unmatched = {rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines}
+    kernels = _matched(unmatched)
     kept = all(problem.key != NOT_KEPT for problem in problems)
     alone = not any(own.rows for own in kernels.values()) and any(
         spans.named(t, spans.is_message).any() for t in timelines.values()
     )
     mismatch = _mismatch(kernels, only_messages=alone) if kept else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
+    counts, of_rows = _counts_per_step(facts[rank] for rank in timelines)
     ranks = tuple(
-        _rank(rank, facts[rank], accounts[rank], kernels[rank].durations_ns, transfer if mismatch is None else None)
-        for rank in timelines
+        _rank(
+            rank,
+            timelines[rank],
+            accounts[rank],
+            kernels[rank].durations_ns,
+            unmatched[rank].durations_ns,
+            transfer if mismatch is None else None,
+            samples,
+        )
+        for rank, samples in zip(timelines, counts, strict=True)
     )
     first = next(iter(kernels.values()), None)
     count = 0 if first is None else sum(len(rows) for rows in first.rows.values())
@@ -141,7 +153,10 @@ def compare_ranks(
         mismatch,
         trust,
         alone,
-        () if first is None else _exchanges(first, transfer, next(iter(accounts.values()))),
+        ()
+        if first is None
+        else _exchanges(next(iter(unmatched.values())), first, transfer, accounts[next(iter(timelines))]),
+        of_rows,
     )
 
 
@@ -189,13 +204,24 @@ def _matched(kernels: Mapping[int, _Collectives]) -> dict[int, _Collectives]:
     }
 
 
-def _exchanges(own: _Collectives, transfer: Durations, account: Breakdown) -> tuple[CollectiveFacts, ...]:
-    """By what the first rank's trace says; `transfer` is how long each moves data, empty where that is not known."""
-    if not own.rows:
+def _exchanges(
+    every: _Collectives, own: _Collectives, transfer: Durations, account: Breakdown
+) -> tuple[CollectiveFacts, ...]:
+    """By what the first rank's trace says. `transfer` is how long each of `own`, which all ranks have, moves data.
+
+    What only this rank has moves data for the same part of its time. `transfer` is empty where that is not known.
+    """
+    if not every.rows:
         return ()
-    rows = np.concatenate(list(own.rows.values()))
-    times = np.concatenate([transfer.get(name, own.durations_ns[name]) for name in own.rows])
-    return collective_facts(own.timeline, rows, times, len(account.steps))
+    rows = np.concatenate(list(every.rows.values()))
+    time_ns = every.timeline.duration_ns[rows].astype(np.float64)
+    if transfer:
+        spent = sum(int(d.sum()) for d in own.durations_ns.values())
+        time_ns *= sum(int(d.sum()) for d in transfer.values()) / spent if spent else 1.0
+        at = {row: i for i, row in enumerate(rows.tolist())}
+        for name, moved in transfer.items():
+            time_ns[[at[row] for row in own.rows[name].tolist()]] = moved
+    return collective_facts(every.timeline, rows, np.rint(time_ns).astype(np.int64), len(account.steps))
 
 
 def _collectives(timeline: Timeline, account: Breakdown) -> _Collectives:
@@ -252,9 +278,16 @@ def _shortest(kernels: Mapping[int, _Collectives]) -> Durations:
     return {name: np.min([of_rank[name] for of_rank in durations], axis=0) for name in durations[0]}
 
 
-def _rank(rank: int, figures: Facts, account: Breakdown, own: Durations, transfer: Durations | None) -> RankFacts:
-    timeline = figures.run.timeline
-    assert timeline is not None
+def _rank(
+    rank: int,
+    timeline: Timeline,
+    account: Breakdown,
+    own: Durations,
+    all_own: Durations,
+    transfer: Durations | None,
+    samples: float | None,
+) -> RankFacts:
+    """`own` are the durations of the collectives that all ranks have; what is left of `all_own` waits as much."""
     (start, end), steps = account.span_ns, len(account.steps)
     exchanging = spans.covered(timeline, _communicating(timeline, account))
     if account.device_index is None:
@@ -264,8 +297,9 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Durations, transfe
     overlapped = measure(intersect(communication, computing))
     total = measure(communication)
     moved = None if transfer is None else sum(int(d.sum()) for d in transfer.values())
-    spent = sum(int(d.sum()) for d in own.values())
-    once = min(1.0, total / spent) if spent else 1.0  # of several that run beside each other the time counts once
+    spent, in_all = (sum(int(d.sum()) for d in of.values()) for of in (own, all_own))
+    # Of several that run beside each other the time counts once, and those that only this rank has are like the others.
+    once = min(1.0, total / in_all) * in_all / spent if spent else 1.0
 
     def per_step(time_ns: float) -> float:
         return time_ns / steps / 1e3
@@ -279,19 +313,27 @@ def _rank(rank: int, figures: Facts, account: Breakdown, own: Durations, transfe
         overlapped_us=per_step(overlapped),
         waiting_us=None if moved is None else per_step((spent - moved) * once),
         transfer_us=None if moved is None else per_step(moved * once),
-        collectives_per_step=sum(len(d) for d in own.values()) / steps,
-        samples_per_step=_samples_per_step(figures),
+        collectives_per_step=sum(len(d) for d in all_own.values()) / steps,
+        samples_per_step=samples,
     )
 
 
-def _samples_per_step(figures: Facts) -> float | None:
-    rows = figures.selection.rows if len(figures.selection.rows) else figures.run.traced_rows
-    steps = figures.run.steps
-    for column in (steps.input_rows, steps.sample_count):  # what the model was given, else what was loaded
-        counts = column[rows] if len(column) else column
-        if len(counts) and (counts > 0).all():
-            return float(counts.mean())
-    return None
+def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
+    """Of each rank the rows that its model was given in a step, where that is known of all; else what was loaded.
+
+    And whether it is rows: the first dimension may be another than the samples, such as the length of a sequence.
+    """
+    runs = [(f.run.steps, f.selection.rows if len(f.selection.rows) else f.run.traced_rows) for f in facts]
+    given = [_mean_count(steps.input_rows, rows) for steps, rows in runs]
+    if runs and all(count is not None for count in given):
+        return given, True
+    return [_mean_count(steps.sample_count, rows) for steps, rows in runs], False
+
+
+def _mean_count(column: Int64, rows: Int64) -> float | None:
+    """None where a step's is not known."""
+    counts = column[rows] if len(column) else column
+    return float(counts.mean()) if len(counts) and (counts > 0).all() else None
 
 
 def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:
@@ -302,5 +344,4 @@ def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:
     last = min(waits, key=lambda rank: waits[rank])
     others = [r for r in ranks if r.rank != last and r.waiting_us is not None]
     share = float(np.median([((r.waiting_us or 0) - waits[last]) / r.step_us for r in others]))
-    core_wait = next(r.core_wait_share for r in ranks if r.rank == last)
-    return last if share >= max(skew_notice, LATE_PER_CORE_WAIT * core_wait) else None
+    return last if share >= max(skew_notice, LATE_PER_CORE_WAIT * min(r.core_wait_share for r in ranks)) else None

@@ -11,6 +11,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 from typing import Protocol
 
@@ -34,7 +35,7 @@ from gpulab.launch.notebook_source import notebook_source
 from gpulab.launch.output import Line
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
-from gpulab.run import Ranks
+from gpulab.run import Ranks, Run
 from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
@@ -52,6 +53,7 @@ KEPT = "kept"  # its presence keeps the folder: the job may still begin
 SHARED_S = 30.0  # until a shared folder shows what another machine has written
 CELL, NOTEBOOK, BATCH = "cell.py", "notebook.py", "job.sbatch"
 STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
+LOST_TOUCH_S = 10.0  # ours: who loses a rank that was killed hears of it within that time
 _LAST_WORDS = 5  # lines
 _WIDEST_CAUSE = 160  # characters
 _STOPPED = "Interrupted: above is what the ranks measured until then."
@@ -111,7 +113,8 @@ class RankedCell(Struct, frozen=True):
             keep_only(str(only), shown, Store())
         if followed.interrupted:
             raise Interrupted(_STOPPED)
-        if failure := failure_words(ranks):
+        status = followed.status if isinstance(followed.status, int) else 0  # a cluster's word tells of the job
+        if failure := failure_words(ranks, status=status):
             raise RankError(failure)
         return ranks
 
@@ -198,18 +201,32 @@ class RankedCell(Struct, frozen=True):
         return f"{why} {own}".rstrip()
 
 
-def failure_words(ranks: Ranks, code: str = "cell") -> str:
-    """Which rank failed or was killed first, as far as the runs tell, and which after it; empty where none did."""
-    killed = {
-        rank: run for rank, run in ranks.runs.items() if run.outcome == "interrupted" and KILLED in run.outcome_detail
-    }
-    failed = {rank: run for rank, run in ranks.runs.items() if run.outcome == "failed"}
-    order = sorted(killed, key=lambda rank: killed[rank].wall_ns) + sorted(failed, key=lambda r: failed[r].wall_ns)
-    if not order:
-        return ""
-    first, *others = (f"ank {rank}: {_sentence(ranks.runs[rank].outcome_detail)}" for rank in order)
+def failure_words(ranks: Ranks, code: str = "cell", status: int = 0) -> str:
+    """Which rank failed first, as far as the runs tell, and which after it; empty where none did.
+
+    A rank that was killed comes before those that failed within `LOST_TOUCH_S`: they wait for it until then, and its
+    run ends with what was last written. `status` is the launcher's: where it is not 0, a rank without a run is named.
+    """
+    ends = {rank: run for rank, run in ranks.runs.items() if run.outcome == "failed" or _was_killed(run)}
+    order = sorted(ends, key=lambda rank: _end_s(ends[rank]) - (LOST_TOUCH_S if _was_killed(ends[rank]) else 0.0))
+    said = [f"ank {rank}: {_sentence(ends[rank].outcome_detail)}" for rank in order]
+    absent = [rank for rank in range(ranks.world_size or 0) if rank not in ranks.runs] if status else []
+    said = [*(f"ank {rank} ended before it had recorded a step." for rank in absent), *said]
+    opening = f"The ranks did not come to the end of the {code}."
+    if not said:
+        return f"{opening} PyTorch's launcher ended with {status}." if status else ""
+    first, *others = said
     after = f" After it r{' R'.join(others)}" if others else ""
-    return f"The ranks did not come to the end of the {code}. R{first}{after}"
+    return f"{opening} R{first}{after}"
+
+
+def _was_killed(run: Run) -> bool:
+    return run.outcome == "interrupted" and KILLED in run.outcome_detail
+
+
+def _end_s(run: Run) -> float:
+    """By this machine's clock, to a second."""
+    return datetime.fromisoformat(run.created).timestamp() + run.wall_ns / 1e9
 
 
 def _sentence(words: str) -> str:
@@ -320,7 +337,8 @@ class Followed:
 
 def _environment(ranks: int) -> dict[str, str]:
     kept = {n: v for n, v in os.environ.items() if n not in OF_THE_KERNEL and not n.startswith(_OF_A_JOB)}
-    return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules()}
+    place = str(default_root().parent)  # also where the cell changes the current folder
+    return {**kept, **threads_of_each(ranks), "PYTHONPATH": _own_modules(), "GPULAB_DIR": place}
 
 
 def _own_modules() -> str:

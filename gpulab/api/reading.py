@@ -21,7 +21,7 @@ from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
 from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
-from gpulab.store.jobs import job_of
+from gpulab.store.jobs import SeveralJobs, job_of
 from gpulab.store.runs import Figures, Runs
 from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.ranks import RankedReport, job_opening
@@ -126,6 +126,8 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     except StoreError as no_run:
         try:
             return job_of(here, key)
+        except SeveralJobs:
+            raise
         except StoreError:
             raise no_run from None
     by_itself = run.job is None or (run.job.world_size or 1) < 2 or run.id.startswith(key) or path.is_dir()

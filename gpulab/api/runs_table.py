@@ -95,7 +95,7 @@ def _none(runs: Runs) -> str:
 
 
 def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
-    hidden = len(runs) - sum(max(1, len(row.outcomes)) for row in rows if row.position is not None)
+    hidden = len(runs) - sum(row.runs for row in rows if row.position is not None)
     more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
     folder = [f"Saved in {cut(plain(str(runs.store.root)), WIDEST_ASKED)}."] if any(row.path for row in rows) else []
     return (

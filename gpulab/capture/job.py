@@ -102,6 +102,11 @@ def _from_torch() -> tuple[int, int] | None:
     return (rank, size) if size > 1 else None
 
 
+def torchrun_job_id(run_id: str, environment: Mapping[str, str] = os.environ) -> str:
+    """The job's id in ranks that torchrun starts under this `run_id` from a process with this environment."""
+    return _id({**environment, "TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": "0"}, "torchrun")
+
+
 def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     """The same in all ranks: from the cluster and the launcher, else from the process that has started them."""
     step = environment.get("SLURM_STEP_ID", "")

@@ -16,6 +16,7 @@ from gpulab.api.cell_ranks import failure_words
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only
 from gpulab.api.reading import report
+from gpulab.capture.job import torchrun_job_id
 from gpulab.cli.output import complain
 from gpulab.cli.record import show_recorded
 from gpulab.errors import StoreError
@@ -27,7 +28,7 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.own_ranks import own_ranks
-from gpulab.store.folders import Store, new_id
+from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 
 _OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device")
@@ -48,11 +49,14 @@ def launch(options: argparse.Namespace) -> int:
             f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these "
             f"{options.ranks} ranks: write {own.instead} in its place.\n"
         )
-    job_id = f"job-{new_id()}"
-    words = ended_with_this_process([*launcher_words(options.ranks, job_id), *_of_each(options)])
-    with subprocess.Popen(words, env={**os.environ, **threads_of_each(options.ranks)}) as process:
+    run_id = f"job-{new_id()}"
+    words = ended_with_this_process([*launcher_words(options.ranks, run_id), *_of_each(options)])
+    place = str(default_root().parent)  # also where the script changes the current folder
+    environment = {**os.environ, **threads_of_each(options.ranks), "GPULAB_DIR": place}
+    with subprocess.Popen(words, env=environment) as process:
         status = _ended(process)
-    return status if options.no_save else _show_job(options, job_id) or status
+    shown = 0 if options.no_save else _show_job(options, torchrun_job_id(run_id), status)
+    return status or shown
 
 
 def _of_each(options: argparse.Namespace) -> Sequence[str]:
@@ -63,17 +67,18 @@ def _of_each(options: argparse.Namespace) -> Sequence[str]:
     return record_words({**given, **own}, [options.script, *options.args])
 
 
-def _show_job(options: argparse.Namespace, job_id: str) -> int:
+def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
     """The report of all ranks, and below it which of them failed. Returns 0, or the status of a file not written."""
     store = Store()
     try:
         ranks = await_job(store, job_id, options.ranks, STORED_S)
-    except StoreError:  # no rank came as far as a run; it has said why
+    except StoreError:  # what a rank has said of it stands above
+        complain("no rank has recorded a run.")
         return 0
     shown = report(ranks)
     keep_summaries(shown, store.root)
     status = show_recorded(shown, options, sys.stderr)
-    if failure := failure_words(ranks):
+    if failure := failure_words(ranks, "script", ended if ended < 128 else 0):  # not where a signal was to end it
         complain(failure)
     if options.only_ranks is not None:
         keep_only(options.only_ranks, shown, store)

@@ -158,12 +158,12 @@ def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findi
 
 def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
     """What the machine's other load hides of the ranks."""
-    share = max(r.core_wait_share for r in comparison.ranks)
+    share = min(r.core_wait_share for r in comparison.ranks)
     if share < DEFAULT.silence:
         return ()
     return (
         Evidence(
-            f"The ranks wait for a processor core for up to {percent(share)} of their step: one that lets the others "
-            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that"
+            f"All ranks wait for a processor core, for {percent(share)} of their step or more: one that lets the "
+            f"others wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that"
         ),
     )

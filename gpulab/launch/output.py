@@ -32,8 +32,11 @@ class GrowingFile:
                 new = file.read()
         except OSError:
             return
+        if not new:
+            return
         self._offset_bytes += len(new)
-        *whole, self._rest = (self._rest + new).split(b"\n")
+        *whole, rest = (self._rest + new).split(b"\n")
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # what a progress bar has written over is gone
         yield from map(_left_standing, whole)
 
     def rest(self) -> Iterator[str]:

@@ -13,6 +13,10 @@ from gpulab.store.folders import Entry, Store
 WAIT_S, LOOK_S = 10.0, 0.1
 
 
+class SeveralJobs(StoreError):
+    """A word may mean any of several jobs."""
+
+
 def job_of(store: Store, job_id: str) -> Ranks:
     """All stored ranks of a job, by its id or the beginning of it.
 
@@ -66,9 +70,11 @@ def _entries(store: Store, job_id: str) -> Sequence[Entry]:
 
 def _entries_beginning(store: Store, beginning: str) -> Sequence[Entry]:
     entries = [e for e in store.list() if e.job is not None and beginning and e.job.id.startswith(beginning)]
-    ids = list(dict.fromkeys(e.job.id for e in entries if e.job is not None))
+    ids = sorted({e.job.id for e in entries if e.job is not None})
+    if ids and all(other.startswith(f"{ids[0]}.") for other in ids[1:]):  # its later runs, or restarts
+        return [e for e in entries if e.job is not None and e.job.id == ids[0]]
     if len(ids) > 1:
-        raise StoreError(f"{beginning!r} is the beginning of {len(ids)} jobs: {', '.join(ids[:4])}. Give more of it.")
+        raise SeveralJobs(f"{beginning!r} is the beginning of {len(ids)} jobs: {', '.join(ids[:4])}. Give more of it.")
     return entries
 
 

@@ -39,6 +39,7 @@ class Row(Struct, frozen=True):
     path: Path | None = None  # None: not saved
     problem: str | None = None
     outcomes: tuple[str, ...] = ()
+    runs: int = 1  # that this line stands for
 
 
 class Deletion(Struct, frozen=True):
@@ -181,20 +182,22 @@ class Runs(Sequence[Run]):
     # -- changing ------------------------------------------------------------------------------------------------
 
     def name(self, key: str | Run, new: str) -> str:
-        """Give a run another name; an empty one takes the name away. Returns its id.
+        """Give a run another name; an empty one takes the name away. Returns its id. A rank stands for its whole job.
 
         Raises StoreError where the run is unknown, where several have that name, or where it cannot be written, and
         UsageError for a name that means another run already.
         """
-        item = self._only(key)
-        self._check_name(item, new)
-        if item.path is not None:
-            self.store.rename(item.path, new)
-            rename_summary(item.path, new)
-        own = self._own.get(item.id)
-        if own is not None and own.run is not None:
-            self._own[item.id] = replace(own, run=_with_name(own.run, new))
-        return item.id
+        items = self._with_job(key)
+        for item in items:
+            self._check_name(item, new)
+        for item in items:
+            if item.path is not None:
+                self.store.rename(item.path, new)
+                rename_summary(item.path, new)
+            own = self._own.get(item.id)
+            if own is not None and own.run is not None:
+                self._own[item.id] = replace(own, run=_with_name(own.run, new))
+        return items[0].id
 
     def deletions(self, *keys: str | Run) -> list[Deletion]:
         """What `delete` would delete, with its size. Raises as `delete`; nothing is changed."""
@@ -203,8 +206,9 @@ class Runs(Sequence[Run]):
     def delete(self, *keys: str | Run) -> list[Deletion]:
         """Delete runs for good: those that the keys name, or without keys all that `where` chose.
 
-        A rank goes with its job unless its id or folder is given. All keys are looked up before the first run goes.
-        Raises StoreError for a key that names no run or several, UsageError without keys and conditions.
+        A rank goes with its job unless its id or folder is given; conditions choose jobs as a whole. All keys are
+        looked up before the first run goes. Raises StoreError for a key that names no run or several, UsageError
+        without keys and conditions.
         """
         items = self._doomed(keys)
         deletions = [_deletion(item) for item in items]
@@ -315,14 +319,17 @@ class Runs(Sequence[Run]):
             return list({item.id: item for item in meant}.values())
         if not self._filters:
             raise UsageError("Say which runs to delete: by id or name, or by conditions.")
-        return self._items()
+        chosen = self._items()
+        jobs = {item.job.id for item in chosen if item.job is not None}
+        ids = {item.id for item in chosen}
+        return [i for i in self._all() if i.id in ids or (i.job is not None and i.job.id in jobs)]
 
     def _with_job(self, key: str | Run) -> list[_Item]:
         """The run that a key means; of one that is a rank, all ranks of its job, unless it is meant by its id."""
         item = self._only(key)
         if item.job is None or isinstance(key, Run) or item.id.startswith(key) or run_folder(key) is not None:
             return [item]
-        return _of_job(self._items(), item.job.id) or [item]
+        return _of_job(self._all(), item.job.id) or [item]
 
     def _check_name(self, item: _Item, new: str) -> None:
         taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
@@ -376,7 +383,14 @@ def _grouped(items: Sequence[_Item]) -> list[list[_Item]]:
     for item in items:
         several = item.job is not None and item.job.world_size != 1
         groups.setdefault(f"job {item.job.id}" if several and item.job else f"run {item.id}", []).append(item)
-    return [sorted(of_one, key=lambda item: item.job.rank if item.job else 0) for of_one in groups.values()]
+    ordered = [sorted(of_one, key=lambda item: item.job.rank if item.job else 0) for of_one in groups.values()]
+    return [part for of_one in ordered for part in ([of_one] if _ranks(of_one) else [[item] for item in of_one])]
+
+
+def _ranks(items: Sequence[_Item]) -> dict[int, _Item]:
+    """By rank, of which the last run counts; empty where they are not several ranks."""
+    ranks = {item.job.rank: item for item in items if item.job is not None}
+    return ranks if len(ranks) > 1 else {}
 
 
 def _of_job(items: Sequence[_Item], job_id: str) -> list[_Item]:
@@ -389,10 +403,11 @@ def _of_job(items: Sequence[_Item], job_id: str) -> list[_Item]:
 
 def _row_of(items: Sequence[_Item]) -> Row:
     row, job = _row(items[0]), items[0].job
-    if len(items) == 1 or job is None:
+    ranks = _ranks(items)
+    if job is None or not ranks:
         return row
-    outcomes = tuple(item.outcome or "" for item in items)
-    return replace(row, id=job.id, position=max(item.position for item in items), outcomes=outcomes)
+    outcomes = tuple(item.outcome or "" for item in ranks.values())
+    return replace(row, id=job.id, position=max(item.position for item in items), outcomes=outcomes, runs=len(items))
 
 
 def _row(item: _Item) -> Row:

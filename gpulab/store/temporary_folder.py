@@ -21,13 +21,24 @@ def temporary_folder(prefix: str) -> Iterator[Path]:
     Those of the same prefix are deleted, too, whose process has ended without. Raises OSError where none can be made.
     """
     _sweep(Path(tempfile.gettempdir()), prefix)
-    folder = Path(tempfile.mkdtemp(prefix=prefix))
-    file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+    folder, file = _begun(prefix)
     try:
-        lock(file)  # the system unlocks it when this process ends, however it does
         yield folder
     finally:
+        os.close(file)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _begun(prefix: str) -> tuple[Path, int]:
+    """A folder whose lock is ours. Another process may sweep it before it is locked: then the next one is."""
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue
+        if lock(file) is not False and (folder / LOCK).exists():  # None: no file can be locked here
+            return folder, file
         os.close(file)
 
 
@@ -36,7 +47,10 @@ def _sweep(root: Path, prefix: str) -> None:
         with suppress(OSError):
             file = os.open(folder / LOCK, os.O_RDWR)  # one without is just being made
             try:
-                if lock(file):
-                    shutil.rmtree(folder, ignore_errors=True)
+                is_left = lock(file)
+                if is_left:
+                    (folder / LOCK).unlink()  # the one who makes it sees that it is gone
             finally:
                 os.close(file)
+            if is_left:
+                shutil.rmtree(folder, ignore_errors=True)

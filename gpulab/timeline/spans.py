@@ -231,6 +231,14 @@ def exchanging_times(timeline: Timeline) -> Intervals:
     while a collective runs, the operators that compute inside aside. And so it is in a hook of DistributedDataParallel
     that hands a bucket of gradients over: what autograd does for a parameter from the end of adding its gradient on.
     """
+    kept = kept_of(timeline)
+    if "exchanging" not in kept:
+        kept["exchanging"] = _exchanging_times(timeline)
+    times: Intervals = kept["exchanging"]
+    return times
+
+
+def _exchanging_times(timeline: Timeline) -> Intervals:
     operators = training_operators(timeline)
     calls = operators & named(timeline, is_exchange)
     if not calls.any():

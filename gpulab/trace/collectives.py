@@ -43,10 +43,10 @@ def collective_columns(args: Sequence[Args]) -> dict[str, list[Value]]:
     if all(a.collective is None for a in args):
         return {}
     kinds = [_kind(a.collective) for a in args]
-    has = [kind is not None for kind in kinds]
+    has = [a.collective is not None for a in args]
     return {
         "collective": [None if kind is None else int(kind) for kind in kinds],
-        "message_bytes": [_message_bytes(a) if there else None for a, there in zip(args, has, strict=True)],
+        "message_bytes": [None if k is None else _message_bytes(a) for a, k in zip(args, kinds, strict=True)],
         "group_size": [a.group_size if there else None for a, there in zip(args, has, strict=True)],
         "process_group": [_number(a.process_group) if there else None for a, there in zip(args, has, strict=True)],
         "collective_sequence": [a.sequence if there else None for a, there in zip(args, has, strict=True)],

@@ -110,10 +110,15 @@ def test_collectives_are_matched_by_their_number() -> None:
     assert compare_ranks({0: first, 1: second}).mismatch is not None
     compared = compare_ranks({0: in_sequence(first, {10: 7, 200: 8, 600: 9}), 1: in_sequence(second, {400: 8, 800: 9})})
     assert compared.mismatch is None and compared.collectives == 2 and compared.straggler == 1
-    assert [(r.waiting_us, r.transfer_us) for r in compared.ranks] == [(400, 200), (0, 200)]
+    assert [(r.waiting_us, r.transfer_us) for r in compared.ranks] == [
+        (pytest.approx(400 * 650 / 600), pytest.approx(200 * 650 / 600)),
+        (0, 200),
+    ]
+    assert [r.collectives_per_step for r in compared.ranks] == [3, 2]
     (exchange,) = compared.exchanges
-    assert exchange.count_per_step == 2 and exchange.time_us == 100, "moving data, without the waiting"
-    assert exchange.bus_bytes_per_s == pytest.approx(8e6 * 2 * 1 / 2 / 100e-6)
+    assert exchange.count_per_step == 3, "the one without a partner, too"
+    assert exchange.time_us == pytest.approx((100 + 100 + 50 * 200 / 600) / 3, abs=1e-3), "without the waiting"
+    assert exchange.bus_bytes_per_s == pytest.approx(3 * 8e6 / (3e-6 * exchange.time_us), rel=1e-4)
 
 
 def test_numbers_that_do_not_fit_are_not_used() -> None:
@@ -398,8 +403,11 @@ def test_what_the_model_is_given_counts_before_what_was_loaded() -> None:
     compared = compare_ranks({0: prompt, 1: late})
     assert [rank.samples_per_step for rank in compared.ranks] == [10, 30]
     assert diagnose_ranks(compared).first.key == "uneven_data"
+    assert "Its model is given 3 times as many rows in a step as theirs." in diagnose_ranks(compared).first.summary
     unheard = given(cpu_rank([(0, 100)], [(100, 700)]), -1)
-    assert compare_ranks({0: unheard, 1: late}).ranks[0].samples_per_step == 32
+    mixed = compare_ranks({0: unheard, 1: late})
+    assert [rank.samples_per_step for rank in mixed.ranks] == [32, 32], "of all ranks the same is compared"
+    assert diagnose_ranks(mixed).first.key == "straggler"
 
 
 @pytest.mark.parametrize(("core_wait", "late"), [(0.0, 1), (0.1, 1), (0.15, 1), (0.26, None)])
@@ -407,11 +415,14 @@ def test_a_rank_that_waited_for_a_core_is_no_straggler(core_wait: float, late: i
     compared = compare_ranks(
         {0: cpu_rank([(0, 300)], [(300, 500)]), 1: cpu_rank([(0, 700)], [(700, 100)])}  # rank 0 waits 0.4 of its step
     )
-    waits = tuple(
-        replace(r, breakdown=replace(r.breakdown, share=dict(r.breakdown.share) | {"core_wait": core_wait}))
-        for r in compared.ranks
-    )
-    assert ranks._straggler(waits, DEFAULT.skew_notice) == late
+
+    def crowded(rank: RankFacts) -> RankFacts:
+        share = dict(rank.breakdown.share) | {"core_wait": core_wait}
+        return replace(rank, breakdown=replace(rank.breakdown, share=share))
+
+    prompt, slow = compared.ranks
+    assert ranks._straggler((crowded(prompt), crowded(slow)), DEFAULT.skew_notice) == late
+    assert ranks._straggler((prompt, crowded(slow)), DEFAULT.skew_notice) == 1, "only that one has no core"
 
 
 @pytest.mark.parametrize("core_wait", [0.0, 0.05, 0.2])

@@ -123,6 +123,40 @@ def test_who_was_killed_comes_before_who_lost_touch() -> None:
     said = failure_words(Ranks("abc", {0: lost, 1: killed, 2: rank(2)}, 3))
     assert "Rank 1: its process was killed. After it rank 0: RuntimeError: Connection closed by peer." in said
     assert failure_words(Ranks("abc", {0: rank(0), 1: rank(1)}, 2)) == ""
+    first = replace(rank(0), outcome="failed", outcome_detail="ValueError: sample 13", wall_ns=5 * 10**9)
+    later = replace(killed, wall_ns=22 * 10**9)  # it stood still, and was ended for that
+    assert "Rank 0: ValueError: sample 13. After it rank 1: its" in failure_words(Ranks("abc", {0: first, 1: later}, 2))
+
+
+def test_a_rank_that_left_nothing_is_named() -> None:
+    lost = replace(rank(0), outcome="failed", outcome_detail="RuntimeError: Connection closed by peer")
+    said = failure_words(Ranks("abc", {0: lost}, 2), "script", 1)
+    assert "of the script. Rank 1 ended before it had recorded a step. After it rank 0: RuntimeError" in said
+    ended = failure_words(Ranks("abc", {0: rank(0), 1: rank(1)}, 2), "cell", 3)
+    assert ended.endswith("PyTorch's launcher ended with 3.")
+
+
+def test_conditions_delete_whole_jobs_and_names_are_theirs(store: Store) -> None:
+    for number in range(3):
+        store.save(replace(rank(number, of=3), outcome="failed" if number == 1 else "completed"))
+    runs = Runs(store)
+    assert runs.name("latest", "better") and [run.settings.name for run in Runs(store)] == ["better"] * 3
+    assert len(runs.where(outcome="failed").deletions()) == 3
+
+
+def test_two_runs_of_one_rank_are_two_rows(store: Store) -> None:
+    store.save(rank(0))
+    store.save(rank(0, id="20250102-000000-00000"))
+    assert [row.outcomes for row in Runs(store).rows()] == [(), ()]
+    store.save(rank(1, id="20250103-000000-00000"))
+    (row,) = Runs(store).rows()
+    assert len(row.outcomes) == 2 and row.runs == 3
+
+
+def test_a_jobs_later_runs_do_not_make_it_unclear(store: Store) -> None:
+    for id, job in (("1", "node-12"), ("2", "node-12.run2"), ("3", "node-12.1")):
+        store.save(rank(0, id=f"20250101-000000-{id}", job=job))
+    assert Path(job_of(store, "node").path).name == "node-12"
 
 
 def test_a_job_that_is_not_there(store: Store) -> None:

@@ -47,13 +47,24 @@ class ModelInputs:
         first, after = np.searchsorted(at_ns, steps.start_ns), np.searchsorted(at_ns, steps.end_ns)
         sums, misses = (np.concatenate(([0], np.cumsum(of))) for of in (rows, rows < 0))
         whole = (after > first) & (misses[after] == misses[first])
+        if len(calls) == self._calls.maxlen:  # earlier ones are gone
+            whole &= steps.start_ns >= at_ns[0]
         return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
 
     def _called(self, args: Args, kwargs: KeywordArgs) -> None:
         from torch import is_grad_enabled
 
-        if is_grad_enabled():
-            rows = samples_in(args[1:])
-            if rows is None:
-                rows = samples_in(kwargs)
-            self._calls.append((perf_counter_ns(), -1 if rows is None else rows))
+        if not is_grad_enabled():
+            return
+        try:
+            rows = next((n for given in (*args[1:], *kwargs.values()) if (n := _rows_in(given)) is not None), -1)
+        except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
+            rows = -1
+        self._calls.append((perf_counter_ns(), rows))
+
+
+def _rows_in(given: object) -> int | None:
+    """Of one argument: a list of tensors is one of samples, as detection models take it."""
+    if isinstance(given, list | tuple) and given and all(hasattr(one, "shape") for one in given):
+        return len(given)
+    return samples_in(given)

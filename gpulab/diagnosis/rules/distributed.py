@@ -100,14 +100,18 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
     usual = float(np.median(others))
     if own < usual * (1 + thresholds.uneven_samples):
         return None
+    more = f"{own / usual:.3g} times as many"
+    if ranks.counts_rows:
+        sentence = f"Its model is given {more} rows in a step as theirs."
+        figures = f"the model of rank {late_rank} is given {own:.4g} rows in a step, those of the others {usual:.4g}"
+    else:
+        sentence = f"It has {more} samples in a step as they have."
+        figures = f"rank {late_rank} has {own:.4g} samples in a step, the others {usual:.4g}"
     return replace(
         late,
         key="uneven_data",
-        summary=f"{late.summary.rstrip('.')}. It has {own / usual:.3g} times as many samples in a step as they have.",
-        evidence=(
-            Evidence(f"rank {late_rank} has {own:.4g} samples in a step, the others {usual:.4g} (median)"),
-            *late.evidence,
-        ),
+        summary=f"{late.summary.rstrip('.')}. {sentence}",
+        evidence=(Evidence(f"{figures} (median)"), *late.evidence),
         cure="Give each rank the same number of samples: DistributedSampler with drop_last=True, the same batch size "
         "on all ranks, and where samples differ in length, batches of the same number of tokens.",
     )

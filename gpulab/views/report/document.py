@@ -77,6 +77,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
         "kernel_statistics": _kernel_statistics(facts.trace) if facts.trace else None,
         "copies": [plain_values(row) for row in facts.trace.copies] if facts.trace else None,
+        "exchanges": [plain_values(row) for row in facts.trace.exchanges] if facts.trace else None,
         "curves": [plain_values(c) for c in facts.curves],
         "loader": plain_values(run.loader) if run.loader else None,
         "loading": plain_values(facts.loading) if facts.loading else None,

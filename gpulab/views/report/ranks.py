@@ -24,6 +24,8 @@ from gpulab.views.report.trace_sections import exchanges_section
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
+_ENDS_NAMED = 3
+
 
 @dataclass(frozen=True, slots=True)
 class RankedReport(View):
@@ -112,7 +114,9 @@ def _early_ends(ranks: Ranks) -> str:
     ends = {p.what: p.key.partition("_")[0] for p in ranks.problems if p.key in ("interrupted_rank", "failed_rank")}
     if len(ends) == len(ranks.runs) > 1 and len(set(ends.values())) == 1:
         return f"all {next(iter(ends.values()))}"
-    return ", ".join(f"{rank} {end}" for rank, end in ends.items())
+    first = dict(sorted(ends.items(), key=lambda item: item[1] != "failed")[:_ENDS_NAMED])
+    more = [f"{len(ends) - len(first)} more ended early"] if len(ends) > len(first) else []
+    return ", ".join([*(f"{rank} {end}" for rank, end in first.items()), *more])
 
 
 def _communication(rank: RankFacts) -> dict[str, float | None]:

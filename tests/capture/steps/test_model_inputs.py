@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections import deque
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
 
 from gpulab.capture.steps.model_inputs import ModelInputs
@@ -26,6 +28,28 @@ def test_rows_are_summed_in_the_step_of_their_call() -> None:
     steps = steps_of((0, 10), (10, 20), (20, 30), (30, 40))
     assert inputs.rows_of(steps, 100).tolist() == [8, 8, -1, -1]
     assert len(ModelInputs().rows_of(steps, 100)) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "rows"),
+    [
+        ((torch.zeros(5, 3),), 5),
+        (([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], [{}]), 2),
+        (("words", {"ids": torch.zeros(7, 2)}), 7),
+        ((torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),), -1),
+        ((), -1),
+    ],
+)
+def test_rows_of_what_a_model_may_be_given(given: tuple[object, ...], rows: int) -> None:
+    inputs = ModelInputs()
+    inputs._called((None, *given), {})
+    assert [count for _, count in inputs._calls] == [rows]
+
+
+def test_where_calls_were_forgotten_nothing_is_said() -> None:
+    inputs = ModelInputs()
+    inputs._calls = deque([(115, 4), (125, 4), (126, 4)], maxlen=3)
+    assert inputs.rows_of(steps_of((0, 10), (10, 20), (20, 30)), 100).tolist() == [-1, -1, 8]
 
 
 TRAINING = """
