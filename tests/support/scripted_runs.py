@@ -57,6 +57,7 @@ class ScriptedRuns(Struct, dict=True):
         changes: object = None,
         limit_s: float | None = None,
         tick: Callable[[int], None] = lambda steps: None,
+        ends_alone: bool = True,
     ) -> Trial:
         began_s, step_s, most = self.now_s, self.step_s(setting.label), settings.steps or 0
         limit_s = TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S)
