@@ -23,6 +23,7 @@ from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
 from gpulab.devices.child_path import import_path
 from gpulab.errors import RankError, StoreError, UsageError
+from gpulab.formatting import decapitalized
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
     RankProcesses,
@@ -209,15 +210,15 @@ def failure_words(ranks: Ranks, code: str = "cell", status: int = 0) -> str:
     """
     ends = {rank: run for rank, run in ranks.runs.items() if run.outcome == "failed" or _was_killed(run)}
     order = sorted(ends, key=lambda rank: _end_s(ends[rank]) - (LOST_TOUCH_S if _was_killed(ends[rank]) else 0.0))
-    said = [f"ank {rank}: {_sentence(ends[rank].outcome_detail)}" for rank in order]
+    said = [f"Rank {rank}: {_sentence(ends[rank].outcome_detail)}" for rank in order]
     absent = [rank for rank in range(ranks.world_size or 0) if rank not in ranks.runs] if status else []
-    said = [*(f"ank {rank} ended before it had recorded a step." for rank in absent), *said]
+    said = [*(f"Rank {rank} ended before it had recorded a step." for rank in absent), *said]
     opening = f"The ranks did not come to the end of the {code}."
     if not said:
         return f"{opening} PyTorch's launcher ended with {status}." if status else ""
     first, *others = said
-    after = f" After it r{' R'.join(others)}" if others else ""
-    return f"{opening} R{first}{after}"
+    after = f" After it {decapitalized(' '.join(others))}" if others else ""
+    return f"{opening} {first}{after}"
 
 
 def _was_killed(run: Run) -> bool:

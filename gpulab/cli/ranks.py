@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
-from gpulab.api.cell_ranks import failure_words
+from gpulab.api.cell_ranks import STORED_S, failure_words
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only
 from gpulab.api.reading import report
@@ -34,7 +34,6 @@ from gpulab.store.jobs import await_job
 _OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device")
 _SWITCHES = ("no_trace", "whole", "no_live", "no_save")
 _OF_A_REPORT = ("html", "json", "all")
-STORED_S = 2.0  # after the last process has ended its run is on disk, or was killed and is found there
 
 
 def launch(options: argparse.Namespace) -> int:

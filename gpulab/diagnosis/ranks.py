@@ -163,7 +163,7 @@ def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
         return ()
     return (
         Evidence(
-            f"All ranks wait for a processor core, for {percent(share)} of their step or more: one that lets the "
-            f"others wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that"
+            f"All ranks wait for a processor core for {percent(share)} of their step or more. A rank that makes the "
+            f"others wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that noise"
         ),
     )

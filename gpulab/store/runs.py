@@ -383,7 +383,7 @@ def _grouped(items: Sequence[_Item]) -> list[list[_Item]]:
     for item in items:
         several = item.job is not None and item.job.world_size != 1
         groups.setdefault(f"job {item.job.id}" if several and item.job else f"run {item.id}", []).append(item)
-    ordered = [sorted(of_one, key=lambda item: item.job.rank if item.job else 0) for of_one in groups.values()]
+    ordered = [sorted(of_one, key=_rank_of) for of_one in groups.values()]
     return [part for of_one in ordered for part in ([of_one] if _ranks(of_one) else [[item] for item in of_one])]
 
 
@@ -395,10 +395,11 @@ def _ranks(items: Sequence[_Item]) -> dict[int, _Item]:
 
 def _of_job(items: Sequence[_Item], job_id: str) -> list[_Item]:
     """Its ranks, the lowest first."""
-    return sorted(
-        (item for item in items if item.job is not None and item.job.id == job_id),
-        key=lambda item: item.job.rank if item.job else 0,
-    )
+    return sorted((item for item in items if item.job is not None and item.job.id == job_id), key=_rank_of)
+
+
+def _rank_of(item: _Item) -> int:
+    return item.job.rank if item.job is not None else 0
 
 
 def _row_of(items: Sequence[_Item]) -> Row:
