@@ -682,6 +682,7 @@ class Observer(Struct, frozen=True):
     profiler_stop_ns: int | None = None
     event_count: int = 0
     window_truncated: str | None = None  # why the window ended early
+    profiler_stays: bool = True  # in the process after its window, where it slows CUDA calls
 
 
 Outcome = Literal["completed", "stopped", "interrupted", "failed"]

@@ -114,7 +114,7 @@ def select(run: Run) -> Selection:
     flags = steps.flags
     drop((flags & StepFlag.PARTIAL) != 0, "cut off before their end")
     drop(steps.phase == Phase.TRACED, "ran with the profiler")
-    if run.device.kind == "cuda":
+    if run.device.kind == "cuda" and run.observer.profiler_stays:
         after = np.maximum.accumulate(steps.phase == Phase.TRACED) if len(steps) else keep
         before = keep & ~after & (steps.phase != Phase.WARMUP)
         if before.sum() >= 3:

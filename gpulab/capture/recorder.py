@@ -35,7 +35,7 @@ from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Closed, Loop
 from gpulab.capture.steps.module_hook import ModuleHook
-from gpulab.capture.steps.profiler_window import Window, sessions
+from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -134,10 +134,10 @@ class Capture:
         self._sampler.start()
         self._spooler.start()
         self._loop.peaks = PeakWatch() if on_gpu else None
-        if on_gpu and sessions():
+        if on_gpu and stays():
             reason = (
-                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which may make CUDA "
-                "calls 10 to 20 % slower"
+                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which makes CUDA calls "
+                "slower"
             )
             self._choices.append(Choice("profiler", "attached since an earlier run", reason))
         self._loop.begin(self._hook_torch())
@@ -270,6 +270,7 @@ class Capture:
                 profiler_stop_ns=self._phases.stop_cost_ns or None,
                 event_count=len(timeline) if timeline is not None else 0,
                 window_truncated=self._phases.truncated,
+                profiler_stays=stays(),
             ),
             missing=(*self._loop.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
             choices=(*self._phases.choices, *self._choices, *kept, *self._spooler.problems),

@@ -16,8 +16,8 @@ PRODUCTS = ("matrix", "attention")  # the classes that can use tensor cores
 class NamedKernels(Struct, frozen=True):
     """Kernels of one class, by a part of their names (a regular expression, lower case).
 
-    `numbers` and `tensor_cores` hold for all of them; None: the rest of the name decides. `typed` is False where the
-    name says neither, as with Triton: there both are unknown.
+    `numbers` ("": they multiply nothing) and `tensor_cores` hold for all of them; None: the rest of the name decides.
+    `typed` is False where the name says neither, as with Triton: there both are unknown.
     """
 
     kind: str
@@ -53,10 +53,10 @@ KERNELS: tuple[NamedKernels, ...] = (
     # Symmetric memory, NVSHMEM, DeepEP (experts of other GPUs), TensorRT-LLM's and Transformer Engine's own.
     NamedKernels("communication", r"multimem_|symmetric_memory::|nvshmem|deep_ep::|moea2a|userbuffers"),
     NamedKernels("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose|tensortransformgeneric"),
-    NamedKernels("other", r"conv_depthwise|reshape_and_cache|moe::dev::"),
+    NamedKernels("other", r"conv_depthwise|reshape_and_cache|moe::dev::|init_device_workspace"),
     # The small kernels around a fused attention: of cuDNN (cudnn::fusion::…), FlashAttention and TensorRT-LLM.
-    NamedKernels("attention", r"dot_do_o|convert_?dq|clear_dkvaccum|fmha_?reduc", tensor_cores=False),
-    NamedKernels("attention", r"flash\w*(combine|preprocess|postprocess)", tensor_cores=False),
+    NamedKernels("attention", r"dot_do_o|convert_?dq|clear_dkvaccum|fmha_?reduc", "", tensor_cores=False),
+    NamedKernels("attention", r"flash\w*(combine|preprocess|postprocess)", "", tensor_cores=False),
     NamedKernels("attention", r"fmha_cutlass[fb]_f32_[^ ]*sm80", "tf32", tensor_cores=True),  # xFormers: three products
     NamedKernels("attention", r"_sdpa_|flash_?(fwd|bwd|fprop|bprop|attn|attention|mla)|fmha|flashinfer::[^ ]*prefill"),
     NamedKernels("attention", r"(efficient|paged|unified|sparse)_attention|mem_eff|attn_(fwd|bwd)"),
@@ -131,7 +131,7 @@ def reading(name: str) -> Reading:
     if rule.kind not in PRODUCTS:
         return Reading(rule.kind, _numbers(lowered, False), False)
     units = rule.tensor_cores if rule.tensor_cores is not None else _by_units(lowered)
-    numbers = rule.numbers or _numbers(lowered, units)
+    numbers = rule.numbers if rule.numbers is not None else _numbers(lowered, units)
     says = units or numbers or rule.tensor_cores is not None or _WIDE.search(lowered)
     return Reading(rule.kind, numbers, units if says else None)
 

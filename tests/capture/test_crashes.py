@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import traceback
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.analysis.steps import select
 from gpulab.capture.recorder import Capture
 from gpulab.capture.steps.loop import Loop
-from gpulab.capture.steps.profiler_window import SACRIFICED, Window
+from gpulab.capture.steps.profiler_window import SACRIFICED, TEARDOWN, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
@@ -330,9 +333,24 @@ def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:
     assert event.metadata_json(), "without the session's option this is empty"
 
 
-def test_a_second_profiled_run_says_the_profiler_is_attached(names: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("cuda", "by_the_user", "stays"),
+    [(None, None, True), ("12.4", None, True), ("12.6", None, False), ("13.0", None, False), ("13.0", "0", True)],
+)
+def test_the_profiler_leaves_the_process_where_that_is_safe(
+    names: dict[str, Any], monkeypatch: pytest.MonkeyPatch, cuda: str | None, by_the_user: str | None, *, stays: bool
+) -> None:
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.delenv(TEARDOWN, raising=False)
+    if by_the_user is not None:
+        monkeypatch.setenv(TEARDOWN, by_the_user)
     for _ in range(2):
         profile = gpulab.profile(show=False, save=False, live=False)
         with profile:
             exec(CELL, names)
-    assert [c for c in profile.run.choices if c.value == "attached since an earlier run"]
+    run = profile.run
+    assert run.observer.profiler_stays == stays
+    assert stays == bool([c for c in run.choices if c.value == "attached since an earlier run"])
+    dropped = select(replace(run, device=replace(run.device, kind="cuda"))).dropped  # the trace has shown a CPU
+    assert stays == any("after the profiler" in steps.reason for steps in dropped)
+    assert os.environ.get(TEARDOWN) == by_the_user

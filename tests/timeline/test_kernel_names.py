@@ -35,16 +35,22 @@ ELSEWHERE = {
         "attention", "narrow", True,
     ),
     "void cudnn::fusion::compute_dot_do_o_specialized<true, 128, 128, 8>(int)": ("attention", "", False),
-    "void cudnn::fusion::convert_dq_to_16bits<true, 128, 8, 128>(float*, __half*)": ("attention", "narrow", False),
+    "void cudnn::fusion::convert_dq_to_16bits<true, 128, 8, 128>(float*, __half*)": ("attention", "", False),
+    "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, float const*)": (
+        "attention", "", False,
+    ),
+    "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<xmma__5x_cudnn::implicit_gemm::fprop::P>": (
+        "other", "", False,
+    ),
     "cudnn_generated_fort_native_sm80_convFwd_pointwise_pointwise_pointwise": ("matrix", "", None),
     # FlashAttention 2, 3 and 4
     "void pytorch_flash::flash_bwd_dot_do_o_kernel<true, Flash_bwd_kernel_traits<64, 64, cutlass::bfloat16_t>>": (
-        "attention", "narrow", False,
+        "attention", "", False,
     ),
     "void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90<flash::CollectiveMainloopFwdSm90<2, "
     "cutlass::bfloat16_t>>>>(Params)": ("attention", "narrow", True),
     "void cutlass::device_kernel<flash::FlashAttnBwdPreprocess<cute::tuple<int>, cutlass::half_t>>": (
-        "attention", "narrow", False,
+        "attention", "", False,
     ),
     "kernel_cutlass_kernel_flash_attncuteflash_fwd_sm100FlashAttentionForwardSm100_object_at__tensorptrbf16gmem": (
         "attention", "narrow", True,
