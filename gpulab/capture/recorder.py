@@ -136,8 +136,8 @@ class Capture:
         self._loop.peaks = PeakWatch() if on_gpu else None
         if on_gpu and stays():
             reason = (
-                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which makes CUDA calls "
-                "slower"
+                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which makes CUDA "
+                "calls slower"
             )
             self._choices.append(Choice("profiler", "attached since an earlier run", reason))
         self._loop.begin(self._hook_torch())

@@ -39,7 +39,7 @@ ELSEWHERE = {
     "void cudnn::fusion::convert_dq_to_16bits<true>(void const*, void*, unsigned int, float const*)": (
         "attention", "", False,
     ),
-    "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<xmma__5x_cudnn::implicit_gemm::fprop::P>": (
+    "void cask_plugin__5x_cudnn::xmma__5x_cudnn::init_device_workspace_kernel<implicit_gemm::fprop::P>": (
         "other", "", False,
     ),
     "cudnn_generated_fort_native_sm80_convFwd_pointwise_pointwise_pointwise": ("matrix", "", None),

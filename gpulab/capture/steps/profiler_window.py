@@ -199,8 +199,8 @@ class Teardown:
         import torch
 
         self._on_gpu = True
-        version = torch.version.cuda  # None: AMD's GPUs have no CUPTI
-        if version is not None and tuple(map(int, version.split(".")[:2])) >= SAFE_TEARDOWN and TEARDOWN not in os.environ:
+        version = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))  # None: AMD's GPUs have no CUPTI
+        if version >= SAFE_TEARDOWN and TEARDOWN not in os.environ:
             self._asked = True
             os.environ[TEARDOWN] = "1"
 

@@ -17,7 +17,7 @@ TRACE_LIMIT_S = 3.0  # the window ends at the next boundary after this long
 TRACE_HARD_LIMIT_S = 30.0  # and within a step after this long
 TRACE_EVENT_LIMIT = 1_000_000
 NEVER = 1 << 62  # steps
-# CUPTI may stay after a session and slow CUDA calls as long as the process lives (pytorch#144455; 76 % on an H100), so on
+# CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"), so on
 # a GPU so many steps are measured before the first one: at least, and where an epoch is long.
 GPU_MEASURED, GPU_MOST_MEASURED = 8, 30
 GPU_FEWEST_MEASURED = 3  # where steps are long: so many have to do after `GPU_PATIENCE_S`
