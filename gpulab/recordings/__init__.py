@@ -22,7 +22,7 @@ _POLL_S = 0.05
 
 
 def names(root: Path = DATA) -> list[str]:
-    """Every recording, as "h200/workers-0"; empty where none is shipped."""
+    """Every recording, as "h100/workers-0"."""
     return sorted(
         f"{path.parent.parent.name}/{path.parent.name}" for path in root.glob(f"[!.]*/[!.]*/{folders.DOCUMENT}")
     )
