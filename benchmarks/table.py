@@ -64,9 +64,10 @@ small traces are kept with the true times of their steps.
 ## Recordings for the lessons
 
 `make record-gpu OUT=folder` records every cell of the lessons before and after its knob, a GPT-2 ladder and the planted
-cells that need a GPU: 63 runs, without IPython and without a network. **On an H100, 41 of them took five and a half minutes**, and the rules
-named the cause of 12 of 13 cells that have a certain one ([results](results/record_gpu.json)); 16 are shipped. Each
-cell is a process with a time limit of its own. A call that was cut short is called again and makes what is missing.
+cells that need a GPU: 63 runs, without IPython and without a network. **On an H100, 41 of them took five and a half
+minutes**, and the rules named the cause of 12 of 13 cells that have a certain one ([results](results/record_gpu.json));
+16 are shipped. Each cell is a process with a time limit of its own. A call that was cut short is called again and makes
+what is missing.
 The folder then has `MACHINE/NAME`, each a stored run with `recording.json` (machine, date, versions, the earlier cells
 and the cell), all of them packed in `recordings-*.tar.gz`, and `table.md`: what the rules say of each cell whose cause
 is certain. `python -m benchmarks.record_gpu --collect folder` copies them into gpulab, where they may take 20 MB.
