@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
 
-from benchmarks.simulated_gpu.machine import AUTOGRAD, Gpu, Machine
-from benchmarks.simulated_gpu.program import (
+from gpulab.analysis.integrity import integrity
+from gpulab.run import Category
+from planted.simulated.machine import AUTOGRAD, Gpu, Machine
+from planted.simulated.program import (
     COMPUTE,
     COPIES,
     SIDE,
@@ -30,10 +32,8 @@ from benchmarks.simulated_gpu.program import (
     Update,
     Upload,
 )
-from benchmarks.simulated_gpu.record import Plan, record
-from benchmarks.simulated_gpu.truth import steady_step_ns, truth_of
-from gpulab.analysis.integrity import integrity
-from gpulab.run import Category
+from planted.simulated.record import Plan, record
+from planted.simulated.truth import steady_step_ns, truth_of
 
 US = 1_000
 SMALL = Gpu(
