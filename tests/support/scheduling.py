@@ -24,7 +24,7 @@ FIRST = (
     "tests/tuning/climb/test_climb.py",
     "tests/tuning/test_climb_in_a_kernel.py",
     "tests/tuning/test_experiment_magics.py",
-    "tests/benchmarks/test_gpu.py",
+    "tests/benchmarks/test_conductor.py",
     "tests/documents/test_book.py",
     "tests/demo/test_demo.py",
     "tests/documents/test_packaging.py",
