@@ -27,7 +27,7 @@ def main() -> None:
         assert measure is not None
         save(name, measure())
     first_runs.settle()
-    table.write()
+    table.PAGE.write_text(table.page(), encoding="utf-8")
 
 
 main()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +35,11 @@ def function_of(name: str, which: str) -> Callable[..., Any] | None:
     return getattr(importlib.import_module(f"benchmarks.{module}"), function, None) if module else None
 
 
-def write() -> None:
-    """Write benchmarks/README.md from the results that are there."""
+def page() -> str:
+    """benchmarks/README.md, from the results that are there."""
     sections = [section(name) for name in BENCHMARKS if (RESULTS / f"{name}.json").exists()]
     template = (HERE / "README.template.md").read_text(encoding="utf-8")
-    PAGE.write_text(template.replace("{sections}\n", "\n".join(sections)), encoding="utf-8")
+    return template.replace("{sections}\n", "\n".join(sections))
 
 
 def section(name: str) -> str:
@@ -102,10 +102,3 @@ def _where(kept: Mapping[str, Any]) -> str:
         f"Measured {kept['measured']}: {machine['cpu']}, {machine['usable_cores']:g} usable cores, "
         f"Python {machine['python']}, torch {packages.get('torch', '–')}. No GPU. "
     )
-
-
-def missed() -> Iterator[tuple[str, str]]:
-    """Benchmark and line of each target that is not met."""
-    for name in BENCHMARKS:
-        if (RESULTS / f"{name}.json").exists():
-            yield from ((name, line) for line in section(name).splitlines() if line.endswith("**missed** |"))

@@ -15,7 +15,7 @@ from xdist.scheduler import LoadFileScheduling
 SHARED_OUT = "::test_a_lesson_runs_on_binder_and_takes_its_solutions["
 # The lessons come after the first file: one process runs that file while the other makes the lessons' environment.
 FIRST = (
-    "tests/benchmarks/test_planted.py",
+    "tests/planted/test_truth.py",
     SHARED_OUT,
     "tests/capture/test_kernel_session.py",
     "tests/diagnosis/test_simulated_loops.py",
