@@ -151,6 +151,9 @@ def conduct(
         for number, job in enumerate(jobs):
             limit_s = limit_of(job)
             if limit_s is None:
+                if following is not None:
+                    following.end()
+                    following = None
                 skipped(job)
                 continue
             print(f"{job.name} … (at most {limit_s:.0f} s)", flush=True)

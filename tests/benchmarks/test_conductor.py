@@ -134,6 +134,35 @@ def test_time_that_a_part_leaves_over_is_the_next_ones(monkeypatch: pytest.Monke
     assert all(part.least_s <= part.limit_s for part in PARTS)
 
 
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_job_that_is_skipped_leaves_the_next_ones_process_alone(ahead: bool) -> None:
+    jobs = [conductor.Job(name, ["-c", f"input(); print({name!r})"]) for name in "abc"]
+    said: list[tuple[str, str]] = []
+    conductor.conduct(
+        jobs,
+        limit_of=lambda job: None if job.name == "b" else 200.0,
+        ended=lambda job, how: said.append((job.name, how.last_line)),
+        skipped=lambda job: said.append((job.name, "skipped")),
+        ahead=ahead,
+    )
+    assert said == [("a", "a"), ("b", "skipped"), ("c", "c")]
+
+
+def test_an_interrupt_ends_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    started: list[conductor.Process] = []
+    begin = conductor.Process.__init__
+    monkeypatch.setattr(conductor.Process, "__init__", lambda self, job: (begin(self, job), started.append(self))[0])
+    jobs = [conductor.Job(name, ["-c", "import time; time.sleep(600)"]) for name in "ab"]
+    with pytest.raises(KeyboardInterrupt):
+        conductor.conduct(
+            jobs, limit_of=lambda job: 200.0, ended=lambda *_: None, skipped=print, ahead=True, meanwhile=interrupted
+        )
+    assert len(started) == 2 and all(has_ended(process._process.pid) for process in started)
+
+
 # -- every part of the first hour, without the packages of a notebook --------------------------------------------------
 
 PLAY = """

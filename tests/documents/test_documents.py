@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks import first_runs
+from benchmarks.harness import RESULTS
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from tests.support.paths import ROOT
 
@@ -140,7 +141,7 @@ def test_first_runs_are_summed_up_as_they_were_measured() -> None:
 
 @pytest.mark.parametrize(("part", "cells"), [("aside", "kept aside"), ("tuned", "used to build the rules")])
 def test_later_runs_are_summed_up_as_they_were_measured(part: str, cells: str) -> None:
-    totals = json.loads((first_runs.RESULTS / f"planted_{part}.json").read_text(encoding="utf-8"))["totals"]
+    totals = json.loads((RESULTS / f"planted_{part}.json").read_text(encoding="utf-8"))["totals"]
     right, with_cause = totals["headline_right"], totals["sick"]
     alarms, healthy = totals["false_alarms"], totals["healthy"]
     error, held = f"{totals['median_error']:.0%}", "{} of {}".format(*totals["interval_holds"])
