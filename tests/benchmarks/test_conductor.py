@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tarfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -122,11 +122,13 @@ def test_a_part_that_hangs_or_crashes_costs_only_itself(tmp_path: Path, stub: Pa
 
 
 def test_time_that_a_part_leaves_over_is_the_next_ones(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(first, "time", SimpleNamespace(monotonic=lambda: 7.0))
-    monkeypatch.setattr(
-        first, "conduct", lambda jobs, limit_of, ended, skipped: [limits.append(limit_of(job)) for job in jobs]
-    )
     limits: list[float | None] = []
+
+    def asked(jobs: list[conductor.Job], limit_of: Callable[[conductor.Job], float | None], **_: object) -> None:
+        limits.extend(limit_of(job) for job in jobs)
+
+    monkeypatch.setattr(first, "time", SimpleNamespace(monotonic=lambda: 7.0))
+    monkeypatch.setattr(first, "conduct", asked)
     parts = [Part("a", "a", 50), Part("b", "b", 30), Part("c", "c", 200), Part("d", "d", 99, 101)]
     play_all(parts, Folder(tmp_path), simulate=True, budget_s=105)
     assert limits == [50, 80, 100, None], "never more than the budget has"
@@ -153,8 +155,13 @@ def test_an_interrupt_ends_every_process(monkeypatch: pytest.MonkeyPatch) -> Non
         raise KeyboardInterrupt
 
     started: list[conductor.Process] = []
-    begin = conductor.Process.__init__
-    monkeypatch.setattr(conductor.Process, "__init__", lambda self, job: (begin(self, job), started.append(self))[0])
+
+    class Noted(conductor.Process):
+        def __init__(self, job: conductor.Job) -> None:
+            super().__init__(job)
+            started.append(self)
+
+    monkeypatch.setattr(conductor, "Process", Noted)
     jobs = [conductor.Job(name, ["-c", "import time; time.sleep(600)"]) for name in "ab"]
     with pytest.raises(KeyboardInterrupt):
         conductor.conduct(
