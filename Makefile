@@ -120,7 +120,7 @@ record: $(DEMO) ## profile a script: make record SCRIPT=train.py ARGS="..."
 clean: ## remove the environment and caches; recorded runs stay
 	rm -rf $(VENV) build dist htmlcov *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	rm -f gpulab-demo.html
-	find gpulab tests benchmarks -name __pycache__ -prune -exec rm -rf {} +
+	find gpulab tests benchmarks planted -name __pycache__ -prune -exec rm -rf {} +
 
 $(CORE):
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -18,11 +18,11 @@ from typing import Any
 from msgspec import Struct
 
 from benchmarks.harness import RESULTS
-from benchmarks.planted import judging, traces
-from benchmarks.planted.catalogue import CELLS
-from benchmarks.planted.planted import Planted, PlantedTrace
-from benchmarks.simulated_gpu.loops import LOOPS, SimulatedLoop
+from benchmarks.planted import file_of
 from benchmarks.special_cases import SWITCHES, Switch
+from planted import judge
+from planted.catalogue import CELLS, TRACES, Planted, PlantedTrace
+from planted.simulated.loops import LOOPS, SimulatedLoop
 
 QUESTIONS = ("headline", "second cause", "interval", "trace", "simulated loop")
 MOST_NAMES = 3  # in a line of the table
@@ -36,7 +36,7 @@ class Outcome(Struct, frozen=True):
 
 
 class Case(Struct, frozen=True):
-    """A run, or the ranks of a job, whose truth is known. `right` judges what is said of it (`judging.said`)."""
+    """A run, or the ranks of a job, whose truth is known. `right` judges what is said of it (`judge.said`)."""
 
     name: str
     run: Any
@@ -45,7 +45,7 @@ class Case(Struct, frozen=True):
     def outcome(self, figures: Any = None) -> Outcome:
         """With the usual thresholds, without earlier predictions; `figures`: of the run, where they are there."""
         diagnosis = _diagnosis_of(self.run, figures)
-        return Outcome(self.right(judging.said(diagnosis)), repr(diagnosis))
+        return Outcome(self.right(judge.said(diagnosis)), repr(diagnosis))
 
     def figures(self) -> Any:
         """The facts of a run; None of a job."""
@@ -153,11 +153,11 @@ def cells(store: Path) -> Iterator[Case]:
 
 def right_of_cell(planted: Planted, measured: Mapping[str, Any] | None, said: Mapping[str, Any]) -> dict[str, bool]:
     """Headline, second cause where one was planted, interval where the cure was measured."""
-    judged = judging.judged(planted, said)
+    judged = judge.judged(planted, said)
     right = {"headline": bool(judged["right"])}
     if len(planted.causes) > 1:
         right["second cause"] = judged["ranks"][planted.causes[1]] is not None
-    holds = judging.prediction_of(judging.true_finding(planted, said), measured)["holds"]
+    holds = judge.prediction_of(judge.true_finding(planted, said), measured)["holds"]
     return right if holds is None else right | {"interval": bool(holds)}
 
 
@@ -165,19 +165,19 @@ def recorded() -> Iterator[Case]:
     """The recorded traces that are there (GPULAB_TRACES)."""
     from gpulab.api.reading import open_run
 
-    for case in traces.TRACES:
-        path = traces.file_of(case)
+    for case in TRACES:
+        path = file_of(case)
         if path is not None:
             yield Case(case.name, open_run(path), partial(_right_of_trace, case))
 
 
 def _right_of_trace(case: PlantedTrace, said: Mapping[str, Any]) -> dict[str, bool]:
-    return {"trace": bool(judging.judged_trace(case, said)["right"])}
+    return {"trace": bool(judge.judged_trace(case, said)["right"])}
 
 
 def simulated() -> Iterator[Case]:
     """The loops of the simulated GPU."""
-    from benchmarks.simulated_gpu.record import record
+    from planted.simulated.record import record
 
     for loop in LOOPS:
         run = record(loop.loop, loop.gpu, peak_memory_fraction=loop.peak_memory_fraction).run
@@ -185,7 +185,7 @@ def simulated() -> Iterator[Case]:
 
 
 def _right_of_loop(loop: SimulatedLoop, said: Mapping[str, Any]) -> dict[str, bool]:
-    return {"simulated loop": bool(judging.judged(loop, said)["right"])}  # type: ignore[arg-type]
+    return {"simulated loop": bool(judge.judged(loop, said)["right"])}
 
 
 def stored_runs(store: Path) -> dict[str, Path]:

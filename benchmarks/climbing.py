@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.own_process import in_own_process
+from benchmarks.harness import Figure, in_own_process
 
 
 def measure() -> dict[str, object]:
@@ -34,38 +35,18 @@ def climbed() -> dict[str, Any]:
     } | {"ratio": found.ratio, "interval": found.interval and list(found.interval)}
 
 
-def section(kept: dict[str, Any]) -> list[str]:
-    """For the table."""
-    lines = [
-        "## The climb of the demo's cell",
-        "",
-        f"{kept['headline']['sentence']} {kept['headline']['evidence']} It took {kept['seconds']:.0f} s.",
-        "",
-        "| tried | because of | predicted | measured: time of a step over that of the rung before | loss | outcome |",
-        "|---|---|---|---|---|---|",
-    ]
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """How long it took, and each rung that was measured."""
+    yield Figure("the whole climb, as it ends by itself", kept["seconds"], "s", target="seconds")
     for rung in kept["rungs"]:
-        made = rung["prediction"] or {}
-        cells = (
-            ", ".join(f"{name}={value}" for name, value in rung["settings"].items()),
-            rung["finding"],
-            _ratio(made.get("ratio"), made.get("interval")),
-            _ratio(rung["ratio"], rung["interval"]),
-            rung["loss"] or "–",
-            f"{rung['outcome']}: {rung['words']}",
-        )
-        lines.append(f"| {' | '.join(cells)} |")
-    left = "; ".join(f["summary"] for f in kept["left"]) or "nothing was looked at again"
-    return [
-        *lines,
-        "",
-        f"What is left by then: {left}",
-        "",
-        *(["```", kept["edit"].strip(), "```"] if kept["edit"] else []),
-    ]
+        settings = ", ".join(f"{name}={value}" for name, value in rung["settings"].items())
+        ratio = None if rung["ratio"] is None else {"ratio": rung["ratio"], "interval": rung["interval"]}
+        yield Figure.of_ratio(f"{settings}, because of {rung['finding']}: {rung['outcome']}", ratio, "×")
 
 
-def _ratio(ratio: float | None, interval: list[float] | None) -> str:
-    if interval is None:
-        return "–" if ratio is None else f"{ratio:.2f}"
-    return f"{'' if ratio is None else f'{ratio:.2f} '}[{interval[0]:.2f}, {interval[1]:.2f}]"
+def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+    """What it says at its end, and the edit."""
+    yield f"- {kept['headline']['sentence']} {kept['headline']['evidence']}"
+    yield f"- left by then: {'; '.join(f['summary'] for f in kept['left']) or 'nothing was looked at again'}"
+    if kept["edit"]:
+        yield f"\n```\n{kept['edit'].strip()}\n```"

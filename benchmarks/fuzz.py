@@ -17,13 +17,15 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct, field
 
 import gpulab
 from benchmarks import synthetic_trace
+from benchmarks.harness import Figure
 from gpulab.errors import TraceError
 from gpulab.trace.load import load_run
 
@@ -171,6 +173,16 @@ def measure(inputs: int = 100_000) -> dict[str, object]:
         "unhandled": [text for _, text in found.unhandled],
         "slowest_s": found.slowest_s,
     }
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """How the inputs ended."""
+    yield Figure.share(
+        f"a report, {kept['with_damage_noted']:,} of them with damage noted", kept["reports"], kept["inputs"]
+    )
+    yield Figure.share("one sentence", kept["sentences"], kept["inputs"])
+    yield Figure("anything else", len(kept["unhandled"]), target="unhandled")
+    yield Figure("slowest", kept["slowest_s"], "s")
 
 
 def main() -> None:

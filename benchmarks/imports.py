@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.harness import Figure
 
 REPEATS = 9
 
@@ -37,3 +41,10 @@ def _timed(code: str) -> dict[str, float]:
         for _ in range(REPEATS)
     )
     return {"median": runs[REPEATS // 2], "least": runs[0], "most": runs[-1]}
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """Medians."""
+    yield Figure("`import gpulab`, without torch", kept["import_gpulab_ms"]["median"], "ms", target="import")
+    extension = kept["load_ext_after_torch_ms"]["median"]
+    yield Figure("`%load_ext gpulab`, torch already imported", extension, "ms", target="extension")

@@ -6,6 +6,10 @@ from a DataLoader, and an optimizer without work. One kernel, a process of its o
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.harness import Figure
 from benchmarks.kernel import kernel
 
 STEPS = 1_000_000
@@ -54,3 +58,18 @@ def measure() -> dict[str, object]:
             if arm == "gpulab":
                 found["trace_events"] = session.value("gpulab.runs[-1].observer.event_count")
     return found
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """The first reading is before the run is warm: growth counts from the second."""
+    for arm, target in (("gpulab", "growth"), ("bare", "")):
+        mib = kept[arm]["mib"]
+        about = f"{arm}, {kept['steps']:,} steps in {kept[arm]['seconds']:.0f} s"
+        yield Figure(f"{about}: memory after {kept['each']:,} steps", mib[1], "MiB")
+        yield Figure(
+            f"{arm}: growth for each further {kept['each']:,}",
+            (mib[-1] - mib[1]) / (len(mib) - 2),
+            "MiB",
+            target=target,
+        )
+    yield Figure("events in the trace", kept["trace_events"])

@@ -9,9 +9,12 @@ selection); for the peers every step does, for they profile them all.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import numpy as np
 
-from benchmarks.harness import ratio_with_interval
+from benchmarks.harness import Figure, ratio_with_interval
 from benchmarks.kernel import Kernel, kernel
 
 SETUP = """
@@ -131,3 +134,16 @@ def _block(session: Kernel, arm: str) -> Block:
         rows = "rows"
     median, tenth, last = session.value(f"block({rows})")
     return median, tenth, ended - last
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """What each arm adds to a step, by the median and by the fastest tenth of the steps, and the wait at the end."""
+    for case, found in kept["step_ratio_to_bare"].items():
+        step = f"a step of {found['bare_step_ms']:.3g} ms"
+        for arm in ("gpulab", "bare_against_bare", *PEERS):
+            target = case if arm == "gpulab" else ""
+            name = arm.replace("_", " ")
+            yield Figure.of_ratio(f"{step}, {name}: median", found[arm]["median"], "+%", target)
+            yield Figure.of_ratio(f"{step}, {name}: fastest tenth", found[arm]["fastest_tenth"], "+%", target)
+        for arm in ("gpulab", *PEERS):
+            yield Figure(f"{step}, {arm}: last step to the cell's end", found[arm]["after_last_step_s"], "s")

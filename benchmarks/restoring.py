@@ -5,10 +5,10 @@ from __future__ import annotations
 import copy
 import gc
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from benchmarks.harness import ratio_with_interval
+from benchmarks.harness import Figure, ratio_with_interval
 
 PARAMETERS = 100_000_000
 WIDTH = 2048
@@ -65,3 +65,12 @@ def _pair(state: Any, names: dict[str, Any], *, restore_first: bool) -> dict[str
         row[key] = time.perf_counter() - begun
         copies.clear()
     return row
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """Taking the state is done once for an experiment, restoring it before each block."""
+    size = f"{kept['parameters'] / 1e6:,.0f} million parameters, {kept['state_bytes'] / 2**30:.2f} GiB"
+    yield Figure(f"taking the state of {size}", kept["snapshot_s"], "s")
+    yield Figure("restoring it", kept["median"]["restore_s"], "s")
+    yield Figure("`copy.deepcopy` of model and optimizer", kept["median"]["deepcopy_s"], "s")
+    yield Figure.of_ratio("restoring over `copy.deepcopy`", kept["restore_over_deepcopy"], "×", "ratio")

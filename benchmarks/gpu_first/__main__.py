@@ -6,9 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from benchmarks.gpu_first import packages
-from benchmarks.gpu_first.conductor import Folder, clear, conduct, unknown
+from benchmarks.conductor import what_is_missing
 from benchmarks.gpu_first.parts import BUDGET_S, PARTS
+from benchmarks.gpu_first.session import Folder, clear, play_all
 from benchmarks.gpu_first.table import table
 
 
@@ -24,17 +24,16 @@ def main() -> int:
     parser.add_argument("--simulate", action="store_true", help="the CPU stands in for a GPU, with tiny sizes")
     parser.add_argument("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help="for everything together")
     asked = parser.parse_args()
-    wrong = unknown(asked.names, PARTS)
+    wrong = sorted(set(asked.names) - {part.name for part in PARTS})
     if wrong:
         parser.error(f"no part {wrong[0]!r}: {'; '.join(p.name for p in PARTS)}")
-    absent = packages.missing()
-    if absent:
-        print(packages.complaint(absent), file=sys.stderr)
+    if missing := what_is_missing():
+        print(missing, file=sys.stderr)
         return 2
     folder = Folder(asked.out)
     clear(folder)
     chosen = [part for part in PARTS if not asked.names or part.name in asked.names]
-    kept = conduct(chosen, folder, simulate=asked.simulate, budget_s=asked.budget)
+    kept = play_all(chosen, folder, simulate=asked.simulate, budget_s=asked.budget)
     folder.table.write_text(table(kept), encoding="utf-8")
     print(f"\n{table(kept, short=True)}")
     return 0

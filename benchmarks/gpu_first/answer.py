@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, TypedDict
+
+from benchmarks.conductor import reason_of, write_json
 
 Verdict = Literal["agrees", "disagrees", "not measured"]
 
@@ -79,37 +78,10 @@ class Answer:
         write_json(self._file, self.contents)
 
 
-def reason_of(error: BaseException) -> str:
-    """An error in one line."""
-    return f"{type(error).__name__}: {error}".splitlines()[0][:300]
-
-
 def listed(items: Sequence[str], most: int = 8) -> str:
     """The first few, and how many more there are."""
     more = f"; and {len(items) - most} more" if len(items) > most else ""
     return "; ".join(items[:most]) + more
-
-
-def write_json(file: Path, value: Mapping[str, Any]) -> None:
-    """Replace the file in one step: a reader sees the old text or the new one, never half of either."""
-    new = file.with_name(f".{file.name}.new")
-    new.write_text(json.dumps(plain(value), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    os.replace(new, file)
-
-
-def plain(value: object) -> Any:
-    """The value as JSON has it: numbers that are none become null, other objects become text."""
-    if isinstance(value, Mapping):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [plain(item) for item in value]
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    item = getattr(value, "item", None)  # NumPy's scalars
-    number = item() if callable(item) else value
-    if isinstance(number, float):
-        return number if math.isfinite(number) else None
-    return number if isinstance(number, bool | int) else str(value)
 
 
 def _number(value: float | None) -> str:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 import gpulab
-from benchmarks.gpu_first.answer import Answer, reason_of
+from benchmarks.conductor import reason_of
+from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.capture import recorder
 from gpulab.run import Run

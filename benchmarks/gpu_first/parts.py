@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from benchmarks.gpu_first.conductor import Part
+from benchmarks.gpu_first.session import Part
 
 _HERE = "benchmarks.gpu_first"
 TEARDOWN = {"TEARDOWN_CUPTI": "1"}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from benchmarks.conductor import row_of
 from benchmarks.gpu_first.answer import Check, Verdict
 
 TITLES: dict[Verdict, str] = {
@@ -28,7 +29,7 @@ def table(kept: Mapping[str, Any], *, short: bool = False) -> str:
     lines += ["## The parts", "", "| part | what became of it | seconds | limit | detail |", "|---|---|---|---|---|"]
     for name, result in kept["parts"].items():
         cells = [name, result["state"], f"{result['seconds']:.0f}", f"{result['limit_s']:.0f}", result["detail"]]
-        lines.append(_cells(cells))
+        lines.append(row_of(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -60,8 +61,4 @@ def _unsaid(result: Mapping[str, Any]) -> Check:
 
 
 def _row(name: str, check: Check) -> str:
-    return _cells([name, check["what"], check["expected"], check["measured"], check["note"]])
-
-
-def _cells(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return row_of([name, check["what"], check["expected"], check["measured"], check["note"]])

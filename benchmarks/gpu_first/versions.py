@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.conductor import NEEDED
 from benchmarks.gpu_first.answer import Answer
-from benchmarks.gpu_first.packages import NEEDED
 from benchmarks.gpu_first.stage import Stage
 from gpulab.api.doctor import render
 from gpulab.devices import doctor, nvml

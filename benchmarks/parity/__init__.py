@@ -11,14 +11,13 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import RESULTS
-from benchmarks.own_process import in_limited_process
+from benchmarks.harness import RESULTS, Figure, in_limited_process
 from benchmarks.parity.catalogue import TRAININGS, Training
 from benchmarks.parity.limits import LONGER, Limits
 from benchmarks.parity.staging import missing
@@ -165,3 +164,38 @@ def _write(file: Path, kept: dict[str, Any]) -> None:
 
 def _tell(training: Training, what: str) -> None:
     print(f"  {training.key}: {what}", file=sys.stderr, flush=True)
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """How many reached the best, then each training: both settings, and the share."""
+    yield Figure.share("reached the best, in time and at the same loss", kept["reached"], kept["tried"], "reached")
+    for row in kept["rows"]:
+        if "reached" in row:
+            best, climbed = (_words(row[which]) for which in ("best", "kept"))
+            about = (
+                f"{row['title']}: best {best} ({_ratio(row['best_now'])}), climb {climbed} ({_ratio(row['kept_now'])})"
+            )
+            interval = row["share"] and (row["share"]["interval"] if best != climbed else None)
+            yield Figure(about, row["share"] and row["share"]["ratio"], "%", interval, "share")
+
+
+def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+    """What was measured too briefly, and what is not finished."""
+    for row in kept["rows"]:
+        if "reached" not in row:
+            yield f"- {row['title']} is not finished: {row.get('skipped') or row.get('failed')}"
+        elif row["thin"]:
+            yield f"- {row['title']}: fewer than 5 pairs of {', '.join(row['thin'])}, which shows nothing of them"
+
+
+def _words(settings: Mapping[str, object]) -> str:
+    shown = {True: "on", False: "off"}
+    pairs = sorted((n, shown[v] if isinstance(v, bool) else str(v)) for n, v in settings.items())
+    return ", ".join(f"{name}={value}" for name, value in pairs) or "as written"
+
+
+def _ratio(arm: Mapping[str, Any] | None) -> str:
+    """Of an arm of the judgement; none where nothing is set."""
+    if arm is None:
+        return "1"
+    return str(arm["failure"] or "–") if arm["ratio"] is None else f"{arm['ratio']:.2f}"

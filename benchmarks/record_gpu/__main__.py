@@ -10,7 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.gpu_first import packages
+from benchmarks.conductor import what_is_missing
 
 NEEDED = ("torch", "numpy", "msgspec", "psutil", "pynvml")
 PROBE = "import torch; print('GPU:', torch.cuda.get_device_name() if torch.cuda.is_available() else '')"
@@ -28,9 +28,8 @@ def main() -> int:
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="tables and packed recordings go there, not to OUT")
     parser.add_argument("--without-traces", action="store_true", help="of --collect: leave the trace files out")
     asked = parser.parse_args()
-    absent = packages.missing(NEEDED)
-    if absent:
-        print(packages.complaint(absent), file=sys.stderr)
+    if missing := what_is_missing(NEEDED):
+        print(missing, file=sys.stderr)
         return 2
     return _collect(asked) if asked.collect is not None else _record(parser, asked)
 
@@ -51,9 +50,9 @@ def _collect(asked: argparse.Namespace) -> int:
 
 def _record(parser: argparse.ArgumentParser, asked: argparse.Namespace) -> int:
     from benchmarks.record_gpu.catalogue import chosen, every
-    from benchmarks.record_gpu.conductor import BUDGET_S, Session
     from benchmarks.record_gpu.outlet import SIMULATED, Outlet, machine_of
     from benchmarks.record_gpu.packing import unpack
+    from benchmarks.record_gpu.session import BUDGET_S, Session
     from benchmarks.record_gpu.table import table
 
     try:

@@ -1,6 +1,6 @@
-"""Everything that is recorded: the cells of `cells/` with their variants, and the planted cells that need a GPU.
+"""Everything that is recorded: the cells of `planted/lessons` with their variants, and planted cells that need a GPU.
 
-A file of `cells/` begins with a header in TOML, as a planted cell's does. Fields of the file: `lesson`, `because`,
+A file of a lesson begins with a header in TOML, as a planted cell's does. Fields of the file: `lesson`, `because`,
 `steps`, `traced` (steps under the profiler), `limit_s`, `small` (constants and their values where the CPU stands in for
 a GPU) and `on_cpu` (edits for the same purpose). Each `[[recording]]` has a `name`, `edits` of the text as written
 ([old, new], each fits exactly once), perhaps another recording that it is `like` and whose edits come first, and where
@@ -18,11 +18,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from benchmarks.planted.catalogue import CELLS as PLANTED
-from benchmarks.planted.planted import MARK, Planted, header_and_code, parted
 from benchmarks.record_gpu.planted_on_cpu import on_cpu
+from planted.catalogue import CELLS as PLANTED
+from planted.catalogue import FOLDER as ROOT
+from planted.catalogue import MARK, Planted, edited, header_and_code, parted
 
-FOLDER = Path(__file__).parent / "cells"
+FOLDER = ROOT / "lessons"
 ORDER = (  # the most informative first
     *("workers", "capstone", "precision", "gpt2", "utilization_one_sm", "utilization_full", "batch", "attention"),
     *("launches", "sync", "copies", "stored", "checkpointing", "optimizer", "compiled", "channels_last", "depthwise"),
@@ -40,8 +41,6 @@ FRAMEWORKS = {  # and the modules that they need
 }
 _OF_A_FILE = {"lesson", "because", "steps", "traced", "limit_s", "small", "on_cpu", "recording"}
 _OF_A_RECORDING = {"name", "like", "because", "edits", "causes", "also"}
-
-Edits = Sequence[tuple[str, str]]
 
 
 class Recording(Struct, frozen=True):
@@ -72,7 +71,7 @@ class Recording(Struct, frozen=True):
         return None if self.causes is None else Planted(self.name, self.causes, self.because, also=self.also)
 
 
-def read(path: Path) -> list[Recording]:
+def read_lesson(path: Path) -> list[Recording]:
     """The recordings of one file. Raises ValueError with the file and what is wrong with it."""
     try:
         header_text, code = header_and_code(path.read_text(encoding="utf-8"))
@@ -84,7 +83,7 @@ def read(path: Path) -> list[Recording]:
             _refuse_others(entry, _OF_A_RECORDING)
             own = [(old, new) for old, new in entry.get("edits", ())]
             edits[entry["name"]] = [*edits[entry["like"]], *own] if "like" in entry else own
-            recordings.append(_recording(header, entry, _edited(code, edits[entry["name"]])))
+            recordings.append(_recording(header, entry, edited(code, edits[entry["name"]], entry["name"])))
         return recordings
     except (ValueError, KeyError, TypeError) as e:
         raise ValueError(f"{path.name}: {e}") from e
@@ -110,14 +109,6 @@ def _recording(header: Mapping[str, Any], entry: Mapping[str, Any], text: str) -
         traced=header.get("traced", TRACED_STEPS),
         limit_s=header.get("limit_s", LIMIT_S),
     )
-
-
-def _edited(text: str, edits: Edits) -> str:
-    for old, new in edits:
-        if text.count(old) != 1:
-            raise ValueError(f"{old!r} is there {text.count(old)} times")
-        text = text.replace(old, new)
-    return text
 
 
 def _refuse_others(fields: Iterable[str], allowed: set[str]) -> None:
@@ -146,7 +137,7 @@ def planted(cell: Planted) -> Recording:
 def every() -> tuple[Recording, ...]:
     """The whole set, in the order in which it is made."""
     files = {path.stem: path for path in FOLDER.glob("*.py")}
-    lessons = [recording for stem in ORDER for recording in read(files.pop(stem))]
+    lessons = [recording for stem in ORDER for recording in read_lesson(files.pop(stem))]
     if files:
         raise ValueError(f"{sorted(files)[0]}.py has no place in ORDER")
     return (*lessons, *(planted(cell) for cell in PLANTED if cell.gpu))

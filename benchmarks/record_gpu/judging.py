@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypedDict
 
-from benchmarks.gpu_first.answer import reason_of
-from benchmarks.planted import judging
-from benchmarks.planted.planted import HEALTHY
+from benchmarks.conductor import reason_of
 from benchmarks.record_gpu.catalogue import Recording
 from benchmarks.record_gpu.outlet import size_of
 from gpulab.store import folders
+from planted import judge
+from planted.catalogue import HEALTHY
 
 
 class Judgement(TypedDict, total=False):
@@ -38,13 +38,13 @@ def judged(folder: Path, recording: Recording) -> Judgement:
 
         run = folders.read(folder)
         step_us = facts(run).step_us
-        said = judging.said(gpulab.diagnose(run))
+        said = judge.said(gpulab.diagnose(run))
         judgement["steps"] = len(run.steps)
         judgement["step_ms"] = None if step_us is None else float(step_us.median) / 1e3
         judgement["headline"], judgement["summary"] = said["headline"], said["summary"]
         judgement["findings"] = [finding["key"] for finding in said["findings"]]
         if recording.truth is not None:
-            answer = judging.judged(recording.truth, said)
+            answer = judge.judged(recording.truth, said)
             judgement["right"], judgement["false_alarms"] = answer["right"], answer["false_alarms"]
     except Exception as e:
         judgement["problem"] = reason_of(e)

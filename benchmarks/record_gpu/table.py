@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from benchmarks.conductor import row_of
+
 KEPT = ("recorded", "there already")
 
 
@@ -70,8 +72,4 @@ def _row(name: str, row: Mapping[str, Any]) -> list[str]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return [_cells(head), "|" + "---|" * len(head), *map(_cells, rows), ""]
-
-
-def _cells(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    return [row_of(head), "|" + "---|" * len(head), *map(row_of, rows), ""]

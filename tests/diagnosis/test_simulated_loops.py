@@ -10,10 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from benchmarks.planted import judging
-from benchmarks.simulated_gpu.cures import CURES, without_reads
-from benchmarks.simulated_gpu.loops import LOOPS, SimulatedLoop
-from benchmarks.simulated_gpu.program import (
+from benchmarks.simulated_loops import diagnosis_of, ratios_of
+from gpulab.analysis.breakdown import DEVICE_PARTS
+from gpulab.analysis.facts import Facts, facts
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.rules.catalogue import kind_of, kinds
+from gpulab.intervals import covers
+from gpulab.prediction.replay import Changes, Replay, host_spans
+from planted import judge
+from planted.simulated.cures import CURES, without_reads
+from planted.simulated.loops import LOOPS, SimulatedLoop
+from planted.simulated.program import (
     COMPUTE,
     COPIES,
     SIDE,
@@ -30,15 +37,8 @@ from benchmarks.simulated_gpu.program import (
     Update,
     Upload,
 )
-from benchmarks.simulated_gpu.record import Plan, Recorded, record
-from benchmarks.simulated_gpu.truth import steady_step_ns, truth_of
-from benchmarks.simulated_loops import diagnosis_of, ratios_of, untrue
-from gpulab.analysis.breakdown import DEVICE_PARTS
-from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.rules.catalogue import kind_of, kinds
-from gpulab.intervals import covers
-from gpulab.prediction.replay import Changes, Replay, host_spans
+from planted.simulated.record import Plan, Recorded, record
+from planted.simulated.truth import steady_step_ns, truth_of
 
 US = 1_000
 PLAN = Plan(warmup=2, measured=2, traced=4, after=0)
@@ -240,13 +240,13 @@ SAMPLE = tuple(planted for planted in LOOPS[::9] if planted.name not in NOT_RIGH
 
 @pytest.mark.parametrize("planted", SAMPLE, ids=lambda planted: planted.name)
 def test_the_headline_of_a_planted_loop(planted: SimulatedLoop) -> None:
-    told = judging.said(diagnosis_of(planted))
+    told = judge.said(diagnosis_of(planted))
     assert told["headline"] in planted.accepted
 
 
 @pytest.mark.parametrize("planted", SAMPLE, ids=lambda planted: planted.name)
 def test_what_was_planted_is_what_costs_most_in_the_model(planted: SimulatedLoop) -> None:
-    assert not untrue(planted, ratios_of(planted))
+    assert not judge.untrue_of_loop(planted, ratios_of(planted))
 
 
 def test_there_are_enough_loops_of_each_kind() -> None:
@@ -263,4 +263,4 @@ def test_a_loop_that_is_not_what_it_is_said_to_be_is_told() -> None:
     starved = next(planted for planted in LOOPS if planted.causes == ("data_starved",))
     wrong = (replace(healthy, causes=("launch_bound",)), replace(starved, causes=()))
     for planted in (*wrong, replace(starved, causes=("launch_bound",))):
-        assert untrue(planted, ratios_of(planted))
+        assert judge.untrue_of_loop(planted, ratios_of(planted))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,18 @@ from typing import Any
 
 import pytest
 
+from benchmarks import first_runs
+from benchmarks.harness import RESULTS
 from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
 from tests.support.paths import ROOT
 
 DOCS = ROOT / "docs"
 CITABLE = ("definitions.md", "pitfalls.md")
 CODE = sorted(
-    path for folder in ("gpulab", "benchmarks") for path in (ROOT / folder).rglob("*.py") if "results" not in path.parts
+    path
+    for folder in ("gpulab", "benchmarks", "planted")
+    for path in (ROOT / folder).rglob("*.py")
+    if "results" not in path.parts
 )
 PAGES = [
     ROOT / "README.md",
@@ -123,11 +129,9 @@ def test_the_front_door_is_short() -> None:
 
 
 def test_first_runs_are_summed_up_as_they_were_measured() -> None:
-    """The headline of docs/accuracy.md, from the table that the benchmark writes."""
-    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition("for the first time")[2]
-    table = section.partition("\n|---")[2].partition("\n\n")[0]
-    rows = re.findall(r"\| (\d+) \| \*\*(\d+)\*\* \(\d+%\) \| (\d+) \| \*\*(\d+)\*\* \|", table)
-    with_cause, right, healthy, alarms = (sum(map(int, column)) for column in zip(*rows, strict=True))
+    """The headline of docs/accuracy.md, from what the benchmark keeps."""
+    sums = first_runs.summed(first_runs.kept())
+    with_cause, right, healthy, alarms = (sums[k] for k in ("with_cause", "right", "healthy", "false_alarms"))
     text = " ".join((DOCS / "accuracy.md").read_text(encoding="utf-8").split())
     headline = f"{right} of {with_cause} headlines were right ({100 * right / with_cause:.0f} %)"
     assert headline in text
@@ -135,22 +139,20 @@ def test_first_runs_are_summed_up_as_they_were_measured() -> None:
     assert f"false alarms on healthy cells: {alarms} of {healthy}" in text
 
 
-@pytest.mark.parametrize(
-    ("heading", "cells"),
-    [("survivors, kept aside", "kept aside"), ("cells looked at", "used to build the rules")],
-)
-def test_later_runs_are_summed_up_as_they_were_measured(heading: str, cells: str) -> None:
-    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition(f"causes: {heading}")[2]
-    row = section.partition("\n|---")[2].splitlines()[1].replace("*", "").strip("| ").split(" | ")
-    with_cause, right, healthy, alarms, error, held = (row[i].partition(" (")[0] for i in (0, 1, 4, 5, 7, 8))
+@pytest.mark.parametrize(("part", "cells"), [("aside", "kept aside"), ("tuned", "used to build the rules")])
+def test_later_runs_are_summed_up_as_they_were_measured(part: str, cells: str) -> None:
+    totals = json.loads((RESULTS / f"planted_{part}.json").read_text(encoding="utf-8"))["totals"]
+    right, with_cause = totals["headline_right"], totals["sick"]
+    alarms, healthy = totals["false_alarms"], totals["healthy"]
+    error, held = f"{totals['median_error']:.0%}", "{} of {}".format(*totals["interval_holds"])
     text = (DOCS / "accuracy.md").read_text(encoding="utf-8")
     assert re.search(rf"^\| {cells}.* \| {right} of {with_cause} \| {alarms} of {healthy} \|$", text, re.MULTILINE)
     assert re.search(rf"^\| {cells}.* \| {error.replace('%', ' %')} \| {held} \|$", text, re.MULTILINE)
 
 
 def test_errors_of_first_predictions_are_the_measured_ones() -> None:
-    section = (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8").partition("for the first time")[2]
-    errors = re.findall(r" (\d+)% \|$", section.partition("\n|---")[2].partition("\n\n")[0], flags=re.MULTILINE)
+    runs = [entry["first_run"] for entry in first_runs.kept() if entry["first_run"]]
+    errors = [f"{100 * run['median_error']:.0f}" for run in runs if run["median_error"] is not None]
     shown = re.search(r"at their first run \| ([\d %,]+) \|", (DOCS / "accuracy.md").read_text(encoding="utf-8"))
     assert shown is not None
     assert re.findall(r"\d+", shown[1]) == errors

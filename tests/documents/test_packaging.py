@@ -238,7 +238,8 @@ def test_a_notebook_is_valid_and_opens_without_a_dialog(path: Path) -> None:
 def test_the_checkout_holds_nothing_that_a_run_has_left() -> None:
     known = {
         ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
-        "binder", "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "pyproject.toml", "recordings", "tests",
+        "binder", "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "planted", "pyproject.toml",
+        "recordings", "tests",
     }  # fmt: skip
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
     if listed.returncode:

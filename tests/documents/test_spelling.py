@@ -14,6 +14,7 @@ READ = (
     "notebooks/README.md",
     "notebooks/lessons",
     "benchmarks/README.md",
+    "planted/README.md",
     "gpulab",
 )
 MEANT = "childs,ackward"  # names and a beginning of a word, within code

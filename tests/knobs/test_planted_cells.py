@@ -11,8 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from benchmarks.planted_knobs import CELLS, namespace_of, settings_kept
-from benchmarks.planted_knobs.planted import Planted
+from benchmarks.planted_knobs import settings_kept
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.run import Settings
 from gpulab.snapshot.state import State
@@ -20,6 +19,8 @@ from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm
 from gpulab.tuning.resolve import changes, resolve_arm
 from gpulab.tuning.trial import Setting, Stopper, Trial, full_trial
+from planted.catalogue import KNOBS as CELLS
+from planted.catalogue import PlantedKnob
 
 SHORT = Settings(steps=8, warmup=1, live=False, save=False, device="cpu")  # more steps than a cell's epoch has
 
@@ -44,9 +45,9 @@ def test_eight_knobs_have_a_cell_for_each_truth() -> None:
 
 
 @pytest.mark.parametrize("planted", CELLS, ids=lambda planted: planted.name)
-def test_the_knob_acts_in_its_cell_and_is_put_back(planted: Planted, torch_without_a_space: None) -> None:
-    names = namespace_of(planted)
-    code = TextCode.parsed(planted.cell, names)
+def test_the_knob_acts_in_its_cell_and_is_put_back(planted: PlantedKnob, torch_without_a_space: None) -> None:
+    names = planted.namespace()
+    code = TextCode.parsed(planted.text[1], names)
     state = State.of(names, code.names)
     before = photo(names)
 

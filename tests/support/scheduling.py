@@ -15,9 +15,8 @@ from xdist.scheduler import LoadFileScheduling
 SHARED_OUT = "::test_a_lesson_runs_on_binder_and_takes_its_solutions["
 # The lessons come after the first file: one process runs that file while the other makes the lessons' environment.
 FIRST = (
-    "tests/benchmarks/test_planted.py",
+    "tests/planted/test_truth.py",
     SHARED_OUT,
-    "tests/benchmarks/test_record_gpu.py",
     "tests/capture/test_kernel_session.py",
     "tests/diagnosis/test_simulated_loops.py",
     "tests/knobs/test_dataloader_knobs.py",
@@ -25,7 +24,7 @@ FIRST = (
     "tests/tuning/climb/test_climb.py",
     "tests/tuning/test_climb_in_a_kernel.py",
     "tests/tuning/test_experiment_magics.py",
-    "tests/benchmarks/test_gpu_first.py",
+    "tests/benchmarks/test_conductor.py",
     "tests/documents/test_book.py",
     "tests/demo/test_demo.py",
     "tests/documents/test_packaging.py",

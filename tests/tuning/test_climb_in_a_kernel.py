@@ -15,7 +15,7 @@ import sys, torch
 sys.path.insert(0, {str(ROOT)!r})
 from torch import nn
 from torch.utils.data import DataLoader
-from benchmarks.planted_knobs.datasets import Stored
+from planted.datasets import Stored
 torch.manual_seed(0)
 torch.set_num_threads(1)
 data = Stored(400, 0.01)

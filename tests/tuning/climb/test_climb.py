@@ -559,7 +559,7 @@ import math
 import torch
 from torch import nn
 from torch.utils.data import DataLoader
-from benchmarks.planted_knobs.datasets import Stored
+from planted.datasets import Stored
 
 torch.manual_seed(0)
 data = Stored(400, 0.01)

@@ -1,1 +1,0 @@
-"""One file per case; the hot statement is marked `# HOT`, `KIND` says what runs it."""
