@@ -103,6 +103,10 @@ book: $(TEST) ## the lessons with their outputs, the documentation and the refer
 	$(BIN)/python -m sphinx -b html -c docs/book -W --keep-going -q . build/book/html
 	@echo 'open build/book/html/docs/book/index.html'
 
+.PHONY: golden
+golden: $(TEST) ## recompute the golden answers, one line for each difference: make golden ACCEPT=1 keeps the new ones
+	OMP_NUM_THREADS=1 $(BIN)/python -m planted.golden $(if $(ACCEPT),--accept)
+
 .PHONY: ablate
 ablate: $(TEST) ## cells that each special case of the rules serves, from stored runs: make ablate STORE=folder
 	$(BIN)/python -m benchmarks.ablate $(or $(STORE),$(error name the folder: make ablate STORE=folder))

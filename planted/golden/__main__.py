@@ -18,7 +18,7 @@ def main() -> int:
     """Exit status 0 without a difference or with ACCEPT=1; 1 with differences."""
     parser = argparse.ArgumentParser(prog="planted.golden", description=main.__doc__)
     parser.add_argument("--accept", action="store_true", help="keep the answers of now")
-    parser.add_argument("--pack", type=Path, metavar="STORE", help="first keep the planted runs of that store as inputs")
+    parser.add_argument("--pack", type=Path, metavar="STORE", help="first keep that store's planted runs as inputs")
     asked = parser.parse_args()
     if asked.pack:
         from planted.catalogue import CELLS

@@ -1,4 +1,4 @@
-"""The inputs of the golden answers: stored runs of planted cells, the shared traces, the loops of the simulated GPU."""
+"""The inputs of the golden answers: stored runs of planted cells, GPU recordings, shared traces, simulated loops."""
 
 from __future__ import annotations
 
@@ -23,13 +23,18 @@ class Case(Struct, frozen=True):
 
 
 def cases(runs: Path) -> Iterator[Case]:
-    """Every case; `runs` is the folder into which `unpack` has put the stored runs. Traces only where they are there."""
+    """Every case, the traces where they are there; `runs` is the folder into which `unpack` has put the stored runs."""
+    from gpulab import recordings
     from planted.simulated.loops import LOOPS
 
     for folder in sorted(runs.iterdir()):
         yield Case(f"run {folder.name}", "run", str(folder))
+    for name in recordings.names():
+        yield Case(f"recording {name}", "run", str(recordings.DATA / name))
     if TRACES.is_dir():
-        traces = (path for path in sorted(TRACES.iterdir()) if path.name.endswith(".json.gz") or path.name.endswith("ranks"))
+        traces = (
+            path for path in sorted(TRACES.iterdir()) if path.name.endswith(".json.gz") or path.name.endswith("ranks")
+        )
         for path in traces:
             yield Case(f"trace {path.name.partition('.')[0]}", "trace", str(path))
     for loop in LOOPS:
