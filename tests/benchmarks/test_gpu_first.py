@@ -33,9 +33,9 @@ from benchmarks.gpu_first.table import table
 from benchmarks.simulated_gpu.program import Graph, Kernel, Loop, Operator, Read, Update
 from benchmarks.simulated_gpu.record import Plan, record
 from gpulab.analysis.facts import Facts, facts
-from gpulab.devices.fake_nvml import fake_nvml, h100, t4
 from gpulab.run import Category, Timeline
 from tests.support import real_traces
+from tests.support.fake_nvml import fake_nvml, h100, t4
 from tests.support.paths import ROOT
 from tests.support.timelines import MAIN, STREAM, Span, timeline
 
