@@ -145,7 +145,6 @@ class EventDecoder:
 
     def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
-        self.damage.offset = offset
         try:
             yield piece, _decoder.decode(piece)
         except _MALFORMED:

@@ -120,7 +120,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 def write_run(file: str, folder: str) -> int:
     """Read one trace and write its record into a folder; the exit status. What a reading process does."""
     try:
-        document, columns = run_format.encode(load_run(file, parts=1))
+        document, columns = run_format.encode(load_run(file))
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1
