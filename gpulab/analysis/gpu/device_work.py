@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
-from gpulab.intervals import Intervals, covers, paint, subtract, union
+from gpulab.intervals import Intervals, covers, intersect, paint, subtract, union
 from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
-from gpulab.timeline.launches import CallTree, launch_of
+from gpulab.timeline.launches import CallTree, launch_of, replay_of, replay_times
 from gpulab.timeline.start_up import start_up
 
 
@@ -132,3 +132,20 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
     ]
     of_rows: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
     return of_rows
+
+
+def replayed_fraction(work: DeviceWork) -> float:
+    """Of the time in kernels what replayed graphs ran."""
+    rows = work.rows[work.kernel]
+    duration_ns = work.timeline.duration_ns[rows]
+    total_ns = int(duration_ns.sum())
+    replayed_ns = int(duration_ns[replay_of(work.timeline, rows) >= 0].sum())
+    return replayed_ns / total_ns if total_ns else 0.0
+
+
+def idle_within_us(work: DeviceWork) -> float:
+    """How long the device idles per step inside replays."""
+    if not len(work.rows):
+        return 0.0
+    of_device = work.timeline.lanes[int(work.timeline.lane_id[work.rows[0]])].process
+    return work.per_step_us(intersect(work.idle, replay_times(work.timeline, of_device)))

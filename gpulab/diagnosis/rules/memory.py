@@ -6,9 +6,8 @@ import re
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import (
     how_to_know_memory,
     idle_us,
