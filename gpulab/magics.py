@@ -49,8 +49,7 @@ if TYPE_CHECKING:
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
     from gpulab.tuning.function_code import TextCode
-    from gpulab.tuning.plan import Code, Plan
-    from gpulab.tuning.plan_request import PlanRequest
+    from gpulab.tuning.plan import Code, Plan, PlanRequest
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
     from gpulab.views.scaling import ScalingView
@@ -310,7 +309,7 @@ class GPUProfile(Magics):
         return Comparing(code, plan, give, options.all)
 
     def _request(self, options: argparse.Namespace) -> PlanRequest:
-        from gpulab.tuning.plan_request import PlanRequest
+        from gpulab.tuning.plan import PlanRequest
 
         return PlanRequest(
             ab=tuple(options.ab or ()),

@@ -11,8 +11,8 @@ from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, number
 from gpulab.prediction import batch, dataloader, kernels, optimizer
 from gpulab.prediction.baseline import Refused
+from gpulab.prediction.calibration import recalibrated
 from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence
-from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.step import Projection, plan_of
 
 Predictor = Callable[[Projection, str, PriorEvidence], Projection]

@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from gpulab.run import Category, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
 from gpulab.trace.collectives import collective_columns
-from gpulab.trace.damage import DamageCount
 from gpulab.trace.events import (
     FLOWS,
     Args,
+    DamageCount,
     Event,
     ExactInstant,
     ExactSpan,

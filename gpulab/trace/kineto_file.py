@@ -20,8 +20,7 @@ from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
 from gpulab.trace import metadata
 from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept
-from gpulab.trace.damage import DamageCount
-from gpulab.trace.events import EventDecoder
+from gpulab.trace.events import DamageCount, EventDecoder
 from gpulab.trace.json_text import TraceText
 
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from gpulab.devices.child_path import import_path
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format

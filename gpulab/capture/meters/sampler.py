@@ -20,9 +20,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from gpulab.capture.meters.sampler_process import Order
-from gpulab.devices.child_path import import_path
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
 from gpulab.store.spool import Spool
