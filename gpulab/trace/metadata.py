@@ -12,7 +12,6 @@ from gpulab.trace.events import DamageCount
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
-_OWN = {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit"}
 
 
 def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: DamageCount) -> TraceOrigin:
