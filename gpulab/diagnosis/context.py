@@ -142,10 +142,6 @@ def record_again(key: str, what: str, why: str) -> Undetermined:
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]
-
-__all__ = ["FEWEST_STEPS", "Rule", "RuleContext", "Undetermined"]
-
-
 Role = Literal["cause", "all is well", "open question"]
 
 
@@ -176,3 +172,6 @@ class FindingKind(Struct, frozen=True):
     def is_verdict(self) -> bool:
         """Whether it says how the run is as a whole, and names no cause."""
         return self.role != "cause"
+
+
+__all__ = ["FEWEST_STEPS", "FindingKind", "Role", "Rule", "RuleContext", "Undetermined"]
