@@ -244,8 +244,10 @@ def test_times_that_nobody_knows_are_no_zeros(tmp_path: Path) -> None:
     assert known.integrity is not None and known.integrity.state == "unusable"
     assert known.breakdown is None and known.trace is not None and known.trace.est_sm_efficiency is None
     silent = [{k: v for k, v in e.items() if k != "dur"} for e in made.step()]
-    found = gpulab.report(loaded(made.write(tmp_path, made.text(silent)))).json()
-    assert found["busy_fraction"] is None and found["kernel_statistics"]["est_sm_efficiency"] is None
+    untimed = loaded(made.write(tmp_path, made.text(silent)))
+    assert gpulab.report(untimed).json()["busy_fraction"] is None
+    trace = facts(untimed).trace
+    assert trace is not None and trace.est_sm_efficiency is None
     host = [{**e, "dur": -1} if e["name"] == "aten::mm" else e for e in made.step()]
     trust = facts(loaded(made.write(tmp_path, made.text(host)))).integrity
     assert trust is not None and trust.state == "degraded" and "busy_fraction" not in trust.withheld

@@ -20,6 +20,7 @@ import pytest
 from gpulab.capture.meters import sampler as sampling
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.devices.host import host_meter
+from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32
 from gpulab.user_code import PACKAGE_FOLDER
@@ -69,7 +70,7 @@ def started(device: Device = CPU, script: fakes.FakeScript | None = None, period
     sampler = Sampler(os.getpid(), device, time.perf_counter_ns(), period_s)
     with pytest.MonkeyPatch.context() as patch:
         if script is not None:
-            folders = [str(TESTS / "support" / "scripted_nvml"), str(TESTS.parent), *sampling.import_path()]
+            folders = [str(TESTS / "support" / "scripted_nvml"), str(TESTS.parent), *import_path()]
             patch.setattr(sampling, "import_path", lambda: folders)
             patch.setenv("SCRIPTED_NVML", json.dumps(script))
         sampler.start()
