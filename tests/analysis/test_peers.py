@@ -45,9 +45,9 @@ def test_figures_of_the_plugin(name: str) -> None:
     """Utilization, efficiency, occupancy and the waiting for data, which only its last source sees on new traces."""
     theirs, ours = FIGURES[name]["tensorboard"], figures(name)
     assert ours.breakdown is not None and ours.trace is not None and ours.trace.kernels is not None
-    rel, abs_ = (0.012, 0.0) if name == WITHOUT_STEP else (0.0, 3e-4)
-    assert ours.breakdown.kernel_busy_fraction == pytest.approx(theirs["gpu_utilization"], rel=rel, abs=abs_)
-    assert ours.trace.est_sm_efficiency == pytest.approx(theirs["est_sm_efficiency"], rel=rel, abs=abs_)
+    near = 0.0015 if name == WITHOUT_STEP else 3e-4
+    assert ours.breakdown.kernel_busy_fraction == pytest.approx(theirs["gpu_utilization"], abs=near)
+    assert ours.trace.est_sm_efficiency == pytest.approx(theirs["est_sm_efficiency"], abs=near)
     occupancy_pct = theirs["est_achieved_occupancy_pct"]
     assert ours.trace.kernels.est_achieved_occupancy_pct == pytest.approx(occupancy_pct, abs=0.01)
     waiting = theirs["step_us"]["dataloader"] / theirs["step_us"]["total"]
