@@ -15,7 +15,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.context import FindingKind
 from gpulab.diagnosis.rules.catalogue import RULE_MODULES
 from gpulab.prediction.predict import PREDICTORS, Formula
 

@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from importlib import import_module
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
@@ -48,8 +49,7 @@ if TYPE_CHECKING:
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
     from gpulab.tuning.function_code import TextCode
-    from gpulab.tuning.plan import Code, Plan
-    from gpulab.tuning.plan_request import PlanRequest
+    from gpulab.tuning.plan import Code, Plan, PlanRequest
     from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
     from gpulab.views.scaling import ScalingView
@@ -309,7 +309,7 @@ class GPUProfile(Magics):
         return Comparing(code, plan, give, options.all)
 
     def _request(self, options: argparse.Namespace) -> PlanRequest:
-        from gpulab.tuning.plan_request import PlanRequest
+        from gpulab.tuning.plan import PlanRequest
 
         return PlanRequest(
             ab=tuple(options.ab or ()),
@@ -507,26 +507,6 @@ def _offer_panel(profiler: profile) -> None:
             offer_panel(dict(profiler.report.diagnosis.first.settings))
 
 
-def _show_runs(rest: str) -> None:
-    from gpulab.api import runs_command as command
-    from gpulab.api.reading import runs
-
-    command.magic(runs, rest)
-
-
-def _show_fleet(rest: str) -> None:
-    from gpulab.api.fleet import magic
-
-    magic(rest)
-
-
-def _show_tensorboard(rest: str) -> None:
-    from gpulab.api import tensorboard as command
-    from gpulab.api.reading import runs
-
-    command.magic(runs, rest)
-
-
 def _show_doctor(rest: str) -> None:
     _nothing_more("doctor", rest)
     from IPython.display import display
@@ -552,63 +532,32 @@ def _show_report(rest: str) -> None:
     Stage.open(live=False, full=full).show(report(open_run(rest or "-1")))
 
 
-def _open_panel(rest: str) -> None:
-    _nothing_more("panel", rest)
-    from gpulab.panel.opening import open_panel
+def _in(module: str, function: str = "magic", *, of_runs: bool = False, alone: str = "") -> Callable[[str], None]:
+    """A command whose module is imported when it is given; it is about the kept runs, or `alone`, its own name."""
 
-    open_panel()
+    def command(rest: str) -> None:
+        if alone:
+            _nothing_more(alone, rest)
+        do = getattr(import_module(module), function)
+        given = (import_module("gpulab.api.reading").runs,) if of_runs else ()
+        do(*given, *(() if alone else (rest,)))
 
-
-def _climb(rest: str) -> None:
-    from gpulab.api.climb import magic
-
-    magic(rest)
-
-
-def _headspace(rest: str) -> None:
-    from gpulab.api.headspace import magic
-
-    magic(rest)
-
-
-def _predict(rest: str) -> None:
-    from gpulab.api.predict import magic_predict
-
-    magic_predict(rest)
-
-
-def _show_scoreboard(rest: str) -> None:
-    from gpulab.api.predict import magic_scoreboard
-
-    magic_scoreboard(rest)
-
-
-def _show_board(rest: str) -> None:
-    from gpulab.board.live import magic
-
-    magic(rest)
-
-
-def _show_progress(rest: str) -> None:
-    _nothing_more("progress", rest)
-    from gpulab.board.own import show
-
-    show()
+    return command
 
 
 _COMMANDS: dict[str, Callable[[str], None]] = {
-    "runs": _show_runs,
+    "runs": _in("gpulab.api.runs_command", of_runs=True),
     "doctor": _show_doctor,
     "report": _show_report,
-    "tensorboard": _show_tensorboard,
-    "panel": _open_panel,
-    "climb": _climb,
-    "headspace": _headspace,
-    "predict": _predict,
-    "scoreboard": _show_scoreboard,
-    "progress": _show_progress,
-    "board": _show_board,
-    "fleet": _show_fleet,
+    "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
+    "panel": _in("gpulab.panel.opening", "open_panel", alone="panel"),
+    "climb": _in("gpulab.api.climb"),
+    "headspace": _in("gpulab.api.headspace"),
+    "predict": _in("gpulab.api.predict", "magic_predict"),
+    "scoreboard": _in("gpulab.api.predict", "magic_scoreboard"),
+    "progress": _in("gpulab.board.own", "show", alone="progress"),
+    "board": _in("gpulab.board.live"),
+    "fleet": _in("gpulab.api.fleet"),
 }
 
 

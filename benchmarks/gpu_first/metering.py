@@ -17,9 +17,9 @@ from msgspec import Struct, field
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.analysis.gpu.device_peaks import peaks_of
-from gpulab.devices.fake_nvml import fake_nvml, h100
 from gpulab.devices.machine import detect_device
 from gpulab.devices.nvml import nvml_meter
+from tests.support.fake_nvml import fake_nvml, h100
 
 READ_EVERY_S = 0.1
 SETTLE_S = 1.0  # the meters lag behind the load by up to a second

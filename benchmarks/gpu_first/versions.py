@@ -21,8 +21,8 @@ from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.api.doctor import render
 from gpulab.devices import doctor, nvml
-from gpulab.devices.fake_nvml import fake_nvml, h100
 from gpulab.devices.machine import detect_device
+from tests.support.fake_nvml import fake_nvml, h100
 
 REPEATS = 20
 SLOW_REPEATS = 3

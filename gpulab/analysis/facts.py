@@ -9,8 +9,6 @@ from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.collectives import CollectiveFacts
-from gpulab.analysis.compat.hta import HtaView, hta
-from gpulab.analysis.compat.tensorboard import TensorBoardView, tensorboard
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
@@ -23,7 +21,7 @@ from gpulab.analysis.host.own_batches import share_beside
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
-from gpulab.run import Int64, Run, Series
+from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -45,15 +43,14 @@ class TraceFacts(Struct, frozen=True):
 
     `kernels`, `copies`, `launches` and `exchanges` with other ranks are those that the steps made; the time of an
     exchange holds the waiting for the others. `devices` is the accounting of every GPU of the
-    trace, the busiest first. `tensorboard` and `hta` follow those tools' definitions.
+    trace, the busiest first.
     """
 
     devices: tuple[Breakdown, ...]
     kernels: gpu.Kernels | None
     launches: gpu.Launches | None
     copies: tuple[gpu.CopyRow, ...]
-    tensorboard: TensorBoardView | None
-    hta: HtaView | None
+    est_sm_efficiency: float | None  # of the busiest GPU, from the first step's start to the last one's end
     exchanges: tuple[CollectiveFacts, ...] = ()
 
 
@@ -209,15 +206,16 @@ def trace_facts(run: Run, devices: tuple[Breakdown, ...], withheld: Set[str] = f
         kernels=None if "kernels" in withheld else gpu.kernels(timeline, windows),
         launches=None if "launch_statistics" in withheld else gpu.launches(timeline, windows),
         copies=() if "kernels" in withheld else gpu.copies(timeline, windows),
-        tensorboard=None if "tensorboard" in withheld else tensorboard(timeline),
-        hta=None if "hta" in withheld else hta(timeline, _file_zero_ns(run)),
+        est_sm_efficiency=None if "kernels" in withheld else _est_sm_efficiency(timeline, devices),
         exchanges=() if "kernels" in withheld else gpu.exchanges(timeline, windows, len(windows)),
     )
 
 
-def _file_zero_ns(run: Run) -> int:
-    """The file's own time stamp at time 0 of the timeline."""
-    return run.origin.zero_ns - (run.origin.base_time_ns or 0) if run.origin is not None else 0
+def _est_sm_efficiency(timeline: Timeline, devices: tuple[Breakdown, ...]) -> float | None:
+    busiest = devices[0] if devices and devices[0].steps else None
+    if busiest is None or busiest.device_index is None:
+        return None
+    return gpu.est_sm_efficiency(timeline, busiest.device_index, busiest.span_ns)
 
 
 def _marks_are_whole(run: Run) -> bool:

@@ -33,7 +33,7 @@ HOST_AHEAD_NS, HOST_AHEAD_STEPS = 1_000_000, 0.05
 
 LOST_EVENTS = ("unreadable events", "missing ts", "broken times")  # as the reader names them
 BROKEN_DURATIONS = ("missing dur", "negative dur")
-DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels", "tensorboard", "hta")
+DEVICE_FIGURES = ("breakdown", "busy_fraction", "kernel_busy_fraction", "kernels")
 HOST_AGAINST_DEVICE = ("idle_causes", "launch_statistics")
 ALL_OF_THE_DEVICE = (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE, "tensor_core_fraction")
 

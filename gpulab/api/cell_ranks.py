@@ -21,7 +21,7 @@ from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only
 from gpulab.api.live_ranks import live_rows
 from gpulab.api.reading import report, runs
-from gpulab.devices.child_path import import_path
+from gpulab.devices.own_processes import import_path
 from gpulab.errors import RankError, StoreError, UsageError
 from gpulab.formatting import decapitalized
 from gpulab.launch.launcher import (

@@ -20,8 +20,7 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.climb.progress import Climbing
+from gpulab.views.climb.climb import Climbed, Climbing
 from gpulab.views.comparison.comparison import Compared
 
 HELP = f"""\

@@ -13,7 +13,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.errors import UsageError
-from gpulab.prediction.evidence import NOTHING, PriorEvidence
+from gpulab.prediction.prediction import NOTHING, PriorEvidence
 from gpulab.run import Ranks
 from gpulab.store.configuration import configured
 from gpulab.store.prediction_log import errors_here

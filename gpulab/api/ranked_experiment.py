@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import argparse
+import ast
+import os
+import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
 from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, experiments
-from gpulab.api.experiment_rank import places
 from gpulab.api.reading import runs
-from gpulab.errors import UsageError
+from gpulab.errors import StoreError, UsageError
+from gpulab.store.atomic_write import replace_whole, write_whole
 from gpulab.store.folders import Store, new_id
+from gpulab.tuning.agreement import RanksAgreement
+from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.interrupts import Interrupted
-from gpulab.tuning.kept_experiment import decoded, joined
-from gpulab.tuning.plan import Plan, Progress
-from gpulab.tuning.plan_request import PlanRequest
+from gpulab.tuning.kept_experiment import decoded, encoded, joined
+from gpulab.tuning.plan import Plan, PlanRequest, Progress
 from gpulab.tuning.record import Experiment
+from gpulab.tuning.runner import Runner
+from gpulab.user_code import runs_users_code
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Progressing, Stoppable
 
@@ -113,3 +124,78 @@ def _read(file: Path) -> Progress | None:
         return msgspec.json.decode(file.read_bytes(), type=Progress)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+# One rank of an experiment: it runs the cell under all settings together with the others; the first one reports.
+
+
+runs_users_code(__file__)
+
+RESULT, PROGRESS, AGREED = "experiment.msgpack", "progress.json", "agreed"
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+
+
+def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
+    """Of the result, the progress and the agreement of a job, or of one task of an array of jobs."""
+    suffix = "" if task is None else f".{task}"
+    return folder / f"{RESULT}{suffix}", folder / f"{PROGRESS}{suffix}", folder / f"{AGREED}{suffix}"
+
+
+def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, Any], file: str) -> int:
+    """Run the plan of `options.plan` on a cell; write what came of it beside the plan. Returns the exit status."""
+    request = msgspec.json.decode(options.plan.read_bytes(), type=PlanRequest)
+    task = os.environ.get(ARRAY_TASK, "")
+    number = int(task) if task.isdecimal() else None
+    if number is not None:
+        request = msgspec.structs.replace(request, only=number)
+    result, progress, agreed = places(options.plan.parent, number)
+    code = cell_code(text, namespace, file)
+    ranks = RanksAgreement(agreed)
+    runner = Runner(code, request.plan(code.variables), ranks=ranks)
+    if ranks.rank == 0:
+        runner.tell = _writer(progress)
+        runner.tick = _writer(progress)
+    with _terminated(runner.stop):
+        experiment = runner.run()
+        if ranks.rank == 0:
+            replace_whole(result, encoded(experiment))
+    ranks.let_go()
+    if runner.error is not None:
+        if isinstance(runner.error, UsageError):
+            raise runner.error
+        sys.excepthook(type(runner.error), runner.error, runner.error.__traceback__)
+        return 1
+    return 0
+
+
+def cell_code(text: str, namespace: dict[str, Any], file: str) -> TextCode:
+    """The cell under the file name by which its lines are to be shown."""
+
+    def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
+        exec(compile(tree, file, "exec", dont_inherit=True), namespace, names)
+
+    return TextCode(text, namespace, ast.parse(text, file), execute)
+
+
+def _writer(file: Path) -> Callable[[Progress], None]:
+    """Not onto the disk each time: it is called while the user's code runs."""
+
+    def write(progress: Progress) -> None:
+        with suppress(StoreError):  # who cannot be shown how far it is gets the result all the same
+            write_whole(file, msgspec.json.encode(progress))
+
+    return write
+
+
+@contextmanager
+def _terminated(stop: Callable[[], None]) -> Iterator[None]:
+    """SIGTERM ends the experiment before its next run: the ranks have to agree on that."""
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        stop()
+
+    before = signal.signal(signal.SIGTERM, handle)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -23,9 +23,8 @@ from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.jobs import SeveralJobs, job_of
 from gpulab.store.runs import Figures, Runs
-from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.ranks import RankedReport, job_opening
-from gpulab.views.report.report import Report
+from gpulab.views.report.report import Diagnosed, Report
 from gpulab.views.report.sections import opening
 from gpulab.views.running.waiting import waiting
 

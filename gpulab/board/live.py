@@ -21,13 +21,6 @@ from gpulab.lessons.catalogue import lesson_named
 from gpulab.views.running.display import in_notebook
 
 RENEWED_S = 5.0
-HELP = """\
-%gpulab board FOLDER             the class: learners and exercises, read again every 5 s
-%gpulab board FOLDER 03 05       only these lessons
-%gpulab board FOLDER --html F    write the page into the file F, once
-%gpulab board --stop             no longer read it
-
-Learners take part when GPULAB_CLASS=FOLDER is set where their notebooks run: see docs/class.md."""
 
 
 class LiveBoard(Struct):

@@ -123,7 +123,7 @@ def record(options: argparse.Namespace) -> int:
 
 
 def _experiment(options: argparse.Namespace, script: _Script) -> int:
-    from gpulab.api.experiment_rank import run_experiment
+    from gpulab.api.ranked_experiment import run_experiment
 
     try:
         script.prepare()
@@ -205,7 +205,7 @@ class _Script:
 
     def change(self, settings: Sequence[str]) -> None:
         """Let a cell, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
-        from gpulab.api.experiment_rank import cell_code
+        from gpulab.api.ranked_experiment import cell_code
         from gpulab.knobs.catalogue import parse_settings
         from gpulab.tuning.plan import Arm
         from gpulab.tuning.single_run import Changing

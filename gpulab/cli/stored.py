@@ -1,7 +1,4 @@
-"""`gpulab report` and `gpulab compare`: what is stored, or in trace files, to a terminal, a page or JSON.
-
-Others read a large trace meanwhile: they begin before this process imports what makes reports.
-"""
+"""`gpulab report` and `gpulab compare`: what is stored, or in trace files, to a terminal, a page or JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from gpulab.cli.output import as_json, complain, write, write_whole
-from gpulab.trace import other_processes
 
 if TYPE_CHECKING:
     from gpulab.views.comparison.comparison import Compared
@@ -22,7 +18,7 @@ SLOWER_STATUS = 1
 
 def print_report(options: argparse.Namespace) -> int:
     """Do `gpulab report`."""
-    with _begun(options.run):
+    with _uncollected():
         return _print_report(options)
 
 
@@ -45,7 +41,7 @@ def _print_report(options: argparse.Namespace) -> int:
 
 def print_comparison(options: argparse.Namespace) -> int:
     """Do `gpulab compare`."""
-    with _begun(options.runs[0]):
+    with _uncollected():
         return _print_comparison(options)
 
 
@@ -87,14 +83,12 @@ def _gate(compared: Compared, limit: float) -> int:
 
 
 @contextlib.contextmanager
-def _begun(run: str) -> Iterator[None]:
-    """Others read the trace; nothing is collected: few cycles are made here, and looking for them takes a tenth."""
+def _uncollected() -> Iterator[None]:
+    """No garbage is collected: few cycles are made here, and looking for them takes a tenth of the time."""
     collecting = gc.isenabled()
     gc.disable()
-    other_processes.begin(run)
     try:
         yield
     finally:
-        other_processes.end_all()
         if collecting:
             gc.enable()

@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
-from gpulab.devices.child_path import import_path
 from gpulab.devices.cuda_visible_devices import Gpu
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 from gpulab.formatting import plain_values
 
 if TYPE_CHECKING:

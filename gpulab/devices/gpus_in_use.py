@@ -11,7 +11,7 @@ from gpulab.errors import DeviceLost
 
 def in_use() -> list[int]:
     """GPUs on which torch's allocator holds memory; the current one where the allocator is not torch's own."""
-    torch = _started()
+    torch = torch_with_cuda()
     if torch is None:
         return []
     try:
@@ -22,7 +22,7 @@ def in_use() -> list[int]:
 
 def in_graph_capture() -> bool:
     """Whether this thread captures a CUDA graph: what is launched becomes part of it, and waiting makes it invalid."""
-    torch = _started()
+    torch = torch_with_cuda()
     try:
         return torch is not None and bool(torch.cuda.is_current_stream_capturing())
     except RuntimeError:  # a GPU whose error stays captures nothing
@@ -31,7 +31,7 @@ def in_graph_capture() -> bool:
 
 def synchronize(more: Iterable[int] = ()) -> None:
     """Wait for the GPUs in use, and for `more`. Raises DeviceLost where an error of the GPU stays."""
-    torch = _started()
+    torch = torch_with_cuda()
     if torch is None:
         return
     for index in sorted({*in_use(), *more}):
@@ -58,7 +58,7 @@ def free_bytes(index: int) -> int:
     return int(torch.cuda.mem_get_info(index)[0])
 
 
-def _started() -> ModuleType | None:
+def torch_with_cuda() -> ModuleType | None:
     """torch, where it has started CUDA."""
     torch = sys.modules.get("torch")
     return torch if torch is not None and torch.cuda.is_initialized() else None

@@ -158,7 +158,6 @@ class _Gpu:
         self._handle, self._whole = place.handle, place.whole
         self._of_whole = " (whole GPU)" if place.is_part else ""
         self._owner = os.getpid()
-        self._played = " (simulated)" if getattr(nv, "SIMULATED", False) else ""
         self._first_energy_mj: int | None = None
         self._turn = 0
         self._own_pids: set[int] = set()
@@ -188,7 +187,7 @@ class _Gpu:
             why = "NVML names processes by the host's ids, which this container does not see"
             self.refused.append(Unavailable("other processes on the GPU", why))
         queries = [
-            Query([SeriesInfo(name, unit, label, f"NVML{self._played}")], self._guarded(ask), reason_of)
+            Query([SeriesInfo(name, unit, label, "NVML")], self._guarded(ask), reason_of)
             for name, unit, label, ask in simple
         ]
         return queries + self._gpm_query()
@@ -248,7 +247,7 @@ class _Gpu:
             self.refused.append(Unavailable(", ".join(GPM_LABELS), why))
             return []
         self._gpm = _Gpm(self._nv, self._place)
-        series = [SeriesInfo(name, unit, label, f"NVML GPM{self._played}") for name, unit, label, _, _ in GPM_SERIES]
+        series = [SeriesInfo(name, unit, label, "NVML GPM") for name, unit, label, _, _ in GPM_SERIES]
         return [Query(series, self._gpm.ask, reason_of)]
 
 

@@ -6,8 +6,11 @@ A process that gpulab starts names itself by a variable of its environment, whic
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+
+from gpulab.user_code import PACKAGE_FOLDER
 
 VARIABLE = "GPULAB_PROCESS"
 _ENTRY = f"\0{VARIABLE}=".encode()
@@ -35,3 +38,8 @@ def _told_by_psutil(pid: int) -> bool:
         return VARIABLE in psutil.Process(pid).environ()
     except Exception:  # no psutil, no permission, or the process has ended
         return False
+
+
+def import_path() -> list[str]:
+    """A `sys.path` for another process, which may run in another folder: the empty entry becomes this folder."""
+    return [*(path or os.getcwd() for path in sys.path), str(PACKAGE_FOLDER.resolve().parent)]

@@ -12,9 +12,8 @@ from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import duration
 from gpulab.prediction.baseline import Refused
-from gpulab.prediction.evidence import PriorEvidence
 from gpulab.prediction.predict import predict, predict_from
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.step import plan_of
 

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.cure_predictions import with_predictions
 from gpulab.diagnosis.finding import Diagnosis, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds
 from gpulab.formatting import factor
-from gpulab.prediction.evidence import NOTHING, PriorEvidence
+from gpulab.prediction.prediction import NOTHING, PriorEvidence
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans

@@ -1,13 +1,10 @@
-"""Lesson 15, the capstone: a training that does everything wrong, a ladder of measured rungs, and a certificate."""
+"""Lesson 15, the capstone: a training that does everything wrong, and a ladder of measured rungs."""
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import datetime
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,15 +18,12 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import factor, percent, plural
-from gpulab.knobs.catalogue import KNOBS, changes_steps
 from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, undecided, wrong
-from gpulab.lessons.figures import png
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs
 from gpulab.lessons.starving import DistantDigits
 from gpulab.run import Run
-from gpulab.tuning.climb.record import Climb
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import Verdict
 from gpulab.views.drawing import FONT, GREY, ink, ink_lines, own_style
@@ -38,8 +32,6 @@ from gpulab.views.wording import PARTS, part_of
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-    from gpulab.lessons.lesson import Lesson
 
 WANTED = 3.0  # times as fast as the given training
 SAMPLES = 256  # of a measurement
@@ -378,7 +370,7 @@ def what_is_left(ladder: Ladder) -> Note:
 
 
 def compare_with_climb(ladder: Ladder) -> Note:
-    """Who got further, the learner's ladder or gpulab's latest climb, and why the two may end elsewhere."""
+    """Who got further, the learner's ladder or gpulab's latest climb, as far as the intervals tell."""
     if not climbs:
         return Note("Not measured.", "There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]
@@ -394,147 +386,18 @@ def compare_with_climb(ladder: Ladder) -> Note:
     if mine is None:
         return Note("So far.", f"{words} No rung of yours is faster for certain yet.")
     words += f" Your best rung, {mine.name} ({mine.label}): {mine.words}."
-    words += "".join(f" {sentence}" for sentence in _why_elsewhere(mine, theirs, climbed.result))
+    if mine.unit != theirs.unit:
+        words += (
+            f" Yours is per {mine.unit}, the climb's per {theirs.unit}: where the batch is as found, both are the same."
+        )
     mine_is_ahead = _ahead(mine.interval, theirs.interval)
     if mine_is_ahead is None:
         return Note("Nobody is ahead for certain.", words)
     return Note("You got further." if mine_is_ahead else "The climb got further.", words)
 
 
-def _why_elsewhere(mine: Rung, theirs: Rung, climb: Climb) -> list[str]:
-    """What the two have in common and what not; only what was measured or is in the climb's record."""
-    kept, sentences = climb.kept, []
-    if mine.unit != theirs.unit:
-        sentences.append(
-            f"Yours is per {mine.unit}, the climb's per {theirs.unit}: where the batch is as found, both are the same."
-        )
-    shared = [name for name in mine.settings if kept.get(name, mine.settings[name]) != mine.settings[name]]
-    sentences += [f"Your {name} is {mine.settings[name]}, the climb's {kept[name]}." for name in shared]
-    sentences += [
-        f"It did not keep {name}={value}: {_why_not(name, climb)}."
-        for name, value in mine.settings.items()
-        if name not in kept
-    ]
-    more = {name: value for name, value in kept.items() if name not in mine.settings}
-    if more:
-        sentences.append(f"You did not set {_settings_words(more)}.")
-    if climb.ended in _CUT_SHORT:
-        sentences.append(_CUT_SHORT[climb.ended])
-    return sentences
-
-
-_CUT_SHORT = {
-    "budget": "The climb ended because its time was over (--budget), so there may be more to gain.",
-    "rungs": "The climb ended after as many tries as were asked for (--rungs), so there may be more to gain.",
-}
-
-
-def _why_not(name: str, climb: Climb) -> str:
-    """Why the climb did not keep any value of that setting, as its record has it."""
-    if name not in KNOBS:
-        return "that is a variable of your cell, and the climb turns knobs only"
-    tried = [rung for rung in climb.rungs if name in rung.settings]
-    if tried:
-        return f"it tried {tried[-1].label}, {tried[-1].words.rstrip('.')}"
-    passed = [passed for passed in climb.passed if passed.label.startswith(f"{name}=")]
-    if passed:
-        return passed[-1].why.rstrip(".")
-    changes = KNOBS[name].changes_training
-    if changes and changes_steps(name):
-        return f"it changes what the training learns, and is tried only with --allow {name}"
-    return "it did not come to try that"
-
-
 def _settings_words(settings: Mapping[str, str]) -> str:
     return ", ".join(f"{name}={value}" for name, value in settings.items())
-
-
-# -- the certificate ---------------------------------------------------------------------------------------------------
-
-_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>gpulab: certificate</title><style>
-body {{ font: 16px/1.5 Georgia, serif; max-width: 46em; margin: 3em auto; padding: 2.5em 3em;
-        border: 3px double #0072B2; color: #1b1b1b; background: #fff; }}
-h1 {{ font-size: 1.9em; margin: 0; color: #0072B2; }} .name {{ font-size: 1.6em; margin: 0.6em 0 0.2em; }}
-table {{ border-collapse: collapse; width: 100%; margin: 1em 0; font: 14px/1.4 sans-serif; }}
-td, th {{ text-align: left; padding: 6px 10px; border-bottom: 1px solid #ddd; }}
-img {{ max-width: 100%; }} dt {{ font-weight: bold; margin-top: 0.6em; }} dd {{ margin: 0; }}
-.small {{ font: 12px sans-serif; color: #555; }}
-@media print {{ body {{ margin: 0; }} }}
-</style></head><body>
-<h1>{title}</h1>
-<div class="name">{name}</div>
-<p><b>{solved}</b></p>
-<p>{best}</p>
-<img alt="The ladder as bars; the table has the same figures." src="data:image/png;base64,{picture}">
-<table><tr>{head}</tr>{rows}</table>
-<dl>{parts}</dl>
-<p class="small">Each factor is the median of pairs of blocks that ran in turn on this machine, with its 95 % interval;
-each share is of the profiled steps of one run. What is undecided is called so. {machine} {when}. gpulab {version},
-torch {torch}.</p>
-</body></html>
-"""
-_DPI = 160  # of the picture: sharp on paper too
-
-
-def certificate(lesson: Lesson, ladder: Ladder, path: Path | str = "certificate.html") -> Note:
-    """Write a page with the learner's own figures, and with what was solved and what not.
-
-    A name is shown as it is, and never run.
-    """
-    figure = draw_ladder(ladder)
-    if isinstance(figure, Note):
-        return Note("Not yet.", figure.words)
-    figure.set_dpi(_DPI)
-    name = " ".join(str(lesson.name).split()) or "A learner"
-    solved = _solved_words(lesson)
-    parts = {
-        "90 % of the time at work?": what_is_left(ladder),
-        "Data, then batch, then mixed precision?": judge_order(ladder),
-        "The climb": compare_with_climb(ladder),
-    }
-    page = _PAGE.format(
-        title=escape(f"Lesson {lesson.entry.number}: {lesson.entry.title}"),
-        name=escape(name),
-        solved=escape(solved),
-        best=escape(_best_words(ladder)),
-        picture=b64encode(png(figure)).decode(),
-        head="".join(f"<th>{text}</th>" for text in _HEAD),
-        rows="".join(f"<tr>{''.join(f'<td>{escape(text)}</td>' for text in row)}</tr>" for row in ladder.rows()),
-        parts="".join(f"<dt>{title}</dt><dd>{escape(repr(note))}</dd>" for title, note in parts.items()),
-        machine=escape(_machine_words()),
-        when=escape(datetime.now().astimezone().strftime("%Y-%m-%d")),
-        version=escape(gpulab.__version__),
-        torch=escape(torch.__version__),
-    )
-    try:
-        Path(path).write_text(page, encoding="utf-8")
-    except OSError as e:
-        return Note("Not written.", f"{str(path)!r} cannot be written: {e.strerror or e}.")
-    return Note("Written.", f"The certificate of {name!r} is in {str(path)!r}. {solved} Open it, print it, show it.")
-
-
-def _solved_words(lesson: Lesson) -> str:
-    """ "1 of 2 exercises solved. Not solved: train." """
-    left = [exercise for exercise in lesson.exercises if exercise not in lesson.solved]
-    words = f"{len(lesson.exercises) - len(left)} of {plural(len(lesson.exercises), 'exercise')} solved."
-    return f"{words} Not solved: {', '.join(left)}." if left else words
-
-
-def _best_words(ladder: Ladder) -> str:
-    best = ladder.best
-    if best is None:
-        return "No rung of the ladder is faster for certain."
-    words = f"The fastest rung is {best.name} ({best.label}): {best.words}."
-    if ladder.before is None or best.working is None:
-        return words
-    return f"{words} As found the device works {percent(ladder.before)} of each step, there {percent(best.working)}."
-
-
-def _machine_words() -> str:
-    if torch.cuda.is_available():
-        return f"A GPU: {torch.cuda.get_device_name()}."
-    return "No GPU: the CPU computed."
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------

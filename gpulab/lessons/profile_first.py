@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from gpulab.run import Run
-    from gpulab.views.report.diagnosis import Diagnosed
+    from gpulab.views.report.report import Diagnosed
 
 Images: TypeAlias = npt.NDArray[Any]
 Shift: TypeAlias = Callable[[Images, Images], object]

@@ -10,8 +10,8 @@ from gpulab.errors import UsageError
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, Value
 from gpulab.knobs.observe.observation import Observation
-from gpulab.views.lesson_path import lesson_path
 from gpulab.views.running.widgets import close
+from gpulab.views.wording import lesson_path
 
 AS_WRITTEN = "as written"
 _UNTURNED = ""  # its value in a list: None would be no selection

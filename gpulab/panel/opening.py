@@ -11,7 +11,7 @@ from gpulab.panel.output import PanelOutput
 from gpulab.panel.session import PanelSession
 from gpulab.tuning.plan import Code
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.panel_buttons import Choice, Offer
+from gpulab.views.running.widgets import Choice, Offer
 
 OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
 

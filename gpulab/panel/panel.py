@@ -162,7 +162,7 @@ class Panel:
         hint = STOP_HINT
         if not self._stop_key:
             return _button("Stop", hint, self._actions.stop, at_once)
-        from gpulab.views.running.stop_button import control_stop_button
+        from gpulab.views.running.widgets import control_stop_button
 
         return control_stop_button(self._stop_key, hint, self._actions.stop)
 

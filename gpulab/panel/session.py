@@ -36,7 +36,7 @@ from gpulab.views.running.display import in_notebook
 from gpulab.views.running.stop_message import accept_stop
 
 if TYPE_CHECKING:
-    from gpulab.views.running.panel_buttons import Offer
+    from gpulab.views.running.widgets import Offer
 
 Result = Report | Compared
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpulab.formatting import duration, percent
 from gpulab.prediction.baseline import Baseline, Refused, at_least
 from gpulab.prediction.calibration import BEYOND_SD, FIT_SD, HAND_OFF_US, MOST_OFF, MOSTLY_CALLS, ONLY_A_RANGE, WAITS
-from gpulab.prediction.evidence import PriorEvidence
+from gpulab.prediction.prediction import PriorEvidence
 from gpulab.prediction.step import Z_975, Projection
 
 

@@ -1,4 +1,4 @@
-"""How data come: more or fewer workers, workers that stay, a dataset kept in memory."""
+"""How data come: more or fewer workers, workers that stay or start anew with each epoch, a dataset kept in memory."""
 
 from __future__ import annotations
 
@@ -8,11 +8,22 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.formatting import duration, number
-from gpulab.prediction import restarts
-from gpulab.prediction.baseline import Making, Refused, at_least, is_on
-from gpulab.prediction.calibration import CACHE_SD, RESTART_SD, SHORT_EPOCH, SMALL_WAIT, STARTING, WORKERS_SD
-from gpulab.prediction.evidence import PriorEvidence
+from gpulab.intervals import clip, measure, union_of
+from gpulab.prediction.baseline import Baseline, Making, Refused, at_least, hand_off_us, is_on
+from gpulab.prediction.calibration import (
+    BASE_US,
+    CACHE_SD,
+    EACH_US,
+    RESTART_SD,
+    SHORT_EPOCH,
+    SMALL_WAIT,
+    SPAWNED_US,
+    STARTING,
+    WORKERS_SD,
+)
+from gpulab.prediction.prediction import PriorEvidence
 from gpulab.prediction.step import Projection
+from gpulab.run import Run, StepFlag
 
 CROWDED = 0.05  # ours, of a batch's time without a core: what is told of it is then not what it took
 
@@ -54,7 +65,7 @@ def _restarting(projection: Projection, workers: int) -> dict[str, Any]:
         return {}
     assert projection.making is not None
     per_step = projection.today.batches / loader.length
-    starting_us = 0.0 if loader.persistent_workers else restarts.start_us(projection.today.run, workers) * per_step
+    starting_us = 0.0 if loader.persistent_workers else start_us(projection.today.run, workers) * per_step
     first_us = projection.making.batch_us * per_step
     if loader.length < SHORT_EPOCH * projection.today.batches:
         return {"starting_us": starting_us, "first_us": first_us}
@@ -72,13 +83,13 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
         raise Refused("the loop makes the DataLoader anew for each epoch, so its workers cannot stay")
     if projection.starting_us or projection.at_most_us:  # of workers that another setting brings
         return replace(projection, starting_us=0.0, at_most_us=0.0)
-    seen, length = restarts.seen_us(run), run.loader.length if run.loader is not None else None
+    seen, length = seen_us(run), run.loader.length if run.loader is not None else None
     if seen is None or not length:
         raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")
     extra_us, sd_us = seen
     steps = max(1.0, length / projection.today.batches)
-    whole_us = restarts.epoch_us(projection.today, steps) + extra_us
-    first_us = restarts.first_batch_us(projection)
+    whole_us = epoch_us(projection.today, steps) + extra_us
+    first_us = first_batch_us(projection)
     words = f"an epoch begins {duration(extra_us)} late, once in {number(steps)} steps"
     if first_us is None:
         ratio = 1 - extra_us / whole_us
@@ -122,3 +133,50 @@ def _require_loader(projection: Projection) -> None:
 
 def _workers(count: int) -> str:
     return "no workers" if count == 0 else "one worker" if count == 1 else f"{count} workers"
+
+
+def start_us(run: Run, workers: int) -> float:
+    """An estimate of what starting and ending so many workers takes, in µs."""
+    if not _forks(run):
+        return SPAWNED_US * max(1.0, workers / (run.environment.usable_cores or workers))
+    return BASE_US + workers * EACH_US
+
+
+def _forks(run: Run) -> bool:
+    """Whether Python starts processes by copying this one: on Linux, before Python 3.14."""
+    version = tuple(int(n) for n in run.environment.python.split(".")[:2] if n.isdigit())
+    return run.environment.platform.startswith("Linux") and version < (3, 14)
+
+
+def seen_us(run: Run) -> tuple[float, float] | None:
+    """What an epoch's first step and the time before it take beyond a usual step, and its deviation; in µs.
+
+    Pauses that are told by themselves (evaluation, saving) are no part of it. None without a second epoch.
+    """
+    steps = run.steps
+    first = np.flatnonzero((steps.flags & StepFlag.EPOCH_START) != 0)
+    first = first[first > 0]
+    if not len(first):
+        return None
+    paused = union_of((p.start_ns, p.end_ns) for p in run.pauses)
+    begin, end = steps.end_ns[first - 1], steps.end_ns[first]
+    took = [e - b - measure(clip(paused, b, e)) for b, e in zip(begin.tolist(), end.tolist(), strict=True)]
+    extra_us = np.maximum(0.0, (np.array(took) - float(np.median(steps.wall_ns))) / 1e3)
+    return float(np.median(extra_us)), float(np.std(extra_us) / np.sqrt(len(extra_us)))
+
+
+def first_batch_us(projection: Projection) -> float | None:
+    """What the loop waits for an epoch's first batch although its workers are there; None where it is not known."""
+    if projection.making is None or projection.today.facts.loading is None:
+        return None
+    return projection.making.batch_us + hand_off_us(projection.today)
+
+
+def epoch_us(today: Baseline, steps: float) -> float:
+    """So many steps with all that lies between them but the start of an epoch."""
+    run, rows = today.run, today.facts.selection.rows
+    followed = rows[rows + 1 < len(run.steps)]
+    followed = followed[(run.steps.flags[followed + 1] & StepFlag.EPOCH_START) == 0]
+    if not len(followed):
+        return steps * today.step.median
+    return steps * float(np.mean(run.steps.start_ns[followed + 1] - run.steps.start_ns[followed])) / 1e3

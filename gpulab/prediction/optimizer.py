@@ -28,7 +28,7 @@ from gpulab.prediction.calibration import (
     PER_TENSOR_US,
     PYTHON_US,
 )
-from gpulab.prediction.evidence import PriorEvidence
+from gpulab.prediction.prediction import PriorEvidence
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Projection
 from gpulab.run import Category, Int64

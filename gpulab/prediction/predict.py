@@ -9,11 +9,10 @@ from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, number
-from gpulab.prediction import batch, dataloader, kernels, optimizer, precision
+from gpulab.prediction import batch, dataloader, kernels, optimizer
 from gpulab.prediction.baseline import Refused
-from gpulab.prediction.evidence import NOTHING, PriorEvidence
-from gpulab.prediction.prediction import TO_TRY, Prediction
-from gpulab.prediction.recalibration import recalibrated
+from gpulab.prediction.calibration import recalibrated
+from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence
 from gpulab.prediction.step import Projection, plan_of
 
 Predictor = Callable[[Projection, str, PriorEvidence], Projection]
@@ -48,8 +47,8 @@ PREDICTORS: dict[str, Formula | str] = {
     "comm_hook": _OF_RANKS,
     "local_sgd": _OF_RANKS,
     "reshard_after_forward": _OF_RANKS,
-    "amp": Formula(precision.amp),
-    "tf32": Formula(precision.tf32, "unchanged"),
+    "amp": Formula(kernels.amp),
+    "tf32": Formula(kernels.tf32, "unchanged"),
     "attention": Formula(kernels.attention),
     "fused_optimizer": Formula(optimizer.fused_optimizer),
     "compile": Formula(kernels.compiled),

@@ -17,10 +17,9 @@ from gpulab.analysis.gpu.blocking_calls import Direction
 from gpulab.formatting import capitalized, duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
 from gpulab.prediction.baseline import Baseline, Refused
-from gpulab.prediction.calibration import COLD, FEW, GONE_SD, REPLAY_SD
+from gpulab.prediction.calibration import COLD, FEW, GONE_SD, REPLAY_SD, recalibrated
 from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.recalibration import recalibrated
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975
 from gpulab.run import Category, Int64, PauseKind, Run, Timeline

@@ -37,12 +37,6 @@ def folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "gpulab" / "traces"
 
 
-def has(path: str | Path) -> bool:
-    """Whether this file, as it is now, was read before."""
-    key = _key(path)
-    return key is not None and (folder() / key / "run.json").is_file()
-
-
 def find(path: Path) -> Run | None:
     """The run of this file, as it was read before; None where it was not, or what was kept is damaged."""
     from msgspec.structs import replace

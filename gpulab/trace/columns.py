@@ -15,10 +15,10 @@ from msgspec import Struct
 
 from gpulab.run import Category, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
 from gpulab.trace.collectives import collective_columns
-from gpulab.trace.damage import DamageCount
 from gpulab.trace.events import (
     FLOWS,
     Args,
+    DamageCount,
     Event,
     ExactInstant,
     ExactSpan,
@@ -104,49 +104,41 @@ class SpanColumns(Struct, frozen=True):
 
 
 class Columns:
-    """Collects pieces; names, categories and lanes are numbered over all of them.
-
-    `spans`, `memory` and `labels` have the number of their piece in front, the new names and lanes of each piece are
-    counted: what several processes collected can be put together as if one had read it all.
-    """
+    """Collects pieces; names, categories and lanes are numbered over all of them."""
 
     def __init__(self) -> None:
         self.names: defaultdict[str, int] = defaultdict(count().__next__)
         self.lane_keys: defaultdict[HostKey | DeviceKey, int] = defaultdict(count().__next__)
-        self.names_from: list[int] = []  # the piece in which each came first
-        self.lane_keys_from: list[int] = []
-        self.spans: list[tuple[int, SpanColumns]] = []
-        self.memory: list[tuple[int, MemoryEvents]] = []
-        self.labels: list[tuple[int, Label]] = []
+        self.spans: list[SpanColumns] = []
+        self.memory: list[MemoryEvents] = []
+        self.labels: list[Label] = []
         self.events_read = 0
         self.flow_events = 0
         self.fractional = False
         self._categories: defaultdict[str, int] = defaultdict(count().__next__)
         self._category_of: list[int] = []
 
-    def add(self, piece: int, text: bytes, events: list[Event], damage: DamageCount, where: str) -> None:
+    def add(self, text: bytes, events: list[Event], damage: DamageCount, where: str) -> None:
         """Take the events of one piece; `text` is what they were decoded from."""
         self.events_read += len(events)
         spans = [e for e in events if type(e) is Span]
         if len(spans) < len(events):
-            self._add_others(piece, text, events)
+            self._add_others(text, events)
         if spans:
-            self.spans.append((piece, self._spans(text, spans, damage, where)))
-        self.names_from += [piece] * (len(self.names) - len(self.names_from))
-        self.lane_keys_from += [piece] * (len(self.lane_keys) - len(self.lane_keys_from))
+            self.spans.append(self._spans(text, spans, damage, where))
 
-    def _add_others(self, piece: int, text: bytes, events: list[Event]) -> None:
+    def _add_others(self, text: bytes, events: list[Event]) -> None:
         types = list(map(type, events))
         self.flow_events += sum(types.count(kind) for kind in FLOWS)
         if Label in types:
-            self.labels += [(piece, e) for e in events if type(e) is Label]
+            self.labels += [e for e in events if type(e) is Label]
         if Instant not in types:
             return
         instants = [e for e in events if type(e) is Instant]
         at = self._times([e.ts for e in instants], lambda: exact_times(text, ExactInstant))
         memory = [i for i, e in enumerate(instants) if e.name == "[memory]" and e.args is not None and at[i] != NO_TIME]
         if memory:
-            self.memory.append((piece, memory_columns(at[memory], [instants[i].args or MemoryArgs() for i in memory])))
+            self.memory.append(memory_columns(at[memory], [instants[i].args or MemoryArgs() for i in memory]))
 
     def _spans(self, text: bytes, spans: list[Span], damage: DamageCount, where: str) -> SpanColumns:
         n = len(spans)

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from typing import TypeAlias, Union
 
 import msgspec
+from msgspec import Struct
 
-from gpulab.trace.damage import DamageCount
 from gpulab.trace.json_text import TraceText
 
 Value: TypeAlias = int | float | str | bool | None
@@ -145,7 +145,6 @@ class EventDecoder:
 
     def decode(self, offset: int, piece: bytes) -> Iterator[tuple[bytes, list[Event]]]:
         """The events of a piece, a JSON list, with the text they came from, which may have been mended."""
-        self.damage.offset = offset
         try:
             yield piece, _decoder.decode(piece)
         except _MALFORMED:
@@ -268,3 +267,26 @@ def _value(value: object) -> Value:
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return None
+
+
+# What was not as it should be in a trace file, counted while it is read.
+
+
+class Noted(Struct, frozen=True):
+    """How often, and where first."""
+
+    count: int
+    where: str
+
+
+class DamageCount:
+    """Counts by kind, in the order in which each kind came first."""
+
+    def __init__(self) -> None:
+        self.noted: dict[str, Noted] = {}
+
+    def note(self, what: str, where: str, count: int = 1) -> None:
+        """Count a damage; nothing where `count` is 0."""
+        if count:
+            before = self.noted.get(what) or Noted(0, where)
+            self.noted[what] = Noted(before.count + count, before.where)

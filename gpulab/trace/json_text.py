@@ -72,19 +72,17 @@ class TraceText:
         self._needle = b'"ph"'
         self._before = re.compile(rb"\}\s*(,)\s*\{\s*$")
 
-    def pieces(self, part: int = 0, parts: int = 1) -> Iterator[tuple[int, int, bytes]]:
-        """(number, offset in the text, whole events as a JSON list), in the order of the file.
+    def pieces(self) -> Iterator[tuple[int, bytes]]:
+        """(offset in the text, whole events as a JSON list), in the order of the file.
 
-        Of several `parts` every so-many-th piece belongs to one; all pieces are cut, its own are put together. Raises
-        TraceError for a file that is no trace.
+        Raises TraceError for a file that is no trace.
         """
         try:
             with self.path.open("rb") as file:
                 self.file_bytes = file.seek(0, 2)
                 file.seek(0)
-                for number, (offset, *fragments) in enumerate(self._cut(self._blocks(file))):
-                    if number % parts == part:
-                        yield number, offset, b"".join(fragments)
+                for offset, *fragments in self._cut(self._blocks(file)):
+                    yield offset, b"".join(fragments)
                     self.tell(min(1.0, file.tell() / self.file_bytes))
         except IsADirectoryError as e:
             raise TraceError(f"{self.path} is a folder: name one trace file inside it.") from e

@@ -18,11 +18,10 @@ from msgspec.structs import asdict, replace
 
 from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.trace import metadata, other_processes
-from gpulab.trace.columns import Lanes, SpanColumns, is_annotation, is_kept
-from gpulab.trace.damage import DamageCount
+from gpulab.trace import metadata
+from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept
+from gpulab.trace.events import DamageCount, EventDecoder
 from gpulab.trace.json_text import TraceText
-from gpulab.trace.parts import Part, decode, together
 
 FAR_NS = 24 * 3600 * 10**9  # no profiled window lasts a day: a span that far from the others has a broken time
 
@@ -35,34 +34,24 @@ class Trace(Struct, frozen=True):
     origin: TraceOrigin
 
 
-def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None, parts: int | None = None) -> Trace:
-    """Read a trace file. `tell` hears which fraction of it is read; `parts`: processes, chosen where None.
+def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Trace:
+    """Read a trace file. `tell` hears which fraction of it is read.
 
     Raises TraceError, naming the file, the place and the next step, where it is no trace or holds no span at all.
     """
     path = Path(path)
     text = TraceText(path, tell)
-    with other_processes.reading(path, parts) as others:
-        own = decode(text, 0, 1 + len(others))
-        parts_ = [own, *(other.part() for other in others)]
-    if None in parts_:  # one was killed, or had no memory
-        text = TraceText(path, tell)
-        parts_ = [decode(text)]
-    return _assemble(path, text, together([part for part in parts_ if part is not None]))
-
-
-def _assemble(path: Path, text: TraceText, part: Part) -> Trace:
-    damage = DamageCount(part.damage)
-    if not part.spans:
-        raise TraceError(_nothing(path, text, part, damage))
-    spans = _joined(part)
+    read, damage = _decoded(text)
+    if not read.spans:
+        raise TraceError(_nothing(path, text, read, damage))
+    spans = _joined(read)
     keep = _plausible(spans, damage)
     if not keep.any():
-        raise TraceError(_nothing(path, text, part, damage))
+        raise TraceError(_nothing(path, text, read, damage))
     zero = int(spans.start_ns[keep].min())
-    names = tuple(part.names)
+    names = tuple(read.names)
     used = np.flatnonzero(np.bincount(spans.lane_key[keep])).tolist()
-    lanes = Lanes(part.lane_keys, used, [label for _, label in part.labels])
+    lanes = Lanes(list(read.lane_keys), used, read.labels)
     columns = asdict(spans)
     del spans  # each column is let go when it is in order
     timeline = _timeline(columns, keep, zero, names, lanes)
@@ -76,20 +65,29 @@ def _assemble(path: Path, text: TraceText, part: Part) -> Trace:
         path=str(path),
         size_bytes=text.file_bytes,
         text_bytes=text.text_bytes,
-        clock="ns" if part.fractional else "us",
+        clock="ns" if read.fractional else "us",
         zero_ns=zero,
-        events_read=part.events_read,
-        flow_events=part.flow_events,
+        events_read=read.events_read,
+        flow_events=read.flow_events,
         step_marks_duplicated=int((copies & (timeline.category == Category.GPU_USER_ANNOTATION)).sum()),
     )
     origin = metadata.complete(origin, text.head, text.tail, damage)
-    return Trace(timeline, _memory(part, zero), replace(origin, damage=_damage(text, damage)))
+    return Trace(timeline, _memory(read, zero), replace(origin, damage=_damage(text, damage)))
 
 
-def _joined(part: Part) -> SpanColumns:
-    """All pieces as one. The part has no spans afterwards: a column's pieces are let go as soon as it is whole."""
-    pieces = [asdict(columns) for _, columns in part.spans]
-    part.spans.clear()
+def _decoded(text: TraceText) -> tuple[Columns, DamageCount]:
+    decoder, columns = EventDecoder(text), Columns()
+    for offset, piece in text.pieces():
+        where = f"first in the events from byte {offset:,} of the text"
+        for decoded, events in decoder.decode(offset, piece):
+            columns.add(decoded, events, decoder.damage, where)
+    return columns, decoder.damage
+
+
+def _joined(read: Columns) -> SpanColumns:
+    """All pieces as one. `read` has none afterwards: a column's pieces are let go as soon as it is whole."""
+    pieces = [asdict(columns) for columns in read.spans]
+    read.spans.clear()
     offsets = np.cumsum([0, *(len(p["start_ns"]) for p in pieces)])
     extra = [p.pop("extra") for p in pieces]
     rows = [p.pop("extra_rows") for p in pieces]
@@ -200,10 +198,10 @@ def _labelled(lanes: list[Lane], training: int | None) -> tuple[Lane, ...]:
     )
 
 
-def _memory(part: Part, zero: int) -> MemoryEvents | None:
-    if not part.memory:
+def _memory(read: Columns, zero: int) -> MemoryEvents | None:
+    if not read.memory:
         return None
-    pieces = [asdict(columns) for _, columns in part.memory]
+    pieces = [asdict(columns) for columns in read.memory]
     whole = {name: np.concatenate([piece[name] for piece in pieces]) for name in MemoryEvents.__struct_fields__}
     whole["t_ns"] = whole["t_ns"] - zero
     order = np.argsort(whole["t_ns"], kind="stable")
@@ -215,9 +213,9 @@ def _damage(text: TraceText, damage: DamageCount) -> tuple[Damage, ...]:
     return (*of_file, *(Damage(name, noted.count, noted.where) for name, noted in damage.noted.items()))
 
 
-def _nothing(path: Path, text: TraceText, part: Part, damage: DamageCount) -> str:
+def _nothing(path: Path, text: TraceText, read: Columns, damage: DamageCount) -> str:
     broken = "; ".join(f"{d.name}: {d.count:,}, {d.detail}" for d in _damage(text, damage))
     return (
-        f"{path} holds no span: {part.events_read:,} events were read from {text.text_bytes:,} bytes of text"
+        f"{path} holds no span: {read.events_read:,} events were read from {text.text_bytes:,} bytes of text"
         f"{f' ({broken})' if broken else ''}. Record the trace again, and let the profiler stop before it is exported."
     )

@@ -43,16 +43,14 @@ READERS: dict[str, Callable[[Path], Trace]] = {  # by how a file's name ends
 }
 
 
-def load_run(path: str | Path, tell: Tell = lambda _: None, parts: int | None = None) -> Run:
+def load_run(path: str | Path, tell: Tell = lambda _: None) -> Run:
     """The run a trace file tells of. Raises TraceError where it cannot be read, in one sentence with the next step.
 
-    `tell` hears which fraction of the file has been read; `parts`: the processes that read it, chosen where None.
-
-    A name that ends as none of READERS is read as PyTorch's trace.
+    `tell` hears which fraction of the file has been read. A name that ends as none of READERS is read as PyTorch's.
     """
     path = Path(path)
     reader = READERS.get(next(filter(path.name.endswith, READERS), ""), read_trace)
-    trace = read_trace(path, tell, parts) if reader is read_trace else reader(path)
+    trace = read_trace(path, tell) if reader is read_trace else reader(path)
     trace_steps = find_steps(trace.timeline)
     device = _device(trace)
     start, end = trace.timeline.window_ns

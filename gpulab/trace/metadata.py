@@ -8,11 +8,10 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from gpulab.run import DeviceProperties, TraceOrigin
-from gpulab.trace.damage import DamageCount
+from gpulab.trace.events import DamageCount
 
 _OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
 _VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
-_OWN = {"traceEvents", "deviceProperties", "distributedInfo", "displayTimeUnit"}
 
 
 def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: DamageCount) -> TraceOrigin:

@@ -9,9 +9,8 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 
-from gpulab.devices.child_path import import_path
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
@@ -120,7 +119,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
 def write_run(file: str, folder: str) -> int:
     """Read one trace and write its record into a folder; the exit status. What a reading process does."""
     try:
-        document, columns = run_format.encode(load_run(file, parts=1))
+        document, columns = run_format.encode(load_run(file))
     except TraceError as e:
         sys.stdout.write(f"{e}\n")
         return 1

@@ -9,7 +9,7 @@ from types import MappingProxyType
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, Column, Row, Section
-from gpulab.views.lesson_path import lesson_path
+from gpulab.views.wording import lesson_path
 
 Look = Mapping[str, str]  # element of a section → the attributes of its tag
 

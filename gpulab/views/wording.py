@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
@@ -192,3 +194,20 @@ def rank_words(job: Job | None, ranks: int = 0) -> str:
     if ranks > 1:
         return plural(ranks, "rank") if ranks == (job.world_size or ranks) else f"{ranks} of {job.world_size} ranks"
     return f"rank {job.rank}" + (f" of {job.world_size}" if job.world_size else "")
+
+
+# Where the notebook of a lesson lies, seen from the user's notebook, so that a page can link to it.
+
+
+_WAYS = ("", "notebooks/", "../notebooks/")
+
+
+def lesson_path(lesson: str, folder: Path | None = None) -> str | None:
+    """Relative to `folder` (the one of the user's notebook); None: not there."""
+    here = folder or Path.cwd()
+    if lesson:
+        for way in _WAYS:
+            with suppress(OSError):
+                if (here / way / f"{lesson}.ipynb").is_file():
+                    return f"{way}{lesson}.ipynb"
+    return None

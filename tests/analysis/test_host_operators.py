@@ -15,8 +15,7 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.cores import cpu_oversubscribed
 from gpulab.diagnosis.rules.launches import small_batch
 from gpulab.diagnosis.rules.operations import layout
-from gpulab.prediction.evidence import NOTHING
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import NOTHING, Prediction
 from gpulab.run import Category
 from tests.support.rule_cases import case_of, run_of
 from tests.support.timelines import MAIN, Span, timeline

@@ -26,10 +26,9 @@ from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
 from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
-from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.document import document
 from gpulab.views.report.findings import finding_sections, untold_section
-from gpulab.views.report.report import Report
+from gpulab.views.report.report import Diagnosed, Report
 from tests.support import real_traces, synthetic
 from tests.support import trace_files as made_traces
 from tests.support.paths import ROOT

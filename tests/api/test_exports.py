@@ -18,13 +18,13 @@ from gpulab.api import runs_command as commands
 from gpulab.api.arguments import split
 from gpulab.errors import GpulabError, StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
-from gpulab.store import optional_packages, scalars, tables
+from gpulab.store import optional_packages, tables, tensorboard
 from gpulab.store.atomic_write import write_whole
 from gpulab.store.folders import COLUMNS as COLUMNS_FILE
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.optional_packages import installed
 from gpulab.store.runs import Runs
-from gpulab.store.scalars import MOST_POINTS, plain_name
+from gpulab.store.tensorboard import MOST_POINTS, plain_name
 from tests.support.strategies import runs as any_runs
 from tests.support.strategies import tiny_run
 
@@ -248,7 +248,7 @@ def damage(folder: Path) -> None:
 
 def test_curves_have_a_point_per_step_and_per_reading() -> None:
     run = tiny_run()
-    found = {curve.name: curve for curve in scalars.scalars(run)}
+    found = {curve.name: curve for curve in tensorboard.scalars(run)}
     assert set(found) == {
         "step/wall_ms",
         "step/data_wait_ms",
@@ -266,7 +266,7 @@ def test_curves_have_a_point_per_step_and_per_reading() -> None:
 def test_steps_of_unknown_samples_have_no_rate() -> None:
     run = tiny_run()
     unknown = replace(run.steps, sample_count=np.full(6, -1, np.int64))
-    names = [curve.name for curve in scalars.scalars(replace(run, steps=unknown))]
+    names = [curve.name for curve in tensorboard.scalars(replace(run, steps=unknown))]
     assert "step/samples_per_s" not in names and "step/wall_ms" in names
 
 
@@ -274,14 +274,14 @@ def test_two_meters_of_one_name_keep_their_curves() -> None:
     one = tiny_run().samples.series[0]
     two = replace(one, value=one.value + 1)
     hostile = Series("../<b>\n", "", "", "", one.t_ns, one.value)
-    found = scalars.scalars(replace(tiny_run(), samples=Samples((one, two, hostile))))
+    found = tensorboard.scalars(replace(tiny_run(), samples=Samples((one, two, hostile))))
     curves = {c.name: c.value[0] for c in found if c.name.startswith("curve/")}
     assert curves == {"curve/cpu_pct": 0.0, "curve/cpu_pct_2": 1.0, "curve/_b__": 0.0}
 
 
 def test_long_curves_are_thinned_and_it_is_said() -> None:
     run = tiny_run(count=2 * MOST_POINTS + 1, step_ms=1)
-    curve = scalars.scalars(run)[0]
+    curve = tensorboard.scalars(run)[0]
     assert curve.thinned == 3 and len(curve) <= MOST_POINTS
     assert curve.number[:3].tolist() == [0, 3, 6]
 

@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from traitlets.config import Config
 
 import gpulab
-from gpulab.api import scoreboard as view
+from gpulab.api import predict as view
 from gpulab.errors import StoreError
+from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, recalibrated
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.recalibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, recalibrated
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep

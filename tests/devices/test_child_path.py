@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import gpulab
-from gpulab.devices.child_path import import_path
+from gpulab.devices.own_processes import import_path
 
 CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import gpulab; print(gpulab.__file__)"
 

@@ -16,9 +16,9 @@ import pytest
 
 from gpulab.api.doctor import Examination, render
 from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
-from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
+from tests.support import fake_nvml as fakes
 
 
 def tree(root: Path, files: Mapping[str, str]) -> Path:

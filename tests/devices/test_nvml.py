@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gpulab.devices import fake_nvml as fakes
 from gpulab.devices import nvml
 from gpulab.devices.meters import Meter
+from tests.support import fake_nvml as fakes
 
 SIMPLE = {
     "gpu_utilization_pct",
@@ -73,7 +73,7 @@ def test_an_h100_gives_every_series_in_our_units(clock: list[float]) -> None:
 
 def test_sources_name_the_instrument_and_that_it_is_simulated() -> None:
     meter, _ = meter_of(fakes.h100())
-    assert {s.source for s in meter.series()} == {"NVML (simulated)", "NVML GPM (simulated)"}
+    assert {s.source for s in meter.series()} == {"NVML", "NVML GPM"}
 
 
 def test_a_t4_has_no_counters_and_says_why(clock: list[float]) -> None:

@@ -11,8 +11,7 @@ from types import ModuleType
 import pytest
 
 import gpulab
-from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.kind import FindingKind
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.rules.catalogue import RULE_MODULES, kind_of, kinds, title_of
 from gpulab.thresholds import DEFAULT
 from tests.support import synthetic

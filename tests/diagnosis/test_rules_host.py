@@ -18,9 +18,8 @@ from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, placem
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.diagnosis.rules.launches import starves
-from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import NOTHING, Prediction
 from gpulab.run import (
     Batches,
     Category,

@@ -440,7 +440,7 @@ def test_a_notebook_dataset_needs_forked_workers(method: str) -> None:
 
 
 def test_little_shared_memory_is_said_and_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_options, "_shared_memory_bytes", lambda: 64 * 2**20)
+    monkeypatch.setattr(loader_options, "shared_memory_bytes", lambda: 64 * 2**20)
     assert "64.0 MiB" in WORKERS.cautions(observation(plain()), 2)[0]
     assert WORKERS.cautions(observation(plain()), 0) == ()
     assert WORKERS.refuses(observation(plain()), 2) is None

@@ -1,8 +1,7 @@
-"""Lesson 15: rungs that are measured, a certificate that is escaped, and the exercise."""
+"""Lesson 15: rungs that are measured, and the exercise."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from gpulab.lessons import capstone
 from gpulab.lessons.capstone import (
     Ladder,
     Rung,
-    certificate,
     check_order,
     check_train,
     compare_with_climb,
@@ -27,10 +25,8 @@ from gpulab.lessons.capstone import (
     what_is_left,
     wide_network,
 )
-from gpulab.lessons.catalogue import lesson_named
 from gpulab.lessons.figures import png
 from gpulab.lessons.pairs import Speed
-from gpulab.tuning.climb.record import Climb, Ending, Passed
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
 from tests.support.comparisons import a_comparison
@@ -54,16 +50,8 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     return records
 
 
-def a_climb(comparison: Any, kept: dict[str, str], ended: Ending = "nothing left") -> Any:
-    climb = Climb(None, (), ended, 1.0, comparison, passed=(Passed("cache=on", "it does not fit into memory"),))
-    return SimpleNamespace(kept=kept, result=SimpleNamespace(**{f: getattr(climb, f) for f in _OF_CLIMB}, kept=kept))
-
-
-_OF_CLIMB = ("rungs", "ended", "whole", "passed")
-
-
-def a_lesson(name: str = "Ada", solved: tuple[str, ...] = ()) -> Any:
-    return SimpleNamespace(name=name, solved=set(solved), exercises=capstone.EXERCISES, entry=lesson_named("capstone"))
+def a_climb(comparison: Any, kept: dict[str, str]) -> Any:
+    return SimpleNamespace(kept=kept, result=SimpleNamespace(whole=comparison))
 
 
 def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
@@ -174,55 +162,6 @@ def test_who_got_further_is_decided_by_intervals(
     assert compare_with_climb(Ladder()).opening == "So far."
     monkeypatch.setattr(capstone, "climbs", [a_climb(None, {})])
     assert "kept nothing" in compare_with_climb(ladder).words
-
-
-def test_why_the_climb_ended_elsewhere_is_what_its_record_says(
-    monkeypatch: pytest.MonkeyPatch, measured: dict[str, Any]
-) -> None:
-    own = {"workers": "4", "batch_size": "32", "cache": "on", "metric": "False"}
-    mine = replace(rung("mine", 4.0), settings=own, unit="sample")
-    theirs = replace(compared(2.0), unit="step")
-    climb = a_climb(theirs, {"workers": "8", "fused_optimizer": "on"}, "budget")
-    monkeypatch.setattr(capstone, "climbs", [climb])
-    words = compare_with_climb(Ladder([mine])).words
-    assert "Yours is per sample, the climb's per step" in words
-    assert "Your workers is 4, the climb's 8." in words
-    assert "It did not keep cache=on: it does not fit into memory." in words
-    assert "only with --allow batch_size." in words and "metric=False: that is a variable of your cell" in words
-    assert "You did not set fused_optimizer=on." in words and "(--budget)" in words
-
-
-def test_a_certificate_has_the_figures_and_runs_nothing(tmp_path: Path, measured: dict[str, Any]) -> None:
-    assert certificate(a_lesson(), Ladder()).opening == "Not yet."
-    measured["<b>"] = compared(2.0)
-    ladder = Ladder()
-    ladder.add("<b>")
-    path = tmp_path / "certificate.html"
-    assert certificate(a_lesson("<script>alert(1)</script>"), ladder, path).opening == "Written."
-    page = path.read_text(encoding="utf-8")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in page and "<script" not in page and "<b>:" not in page
-    assert "&lt;b&gt;: workers=2" in page and "data:image/png;base64," in page
-    assert "2.0 times as fast (1.9 to 2.1)" in page and "http" not in page
-    assert certificate(a_lesson(), ladder, tmp_path / "no" / "folder.html").opening == "Not written."
-
-
-@pytest.mark.parametrize(
-    ("solved", "words"),
-    [
-        ((), "0 of 2 exercises solved. Not solved: order, train."),
-        (("order",), "1 of 2 exercises solved. Not solved: train."),
-        (("order", "train"), "2 of 2 exercises solved."),
-    ],
-)
-def test_a_certificate_says_what_was_not_done(
-    tmp_path: Path, measured: dict[str, Any], solved: tuple[str, ...], words: str
-) -> None:
-    path = tmp_path / "certificate.html"
-    ladder = Ladder([rung("batch-first", 1.0, verdict="undecided")])
-    assert words in certificate(a_lesson(solved=solved), ladder, path).words
-    page = path.read_text(encoding="utf-8")
-    assert f"<b>{words}</b>" in page and "No rung of the ladder is faster for certain." in page
-    assert "There is no climb yet" in page and "No rung counts yet" in page and "Not measured." in page
 
 
 @pytest.mark.parametrize(

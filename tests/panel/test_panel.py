@@ -34,8 +34,8 @@ from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.trial import Trial
-from gpulab.views.lesson_path import lesson_path
 from gpulab.views.running.progress import share_done
+from gpulab.views.wording import lesson_path
 
 PATIENCE_S = 120.0
 LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)

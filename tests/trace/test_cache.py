@@ -42,9 +42,9 @@ def opened(path: Path) -> Run:
 
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = made.write(tmp_path, TEXT)
-    assert not cache.has(path)
+    assert cache.find(path) is None
     first = opened(path)
-    assert cache.has(path)
+    assert cache.find(path) is not None
     assert_same(first, opened(path))
     assert readings == [path]
 
@@ -114,7 +114,7 @@ def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytes
     size = sum(f.stat().st_size for f in kept.iterdir())
     monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
     opened(paths[2])
-    assert [cache.has(path) for path in paths] == [True, False, True]
+    assert [cache.find(path) is not None for path in paths] == [True, False, True]
     assert not [f for f in cache.folder().iterdir() if f.name.startswith(".")]
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gpulab.run import Float64
-from gpulab.tuning.compare.early import FEWEST_PAIRS, decide
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, decide
 from gpulab.tuning.compare.statistics import noise_floor, paired
 from gpulab.verdict import Verdict, is_decided, verdict
 

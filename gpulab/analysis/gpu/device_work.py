@@ -8,11 +8,11 @@ from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.kernel_classes import CLASSES, class_of
-from gpulab.intervals import Intervals, covers, paint, subtract, union
+from gpulab.intervals import Intervals, covers, intersect, paint, subtract, union
 from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
-from gpulab.timeline.launches import CallTree, launch_of
+from gpulab.timeline.launches import CallTree, launch_of, replay_of, replay_times
 from gpulab.timeline.start_up import start_up
 
 
@@ -132,3 +132,65 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
     ]
     of_rows: UInt8 = np.array(kinds, dtype=np.uint8)[group] if len(rows) else np.empty(0, np.uint8)
     return of_rows
+
+
+def replayed_fraction(work: DeviceWork) -> float:
+    """Of the time in kernels what replayed graphs ran."""
+    rows = work.rows[work.kernel]
+    duration_ns = work.timeline.duration_ns[rows]
+    total_ns = int(duration_ns.sum())
+    replayed_ns = int(duration_ns[replay_of(work.timeline, rows) >= 0].sum())
+    return replayed_ns / total_ns if total_ns else 0.0
+
+
+def idle_within_us(work: DeviceWork) -> float:
+    """How long the device idles per step inside replays."""
+    if not len(work.rows):
+        return 0.0
+    of_device = work.timeline.lanes[int(work.timeline.lane_id[work.rows[0]])].process
+    return work.per_step_us(intersect(work.idle, replay_times(work.timeline, of_device)))
+
+
+# Whether the GPU's idle time is made of launches: a launch costs microseconds, so a long gap has another cause.
+
+
+# Ten times the 99th percentile of the time from one operator to the next in a launch-bound program (b200_moe: 123 µs).
+LONGEST_NS = 1_000_000
+
+
+def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
+    """Idle time per step in gaps with fewer than one launch per `LONGEST_NS`: starting up, loading, other work.
+
+    `elsewhere` is time that is accounted to another cause anyway.
+    """
+    t = work.timeline
+    begun = t.start_ns[spans.launches(t)]
+    gaps = work.idle
+    launches = np.searchsorted(begun, gaps[:, 1], side="left") - np.searchsorted(begun, gaps[:, 0], side="left")
+    sparse = gaps[(gaps[:, 1] - gaps[:, 0]) > LONGEST_NS * (launches + 1)]
+    return work.per_step_us(subtract(sparse, elsewhere))
+
+
+def small_kernels_fraction(work: DeviceWork) -> float | None:
+    """Share of kernel time in kernels of fewer blocks than the GPU has multiprocessors; None where not recorded."""
+    blocks = work.timeline.extra.get("blocks_per_sm")
+    kernel = work.kernel & ~work.of("communication")
+    if blocks is None or not kernel.any():
+        return None
+    rows = work.rows[kernel]
+    duration = work.timeline.duration_ns[rows]
+    recorded = blocks[rows] >= 0
+    total = int(duration[recorded].sum())
+    return float(duration[recorded & (blocks[rows] < 1)].sum() / total) if total else None
+
+
+def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
+    """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
+    t = work.timeline
+    copies = work.rows[spans.named(t, spans.starting_with("Memcpy HtoD (Pageable"))[work.rows]]
+    kernels = work.rows[work.kernel]
+    copying = union(t.start_ns[copies], t.end_ns[copies])
+    exposed = subtract(copying, union(t.start_ns[kernels], t.end_ns[kernels]))
+    size = t.extra.get("bytes")
+    moved = float(np.nansum(size[copies])) / work.steps if size is not None and len(copies) else 0.0
+    return work.per_step_us(exposed), moved, copying

@@ -154,6 +154,26 @@ def _mean_occupancy_pct(timeline: Timeline, rows: Int64) -> float | None:
     return float((occupancy_pct[measured] * weight).sum() / weight.sum()) if weight.any() else None
 
 
+def est_sm_efficiency(timeline: Timeline, device_index: int, span_ns: tuple[int, int]) -> float | None:
+    """Blocks per multiprocessor of the kernels running together, at most 1: the mean over the whole span of time.
+
+    As the TensorBoard plugin estimates it; None where no kernel of the span has the figure.
+    """
+    blocks_per_sm = timeline.extra.get("blocks_per_sm")
+    if blocks_per_sm is None:
+        return None
+    start, end = span_ns
+    mine = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index) & (blocks_per_sm > 0)
+    rows = np.flatnonzero(mine & (timeline.end_ns > start) & (timeline.start_ns < end))
+    if not len(rows):
+        return None
+    edges = np.concatenate((timeline.start_ns[rows], timeline.end_ns[rows]))
+    change = np.concatenate((blocks_per_sm[rows], -blocks_per_sm[rows]))
+    order = np.argsort(edges, kind="stable")
+    running = np.clip(np.cumsum(change[order])[:-1], 0.0, 1.0)
+    return float((running * np.diff(np.clip(edges[order], start, end))).sum() / (end - start))
+
+
 def launched_ns(timeline: Timeline, tree: CallTree) -> Int64:
     """For each row of the timeline, time on the device of what it launched itself as a row of the tree.
 

@@ -12,9 +12,10 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
+import numpy as np
 from msgspec import Struct
 
-from gpulab.run import Place, Unit
+from gpulab.run import Place, Run, Unit
 
 LEAST_SHARE = 0.5  # ours: below half of the time nothing is the hot line
 FEWEST_LOOKS = 4  # of 4 looks all at one line, its share lies above a half in 95 of 100 cases
@@ -89,3 +90,28 @@ def _units(counts: Iterable[Counted]) -> Mapping[tuple[str, Unit], list[Counted]
         for unit in line.place.units:
             units[line.place.file, unit].append(line)
     return units
+
+
+# Which line takes the time to make batches, from looks at those who make them.
+
+
+def loading_lines(run: Run, *, collating: bool = False) -> tuple[tuple[LineCount, ...], int]:
+    """The lines of the user's that were met, most looks first, and how many looks there were in all.
+
+    `collating`: only within `collate_fn`.
+    """
+    looks = run.loading_looks
+    if looks is None:
+        return (), 0
+    wanted = looks.collating == 1 if collating else np.ones(len(looks), bool)
+    lines = [
+        LineCount(run.places[place], int(looks.count[wanted & (looks.place == place)].sum()))
+        for place in np.unique(looks.place[wanted]).tolist()
+        if place >= 0
+    ]
+    return tuple(sorted(lines, key=lambda line: -line.looks)), int(looks.count[wanted].sum())
+
+
+def hot_line_of_loading(run: Run, *, collating: bool = False) -> Place | None:
+    """The line, or the loop, that surely takes at least half of that time; None where none does."""
+    return hot_place(*loading_lines(run, collating=collating))

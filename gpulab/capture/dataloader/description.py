@@ -1,17 +1,23 @@
-"""What a DataLoader is and what it gave: read from the outside, nothing changed."""
+"""What a DataLoader is and what it gave, and where the user's code that makes a batch is written: nothing is changed.
+
+Workers run that code in processes of their own, where no stack is sampled: then its lines are the nearest to the cause.
+"""
 
 from __future__ import annotations
 
+import functools
+import inspect
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import Struct
 
-from gpulab.capture.dataloader.definition_lines import callable_spot, items_spot, transform_spot
+from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
 from gpulab.capture.stacks.stack import Spot
 from gpulab.knobs.observe.describe import as_written, length_of, loader_record
 from gpulab.run import Loader
+from gpulab.user_code import is_users_file
 
 _DEPTH = 4
 _MOST_PARTS = 1_000
@@ -156,3 +162,62 @@ def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:
         return len(batch)
     lengths = {len(part) if type(part) is tuple else -1 for part in batch}
     return lengths.pop() if len(lengths) == 1 else None
+
+
+_ITEMS = ("__getitems__", "__getitem__", "__iter__")
+_WITHIN = ("dataset", "datasets", "data_collator", "collate_fn", "transforms", "__wrapped__")
+_CALL = "__call__"
+
+
+def items_spot(dataset: Any) -> Spot | None:
+    """The user's method that gives an item, of the dataset or of one that it holds (Subset, ConcatDataset)."""
+    for held in _held(dataset):
+        for name in _ITEMS:
+            spot = _spot(getattr(type(held), name, None))
+            if spot is not None:
+                return spot
+    return None
+
+
+def transform_spot(dataset: Any) -> Spot | None:
+    """The user's transform, where the dataset holds it as such."""
+    for held in _held(dataset):
+        for name in TRANSFORMS:
+            spot = callable_spot(_attributes(held).get(name))
+            if spot is not None:
+                return spot
+    return None
+
+
+def callable_spot(call: Any) -> Spot | None:
+    """A function of the user's, a method, an object that is called, or one of them within it."""
+    for held in _held(call):
+        spot = _spot(held) or _spot(getattr(type(held), _CALL, None))
+        if spot is not None:
+            return spot
+    return None
+
+
+def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
+    if thing is None or depth > _DEPTH:
+        return
+    yield thing
+    if isinstance(thing, functools.partial):
+        yield from _held(thing.func, depth + 1)
+    for name in _WITHIN:
+        inner = _attributes(thing).get(name)
+        for one in inner[:_DEPTH] if isinstance(inner, list | tuple) else (inner,):
+            yield from _held(one, depth + 1)
+
+
+def _attributes(thing: Any) -> dict[str, Any]:
+    """What it holds by itself: a property would run code of the user's."""
+    held: dict[str, Any] = getattr(thing, "__dict__", {})
+    return held
+
+
+def _spot(function: Any) -> Spot | None:
+    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+    if code is None or not is_users_file(code.co_filename):
+        return None
+    return code.co_filename, code.co_firstlineno, code.co_qualname

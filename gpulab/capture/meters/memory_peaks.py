@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from time import perf_counter_ns
 from typing import Any
 
 from msgspec import Struct
 
+from gpulab.devices.gpus_in_use import torch_with_cuda
 from gpulab.formatting import size
 from gpulab.run import Choice, Device, Memory, Missing
 
@@ -116,7 +116,7 @@ class PeakWatch:
 
 def count_anew() -> Choice | None:
     """Let torch count peaks from now on, for a run that is one of several; what to tell the user, if it did."""
-    torch = _torch()
+    torch = torch_with_cuda()
     if torch is None:
         return None
     try:
@@ -138,15 +138,9 @@ def gpu_peak_bytes(device: Device) -> int:
     return now[index].allocated_peak if now and index < len(now) else 0
 
 
-def _torch() -> Any:
-    """torch, where it uses CUDA already."""
-    torch = sys.modules.get("torch")
-    return torch if torch is not None and torch.cuda.is_initialized() else None
-
-
 def _readings() -> list[_Reading] | None:
     """One for each GPU that torch sees; empty before CUDA is used, None where the allocator tells nothing."""
-    torch = _torch()
+    torch = torch_with_cuda()
     if torch is None:
         return []
     with contextlib.suppress(RuntimeError, KeyError):  # an allocator of the user's own

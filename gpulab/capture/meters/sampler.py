@@ -16,15 +16,12 @@ import time
 from array import array
 from collections import deque
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 
 from gpulab.capture.meters.sampler_process import Order
-from gpulab.devices.child_path import import_path
-from gpulab.devices.fake_nvml import FakeScript
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
 from gpulab.store.spool import Spool
@@ -33,7 +30,6 @@ from gpulab.store.spooled_run import READING, READINGS
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
 END_TIMEOUT_S = 5.0
-FAKE_VARIABLE = "GPULAB_FAKE_NVML"  # path of a FakeScript in JSON: shows GPU curves without a GPU, labelled simulated
 
 # -S and no PYTHON* variables: nothing of the site starts up; the parent's own import path is handed over instead.
 BOOTSTRAP = """
@@ -47,20 +43,12 @@ main(Order.from_json(order))
 class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
-    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `fake` plays a scripted NVML. `start`, `stop` from
-    the main thread; `series` and `drain` from any one other thread.
+    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `start`, `stop` from the main thread; `series` and
+    `drain` from any one other thread.
     """
 
-    def __init__(
-        self,
-        pid: int,
-        device: Device,
-        origin_ns: int,
-        period_s: float = 0.1,
-        fake: FakeScript | None = None,
-    ) -> None:
+    def __init__(self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1) -> None:
         self._pid, self._device, self._origin_ns, self._period_s = pid, device, origin_ns, period_s
-        self._fake = fake
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -115,16 +103,14 @@ class Sampler:
             return Samples(series), (*self._missing, *failure), extremes
 
     def _order(self) -> Order:
-        fake = self._fake or _scripted_by_environment()
         return Order(
             pid=self._pid,
             parent_pid=os.getpid(),
             origin_ns=self._origin_ns,
             period_s=self._period_s,
             usable_cores=usable_cores(),
-            gpu=self._device.kind == "cuda" or fake is not None,
+            gpu=self._device.kind == "cuda",
             uuid=self._device.uuid if self._device.kind == "cuda" else None,
-            fake=fake,
         )
 
     def _end_child(self) -> None:
@@ -267,14 +253,6 @@ def _spawn(order: Order) -> subprocess.Popen[bytes]:
         env=marked(environment),
         start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
     )
-
-
-def _scripted_by_environment() -> FakeScript | None:
-    path = os.environ.get(FAKE_VARIABLE)
-    if not path:
-        return None
-    script: FakeScript = json.loads(Path(path).read_text())
-    return script
 
 
 def _parse(line: bytes) -> dict[str, object] | None:

@@ -22,7 +22,6 @@ import time
 
 from msgspec import Struct
 
-from gpulab.devices.fake_nvml import FakeScript, fake_nvml
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
@@ -40,7 +39,6 @@ class Order(Struct, frozen=True):
     usable_cores: float
     gpu: bool
     uuid: str | None
-    fake: FakeScript | None = None
 
     def to_json(self) -> str:
         return json.dumps(plain_values(self))
@@ -55,8 +53,7 @@ def _meters(order: Order) -> list[Meter]:
     host = host_meter(order.pid, order.usable_cores)
     if not order.gpu:
         return [host]
-    nvml = fake_nvml(order.fake) if order.fake is not None else None
-    return [nvml_meter(order.uuid, order.pid, nvml), host]
+    return [nvml_meter(order.uuid, order.pid), host]
 
 
 def main(order: Order) -> None:

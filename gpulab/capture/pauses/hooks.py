@@ -264,9 +264,7 @@ class PauseHooks:
             self._pauses.add("gc", began_ns, now_ns, sys._getframe(1), detail)
 
     def _hear_compilation(self, module: Any) -> None:
-        handler: Any = getattr(module, "callback_handler", None)
-        if not hasattr(handler, "remove_end_callback"):  # torch before 2.4
-            return
+        handler = module.callback_handler
         self._compiled = True
         handler.register_start_callback(self._compiles)
         self._undo.callback(_without, handler.start_callbacks, self._compiles)

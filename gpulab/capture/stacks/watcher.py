@@ -23,8 +23,7 @@ from msgspec import Struct
 
 from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, find_layout, thread_state
 from gpulab.capture.stacks.stack import Spot
-from gpulab.devices.child_path import import_path
-from gpulab.devices.own_processes import marked
+from gpulab.devices.own_processes import import_path, marked
 
 PERIOD_S = 0.002
 READY_S, ANSWER_S, END_S = 0.5, 3.0, 2.0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from gpulab.diagnosis.context import FindingKind
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules import (
     core_wait,
     cores,

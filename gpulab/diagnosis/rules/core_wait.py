@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.core_wait import core_loss, is_own_doing, ready_threads
 from gpulab.formatting import duration, number, percent, plural
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.dataloader_cures import cure_of_waiting, cure_without_knob
 from gpulab.diagnosis.rules.dataloader_evidence import (
     line_of_loading,

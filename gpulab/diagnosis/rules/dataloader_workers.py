@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent, plural
 from gpulab.run import StepFlag
 

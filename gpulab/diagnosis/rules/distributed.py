@@ -6,9 +6,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.ranks import RankComparison, RankFacts
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 

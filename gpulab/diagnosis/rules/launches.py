@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from gpulab.analysis.breakdown import DEVICE_PARTS
+from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
 from gpulab.analysis.gpu.kernels import short_count_fraction
-from gpulab.analysis.gpu.launch_gaps import not_launching_us, small_kernels_fraction
-from gpulab.analysis.gpu.replays import idle_within_us, replayed_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
-from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans

@@ -6,9 +6,8 @@ import re
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import (
     how_to_know_memory,
     idle_us,
@@ -142,8 +141,7 @@ def _filled(context: RuleContext) -> tuple[float, str] | None:
     curve = next((c for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if curve is not None:
         return min(1.0, curve.mean / working), "multiprocessors at work while the GPU works (NVML)"
-    view = context.facts.trace.tensorboard if context.facts.trace is not None else None
-    share = view.est_sm_efficiency if view is not None else None
+    share = context.facts.trace.est_sm_efficiency if context.facts.trace is not None else None
     basis = "multiprocessors at work while the GPU works, estimated from the trace"
     return None if share is None else (min(1.0, share / working), basis)
 

@@ -10,9 +10,8 @@ import numpy as np
 from gpulab.analysis.gpu.alignment import alignment
 from gpulab.analysis.gpu.chains import attention_chains, attention_on_cpu, pointwise_chains, pointwise_on_cpu
 from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.launches import is_replayed
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals

@@ -10,9 +10,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.other_work import following_update, in_own_code
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union, union_of

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import Intervals, clip, measure, subtract, union
 from gpulab.run import DEVICE_CATEGORIES, Category, Timeline

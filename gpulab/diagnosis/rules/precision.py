@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.device_peaks import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
 from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
-from gpulab.diagnosis.context import RuleContext, Undetermined, record_again
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import factor, percent
 
 _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.diagnosis.context import RuleContext, Undetermined
+from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import percent, plural
 from gpulab.run import THROTTLE_NAMES
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.formatting import duration, percent
 from gpulab.timeline.start_up import StartUp
 from gpulab.timeline.start_up import start_up as start_up_of

@@ -8,9 +8,8 @@ import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
-from gpulab.diagnosis.context import FEWEST_STEPS, RuleContext
+from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.kind import FindingKind
 from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import duration, percent, plural, size

@@ -7,7 +7,6 @@ They hold for every DataLoader that the code iterates, evaluation loaders too:
 from __future__ import annotations
 
 import math
-import os
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 import numpy as np
 from msgspec.structs import replace
 
+from gpulab.devices.machine import shared_memory_bytes
 from gpulab.formatting import number, size
 from gpulab.knobs.dataloader.changed_loader import Option, overriding
 from gpulab.knobs.dataloader.option_changes import (
@@ -114,21 +114,13 @@ def _imagined(record: Loader, settings: Mapping[str, Value]) -> Loader:
 
 
 def _little_shared_memory(workers: int) -> tuple[str, ...]:
-    shared_bytes = _shared_memory_bytes()
+    shared_bytes = shared_memory_bytes()
     if not workers or shared_bytes is None or shared_bytes >= SMALL_SHARED_MEMORY_BYTES:
         return ()
     return (
         f"/dev/shm has {size(shared_bytes)}, through which workers hand over their batches: they may die with "
         '"Bus error"; start the container with --ipc=host or --shm-size=8g',
     )
-
-
-def _shared_memory_bytes(path: str = "/dev/shm") -> int | None:
-    try:
-        stat = os.statvfs(path)
-    except (OSError, AttributeError):  # not there, or not this system's way
-        return None
-    return stat.f_blocks * stat.f_frsize
 
 
 def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:

@@ -81,9 +81,7 @@ def _persistent(loader: DataLoader[Any], changes: Changes, on: bool) -> None:
 
 
 def _pin(loader: DataLoader[Any], changes: Changes, on: bool) -> None:
-    import torch
-
-    if on and not _can_pin(torch):
+    if on and not _can_pin():
         raise Left(NOTHING_TO_PIN_FOR)
     changes["pin_memory"] = on
 
@@ -116,16 +114,14 @@ def pins_nothing_here() -> bool:
     """Whether this machine has no GPU that memory could be pinned for. Starts none."""
     if detect_device("auto").kind == "cuda":  # torch's own question would start its driver
         return False
-    import torch
-
-    return not _can_pin(torch)
+    return not _can_pin()
 
 
-def _can_pin(torch: Any) -> bool:
-    accelerator = getattr(torch, "accelerator", None)  # from torch 2.6 on
-    if accelerator is None:
-        return bool(torch.cuda.is_available())
-    return bool(accelerator.is_available()) and accelerator.current_accelerator().type != "mps"
+def _can_pin() -> bool:
+    from torch import accelerator
+
+    current = accelerator.current_accelerator()
+    return accelerator.is_available() and current is not None and current.type != "mps"
 
 
 def _not_iterable(loader: DataLoader[Any]) -> None:

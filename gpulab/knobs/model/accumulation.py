@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct, field
 
-from gpulab.knobs.distributed.unsynced import average, kept_local
+from gpulab.knobs.distributed.local_sgd import average, kept_local
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation

@@ -98,10 +98,9 @@ class Compile(Knob):
         modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
             return "no torch.nn.Module with parameters is called in this cell"
-        compiled = any(m.compiled for m in modules)
         if value == "off":
-            return _no_stance() if compiled else None
-        if compiled:
+            return None
+        if any(m.compiled for m in modules):
             return "the cell compiles its module itself: change that call"
         if observation.device.kind == "cuda":
             return _no_gpu_compiler(observation)
@@ -168,21 +167,11 @@ class Compile(Knob):
         )
 
 
-def _no_stance() -> str | None:
-    """`torch.compiler.set_stance` came with PyTorch 2.6."""
-    import torch
-
-    if hasattr(torch.compiler, "set_stance"):
-        return None
-    return f"torch {torch.__version__} cannot switch off what the cell compiles itself: change that call"
-
-
 def _eager() -> AbstractContextManager[object]:
     """Inside, what was compiled runs as it is written, the cell's own calls of torch.compile too."""
-    compiler: Any = getattr(sys.modules.get("torch"), "compiler", None)
-    if not hasattr(compiler, "set_stance"):
+    if "torch" not in sys.modules:
         return nullcontext()
-    stance: AbstractContextManager[object] = compiler.set_stance("force_eager")
+    stance: AbstractContextManager[object] = sys.modules["torch"].compiler.set_stance("force_eager")
     return stance
 
 

@@ -1,13 +1,29 @@
-"""One climb, and each way to show it."""
+"""One climb, each way to show it, and how it is shown while it goes on; its JSON is docs/climb-json.md."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
+from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
+from gpulab.formatting import plain_values
+from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.views.climb import document, html_figure, sections
+from gpulab.tuning.plan import Progress
+from gpulab.tuning.record import Side
+from gpulab.views import html
+from gpulab.views.climb import sections
+from gpulab.views.climb.attempts import busy_fraction, result
+from gpulab.views.climb.html_figure import picture_of
+from gpulab.views.climb.sections import headline, kept_edit
+from gpulab.views.comparison import document as comparison_document
+from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Section
+from gpulab.views.report.document import picked, plain_data
+from gpulab.views.running.progress import STOPPED_BY, Stoppable, words
 from gpulab.views.view import View
 
 
@@ -50,7 +66,7 @@ class Climbed(View):
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        return document.document(self.result)
+        return document(self.result)
 
     def __repr__(self) -> str:
         return f"<climb: {self.headline.sentence}>"
@@ -62,7 +78,108 @@ class Climbed(View):
         return "The rest: print(gpulab.climbs[-1].text(full=True))"
 
     def _picture(self) -> str:
-        return html_figure.picture_of(self.result)
+        return picture_of(self.result)
 
     def _sections(self) -> tuple[Section, ...]:
         return sections.sections(self.result)
+
+
+SCHEMA = 1
+
+
+def document(climb: Climb) -> dict[str, object]:
+    """Every figure. Holds only dict, list, str, int, finite float, bool and None."""
+    edit = kept_edit(climb)
+    whole = {
+        "schema": SCHEMA,
+        "kind": "climb",
+        "headline": plain_values(headline(climb)),
+        **picked(climb, "ended", "seconds", "kept"),
+        "edit": edit.code if edit is not None else None,
+        "edit_is_diff": edit is not None and climb.top is not None and climb.top.edit_is_diff,
+        "written": _side(climb.written),
+        "rungs": [_rung(rung) for rung in climb.rungs],
+        "whole": comparison_document.document(climb.whole) if climb.whole is not None else None,
+        "left": [_finding(f) for f in climb.left.findings] if climb.left is not None else [],
+        "not_tried": [{"setting": p.label, "why": p.why} for p in climb.passed],
+    }
+    return plain_data(whole)
+
+
+def _rung(rung: Attempt) -> dict[str, object]:
+    comparison = rung.comparison
+    return {
+        "number": rung.number,
+        "settings": dict(rung.settings),
+        "back": list(rung.back),
+        "finding": rung.finding.key if rung.finding is not None else "screening",
+        **picked(rung, "kept", "outcome", "words"),
+        "prediction": _prediction(rung.prediction),
+        **picked(comparison, "verdict", "times_as_fast", "times_as_fast_interval", "ratio", "interval"),
+        "us_per_step_before": comparison.a.us_per_step if comparison is not None else None,
+        "us_per_sample_before": comparison.a.us_per_sample if comparison is not None else None,
+        "loss": rung.loss.verdict if rung.loss is not None else None,
+        "seconds": rung.seconds,
+        **_side(comparison.b if comparison is not None else None),
+    }
+
+
+def _side(side: Side | None) -> dict[str, object]:
+    facts = side.facts if side is not None else None
+    return {
+        "run": facts.run.id if facts is not None else None,
+        **picked(side, "us_per_step", "us_per_sample"),
+        "busy_fraction": busy_fraction(facts),
+        **picked(facts, "data_wait_fraction"),
+        "memory_bytes": memory_peak_bytes(side) if side is not None else None,
+    }
+
+
+def _prediction(prediction: Prediction | None) -> dict[str, object] | None:
+    if prediction is None:
+        return None
+    return {**picked(prediction, "ratio", "interval"), "refused": prediction.refused or None}
+
+
+def _finding(finding: Finding) -> dict[str, object]:
+    return {
+        **picked(finding, "key", "summary", "recoverable_us_per_step"),
+        "cure": finding.cure or None,
+        "source_line": finding.source_line or None,
+    }
+
+
+HINT = "End the climb at the next step; what was kept so far is shown"
+
+
+class Climbing(Stoppable):
+    """Shows the ladder while its block runs, then the result in its place."""
+
+    def __init__(self, stop: Callable[[], None], *, show: bool = True) -> None:
+        super().__init__(stop, HINT, show=show)
+        self._climb: Climb | None = None
+        self._reported_rungs = 0
+
+    def show_ladder(self, climb: Climb) -> None:
+        """Show the ladder so far; in a terminal a line for each new try."""
+        if not self._show or climb.written is None:
+            return
+        with suppress(Exception):  # a view that fails must not end the climb
+            self._climb = climb
+            if self._handle is not None:
+                self._draw_ladder("…")
+                return
+            self._line.clear()
+            for rung in climb.rungs[self._reported_rungs :]:
+                sys.stdout.write(f"gpulab: {rung.label}: {result(rung)}\n")
+            self._reported_rungs = len(climb.rungs)
+
+    def _draw(self, progress: Progress) -> None:
+        self._draw_ladder(words(progress))
+
+    def _draw_ladder(self, line: str) -> None:
+        climb = self._climb
+        what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the cell as written: {line}"
+        drawn = picture_of(climb) if climb else ""
+        fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), drawn)
+        self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)

@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
-from gpulab.analysis.compat.hta import HtaView
 from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
@@ -25,7 +24,7 @@ from gpulab.views.report.findings import documents
 from gpulab.views.report.pause_sections import pauses_document
 from gpulab.views.wording import flag_names
 
-SCHEMA = 1
+SCHEMA = 2
 COSTLIEST = 20
 
 
@@ -47,8 +46,6 @@ def _contract(facts: Facts) -> dict[str, object]:
         **picked(breakdown, "busy_fraction", "kernel_busy_fraction"),
         "steps": [_step(step) for step in breakdown.steps] if breakdown else None,
         "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
-        "tensorboard": picked(trace.tensorboard, *_TENSORBOARD) if trace and trace.tensorboard else None,
-        "hta": _hta(trace.hta) if trace and trace.hta else None,
         "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
         "memory": _memory(facts),
         "kernels": _costliest(facts.kernels) if facts.kernels else None,
@@ -123,14 +120,6 @@ def _ranks(run: Run) -> dict[str, object] | None:
     return picked(origin, "rank", "world_size", "backend")
 
 
-_TENSORBOARD = ("gpu_utilization", "est_sm_efficiency", "est_achieved_occupancy_pct", "step_us")
-
-
-def _hta(view: HtaView) -> dict[str, object]:
-    percentages = picked(view, "idle_pct", "compute_pct", "non_compute_pct", "overlap_pct")
-    return {**percentages, "streams": [plain_values(stream) for stream in view.streams]}
-
-
 def _memory(facts: Facts) -> dict[str, object]:
     """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
     return {
@@ -149,7 +138,7 @@ def _memory(facts: Facts) -> dict[str, object]:
 def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
     figures = ("count", "short_count_fraction", "short_time_fraction", "est_achieved_occupancy_pct")
     launches = plain_values(trace.launches) if trace.launches else None
-    return {**picked(trace.kernels, *figures), "launches": launches}
+    return {**picked(trace.kernels, *figures), **picked(trace, "est_sm_efficiency"), "launches": launches}
 
 
 def _device_account(account: Breakdown) -> dict[str, object]:

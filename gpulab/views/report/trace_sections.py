@@ -1,13 +1,12 @@
-"""What the trace of a GPU adds to a report: can it be trusted, how its work was started, and other tools' figures."""
+"""What the trace of a GPU adds to a report: can it be trusted, and how its work was started."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
 from gpulab.analysis.collectives import CollectiveFacts
-from gpulab.analysis.compat.tensorboard import TensorBoardView
 from gpulab.analysis.facts import Facts, TraceFacts
-from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels, Launches
+from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels
 from gpulab.analysis.integrity import Integrity
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, plural, reading, size
 from gpulab.run import Damage
@@ -32,11 +31,8 @@ def trace_sections(facts: Facts) -> Iterator[Section]:
         yield from _gpu(facts, trace)
     if facts.memory:
         yield _memory(facts.memory)
-    if trace is None:
-        return
-    if len(trace.devices) > 1:
+    if trace is not None and len(trace.devices) > 1:
         yield _devices(trace)
-    yield from _other_tools(trace)
 
 
 def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
@@ -44,7 +40,7 @@ def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
     steps = len(account.steps) if account else 1
     per = "in the whole trace" if account is None or account.whole_window else "per step"
     if trace.kernels is not None:
-        yield _gpu_work(trace.kernels, trace.launches, steps, per)
+        yield _gpu_work(trace, trace.kernels, steps, per)
     if trace.copies:
         yield _copies(trace.copies, steps, per)
     if trace.exchanges:
@@ -70,13 +66,15 @@ def _trust(integrity: Integrity, damage: Sequence[Damage]) -> Section:
     )
 
 
-def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str) -> Section:
+def _gpu_work(trace: TraceFacts, kernels: Kernels, steps: int, per: str) -> Section:
+    launches, occupancy_pct = trace.launches, kernels.est_achieved_occupancy_pct
     short, of_time = percent(kernels.short_count_fraction), percent(kernels.short_time_fraction)
     rows = [
         (f"kernels {per}", number(kernels.count / steps)),
         ("time in kernels that use tensor cores, by their names", percent(kernels.tensor_core_fraction)),
         (f"kernels shorter than {duration(SHORT_KERNEL_US)}", f"{short} ({of_time} of kernel time)"),
-        ("est. achieved occupancy", _pct(kernels.est_achieved_occupancy_pct)),
+        ("est. SM efficiency", percent(trace.est_sm_efficiency)),
+        ("est. achieved occupancy", percent(None if occupancy_pct is None else occupancy_pct / 100)),
     ]
     if launches is not None:
         rows += [
@@ -92,10 +90,6 @@ def _gpu_work(kernels: Kernels, launches: Launches | None, steps: int, per: str)
     )
     result = f"{rows[0][1]} {rows[0][0]}, {short} shorter than {duration(SHORT_KERNEL_US)}"
     return Section.table("How the GPU was used", PAIRS, rows, lines, result=result)
-
-
-def _pct(value: float | None) -> str:
-    return percent(None if value is None else value / 100)
 
 
 def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
@@ -190,36 +184,3 @@ def _devices(trace: TraceFacts) -> Section:
     )
     busy = ", ".join(percent(account.busy_fraction) for account in trace.devices)
     return Section.table("GPUs of this trace, each on its own", columns, cells, result=f"busy {busy}")
-
-
-def _other_tools(trace: TraceFacts) -> Iterator[Section]:
-    """The figures that users of other tools look for, computed as those tools define them."""
-    rows = []
-    if trace.tensorboard is not None:
-        rows += _tensorboard_rows(trace.tensorboard)
-    if trace.hta is not None:
-        rows += [
-            ("HTA: idle time", _pct(trace.hta.idle_pct)),
-            ("HTA: compute time", _pct(trace.hta.compute_pct)),
-            ("HTA: non-compute time", _pct(trace.hta.non_compute_pct)),
-            ("HTA: communication computation overlap", _overlap(trace.hta.overlap_pct)),
-        ]
-    if rows:
-        lines = (
-            "Computed as those tools define them, so that you find their figures again. They use other windows and "
-            "count differently from each other and from the figures above.",
-        )
-        yield Section.table("In other tools' words", PAIRS, rows, lines, aside=True)
-
-
-def _tensorboard_rows(view: TensorBoardView) -> list[tuple[str, str]]:
-    return [
-        ("TensorBoard: GPU Utilization", percent(view.gpu_utilization)),
-        ("TensorBoard: Est. SM Efficiency", percent(view.est_sm_efficiency)),
-        ("TensorBoard: Est. Achieved Occupancy", _pct(view.est_achieved_occupancy_pct)),
-        *((f"TensorBoard: step, {plain(name)}", duration(us)) for name, us in view.step_us.items() if us),
-    ]
-
-
-def _overlap(pct: float | None) -> str:
-    return "no communication" if pct is None else _pct(pct)

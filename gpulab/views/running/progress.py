@@ -123,7 +123,7 @@ class Stoppable(Progressing):
     def _show_button(self) -> None:
         from IPython.display import display
 
-        from gpulab.views.running.stop_button import control_stop_button
+        from gpulab.views.running.widgets import control_stop_button
 
         key = uuid.uuid4().hex
         button = self._button = control_stop_button(key, self._hint, self._stop)

@@ -1,14 +1,114 @@
-"""Closes a widget with the parts that ipywidgets gives it: one that stays open is kept for the kernel's whole life."""
+"""The widgets of the panel: a Stop button that is heard while a cell runs, and buttons beside text that stays.
+
+`control_stop_button` is for a cell that runs on the main thread, where a click waits for the end of the run: it asks on
+the kernel's control channel, as the live view does (gpulab.views.running.stop_message). A displayed widget is an error
+message in a notebook that was saved and opened again; so an `Offer` is text with hidden buttons, and its widget, which
+nobody sees, only shows them and passes their clicks on (static/panel_buttons.js).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import uuid
+from collections.abc import Callable, Sequence
+from functools import cache
+from html import escape
+from typing import Any, cast
+
+from gpulab.user_code import PACKAGE_FOLDER
 
 
 def close(widget: Any) -> None:
-    """Close a widget and the two that ipywidgets gives it for its look."""
+    """Close a widget and the two that ipywidgets gives it for its look: an open one is kept for the kernel's life."""
     for name in ("layout", "style"):
         part = getattr(widget, name, None)
         if part is not None and hasattr(part, "close"):
             part.close()
     widget.close()
+
+
+MODULE = PACKAGE_FOLDER / "views" / "static" / "stop_button.js"
+
+
+def control_stop_button(run_key: str, hint: str, action: Callable[[], None]) -> Any:
+    """A widget with `disabled` like a Button's. `action` is called where the front end has no control channel."""
+    widget = _widget_class()(run_key=run_key, hint=hint)
+
+    def heard(_widget: object, content: dict[str, object], _buffers: object) -> None:
+        if content.get("kind") == "stop":
+            action()
+
+    widget.on_msg(heard)
+    return widget
+
+
+@cache
+def _widget_class() -> Callable[..., Any]:
+    import anywidget
+    import traitlets
+
+    class StopButton(anywidget.AnyWidget):
+        """A view of live/src/stop_button.js."""
+
+        _esm = MODULE.read_text(encoding="utf-8")
+        run_key = traitlets.Unicode().tag(sync=True)
+        hint = traitlets.Unicode().tag(sync=True)
+        disabled = traitlets.Bool(True).tag(sync=True)
+        button_style = traitlets.Unicode()
+
+    return cast("Callable[..., Any]", StopButton)
+
+
+OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "panel_buttons.js"
+_BUTTON = (
+    "display:none;font:inherit;font-size:13px;padding:3px 12px;margin:0 8px 4px 0;cursor:pointer;border-radius:4px;"
+    "color:inherit;background:rgba(128,128,128,0.15);border:1px solid rgba(128,128,128,0.5)"
+)
+
+Choice = tuple[str, Callable[[], None]]
+
+
+class Offer:
+    """The buttons `choices`, each a label and what a click does, before `text`, which says the same without them."""
+
+    def __init__(self, choices: Sequence[Choice], text: str) -> None:
+        self._choices = tuple(choices)
+        self._text = text
+        self._key = uuid.uuid4().hex
+        self._widget: Any = _offer_class()(key=self._key)
+        self._widget.on_msg(self._heard)
+
+    def html(self) -> str:
+        """The output: a front end that never meets the widget shows the text alone."""
+        buttons = "".join(
+            f'<button type="button" value="{i}" style="{_BUTTON}">{escape(label)}</button>'
+            for i, (label, _) in enumerate(self._choices)
+        )
+        text = f'<span style="font-size:13px;opacity:0.8">{escape(self._text)}</span>'
+        return f'<div class="gpulab-offer-{self._key}" style="margin:4px 0">{buttons}{text}</div>'
+
+    def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
+        choice = str(content.get("choice", ""))
+        if content.get("kind") == "offer" and choice.isdecimal() and int(choice) < len(self._choices):
+            self._choices[int(choice)][1]()
+
+    def close(self) -> None:
+        """The buttons disappear; the text stays."""
+        widget, self._widget = self._widget, None
+        if widget is not None:
+            widget.over = True
+            close(widget)
+
+
+@cache
+def _offer_class() -> Callable[..., Any]:
+    import anywidget
+    import traitlets
+
+    class OfferWidget(anywidget.AnyWidget):
+        """Never displayed."""
+
+        _esm = OFFER_MODULE.read_text(encoding="utf-8")
+        key = traitlets.Unicode().tag(sync=True)
+        over = traitlets.Bool(False).tag(sync=True)
+
+    return cast("Callable[..., Any]", OfferWidget)

@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.gpu.kernels import copies, kernels, launched_ns, launches
+from gpulab.analysis.gpu.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
 from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE, reading
 from gpulab.timeline.launches import CallTree, launch_of, open_at_start
 from tests.support import loaded_traces
-from tests.support.timelines import BACKWARD, DEVICE, MAIN, STREAM, STREAM_2, Span, in_order, timeline
+from tests.support.timelines import BACKWARD, DEVICE, LANES, MAIN, OTHER_GPU, STREAM, STREAM_2, Span, in_order, timeline
 
 US = 1000
 ALWAYS = np.array([[-(2**62), 2**62]])
@@ -166,6 +166,31 @@ def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     assert seen.short_count_fraction == (pytest.approx(len(short) / len(mine)) if mine else None)
     assert seen.short_time_fraction == (pytest.approx(sum(short) / time) if time else None)
     assert seen.tensor_core_fraction == (pytest.approx(matrix / time) if time and nvidia else None)
+
+
+blocks_on_device = st.tuples(
+    st.sampled_from([STREAM, STREAM_2, OTHER_GPU]),
+    st.integers(0, 30),  # start
+    st.integers(0, 20),  # length
+    st.sampled_from([None, 0.0, 0.25, 0.5, 3.0]),  # blocks per SM
+)
+
+
+@given(st.lists(blocks_on_device, max_size=8), st.integers(0, 20), st.integers(1, 30))
+def test_sm_efficiency_of_one_gpu(raw: list[Any], start: int, length: int) -> None:
+    """The plugin's definition, nanosecond by nanosecond."""
+    spans = [
+        Span("k", Category.KERNEL, lane, at, for_ns, 0, {} if blocks is None else {"blocks_per_sm": blocks})
+        for lane, at, for_ns, blocks in raw
+    ]
+    mine = [s for s in spans if s.lane != OTHER_GPU and s.extra.get("blocks_per_sm", 0) > 0]
+    mine = [s for s in mine if s.end > start and s.start < start + length]
+    running = [
+        min(1.0, sum(s.extra["blocks_per_sm"] for s in mine if s.start <= t < s.end))
+        for t in range(start, start + length)
+    ]
+    expected = pytest.approx(sum(running) / length) if mine else None
+    assert est_sm_efficiency(timeline(spans), LANES[STREAM].process, (start, start + length)) == expected
 
 
 @given(device_items, windows)

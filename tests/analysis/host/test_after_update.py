@@ -22,7 +22,7 @@ from gpulab.capture.steps.loop import Loop
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
 from gpulab.timeline.spans import step_times, update_times, zero_times
-from gpulab.views.report.diagnosis import Diagnosed
+from gpulab.views.report.report import Diagnosed
 from tests.support.host_loops import HostLoop, played
 from tests.support.scripted_looks import installed
 from tests.support.timelines import BACKWARD, MAIN, Span, timeline

@@ -7,9 +7,8 @@ import pytest
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
+from gpulab.analysis.host.hot_line import LineCount, hot_line_of_loading, hot_place, lower_share
 from gpulab.analysis.host.line_shares import lines_beside_cost
-from gpulab.analysis.host.loading_lines import hot_line_of_loading
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.run import Excerpt, LoadingLooks, Place, Run, StackSamples, Unit
 from tests.support import synthetic

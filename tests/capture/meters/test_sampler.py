@@ -19,11 +19,13 @@ import pytest
 
 from gpulab.capture.meters import sampler as sampling
 from gpulab.capture.meters.sampler import Sampler
-from gpulab.devices import fake_nvml as fakes
 from gpulab.devices.host import host_meter
+from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32
 from gpulab.user_code import PACKAGE_FOLDER
+from tests.support import fake_nvml as fakes
+from tests.support.paths import TESTS
 
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
@@ -63,9 +65,15 @@ def _nothing_left() -> Iterator[None]:
     assert len(after[2]) <= len(before[2]), "a file handle is left"
 
 
-def started(device: Device = CPU, fake: fakes.FakeScript | None = None, period_s: float = 0.01) -> Sampler:
-    sampler = Sampler(os.getpid(), device, time.perf_counter_ns(), period_s, fake)
-    sampler.start()
+def started(device: Device = CPU, script: fakes.FakeScript | None = None, period_s: float = 0.01) -> Sampler:
+    """A sampler at work; its child reads the GPU that `script` plays."""
+    sampler = Sampler(os.getpid(), device, time.perf_counter_ns(), period_s)
+    with pytest.MonkeyPatch.context() as patch:
+        if script is not None:
+            folders = [str(TESTS / "support" / "scripted_nvml"), str(TESTS.parent), *import_path()]
+            patch.setattr(sampling, "import_path", lambda: folders)
+            patch.setenv("SCRIPTED_NVML", json.dumps(script))
+        sampler.start()
     return sampler
 
 
@@ -117,7 +125,7 @@ def test_a_gpu_is_read_beside_the_process_tree() -> None:
     sm = samples.get("sm_active_fraction")
     assert sm is not None
     assert sm.value == pytest.approx(0.42)
-    assert sm.source == "NVML GPM (simulated)"
+    assert sm.source == "NVML GPM"
     assert extremes["throttle_reasons"] == 4
     assert "peak_throttle_reasons" not in extremes
     assert {m.what for m in missing} <= {"other processes on the GPU"}
@@ -361,18 +369,6 @@ def test_a_watcher_that_never_drains_costs_bounded_memory() -> None:
         curve.add(i, 0.0)
     assert len(curve.drain()) == sampling.MOST_PENDING
     assert curve.drain().shape == (0, 2)
-
-
-def test_a_scripted_gpu_by_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = tmp_path / "h100.json"
-    path.write_text(json.dumps(fakes.h100()))
-    monkeypatch.setenv(sampling.FAKE_VARIABLE, str(path))
-    sampler = started()
-    until(lambda: "power_w" in sampler.drain(), "power")
-    samples, _, _ = sampler.stop()
-    power = samples.get("power_w")
-    assert power is not None
-    assert power.source == "NVML (simulated)"
 
 
 def test_the_mean_since_the_last_time_takes_no_room() -> None:

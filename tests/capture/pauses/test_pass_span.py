@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gpulab.capture.pauses.no_grad import Stretch
-from gpulab.capture.pauses.pass_span import EvalMode
+from gpulab.capture.pauses.pauses import EvalMode
 from tests.capture.test_steps_by_hand import _measured
 
 LOOP, EVALUATE = ("cell", 9, "main"), ("cell", 3, "evaluate")

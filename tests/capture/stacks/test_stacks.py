@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, Unreadable, find_layout, thread_state
-from gpulab.capture.stacks.on_core import OnCore
-from gpulab.capture.stacks.process import Looking, _Watched
+from gpulab.capture.stacks.process import Looking, OnCore, _Watched
 from gpulab.capture.stacks.stack import StackReader
 from gpulab.capture.stacks.watcher import StackWatcher, own_layout
 

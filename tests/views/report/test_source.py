@@ -10,8 +10,7 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import html, text
 from gpulab.views.layout import Section
-from gpulab.views.report.findings import finding_sections
-from gpulab.views.report.source import source_section
+from gpulab.views.report.findings import finding_sections, source_section
 
 LINES = (
     SourceLine(10, "for letter in text:", 0.023),

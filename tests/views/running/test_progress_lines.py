@@ -8,7 +8,7 @@ from io import StringIO
 import pytest
 
 from gpulab.live_feed import Status
-from gpulab.views.running.progress_lines import ProgressLines, progress_lines_or_none, status_words
+from gpulab.views.running.alert_lines import ProgressLines, progress_lines_or_none, status_words
 
 
 def status(elapsed_s: float, step: int = 3, total: int | None = None, alert: str = "") -> Status:

@@ -1,7 +1,6 @@
 """A scripted stand-in for the module `pynvml`, so that every GPU and every refusal can be played without one.
 
-A script is plain JSON (`FakeScript`). Values are lists that are read in turn, the last one again and again. Curves read
-through it carry the source "NVML (simulated)", so that nobody takes them for a measurement.
+A script is plain JSON (`FakeScript`). Values are lists that are read in turn, the last one again and again.
 """
 
 from __future__ import annotations
@@ -105,7 +104,6 @@ def fake_nvml(script: FakeScript) -> ModuleType:
     module = ModuleType("pynvml")
     fake = _Fake(script)
     module.__dict__.update(
-        SIMULATED=True,
         NVMLError=NVMLError,
         NVML_CLOCK_SM=1,
         NVML_TEMPERATURE_GPU=0,
