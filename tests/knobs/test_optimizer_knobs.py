@@ -316,9 +316,3 @@ def test_accumulate_says_what_it_did() -> None:
     assert "GradScaler" in str(ACCUMULATE.refuses(replace(observation, grad_scaler=True), 2))
     assert ACCUMULATE.changes_training and "4" in ACCUMULATE.code_edit(observation, 4).snippet
 
-
-@pytest.mark.parametrize(("text", "nearest"), [("0", "1"), ("-3", "1"), ("2.4", "2"), ("two", "1"), ("inf", "1")])
-def test_numbers_of_batches(text: str, nearest: str) -> None:
-    with pytest.raises(UsageError, match=f"Nearest: accumulate={nearest}$"):
-        ACCUMULATE.parse(text)
-    assert ACCUMULATE.parse(" 4 ") == 4

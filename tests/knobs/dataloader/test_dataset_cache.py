@@ -15,9 +15,8 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.capture.recorder import Capture
-from gpulab.errors import UsageError
-from gpulab.knobs.dataloader import dataset_cache, loader_options
-from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache, item_bytes, same
+from gpulab.knobs.dataloader import dataset_cache
+from gpulab.knobs.dataloader.dataset_cache import DatasetCache, item_bytes, same
 from gpulab.knobs.dataloader.loader_options import WORKERS
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.describe import observed_loader
@@ -243,18 +242,6 @@ def test_the_users_dataset_shows_through(cache: DatasetCache) -> None:
         assert served.title == "counted" and len(served) == LENGTH
         assert torch.equal(served[-1][0], loader.dataset[-1][0])
         assert not hasattr(served, "no such thing")
-
-
-def test_what_can_be_told_before(cache: DatasetCache) -> None:
-    loader = DataLoader(Counted(), 4)
-    assert cache.refuses(observation(loader), True) is None
-    assert "IterableDataset" in (cache.refuses(observation(DataLoader(Stream(), 4)), True) or "")
-    assert cache.refuses(Observation(Device("cpu", "CPU")), True) == loader_options.NO_LOADER
-    assert cache.value_in(observation(loader)) is False and cache.value_in(Observation(Device("cpu", "CPU"))) is None
-    assert cache.parse("on") is True and cache.parse("false") is False
-    with pytest.raises(UsageError, match="cache=full"):
-        cache.parse("full")
-    assert "range(len(dataset))" in CACHE.code_edit(observation(loader), True).snippet
 
 
 def test_verified_from_a_run(cache: DatasetCache) -> None:

@@ -6,11 +6,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
-from msgspec.structs import replace
 
-from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.knob import StepTimes
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device
 from gpulab.tuning.record import Experiment
@@ -47,22 +44,6 @@ def test_it_took_effect_unless_the_code_sets_its_own() -> None:
     found = KNOB.verify(SCENE, 1, log, RUN)
     assert found.state == "no effect" and "had 3 at the end" in found.evidence
     assert torch.get_num_threads() == 2
-
-
-def test_what_it_refuses_and_what_keeps_it() -> None:
-    assert KNOB.value_in(SCENE) == 2 and KNOB.refuses(SCENE, 1) is None
-    assert "GPU" in str(KNOB.refuses(replace(SCENE, device=Device("cuda", "H100", 0)), 1))
-    assert "not seen" in str(KNOB.refuses(replace(SCENE, compute_threads=None), 1))
-    assert "set_num_threads(1)" in KNOB.code_edit(SCENE, 1).snippet
-    with pytest.raises(UsageError, match="compute_threads=0"):
-        KNOB.parse("0")
-
-
-@pytest.mark.parametrize(
-    ("now", "cores", "tried"), [(2, 2.0, [1]), (1, 2.0, [2]), (1, 1.0, []), (16, 16.0, [8]), (4, 16.0, [16, 2])]
-)
-def test_a_climb_tries_half_of_them_or_all_cores(now: int, cores: float, tried: list[int]) -> None:
-    assert KNOB.next_values(now, StepTimes(cores)) == tried
 
 
 def test_the_record_of_a_run_holds_the_threads_it_was_given() -> None:
