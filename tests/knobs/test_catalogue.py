@@ -81,6 +81,8 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["hiden=4"], r"Did you mean hidden\?"),
         (["zzz=4"], r"Knobs: batch_size, workers"),
         (["workers=4", "amp=off", "workers=2"], r"^workers is set twice: workers=4 and workers=2"),
+        (["fused=on"], r"Did you mean fused_optimizer\?"),
+        (["bs=3"], r"Did you mean batch_size\?"),
         (["workers"], r"NAME=VALUE, as in workers="),
         (["workers="], r"^workers= has no value"),
         (["=4"], r"NAME=VALUE"),

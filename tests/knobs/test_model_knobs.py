@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from torch.amp import autocast_mode  # noqa: E402
 from torch.nn.modules import module as modules_of_torch  # noqa: E402
 from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
 
+from gpulab.knobs.catalogue import KNOBS  # noqa: E402
 from gpulab.knobs.knob import Knob, KnobEffects, Value  # noqa: E402
 from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
 from gpulab.knobs.model.amp import AMP  # noqa: E402
@@ -419,6 +420,23 @@ def test_off_runs_as_written_what_the_cell_compiles() -> None:
     model(x)
     assert ran, "afterwards it is compiled again"
     torch.compiler.reset()
+
+
+def test_compute_threads_are_set_for_the_run_and_put_back(plain_run: Run) -> None:
+    knob, before = KNOBS["compute_threads"], torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with suppress(KeyError), knob.applied(1) as log:
+            assert torch.get_num_threads() == 1
+            raise KeyError
+        assert torch.get_num_threads() == 2 and knob.verify(SCENE, 1, log, plain_run).state == "took effect"
+        with knob.applied(1) as log:
+            torch.set_num_threads(3)  # the code's own
+        found = knob.verify(SCENE, 1, log, plain_run)
+        assert found.state == "no effect" and "had 3 at the end" in found.evidence
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_the_trace_shows_whether_it_was_off(monkeypatch: pytest.MonkeyPatch, plain_run: Run) -> None:

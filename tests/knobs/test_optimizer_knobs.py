@@ -51,16 +51,18 @@ def looks(optimizer: torch.optim.Optimizer) -> object:
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.parametrize("trained_before", [False, True])
+@pytest.mark.parametrize(("value", "trained_before"), [(True, False), (True, True), (False, True)])
 def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
-    kind: type[torch.optim.Optimizer], options: dict[str, Any], trained_before: bool
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], value: bool, trained_before: bool
 ) -> None:
-    cell, plain, built = new_cell(kind, **options), new_cell(kind, **options), new_cell(kind, fused=True, **options)
+    as_found = options if value else options | {"fused": True}
+    cell, plain, built = new_cell(kind, **as_found), new_cell(kind, **as_found), new_cell(kind, fused=value, **options)
     if trained_before:
         for c in (cell, plain, built):
             c.run()
-    with FUSED_OPTIMIZER.applied(True) as log:
+    with FUSED_OPTIMIZER.applied(value) as log:
         cell.run()
+        assert all(bool(group["fused"]) is value for group in cell.optimizer.param_groups)
     plain.run()
     built.run()
     assert log.counts == {"optimizers": 1} and not log.refused
@@ -71,19 +73,6 @@ def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
     cell.run()
     plain.run()
     assert same(cell.weights, plain.weights)
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_fused_is_switched_off_and_comes_back(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
-    cell, plain = new_cell(kind, fused=True, **options), new_cell(kind, fused=True, **options)
-    for c in (cell, plain):
-        c.run()
-    with FUSED_OPTIMIZER.applied(False) as log:
-        cell.run()
-        assert not any(group["fused"] for group in cell.optimizer.param_groups)
-    plain.run()
-    assert log.counts == {"optimizers": 1}
-    assert looks(cell.optimizer) == looks(plain.optimizer) and same(cell.weights, plain.weights)
 
 
 @pytest.mark.parametrize("value", [True, False])

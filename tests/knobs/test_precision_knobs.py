@@ -92,22 +92,21 @@ def test_within_a_region_of_the_cell_results_are_as_there() -> None:
 # -- loss scaling ------------------------------------------------------------------------------------------------------
 
 
-def by_hand(cell: Cell, steps: int = 12, clip: float | None = None, factor: float = 1.0, gather: int = 1) -> int:
+def by_hand(cell: Cell, **options: Any) -> int:
     """The loop as the documentation writes it for fp16; returns how many steps were left out."""
-    scaler = torch.amp.GradScaler("cpu")
-    return _loop(cell, steps, clip, factor, gather, scaler)
+    return _loop(cell, torch.amp.GradScaler("cpu"), **options)
 
 
-def with_knob(cell: Cell, steps: int = 12, clip: float | None = None, factor: float = 1.0, gather: int = 1) -> int:
+def with_knob(cell: Cell, **options: Any) -> int:
     """The same loop without a word of fp16, under the knob."""
     with AMP.applied("fp16") as log:
-        _loop(cell, steps, clip, factor, gather, None)
+        _loop(cell, None, **options)
     return log.counts.get("steps left out", 0)
 
 
-def _loop(cell: Cell, steps: int, clip: float | None, factor: float, gather: int, scaler: Any) -> int:
+def _loop(cell: Cell, scaler: Any, clip: float | None = None, factor: float = 1.0, gather: int = 1) -> int:
     data, left_out = torch.Generator().manual_seed(1), 0
-    for step in range(steps):
+    for step in range(12):
         cell.optimizer.zero_grad()
         for _ in range(gather):
             x = torch.randn(4, 3, 6, 6, generator=data)
@@ -261,12 +260,9 @@ def test_amp_verifies_itself_and_says_when_it_was_there(seen: Observation) -> No
     [
         (KERNELS["bf16"], "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", True),
         (KERNELS["bf16"], "nvjet_tst_128x256_64x4_1x2_h_bz_coopA_TNT", True),
-        (KERNELS["bf16"], "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2", False),
         (KERNELS["fp16"], "ampere_fp16_s16816gemm_fp16_64x64_sliced1x2", True),
-        (KERNELS["fp16"], "turing_fp16_s1688gemm_fp16_128x128_ldg8", True),
         (KERNELS["fp16"], "void at::native::elementwise_kernel<c10::Half>", True),
         (KERNELS["fp16"], "ampere_bf16_s16816gemm_bf16_128x128", False),
-        (KERNELS["fp16"], "ampere_sgemm_128x64_tn", False),
         (TF32_KERNELS, "sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x64x16", True),
         (TF32_KERNELS, "cutlass_80_tensorop_s1688gemm_128x128_16x5_tn_align4", True),
         (TF32_KERNELS, "turing_fp16_s1688gemm_fp16_128x128_ldg8", False),

@@ -11,13 +11,6 @@ from typing import Any
 
 import pytest
 
-from gpulab.errors import UsageError
-from gpulab.knobs.distributed.comm_hook import COMM_HOOK, GLOO_WAITS
-from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, NO_DDP
-from gpulab.knobs.distributed.fully_shard_options import NONE_SHARDED, RESHARD_AFTER_FORWARD
-from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
-from gpulab.knobs.observe.observation import Observation, ObservedDataParallel, ObservedModule
-from gpulab.run import Device
 from tests.support.paths import ROOT
 
 SAME = 1e-6
@@ -78,4 +71,3 @@ def test_sharded_weights_are_the_same_kept_or_not(ranks: list[dict[str, Any]]) -
 
 def test_nothing_is_left_of_any_knob(ranks: list[dict[str, Any]]) -> None:
     assert [seen["put_back"] < SAME for seen in ranks] == [True, True]
-
