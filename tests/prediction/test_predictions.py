@@ -87,6 +87,24 @@ def ratio_of(known: Facts, **settings: object) -> float:
     return found.ratio
 
 
+def interval_of(known: Facts, prior: PriorEvidence | None = None, **settings: object) -> tuple[float, float]:
+    found = predict(known, {name: written(value) for name, value in settings.items()}, prior or PriorEvidence())
+    assert found.interval is not None, found.refused
+    return found.interval
+
+
+def width_of(known: Facts, **settings: object) -> float:
+    """How many times the upper end of the interval is the lower one."""
+    low, high = interval_of(known, **settings)
+    return high / low
+
+
+def loading(known: Facts, **changes: Any) -> Facts:
+    """The same with other figures of the loader."""
+    assert known.loading is not None
+    return replace(known, loading=replace(known.loading, **changes))
+
+
 # every knob
 
 
@@ -104,11 +122,10 @@ def test_a_reason_in_place_of_a_formula_is_the_answer(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("case", synthetic.cases())
-@pytest.mark.parametrize("name", KNOBS)
-def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str, name: str) -> None:
-    known = synthetic.cases()[case].facts
-    for value in (*KNOBS[name].options, 0, 3, "nonsense"):
-        made_of_it = predict(known, {name: written(value)}, PriorEvidence(sizes={8: (100.0, None), 16: (150.0, 5)}))
+def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str) -> None:
+    known, sizes = synthetic.cases()[case].facts, PriorEvidence(sizes={8: (100.0, None), 16: (150.0, 5)})
+    for name, value in ((name, value) for name in KNOBS for value in (*KNOBS[name].options, 0, 3, "nonsense")):
+        made_of_it = predict(known, {name: written(value)}, sizes)
         if made_of_it.refused:
             assert made_of_it.ratio is None and made_of_it.interval is None
             assert not made_of_it.refused.endswith(".")
@@ -178,10 +195,10 @@ def test_workers_against_the_formula(
 
 
 def test_what_is_not_known_of_the_items_widens_the_interval() -> None:
-    narrow = predict(timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32, waited=0.0), {"workers": "4"})
-    wide = predict(fed(40, 0.8, cores=2), {"workers": "4"})
-    assert narrow.interval is not None and wide.interval is not None
-    assert wide.interval[1] / wide.interval[0] > 1.3 * narrow.interval[1] / narrow.interval[0]
+    known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=32, waited=0.0)
+    assert width_of(fed(40, 0.8, cores=2), workers=4) > 1.3 * width_of(known, workers=4)
+    here = timed(fed(20, 0.5, cores=8), batch_ms=10, read_ms=10)
+    assert width_of(here, workers=4) > 1.2 * width_of(loading(here, hand_over_us=1_800.0), workers=4)
 
 
 @pytest.mark.parametrize(
@@ -202,12 +219,10 @@ def test_what_the_loader_takes_afterwards(
 
 def test_putting_together_needs_a_core() -> None:
     known = timed(fed(40, 0.8, cores=2), batch_ms=32, read_ms=0)
-    assert known.loading is not None
-    collating = replace(known.loading, read_waited_fraction=None)
-    reading = replace(collating, read_us=32_000.0, collate_us=0.0)
-    sure, open_ = (predict(replace(known, loading=inside), {"workers": "4"}) for inside in (collating, reading))
-    assert sure.interval is not None and open_.interval is not None and sure.ratio is not None
-    assert sure.ratio == pytest.approx(ratio_of(known, workers=4)) and sure.interval[0] > 1.3 * open_.interval[0]
+    collating = loading(known, read_waited_fraction=None)
+    reading = loading(collating, read_us=32_000.0, collate_us=0.0)
+    assert ratio_of(collating, workers=4) == pytest.approx(ratio_of(known, workers=4))
+    assert interval_of(collating, workers=4)[0] > 1.3 * interval_of(reading, workers=4)[0]
 
 
 def test_workers_started_each_epoch_cost_start_and_first_batch() -> None:
@@ -265,26 +280,20 @@ def test_on_a_gpu_unknown_items_widen_the_interval(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("gpulab.prediction.predict.WIDEST", np.inf)
     known = synthetic.gpu_case().facts
     environment = replace(known.run.environment, usable_cores=3.0)
-    known = replace(known, run=replace(known.run, environment=environment))
+    known = timed(replace(known, run=replace(known.run, environment=environment)), batch_ms=48, read_ms=48)
     waiting, busy, unknown = (
-        predict(timed_or_not, {"workers": "16"}).interval
-        for timed_or_not in (
-            timed(known, batch_ms=48, read_ms=48, waited=1.0),
-            timed(known, batch_ms=48, read_ms=48, waited=0.0),
-            replace(known, loading=replace(LOADED, read_waited_fraction=None, batch_us=48e3, read_us=48e3)),
-        )
+        interval_of(loading(known, read_waited_fraction=waited), workers=16) for waited in (1.0, 0.0, None)
     )
-    assert waiting is not None and busy is not None and unknown is not None
-    assert busy[1] > 1.1 * waiting[1]
-    assert unknown == pytest.approx((waiting[0], busy[1]))
+    assert busy[1] > 1.1 * waiting[1] and unknown == pytest.approx((waiting[0], busy[1]))
 
 
-def test_settings_in_any_order() -> None:
+def test_settings_in_any_order_and_idle_ones_beside_them() -> None:
     known = timed(fed(40, 0.5, cores=4), batch_ms=20, read_ms=17)
     sizes = PriorEvidence(sizes={32: (40e3, None), 64: (70e3, None)})
     one = predict(known, {"workers": "2", "cache": "on", "batch_size": "128"}, sizes)
     other = predict(known, {"batch_size": "128", "cache": "on", "workers": "2"}, sizes)
     assert one.ratio == other.ratio and one.interval == other.interval
+    assert interval_of(known, workers=2, cache=False) == interval_of(known, workers=2)
 
 
 # batch
@@ -325,13 +334,13 @@ def test_a_larger_batch_from_short_runs() -> None:
 
 def test_far_beyond_the_sizes_run_the_range_is_wide() -> None:
     """Steps of 4 and 8 samples took 4.7 and 4.2 ms; what 128 to 512 samples gave was measured on that cell."""
+    few = of_sizes(4, {4: 4_700.0, 8: 4_200.0})
     for size, measured in ((128, 8.4), (256, 14.0), (512, 18.0)):
-        found = predict(fed(4.7, 0.0), {"batch_size": str(size)}, of_sizes(4, {4: 4_700.0, 8: 4_200.0}))
-        assert found.interval is not None and found.only_sign
-        slowest, fastest = 1 / found.interval[1], 1 / found.interval[0]
-        assert 1.25 < slowest < measured < fastest, "it is certain that a larger batch helps"
-    near = predict(fed(40, 0.0), {"batch_size": "128"}, of_sizes(32, {32: 40e3, 64: 52e3}))
-    assert near.interval is not None and not near.only_sign and near.interval[1] / near.interval[0] < 1.8
+        low, high = interval_of(fed(4.7, 0.0), few, batch_size=size)
+        assert 1.25 < 1 / high < measured < 1 / low, "it is certain that a larger batch helps"
+    assert predict(fed(4.7, 0.0), {"batch_size": "128"}, few).only_sign
+    low, high = interval_of(fed(40, 0.0), of_sizes(32, {32: 40e3, 64: 52e3}), batch_size=128)
+    assert high / low < 1.8
 
 
 @given(
@@ -383,39 +392,21 @@ def test_a_wide_range_that_holds_the_speed_of_now_is_refused(
     assert says_something or "too wide to be of use" in found.refused
 
 
-def test_one_idle_setting_beside_another_says_nothing_against() -> None:
-    known = timed(fed(40, 0.8), batch_ms=32, read_ms=30)
-    both, one = (predict(known, settings) for settings in ({"workers": "2", "cache": "off"}, {"workers": "2"}))
-    assert (both.ratio, both.interval) == (one.ratio, one.interval)
-
-
 def test_workers_beside_other_programs_may_be_slower() -> None:
     """Half of the making waited for a core in this run: workers may wait for one as well."""
     known = timed(fed(40, 0.8, cores=8), batch_ms=32, read_ms=32)
-    assert known.loading is not None
-    crowded = replace(known, loading=replace(known.loading, core_wait_fraction=0.5))
-    alone, beside = (predict(facts, {"workers": "2"}) for facts in (known, crowded))
-    assert alone.interval is not None and beside.interval is not None
-    assert beside.interval[1] > 1.2 * beside.interval[0] * alone.interval[1] / alone.interval[0]
-    assert alone.basis.startswith("A batch takes 32.0 ms to make")
-    assert beside.basis.startswith("With a core of its own a batch takes 16.0 ms to make")
-
-
-def test_a_hand_off_of_another_machine_is_a_wide_range() -> None:
-    known = timed(fed(20, 0.5, cores=8), batch_ms=10, read_ms=10)
-    assert known.loading is not None
-    here = replace(known.loading, hand_over_us=1_800.0)
-    guessed, measured = (predict(facts, {"workers": "4"}).interval for facts in (known, replace(known, loading=here)))
-    assert guessed is not None and measured is not None
-    assert guessed[1] / guessed[0] > 1.2 * measured[1] / measured[0]
+    crowded = loading(known, core_wait_fraction=0.5)
+    assert width_of(crowded, workers=2) > 1.2 * width_of(known, workers=2)
+    alone, beside = (predict(facts, {"workers": "2"}).basis for facts in (known, crowded))
+    assert alone.startswith("A batch takes 32.0 ms to make")
+    assert beside.startswith("With a core of its own a batch takes 16.0 ms to make")
 
 
 def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
-    computing, starving = (predict(fed(40, wait), {"batch_size": "128"}) for wait in (0.0, 0.9))
-    assert computing.only_sign and starving.only_sign
-    assert computing.interval is not None and starving.interval is not None
-    assert computing.interval[0] == pytest.approx(0.25, rel=0.1)
-    assert starving.interval[0] > 0.85  # loading each sample takes what it takes
+    computing, starving = (interval_of(fed(40, wait), batch_size=128) for wait in (0.0, 0.9))
+    assert predict(fed(40, 0.9), {"batch_size": "128"}).only_sign
+    assert computing[0] == pytest.approx(0.25, rel=0.1)
+    assert starving[0] > 0.85, "loading each sample takes what it takes"
 
 
 def calling(share: float) -> Facts:
@@ -452,7 +443,7 @@ def test_sizes_that_are_run_are_none_that_is_foretold(before: int, targets: list
 
 
 @pytest.fixture(scope="module")
-def trained() -> dict[str, Any]:
+def trained() -> dict[str, Facts]:
     torch = pytest.importorskip("torch")
     found = {}
     for name in ("AdamW", "SGD"):
@@ -480,13 +471,17 @@ def steady(known: Facts) -> Facts:
     return replace(known, step_us=same)
 
 
-def test_a_fused_optimizer_saves_at_most_the_optimizer(trained: dict[str, Facts]) -> None:
+def test_updates_save_at_most_themselves(trained: dict[str, Facts]) -> None:
     known = steady(trained["AdamW"])
     assert known.step_us is not None and known.optimizer_us is not None
     share = known.optimizer_us.median / known.step_us.median
     assert 1 - share - 1e-9 < ratio_of(known, fused_optimizer=True) <= 1 + 1e-9
     assert "not fused already" in predict(known, {"fused_optimizer": "off"}).refused
-    assert 0.5 < ratio_of(lasting(known, 900e3, 450e3), fused_optimizer=True) < 0.75
+    half = lasting(known, 900e3, 450e3)
+    assert 0.5 < ratio_of(half, fused_optimizer=True) < 0.75
+    for rounds in (2, 4, 8):
+        assert ratio_of(half, accumulate=rounds) >= 1 - 0.5 * (1 - 1 / rounds)
+    assert ratio_of(half, accumulate=8) < ratio_of(half, accumulate=2) < 1
 
 
 @pytest.mark.parametrize(("longer_us", "moved_us"), [(0.0, 0.0), (100.0, 23 * 100.0 / 2)])
@@ -502,15 +497,6 @@ def test_a_fused_step_begins_once(trained: dict[str, Facts], longer_us: float, m
     assert after_us == pytest.approx(60 + 1.5 * 12 + 3.5 * moved_us, rel=0.01)
 
 
-def test_accumulation_saves_at_most_the_steps_left_out(trained: dict[str, Facts]) -> None:
-    known = lasting(trained["AdamW"], 900e3, 450e3)
-    assert known.step_us is not None and known.optimizer_us is not None
-    share = known.optimizer_us.median / known.step_us.median
-    for rounds in (2, 4, 8):
-        assert ratio_of(known, accumulate=rounds) >= 1 - share * (1 - 1 / rounds)
-    assert ratio_of(known, accumulate=8) < ratio_of(known, accumulate=2) < 1
-
-
 def passing(known: Facts, operator: str, us: float) -> Facts:
     """The same, where each such operator took so long: what else runs on a machine makes real ones longer."""
     timeline = known.run.timeline
@@ -521,13 +507,12 @@ def passing(known: Facts, operator: str, us: float) -> Facts:
 
 
 def test_a_plain_optimizer_has_little_to_save(trained: dict[str, Facts]) -> None:
-    # µs of 12 small tensors, of a step of a millisecond
-    usual = (("SGD", "aten::add_", 60.0), ("AdamW", "aten::mul_", 600.0))
-    plain, moments = (
-        ratio_of(lasting(passing(trained[name], operator, 5.0), 1e3, us), fused_optimizer=True)
-        for name, operator, us in usual
-    )
-    assert plain == pytest.approx(1, abs=0.01) and moments < 0.9
+    def ratio(name: str, operator: str, us: float) -> float:
+        """Of a step of a millisecond, in which the updates of 12 small tensors take so long."""
+        return ratio_of(lasting(passing(trained[name], operator, 5.0), 1e3, us), fused_optimizer=True)
+
+    assert ratio("SGD", "aten::add_", 60.0) == pytest.approx(1, abs=0.01)
+    assert ratio("AdamW", "aten::mul_", 600.0) < 0.9
 
 
 # compiling
@@ -604,18 +589,13 @@ def in_steps(known: Facts, kind: PauseKind, from_ms: float, to_ms: float) -> tup
     return tuple(Pause(kind, s + int(from_ms * 1e6), s + int(to_ms * 1e6)) for s in start)
 
 
-def test_leaving_out_logging_does_not_leave_out_evaluation() -> None:
+def test_leaving_out_one_pause_leaves_the_others() -> None:
     known = fed(40, 0.2)
     logging, evaluation = in_steps(known, "logging", 1, 9), in_steps(known, "evaluation", 12, 34)
-    alone, beside = with_pauses(known, *logging), with_pauses(known, *logging, *evaluation)
-    finding = told_of(beside, "logging_or_eval")
+    finding = told_of(with_pauses(known, *logging, *evaluation), "logging_or_eval")
     assert "Logging" in finding.summary
-    assert finding.prediction == told_of(alone, "logging_or_eval").prediction
+    assert finding.prediction == told_of(with_pauses(known, *logging), "logging_or_eval").prediction
     assert finding.predicted_ratio == pytest.approx(1 - 1.1 * 8 / 80, abs=0.005)
-
-
-def test_a_pause_within_another_is_not_gained() -> None:
-    known = fed(40, 0.2)
     nested = with_pauses(known, *in_steps(known, "checkpoint_save", 10, 20), *in_steps(known, "gc", 4, 18))
     assert told_of(nested, "gc_pause").predicted_ratio == pytest.approx(1 - 1.1 * 6 / 80, abs=0.005)
     assert told_of(nested, "checkpoint_save").predicted_ratio == pytest.approx(1 - 1.1 * 10 / 80, abs=0.005)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
@@ -83,6 +83,7 @@ def syncs(program: Sequence[Op]) -> int:
     return sum(op.kernel is None for op in program)
 
 
+@settings(max_examples=50)
 @given(one_stream | two_streams)
 def test_the_unchanged_window_takes_as_long_as_it_did(program: list[Op]) -> None:
     spans, end = machine(program)
@@ -90,6 +91,7 @@ def test_the_unchanged_window_takes_as_long_as_it_did(program: list[Op]) -> None
     assert played.step_ns.tolist() == [device_end(spans, end)]
 
 
+@settings(max_examples=50)
 @given(one_stream, st.lists(st.sampled_from([0.0, 0.25, 0.5, 1.0]), min_size=50, max_size=50))
 def test_shorter_kernels_take_what_the_machine_would_take(program: list[Op], shares: list[float]) -> None:
     spans, end = machine(program)
@@ -108,6 +110,7 @@ def test_shorter_kernels_take_what_the_machine_would_take(program: list[Op], sha
     assert abs(found - truth) <= LEAST_SYNC * syncs(program) + len(program)
 
 
+@settings(max_examples=50)
 @given(one_stream, st.integers(0, 20), st.sampled_from([0.0, 0.3, 1.0]))
 def test_less_time_on_the_host_takes_what_the_machine_would_take(program: list[Op], which: int, share: float) -> None:
     spans, end = machine(program)
@@ -120,6 +123,7 @@ def test_less_time_on_the_host_takes_what_the_machine_would_take(program: list[O
     assert abs(found - truth) <= LEAST_SYNC * (syncs(program) + 1) + len(program)
 
 
+@settings(max_examples=50)
 @given(one_stream)
 def test_a_wait_that_no_longer_waits(program: list[Op]) -> None:
     spans, end = machine(program)
@@ -133,6 +137,7 @@ def test_a_wait_that_no_longer_waits(program: list[Op]) -> None:
     assert abs(found - truth) <= (LEAST_SYNC + CALL) * syncs(program) + GAP * len(program)
 
 
+@settings(max_examples=50)
 @given(one_stream, st.data())
 def test_a_kernel_not_launched_takes_no_stream_time(program: list[Op], data: st.DataObject) -> None:
     kernels = [i for i, op in enumerate(program) if op.kernel is not None and i]
@@ -147,6 +152,7 @@ def test_a_kernel_not_launched_takes_no_stream_time(program: list[Op], data: st.
     assert found >= with_gaps - (LATENCY + GAP + LEAST_SYNC) * len(program)
 
 
+@settings(max_examples=50)
 @given(one_stream | two_streams, st.lists(st.floats(0, 1), min_size=50, max_size=50), st.floats(0, 1))
 def test_shortening_more_never_takes_longer(program: list[Op], shares: list[float], less: float) -> None:
     spans, end = machine(program)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,46 +17,7 @@ import gpulab
 from gpulab.errors import UsageError
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Experiment
-
-SETUP = """
-import time
-import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-hidden = 16
-pause = 0.0
-data = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = DataLoader(data, batch_size=4, shuffle=True)
-"""
-CELL = """
-factor = 1.0
-for x, y in loader:
-    time.sleep(pause)
-    loss = factor * nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.fixture
-def interrupts_come() -> Iterator[None]:
-    """Whatever started the tests may ignore them: a shell's background job does."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def names() -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(SETUP, namespace)
-    return namespace
+from tests.tuning.cells import CELL, SETUP, same, weights
 
 
 def quick(
@@ -64,10 +25,6 @@ def quick(
 ) -> Any:
     given = {"pairs": 5, "steps": 4, "budget_s": 300.0, "save": False, "show": False, **more}
     return gpulab.experiment(code, knobs, namespace=names, **given)
-
-
-def values(names: dict[str, Any]) -> list[torch.Tensor]:
-    return [t.clone() for t in names["model"].state_dict().values()]
 
 
 def last() -> Experiment:
@@ -78,12 +35,12 @@ def last() -> Experiment:
 
 
 def test_everything_is_as_before(names: dict[str, Any]) -> None:
-    before, state = values(names), copy.deepcopy(names["optimizer"].state_dict())
+    before, state = weights(names), copy.deepcopy(names["optimizer"].state_dict())
     random = (torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy())
     model, parameters = names["model"], list(names["model"].parameters())
     found = quick(CELL, {"fused_optimizer": "on"}, names)
     assert found.verdict in ("faster", "slower", "no measurable difference", "undecided")
-    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+    assert same(before, names)
     assert names["optimizer"].state_dict() == state
     assert (
         torch.equal(random[0], torch.get_rng_state())
@@ -202,12 +159,12 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
 def test_what_there_is_after_an_interrupt_is_said_and_all_is_put_back(
     names: dict[str, Any], what: str, words: str
 ) -> None:
-    before = values(names)
+    before = weights(names)
     found = interrupted_at(what, names)
     assert words in f"{found.headline.sentence} {found.headline.evidence}"
     assert "--ab" not in found.text(full=True), "that is what was asked for"
     assert last().stopped and len(last().sides) == 2
-    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+    assert same(before, names)
 
 
 @pytest.mark.usefixtures("interrupts_come")
@@ -284,6 +241,17 @@ def test_more_time_than_the_budget_is_told(names: dict[str, Any]) -> None:
     assert found.only.ended_early == "The budget of less than 1 s was over before workers=1 had run"
     assert not found.result.stopped and len(found.result.sides[0].facts.run.steps) <= 1
     assert "the budget of less than 1 s was over before workers=1 had run" in " ".join(found.text().split())
+
+
+def test_the_record_of_a_run_holds_the_threads_it_was_given(names: dict[str, Any]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sides = quick(CELL, {"compute_threads": [1]}, names, pairs=1).result.sides
+        assert [side.facts.run.environment.compute_threads for side in sides] == [2, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:

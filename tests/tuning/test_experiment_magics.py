@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.support.kernel_session import Answer, KernelSession, kernel
+from tests.tuning.cells import shown
 
 SETUP = """
 %load_ext gpulab
@@ -40,12 +41,6 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]
     with kernel(tmp_path_factory.mktemp("experiments")) as started:
         assert started.run(SETUP + FUNCTION).status == "ok"
         yield started
-
-
-def shown(answer: Answer) -> str:
-    return answer.stdout + "".join(
-        str(d.get("text/plain", "")) + str(d.get("text/html", "")) for d in answer.displays()
-    )
 
 
 def stepping(answer: Answer) -> bool:
@@ -108,23 +103,6 @@ def test_several_knobs_in_quotes_and_the_result_handed_over(session: KernelSessi
     assert session.value("found.only.b.settings") == {"workers": "1", "pause": "0.01"}
     assert session.value("found.only.b.checks[0].state") == "took effect"
     assert session.value("found.verdict in ('faster', 'slower', 'no measurable difference', 'undecided')") is True
-
-
-def test_another_thread_that_measures_is_said_in_one_line(session: KernelSession) -> None:
-    begun = """
-import threading, gpulab
-inside, over = threading.Event(), threading.Event()
-def measure():
-    with gpulab.profile(save=False, live=False, show=False, trace=False):
-        inside.set()
-        over.wait(300)
-thread = threading.Thread(target=measure); thread.start(); inside.wait(60);
-"""
-    assert session.run(begun).status == "ok"
-    answer = session.run(f"%%gpuprofile --ab workers=1 --no-save\nran = True\n{CELL}")
-    session.run("over.set(); thread.join()")
-    said = answer.stderr or str(answer.error)
-    assert "Another run is being measured" in said and "did not run" in said and "Traceback" not in said
 
 
 def test_the_text_of_a_cell_finds_the_names_of_the_notebook(session: KernelSession) -> None:
