@@ -7,11 +7,8 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
-
-pytest.importorskip("torch")
-
 import torch
+from msgspec.structs import replace
 from torch import nn
 
 from gpulab.knobs.knob import KnobEffects
@@ -111,10 +108,11 @@ def test_fused_refuses_what_cannot_be_and_leaves_it_alone(plain_run: Run) -> Non
         cell.optimizer.step()
         return cell.optimizer, before[0]  # type: ignore[index]
 
-    for kind, options, reason in (
+    cases: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
         (torch.optim.RMSprop, {}, "RMSprop has no fused form"),
         (torch.optim.Adam, {"differentiable": True}, "differentiable"),
-    ):
+    ]
+    for kind, options, reason in cases:
         with FUSED_OPTIMIZER.applied(True) as log:
             optimizer, groups = step_with(kind, **options)
         assert reason in log.refused[0] and not log.counts and looks(optimizer)[0] == groups  # type: ignore[index]

@@ -8,7 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO
 
 import ipywidgets
 import pytest
@@ -94,11 +94,12 @@ def test_each_knob_shows_its_value_help_and_control(panel: Panel) -> None:
     tf32 = row(panel, "tf32")
     assert tf32.control.disabled and str(KNOBS["tf32"].refuses(SCENE, True)) in words(tf32).replace("&#x27;", "'")
     assert not row(panel, "workers").control.disabled
-    for changes, name, disabled in (
+    records: list[tuple[dict[str, Any], str, bool]] = [
         ({"iterable": True}, "workers", True),
         ({"dataset_length": 6, "batch_size": 16}, "batch_size", False),
         ({"dataset_length": 1, "batch_size": 1}, "batch_size", True),
-    ):
+    ]
+    for changes, name, disabled in records:
         record = replace(LOADER, **changes)
         panel.show_observation(replace(SCENE, loaders=(replace(SCENE.loaders[0], record=record),)))
         assert row(panel, name).control.disabled is disabled, changes
@@ -342,7 +343,8 @@ def test_what_a_click_prints_is_kept(scripted: PanelSession, made: Made, capsys:
 
 
 def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
-    for settings, said in (({}, NOTHING_TURNED), ({"workers": -1}, "workers")):
+    refused: list[tuple[dict[str, Any], str]] = [({}, NOTHING_TURNED), ({"workers": -1}, "workers")]
+    for settings, said in refused:
         with pytest.raises(UsageError, match=said):
             scripted.compare(**settings)
     assert not scripted.running and not made.engines
