@@ -214,6 +214,8 @@ def test_little_shared_memory_is_said_and_not_refused(monkeypatch: pytest.Monkey
     monkeypatch.setattr(loader_options, "_shared_memory_bytes", lambda: 64 * 2**20)
     assert "64.0 MiB" in WORKERS.cautions(SCENE, 2)[0] and WORKERS.cautions(SCENE, 0) == ()
     assert WORKERS.refuses(SCENE, 2) is None
+    monkeypatch.setattr(loader_options, "pins_nothing_here", lambda: False)
+    assert KNOBS["pin_memory"].refuses(SCENE, True) is None, "there is a GPU to pin for"
     with WORKERS.applied(1) as log:
         pass
     assert "Bus error" in log.notes[0]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Any
 
 import numpy as np
 import pytest
@@ -189,59 +188,46 @@ def test_the_headline_reads_the_right_way_round() -> None:
     assert "Waiting for the DataLoader grew from 22.8 ms to 45." in said.sentence
 
 
-SPARSE = made.blocks(0, 38.0, turns=4, per_turn=2)
-NOT_COMPARABLE = "cannot be compared with the cell as written: "
+AS_WRITTEN, ALONE, SPARSE = made.as_written(), made.as_written(blocks=()), made.blocks(0, 38.0, turns=4, per_turn=2)
+BUSY, RARE = made.as_written(blocks=made.blocks(0, 38.0, per_turn=2, noise=0.7)), made.as_written(blocks=SPARSE)
+UNCOUNTED = replace(made.batch(64, 60.0, 11), blocks=made.blocks(1, 60.0, batch=None))
+NOISY, FEW = made.blocks(1, 38.0, noise=0.5), made.blocks(1, 38.0, turns=4)
 
 
 @pytest.mark.parametrize(
     ("a", "b", "verdict", "sentence"),
     [
-        ({}, made.out_of_memory(), "not comparable", "out of memory at 3.1 GiB"),
-        ({}, made.faster(failure="RuntimeError: odd"), "not comparable", f"{NOT_COMPARABLE}RuntimeError: odd.$"),
+        (AS_WRITTEN, made.out_of_memory(), "not comparable", "out of memory at 3.1 GiB"),
         (
-            {},
-            replace(made.batch(64, 60.0, 11), blocks=made.blocks(1, 60.0, batch=None)),
+            AS_WRITTEN,
+            made.faster(failure="RuntimeError: odd"),
             "not comparable",
-            "samples of a step are not known",
+            "cell as written: RuntimeError: odd.$",
         ),
-        ({"blocks": ()}, made.faster(blocks=()), "faster", r"^Faster: "),
+        (AS_WRITTEN, UNCOUNTED, "not comparable", "samples of a step are not known"),
+        (ALONE, made.faster(blocks=()), "faster", "workers=2 is"),
+        (BUSY, made.faster(blocks=made.blocks(1, 1.9, noise=0.3)), "faster", "workers=2 is "),  # 0.05 times the time
         (
-            {"blocks": made.blocks(0, 38.0, per_turn=2, noise=0.7)},  # a busy machine, and 0.05 times the time
-            made.faster(blocks=made.blocks(1, 1.9, noise=0.3)),
-            "faster",
-            r"^Faster: workers=2 is ",
-        ),
-        (
-            {},
+            AS_WRITTEN,
             made.alike(),
             "no measurable difference",
-            r"^No measurable difference: channels_last=on is 1\.0.*; less than 3 % counts as none\)\.$",
+            r"_last=on is 1\.0.*; less than 3 % counts as none\)\.$",
         ),
-        (
-            {},
-            made.alike(blocks=made.blocks(1, 38.0, noise=0.5)),
-            "undecided",
-            r"^Undecided: channels_last=on is [\d.]+ times as fast per step, "
-            r"but the interval goes from 0\.\d+ to 1\.\d+\.$",
-        ),
-        (
-            {"blocks": SPARSE},
-            made.alike(blocks=made.blocks(1, 38.0, turns=4)),
-            "undecided",
-            "^Undecided: channels_last=on is .*too few blocks ran to tell",
-        ),
+        (AS_WRITTEN, made.alike(blocks=NOISY), "undecided", r"as fast per step, but .* goes from 0\.\d+ to 1\.\d+\.$"),
+        (RARE, made.alike(blocks=FEW), "undecided", "channels_last=on is .*too few blocks ran to tell"),
     ],
 )
-def test_verdicts_and_their_sentences(a: dict[str, Any], b: Side, verdict: str, sentence: str) -> None:
-    found = made.a_comparison(b, made.as_written(**a))
-    said = comparison_headline(found)
-    assert found.verdict == verdict and re.search(sentence, said.sentence), said.sentence
-    if verdict == "not comparable" and found.b.failure:
+def test_verdicts_and_their_sentences(a: Side, b: Side, verdict: str, sentence: str) -> None:
+    found = made.a_comparison(b, a)
+    said = comparison_headline(found).sentence
+    assert found.verdict == verdict and re.search(sentence, said), said
+    assert verdict == "not comparable" or said.startswith(f"{verdict.capitalize()}: ")
+    if b.failure:
         assert (found.ratio, found.loss) == (None, None)
-    if a == {"blocks": ()}:
+    if a is ALONE:
         assert (found.evidence, found.pairs) == ("sequential", 0)
         assert found.ratio == pytest.approx(13.2 / 38.0, rel=0.02)
-    assert any("Too few blocks (4)" in note for note in found.notes) is (a == {"blocks": SPARSE})
+    assert any("Too few blocks (4)" in note for note in found.notes) is (a is RARE)
 
 
 def test_what_would_decide_is_told_where_it_is_in_reach() -> None:
@@ -253,24 +239,15 @@ def test_what_would_decide_is_told_where_it_is_in_reach() -> None:
     assert comparison_headline(noisy).sentence.endswith("but the cell as written differs by 30 % from itself.")
 
 
-@pytest.mark.parametrize(
-    ("ratio", "interval", "written"),
-    [
-        (2.9, (2.7, 3.1), ("2.9", "2.7–3.1")),
+def test_a_ratio_and_its_interval_stay_apart() -> None:
+    for ratio, interval, written in (
         (2.91, (2.89, 2.94), ("2.91", "2.89–2.94")),
         (0.998, (0.985, 1.011), ("1.00", "0.98–1.01")),
-        (1.07, (1.02, 1.12), ("1.07", "1.02–1.12")),
         (1.034, (1.031, 1.037), ("1.034", "1.031–1.037")),
-        (1.6, (1.4, 1.8), ("1.6", "1.4–1.8")),
         (1.6, (1.02, 2.5), ("1.60", "1.02–2.50")),
-        (0.34, (0.2, 3.0), ("0.34", "0.20–3.00")),
         (14.2, (12.1, 16.3), ("14", "12–16")),
-    ],
-)
-def test_a_ratio_and_its_interval_stay_apart(
-    ratio: float, interval: tuple[float, float], written: tuple[str, str]
-) -> None:
-    assert factor_within(ratio, interval) == written
+    ):
+        assert factor_within(ratio, interval) == written
 
 
 def _swept(*sides: Side) -> Experiment:
@@ -446,16 +423,6 @@ def test_losses_need_one_on_both_sides() -> None:
     assert one_sided is not None and one_sided.verdict == "not measurable"
 
 
-def test_only_steps_of_other_samples_are_another_training() -> None:
-    sides = _losses(made.loss_curve(seed=0), made.loss_curve(seed=9), *(made.loss_curve(seed=s) for s in (1, 2, 3)))
-    other_batch = compare_losses(*sides, changes_training="another batch", other_steps=True)
-    lower_precision = compare_losses(*sides, changes_training="lower precision")
-    assert other_batch is not None and other_batch.verdict == "different" and "another batch" in other_batch.words
-    assert lower_precision is not None and lower_precision.verdict == "within the band"
-    identical = compare_losses(*_losses((2.0, 1.0), (2.0, 1.0)), changes_training="another batch", other_steps=True)
-    assert identical is not None and identical.verdict == "same"
-
-
 @pytest.mark.parametrize(
     ("settings", "samples", "said"),
     [
@@ -473,6 +440,9 @@ def test_the_band_judges_all_but_another_batch_and_accumulation(
     b = made.alike(settings=settings, losses=made.loss_curve(seed=9), blocks=made.blocks(1, 38.0, batch=samples))
     found = compare_blocks(a, b, changes_training="it computes otherwise")
     assert found.loss is not None and found.loss.verdict == said
+    assert said != "different" or "it computes otherwise" in found.loss.words
+    identical = compare_losses(*_losses((2.0, 1.0), (2.0, 1.0)), changes_training="another batch", other_steps=True)
+    assert identical is not None and identical.verdict == "same"
 
 
 def test_seeds_that_change_nothing_make_no_band() -> None:
