@@ -159,7 +159,11 @@ def story(loader: DataLoader[Any], epochs: int = 3) -> list[Any]:
         stop = 2 if epoch == 1 else None
         seen += [x.tolist() for x, _ in itertools.islice(loader, stop)]
         seen.append(torch.rand(2).tolist())
-    seen += [torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()]
+    seen += [
+        torch.get_rng_state().tolist(),
+        random.getstate(),
+        np.random.get_state(legacy=False)["state"]["key"].tolist(),
+    ]
     if loader.generator is not None:
         seen.append(loader.generator.get_state().tolist())
     return seen
@@ -244,15 +248,24 @@ def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
     assert len(loader) == 7
 
 
-def test_a_patch_that_somebody_buried_does_nothing_afterwards() -> None:
-    original = DataLoader.__iter__
+def test_contexts_leave_in_any_order_and_what_somebody_buried_does_nothing_afterwards() -> None:
+    def size() -> int:
+        return len(next(iter(plain()))[0])
+
+    original, outer, inner = DataLoader.__iter__, BATCH_SIZE.applied(2), BATCH_SIZE.applied(13)
+    outer.__enter__(), inner.__enter__()
+    assert size() == 13, "the inner counts"
+    outer.__exit__(None, None, None)
+    assert size() == 13
+    inner.__exit__(None, None, None)
+    assert size() == 4 and DataLoader.__iter__ is original
     with BATCH_SIZE.applied(13):
         ours = DataLoader.__iter__
         DataLoader.__iter__ = lambda self: ours(self)  # type: ignore[method-assign]
     try:
-        assert len(next(iter(plain()))[0]) == 4
+        assert size() == 4
         with BATCH_SIZE.applied(2):
-            assert len(next(iter(plain()))[0]) == 2
+            assert size() == 2
     finally:
         DataLoader.__iter__ = original  # type: ignore[method-assign]
 
@@ -435,10 +448,12 @@ def test_accelerate() -> None:
 
 def test_lightning() -> None:
     """The evaluation's loader is changed, too."""
-    lightning = pytest.importorskip("lightning")
+    pytest.importorskip("lightning")
+    import lightning
+
     steps: list[int] = []
 
-    class Model(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    class Model(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(2, 1)

@@ -20,13 +20,13 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from gpulab.capture.recorder import Capture
 from gpulab.knobs.observe import watch
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, attention_backend, observe
-from gpulab.run import Device, Run, Settings
+from gpulab.run import Device, Run
 from tests.support import cells_libraries
 from tests.support import cells_plain as cells
+from tests.support.knob_cells import captured
 
 
 @pytest.fixture(autouse=True)
@@ -43,21 +43,15 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
-def captured(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Observed]:
+def seen_in(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Observed]:
     """A full capture of a cell that is observed."""
-    capture = Capture(Settings(live=False, save=False, trace=trace), "block", "loss.backward()")
-    capture.start()
-    try:
-        with observe() as seen:
-            cell()
-    finally:
-        run, _ = capture.finish("completed")
-        capture.close()
+    run, _, seen = captured(cell, observed=True, trace=trace)
+    assert seen is not None
     return run, seen
 
 
 def observation(cell: Callable[[], object], *, trace: bool = False) -> Observation:
-    run, seen = captured(cell, trace=trace)
+    run, seen = seen_in(cell, trace=trace)
     return seen.observation(run)
 
 
@@ -80,62 +74,33 @@ def train(net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer | None 
     ("cell", "loaders", "optimizers", "trained"),
     [
         (cells.one_epoch, 1, ["AdamW"], ["Sequential"]),
-
         (cells.evaluated, 2, ["SGD"], ["Sequential"]),
-
-        (cells.sliced, 0, ["SGD"], ["Sequential"]),
+        (cells.sliced, 0, ["AdamW"], ["Sequential"]),
         (cells.inference, 1, [], []),
         (cells.by_hand, 1, [], []),
         (cells_libraries.accelerated, 1, ["AdamW"], ["Sequential"]),
-
+        (cells_libraries.lightning_trainer, 2, ["AdamW"], ["Sequential"]),
+        (cells_libraries.hugging_face_trainer, 3, ["AdamW"], ["GPT2LMHeadModel"]),
     ],
     ids=lambda v: getattr(v, "__name__", None),
 )
 def test_unmodified_cells(
-    cell: Callable[[list[Any]], None], loaders: int, optimizers: list[str], trained: list[str]
+    cell: Callable[..., None], loaders: int, optimizers: list[str], trained: list[str], tmp_path: Path
 ) -> None:
-    run, seen = captured(functools.partial(cell, []), trace=False)
+    gpt, folder = "GPT2LMHeadModel" in trained, [tmp_path] * ("folder" in inspect.signature(cell).parameters)
+    run, seen = seen_in(functools.partial(cell, [], *folder), trace=gpt)
     found = seen.observation(run)
     assert len(found.loaders) == loaders and not found.grad_scaler
     assert [o.class_name for o in found.optimizers] == optimizers
     assert [m.class_name for m in found.modules if m.trained] == trained
     if found.loaders and run.loader is not None:
-        assert found.loaders[0].record == run.loader
-
-
-def test_lightning(tmp_path: Path) -> None:
-    run, seen = captured(functools.partial(cells_libraries.lightning_trainer, [], tmp_path), trace=False)
-    found = seen.observation(run)
-    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [5, 10]
-    assert found.loader is not None and found.loader.record == run.loader
-    assert [o.class_name for o in found.optimizers] == ["AdamW"]
-    assert [m.class_name for m in found.modules if m.trained] == ["Sequential"]
-
-
-def test_hugging_face_trainer(tmp_path: Path) -> None:
-    run, seen = captured(functools.partial(cells_libraries.hugging_face_trainer, [], tmp_path), trace=True)
-    found = seen.observation(run)
-    assert found.loader is not None and found.loader.record.batch_size == 4 and found.loader.record == run.loader
-    assert found.loader.record.own_collate
-    assert [o.class_name for o in found.optimizers] == ["AdamW"]
-    assert [m.class_name for m in found.modules if m.trained] == ["GPT2LMHeadModel"]
-    assert found.attention is not None and "aten::addmm" in found.operators
+        assert found.loaders[0].record == run.loader, "the loader that feeds the steps comes first"
+    if gpt:
+        assert found.loader is not None and found.loader.record.batch_size == 4 and found.loader.record.own_collate
+        assert found.attention is not None and "aten::addmm" in found.operators
 
 
 # -- loaders -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_loader_that_feeds_the_steps_comes_first() -> None:
-    net = nn.Linear(8, 3)
-
-    def cell() -> None:
-        with torch.no_grad():
-            for x, _ in DataLoader(data(), batch_size=6):
-                net(x)
-        train(net, DataLoader(data(), batch_size=4, drop_last=True, shuffle=True))
-
-    found = observation(cell)
-    assert [observed_loader.record.batch_size for observed_loader in found.loaders] == [4, 6]
 
 
 def test_what_limits_a_loader() -> None:
@@ -374,7 +339,7 @@ def test_a_call_within_a_module_is_not_outermost() -> None:
 def test_a_gradient_scaler_counts_where_it_scales() -> None:
     for enabled in (True, False):
         scaler = torch.amp.GradScaler("cpu", enabled=enabled)
-        assert observation(lambda s=scaler: s.scale(torch.ones(()))).grad_scaler is enabled  # type: ignore[misc]
+        assert observation(functools.partial(scaler.scale, torch.ones(()))).grad_scaler is enabled
 
 
 def test_operators_and_attention_come_from_the_trace(seen: Observation) -> None:
@@ -397,7 +362,7 @@ def test_tf32_is_the_setting_while_modules_ran_on_such_a_gpu() -> None:
         nn.Linear(8, 3)(torch.ones(1, 8))
         torch.set_float32_matmul_precision(before)
 
-    run, seen = captured(cell, trace=False)
+    run, seen = seen_in(cell, trace=False)
     assert seen.observation(run).tf32 is None, "on a CPU"
     for capability, tf32 in (("7.5", None), ("9.0", True), ("10.0", True)):
         device = Device("cuda", "GPU", 0, details={"compute_capability": capability})

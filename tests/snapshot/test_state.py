@@ -162,17 +162,66 @@ def test_an_optimizer(made: str, warm: bool) -> None:
     assert restored.could_not == () and restored.left == ()
 
 
-def test_an_optimizer_that_takes_a_closure() -> None:
-    cell = """
-    def closure():
-        optimizer.zero_grad()
-        loss = cross_entropy(model[0](x)[:, :4], y)
-        loss.backward()
-        return loss
-    for _ in range(3):
-        losses.append(optimizer.step(closure).item())
-    """
-    twice(cell, START, "optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)", cell)
+SGD = "optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)\n"
+CLOSURE = """
+def closure():
+    optimizer.zero_grad()
+    loss = cross_entropy(model[0](x)[:, :4], y)
+    loss.backward()
+    return loss
+for _ in range(3):
+    losses.append(optimizer.step(closure).item())
+"""
+GROUPS = """
+optimizer.param_groups[0]['note'] = 3
+optimizer.param_groups[0]['weight_decay'] = 0.5
+optimizer.add_param_group({'params': nn.Linear(2, 2).parameters()})
+"""
+SCALER = "scaler = torch.amp.GradScaler('cpu', init_scale=2.0**14, growth_interval=2)\n"
+SCALED = """
+for _ in range(5):
+    optimizer.zero_grad()
+    scaler.scale(cross_entropy(model(x), y)).backward()
+    scaler.step(optimizer)
+    scaler.update()
+    losses.append(scaler.get_scale())
+"""
+AVERAGE = """
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
+shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
+"""
+AVERAGED = """
+    average.update_parameters(model)
+    [shadow[n].lerp_(p.detach(), .1) for n, p in model.named_parameters()]
+"""
+VIEWS = "view = model[0].weight.data[1:3]; flat = view[0]"
+SEVEN = "with torch.no_grad(): model[0].weight[1] = 7.\nassert (view[0] == 7).all() and (flat == 7).all()"
+BUFFER = "both = torch.arange(24.)\na, b = nn.Parameter(both[:12].view(3, 4)), nn.Parameter(both[12:].view(4, 3).t())"
+
+
+@pytest.mark.parametrize(
+    ("before", "cell", "then"),
+    [
+        ("optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=3)\n" + CLOSURE, CLOSURE, ""),
+        (SGD, LOOP + GROUPS, "assert len(optimizer.param_groups) == 1 and 'note' not in optimizer.param_groups[0]"),
+        (
+            SGD,
+            f"s = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n{LOOP}    s.step()\n",
+            "assert 'step' not in vars(optimizer) and 's' not in globals()",
+        ),
+        (SGD + SCALER, SCALED, ""),
+        (SGD + SCALER + SCALED, SCALED, ""),
+        (SGD + AVERAGE, LOOP.rstrip() + AVERAGED, ""),
+        (SGD + VIEWS, LOOP + "model[0].weight.data = model[0].weight.data.double().float() * 2\n", SEVEN),
+        (BUFFER, "with torch.no_grad(): a.mul_(3); b.add_(1); b.t()[0] = 9", ""),
+    ],
+    ids=["closure", "groups", "scheduler of the cell", "scaler", "used scaler", "averages", "views", "one buffer"],
+)
+def test_a_training(before: str, cell: str, then: str) -> None:
+    namespace, restored = twice(cell, START, before)
+    assert restored.left == () == restored.could_not
+    run(namespace, then)
 
 
 SCHEDULERS = {
@@ -195,55 +244,11 @@ def test_a_scheduler(made: str, lr: str) -> None:
         assert isinstance(namespace["optimizer"].param_groups[0]["lr"], torch.Tensor)
 
 
-def test_keys_and_groups_that_the_cell_added_are_removed() -> None:
-    cell = LOOP + textwrap.dedent("""
-    optimizer.param_groups[0]['note'] = 3
-    optimizer.param_groups[0]['weight_decay'] = 0.5
-    extra = nn.Linear(2, 2)
-    optimizer.add_param_group({'params': extra.parameters()})
-    """)
-    namespace, _ = twice(cell, START, "optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)")
-    assert len(namespace["optimizer"].param_groups) == 1 and "note" not in namespace["optimizer"].param_groups[0]
-
-
-def test_a_scheduler_of_the_cell_leaves_the_optimizer_as_it_was() -> None:
-    cell = "s = torch.optim.lr_scheduler.StepLR(optimizer, 1)\n" + LOOP + "    s.step()\n"
-    namespace, _ = twice(cell, START, "optimizer = torch.optim.SGD(model.parameters(), 0.1)")
-    assert "step" not in vars(namespace["optimizer"]) and "s" not in namespace
-
-
-@pytest.mark.parametrize("used", [False, True])
-def test_a_gradient_scaler(used: bool) -> None:
-    made = """
-    optimizer = torch.optim.SGD(model.parameters(), 0.01)
-    scaler = torch.amp.GradScaler('cpu', init_scale=2.0**14, growth_interval=2)
-    """
-    cell = """
-    for _ in range(5):
-        optimizer.zero_grad()
-        scaler.scale(cross_entropy(model(x), y)).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        losses.append(scaler.get_scale())
-    """
-    twice(cell, START, made, *([cell] if used else []))
-
-
-def test_an_average_of_the_weights() -> None:
-    made = """
-    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    shadow = {name: p.detach().clone() for name, p in model.named_parameters()}
-    """
-    step = "    average.update_parameters(model)\n    [shadow[n].lerp_(p, .1) for n, p in model.named_parameters()]\n"
-    _, restored = twice(LOOP + step.replace("lerp_(p, .1)", "lerp_(p.detach(), .1)"), START, made)
-    assert restored.left == ()
-
-
 def test_tied_weights_stay_tied_and_are_copied_once() -> None:
     namespace = notebook("import torch; from torch import nn", "a, b = nn.Linear(50, 50), nn.Linear(50, 50)")
     untied = State.of(namespace, None).bytes
+    parted = notebook("import torch; from torch import nn", BUFFER)
+    assert State.of(parted, None).bytes == 24 * 4, "parameters in one buffer"
     run(namespace, "b.weight = a.weight")
     state, weight, before = State.of(namespace, None), namespace["a"].weight, namespace["a"].weight.detach().clone()
     assert state.bytes == untied - 50 * 50 * 4 == (50 * 50 + 100) * 4
@@ -252,26 +257,6 @@ def test_tied_weights_stay_tied_and_are_copied_once() -> None:
     state.restore()
     assert namespace["b"].weight is namespace["a"].weight is weight
     assert weight.untyped_storage().nbytes() == 50 * 50 * 4 and torch.equal(weight, before)
-
-
-def test_views_into_parameters_still_alias() -> None:
-    cell = LOOP + "model[0].weight.data = model[0].weight.data.double().float() * 2\n"
-    before = "optimizer = torch.optim.SGD(model.parameters(), 0.1); view = model[0].weight.data[1:3]; flat = view[0]"
-    namespace, _ = twice(cell, START, before)
-    with torch.no_grad():
-        namespace["model"][0].weight[1] = 7.0
-    assert (namespace["view"][0] == 7).all() and (namespace["flat"] == 7).all()
-
-
-def test_parameters_that_lie_in_one_buffer() -> None:
-    made = """
-    import torch
-    from torch import nn
-    flat = torch.arange(24.)
-    a, b = nn.Parameter(flat[:12].view(3, 4)), nn.Parameter(flat[12:].view(4, 3).t())
-    """
-    namespace, _ = twice("with torch.no_grad(): a.mul_(3); b.add_(1); b.t()[0] = 9", made)
-    assert State.of(namespace, None).bytes == 24 * 4
 
 
 @pytest.mark.parametrize(
