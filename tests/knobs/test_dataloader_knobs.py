@@ -468,7 +468,9 @@ def test_lightning() -> None:
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), 1e-4)
 
-    quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
+    quiet: dict[str, Any] = dict.fromkeys(
+        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
+    )
 
     def cell() -> None:
         trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet)

@@ -87,13 +87,13 @@ def ratio_of(known: Facts, **settings: object) -> float:
     return found.ratio
 
 
-def interval_of(known: Facts, prior: PriorEvidence | None = None, **settings: object) -> tuple[float, float]:
+def interval_of(known: Facts, prior: PriorEvidence | None = None, **settings: Any) -> tuple[float, float]:
     found = predict(known, {name: written(value) for name, value in settings.items()}, prior or PriorEvidence())
     assert found.interval is not None, found.refused
     return found.interval
 
 
-def width_of(known: Facts, **settings: object) -> float:
+def width_of(known: Facts, **settings: Any) -> float:
     """How many times the upper end of the interval is the lower one."""
     low, high = interval_of(known, **settings)
     return high / low

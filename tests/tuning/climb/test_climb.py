@@ -84,7 +84,9 @@ TWO = {"workers": 2}
     ],
 )
 def test_what_is_tried_next(findings: list[Finding], on: dict[str, Any], tried: str, passed: str) -> None:
-    given = {name: frozenset(value.split()) if isinstance(value, str) else value for name, value in on.items()}
+    given: dict[str, Any] = {
+        name: frozenset(value.split()) if isinstance(value, str) else value for name, value in on.items()
+    }
     found, over = candidates(Diagnosis(tuple(findings)), state(**given), nothing_foretold)
     assert tried == "?" or ", ".join(Arm(c.settings).label for c in found) == tried
     label, _, words = passed.partition(": ")
