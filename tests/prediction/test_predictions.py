@@ -124,7 +124,7 @@ def test_a_reason_in_place_of_a_formula_is_the_answer(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("case", synthetic.cases())
 def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str) -> None:
     known, sizes = synthetic.cases()[case].facts, PriorEvidence(sizes={8: (100.0, None), 16: (150.0, 5)})
-    for name, value in ((name, value) for name in KNOBS for value in (*KNOBS[name].options, 0, 3, "nonsense")):
+    for name, value in ((n, v) for n in KNOBS for v in (*KNOBS[n].options, 0, 3, "nonsense")):
         made_of_it = predict(known, {name: written(value)}, sizes)
         if made_of_it.refused:
             assert made_of_it.ratio is None and made_of_it.interval is None
