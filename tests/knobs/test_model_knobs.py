@@ -58,11 +58,7 @@ def layouts(cell: Cell) -> list[object]:
     """Where each weight lies, and how its optimizer states do."""
     state = cell.optimizer.state
     return [
-        (
-            p.data_ptr(),
-            p.stride(),
-            [v.stride() for v in state.get(p, {}).values() if isinstance(v, torch.Tensor)],
-        )
+        (p.data_ptr(), p.stride(), [v.stride() for v in state.get(p, {}).values() if isinstance(v, torch.Tensor)])
         for p in cell.model.parameters()
     ]
 

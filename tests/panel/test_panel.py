@@ -84,11 +84,7 @@ def test_each_knob_shows_its_value_help_and_control(panel: Panel) -> None:
     panel.show_observation(SCENE)
     assert all(r.knob.title in words(r) for r in panel.rows) and panel.settings == {}
     assert "as found: 16" in words(row(panel, "batch_size")) and row(panel, "batch_size").control.value == 16
-    kinds = {
-        "workers": ipywidgets.BoundedIntText,
-        "pin_memory": ipywidgets.Checkbox,
-        "amp": ipywidgets.Dropdown,
-    }
+    kinds = {"workers": ipywidgets.BoundedIntText, "pin_memory": ipywidgets.Checkbox, "amp": ipywidgets.Dropdown}
     assert all(isinstance(row(panel, name).control, kind) for name, kind in kinds.items())
     assert row(panel, "amp").control.value == "off"
     tf32 = row(panel, "tf32")

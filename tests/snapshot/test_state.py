@@ -698,8 +698,7 @@ def test_more_objects_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(walk, "MOST", 500)
     namespace = notebook(
-        "data = [[[i], [i]] for i in range(2000)]",
-        "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))",
+        "data = [[[i], [i]] for i in range(2000)]", "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))"
     )
     state = State.of(namespace, None)
     run(namespace, "model[0].weight.data.zero_()")
