@@ -399,6 +399,8 @@ def test_verified_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinned.state == "no effect" and "no GPU" in pinned.evidence
     crowded = replace(run, environment=replace(run.environment, usable_cores=0.5))
     assert "more than the 0.5 usable cores" in WORKERS.verify(seen, 1, logs["workers"], crowded).evidence
+    nobody = WORKERS.verify(seen, 1, KnobEffects({"loaders": 1}), run)
+    assert (nobody.state, nobody.evidence) == ("no effect", "0 of 1 worker process were alive")
     once = KnobEffects({"loaders": 1, "epochs": 1, "worker starts": 1})
     result = PERSISTENT_WORKERS.verify(seen, True, once, run)
     assert result.state == "cannot tell" and "one epoch" in result.evidence
