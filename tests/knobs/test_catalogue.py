@@ -10,25 +10,13 @@ from msgspec.structs import replace
 
 from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError
-from gpulab.knobs.catalogue import (
-    KNOBS,
-    decide,
-    grid,
-    knobs_against,
-    parse_settings,
-    parse_sweeps,
-    parsed_value,
-)
-from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.catalogue import KNOBS, decide, grid, knobs_against, parse_settings, parse_sweeps, parsed_value
+from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.values import written
 from gpulab.knobs.variables import Variables
-from gpulab.run import Device, Loader
+from tests.knobs.scenes import NOTHING, SCENE
 
-LOADER = ObservedLoader(Loader("Digits", 100, 8, 0, None, False, False, 13, False), False, False, "fork")
-OPTIMIZER = ObservedOptimizer("AdamW", True, None, ("cpu",), ("float32",), False)
-MODULE = ObservedModule("Net", 10, ("float32",), True, "contiguous", False, True, None)
-SCENE = Observation(Device("cpu", "CPU"), (LOADER,), (OPTIMIZER,), (MODULE,))
-NOTHING = Observation(Device("cpu", "CPU"))
+LOADER = SCENE.loaders[0]
 CELL = Variables.of(ast.parse("hidden = 64\nf(hidden, batch_size, net)"), {"batch_size": 8, "net": object()})
 
 
@@ -45,10 +33,13 @@ def test_what_a_knob_says_of_itself_is_consistent(name: str) -> None:
     knob = KNOBS[name]
     assert knob.name == name and knob.title and knob.help and "\n" not in knob.help
     assert all(knob.parse(written(value)) == value for value in knob.options)
+    for value in knob.options:
+        assert all(parse_settings([f"{name}={text}"], none) == {name: value} for text in (str(value), written(value)))
     assert set(knob.needs) <= set(KNOBS)
     assert set(knob.helps_against) <= {kind.key for kind in kinds()}, "findings that it helps against have other keys"
     assert not (knob.same_training and (knob.changes_training or knob.changes_steps))
     assert bool(knob.changes_training) or not knob.changes_steps, "nothing says why it is another training"
+    assert decide(name, NOTHING, anything).knob is None, "where nothing of its kind is seen, it is the variable"
 
 
 def test_an_alias_is_no_other_knobs_name() -> None:
@@ -82,14 +73,13 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["hiden=4"], r"Did you mean hidden\?"),
         (["zzz=4"], r"Knobs: batch_size, workers"),
         (["workers=4", "amp=off", "workers=2"], r"^workers is set twice: workers=4 and workers=2"),
+        (["fused=on"], r"Did you mean fused_optimizer\?"),
+        (["bs=3"], r"Did you mean batch_size\?"),
         (["workers"], r"NAME=VALUE, as in workers="),
-        (["worker"], r"NAME=VALUE, as in workers="),
         (["workers="], r"^workers= has no value"),
         (["=4"], r"NAME=VALUE"),
         ([""], r"NAME=VALUE"),
-        (["workers==4"], r"NAME=VALUE"),
         (["4x=4"], r"NAME=VALUE"),
-        (["workers=-1"], r"workers"),
         (["amp=bf61"], r"amp=bf16"),
         (["batch_size=0"], r"batch_size=1"),
         (["net=4"], r"^net is of the type object"),
@@ -151,22 +141,11 @@ def test_several_sweeps_make_a_grid() -> None:
 
 
 def test_values_from_code() -> None:
-    assert (
-        parsed_value("workers", 4) == 4
-        and parsed_value("pin_memory", True) is True
-        and parsed_value("hidden", None) is None
-    )
-    with pytest.raises(UsageError, match="hidden="):
-        parsed_value("hidden", {1})
-    with pytest.raises(UsageError):
-        parsed_value("workers", None)
-
-
-@pytest.mark.parametrize("name", list(KNOBS))
-def test_every_option_of_a_knob_can_be_written(name: str) -> None:
-    for value in KNOBS[name].options:
-        for text in (str(value), str(value).lower()):
-            assert parse_settings([f"{name}={text}"], none) == {name: value}
+    assert [parsed_value(name, value) for name, value in (("workers", 4), ("hidden", None))] == [4, None]
+    assert parsed_value("pin_memory", True) is True
+    for name, value in (("hidden", {1}), ("workers", None)):
+        with pytest.raises(UsageError, match=f"{name}="):
+            parsed_value(name, value)
 
 
 # -- knob or variable --------------------------------------------------------------------------------------------------
@@ -190,11 +169,6 @@ def test_the_rule(name: str, observation: Observation, kind: str) -> None:
     assert (decision.knob is None) == (kind == "variable of the cell")
 
 
-@pytest.mark.parametrize("name", list(KNOBS))
-def test_an_unseen_kind_of_knob_means_the_variable(name: str) -> None:
-    assert decide(name, NOTHING, lambda name: True).knob is None
-
-
 def test_a_knob_without_a_fitting_value_means_the_variable() -> None:
     custom = replace(LOADER, custom_batch_sampler=True)
     assert decide("batch_size", replace(SCENE, loaders=(custom,)), CELL.has).knob is None
@@ -202,10 +176,9 @@ def test_a_knob_without_a_fitting_value_means_the_variable() -> None:
     assert decide("batch_size", replace(SCENE, loaders=(small,)), CELL.has).knob is KNOBS["batch_size"]
 
 
-@pytest.mark.parametrize("observation", [SCENE, NOTHING])
-def test_a_name_that_is_neither_is_an_error(observation: Observation) -> None:
+def test_a_name_that_is_neither_is_an_error() -> None:
     with pytest.raises(UsageError, match="neither a knob nor a variable"):
-        decide("other", observation, CELL.has)
+        decide("other", SCENE, CELL.has)
 
 
 def test_a_name_that_is_a_knobs_and_an_objects_is_the_knob() -> None:

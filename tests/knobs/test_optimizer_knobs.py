@@ -7,20 +7,18 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
-
-pytest.importorskip("torch")
-
 import torch
+from msgspec.structs import replace
 from torch import nn
 
-from gpulab.errors import UsageError
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
-from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
-from tests.support.knob_cells import CPU, Cell, new_cell, observation_of, same, traced
+from gpulab.knobs.observe.observation import Observation
+from gpulab.run import Run
+from tests.knobs.scenes import SCENE, optimizing
+from tests.support.knob_cells import Cell, new_cell, same, traced
 
 KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.AdamW, {}),
@@ -29,11 +27,6 @@ KINDS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {}),
     (torch.optim.Adagrad, {}),
 ]
-
-
-def seen(kind: str = "AdamW", **changes: Any) -> Observation:
-    optimizer = ObservedOptimizer(kind, True, None, ("cpu",), ("float32",), False)
-    return Observation(CPU, optimizers=(replace(optimizer, **changes),))
 
 
 def looks(optimizer: torch.optim.Optimizer) -> object:
@@ -55,16 +48,18 @@ def looks(optimizer: torch.optim.Optimizer) -> object:
 
 
 @pytest.mark.parametrize(("kind", "options"), KINDS)
-@pytest.mark.parametrize("trained_before", [False, True])
+@pytest.mark.parametrize(("value", "trained_before"), [(True, False), (True, True), (False, True)])
 def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
-    kind: type[torch.optim.Optimizer], options: dict[str, Any], trained_before: bool
+    kind: type[torch.optim.Optimizer], options: dict[str, Any], value: bool, trained_before: bool
 ) -> None:
-    cell, plain, built = new_cell(kind, **options), new_cell(kind, **options), new_cell(kind, fused=True, **options)
+    as_found = options if value else options | {"fused": True}
+    cell, plain, built = new_cell(kind, **as_found), new_cell(kind, **as_found), new_cell(kind, fused=value, **options)
     if trained_before:
         for c in (cell, plain, built):
             c.run()
-    with FUSED_OPTIMIZER.applied(True) as log:
+    with FUSED_OPTIMIZER.applied(value) as log:
         cell.run()
+        assert all(bool(group["fused"]) is value for group in cell.optimizer.param_groups)
     plain.run()
     built.run()
     assert log.counts == {"optimizers": 1} and not log.refused
@@ -75,19 +70,6 @@ def test_fused_trains_as_an_optimizer_built_so_and_is_taken_back(
     cell.run()
     plain.run()
     assert same(cell.weights, plain.weights)
-
-
-@pytest.mark.parametrize(("kind", "options"), KINDS)
-def test_fused_is_switched_off_and_comes_back(kind: type[torch.optim.Optimizer], options: dict[str, Any]) -> None:
-    cell, plain = new_cell(kind, fused=True, **options), new_cell(kind, fused=True, **options)
-    for c in (cell, plain):
-        c.run()
-    with FUSED_OPTIMIZER.applied(False) as log:
-        cell.run()
-        assert not any(group["fused"] for group in cell.optimizer.param_groups)
-    plain.run()
-    assert log.counts == {"optimizers": 1}
-    assert looks(cell.optimizer) == looks(plain.optimizer) and same(cell.weights, plain.weights)
 
 
 @pytest.mark.parametrize("value", [True, False])
@@ -119,54 +101,42 @@ def test_groups_added_meanwhile_are_as_the_others() -> None:
     assert [(g["fused"], g["foreach"]) for g in cell.optimizer.param_groups] == [(None, None)] * 2
 
 
-def test_fused_refuses_what_cannot_be_and_leaves_it_alone() -> None:
-    cells = [
-        (new_cell(torch.optim.RMSprop), "RMSprop has no fused form"),
-        (new_cell(torch.optim.Adam, differentiable=True), "differentiable"),
-    ]
-    sparse = nn.Embedding(3, 2, sparse=True)
-    optimizer = torch.optim.SGD(sparse.parameters(), lr=0.1)
-    for cell, reason in cells:
+def test_fused_refuses_what_cannot_be_and_leaves_it_alone(plain_run: Run) -> None:
+    def step_with(kind: type[torch.optim.Optimizer], **options: Any) -> tuple[torch.optim.Optimizer, object]:
+        cell = new_cell(kind, **options)
         before = looks(cell.optimizer)
+        cell.optimizer.step()
+        return cell.optimizer, before[0]  # type: ignore[index]
+
+    cases: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
+        (torch.optim.RMSprop, {}, "RMSprop has no fused form"),
+        (torch.optim.Adam, {"differentiable": True}, "differentiable"),
+    ]
+    for kind, options, reason in cases:
         with FUSED_OPTIMIZER.applied(True) as log:
-            if "differentiable" not in reason:
-                cell.run(steps=1)
-            else:
-                cell.optimizer.step()
-        assert reason in log.refused[0] and not log.counts and looks(cell.optimizer)[0] == before[0]  # type: ignore[index]
-        run, _ = traced(new_cell())
-        assert FUSED_OPTIMIZER.verify(seen(), True, log, run).state == "no effect"
+            optimizer, groups = step_with(kind, **options)
+        assert reason in log.refused[0] and not log.counts and looks(optimizer)[0] == groups  # type: ignore[index]
+        assert FUSED_OPTIMIZER.verify(SCENE, True, log, plain_run).state == "no effect"
+    sparse = nn.Embedding(3, 2, sparse=True)
     with FUSED_OPTIMIZER.applied(True) as log:
         sparse(torch.tensor([1])).sum().backward()
-        optimizer.step()
+        torch.optim.SGD(sparse.parameters(), lr=0.1).step()
     assert "sparse" in log.refused[0]
-    assert "RMSprop has no fused form" in str(FUSED_OPTIMIZER.refuses(seen("RMSprop", supports_fused=False), True))
-    assert "xla" in str(FUSED_OPTIMIZER.refuses(seen(parameter_devices=("xla:0",)), True))
-    assert "complex64" in str(FUSED_OPTIMIZER.refuses(seen(parameter_dtypes=("complex64",)), True))
-    assert "no optimizer" in str(FUSED_OPTIMIZER.refuses(Observation(CPU), True))
-    assert FUSED_OPTIMIZER.refuses(seen(), True) is FUSED_OPTIMIZER.refuses(seen("RMSprop"), False) is None
 
 
-def test_fused_verifies_itself_by_the_trace_and_tells_the_edit() -> None:
-    observation = observation_of(new_cell())
-    assert FUSED_OPTIMIZER.value_in(observation) is False and FUSED_OPTIMIZER.value_in(Observation(CPU)) is None
-    assert FUSED_OPTIMIZER.value_in(seen(fused=True)) is True
-    run, (log,) = traced(new_cell(), (FUSED_OPTIMIZER, True))
-    said = FUSED_OPTIMIZER.verify(observation, True, log, run)
-    assert said.state == "took effect" and "_fused_adamw_" in said.evidence
-    plain, (log,) = traced(new_cell(), (FUSED_OPTIMIZER, False))
-    assert FUSED_OPTIMIZER.verify(observation, False, log, plain).state == "no effect"
+def test_fused_verifies_itself_by_the_trace(seen: Observation, plain_run: Run) -> None:
+    with FUSED_OPTIMIZER.applied(False) as log:
+        new_cell().run(steps=1)
+    assert FUSED_OPTIMIZER.verify(seen, False, log, plain_run).state == "no effect"
+    assert FUSED_OPTIMIZER.verify(seen, True, KnobEffects({"optimizers": 1}), plain_run).state == "no effect"
     unfused, (log,) = traced(new_cell(fused=True), (FUSED_OPTIMIZER, False))
-    assert FUSED_OPTIMIZER.verify(seen(fused=True), False, log, unfused).state == "took effect"
-    assert FUSED_OPTIMIZER.verify(observation, True, KnobEffects({"optimizers": 1}), plain).state == "no effect"
-    edit = FUSED_OPTIMIZER.code_edit(observation, True)
-    assert (edit.call, edit.keyword, edit.literal) == ("AdamW", "fused", "True")
+    assert FUSED_OPTIMIZER.verify(optimizing(fused=True), False, log, unfused).state == "took effect"
 
 
 # -- accumulation ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batches", [2, 3, 4])
+@pytest.mark.parametrize("batches", [3, 4])
 @pytest.mark.parametrize(("kind", "options"), KINDS)
 def test_accumulated_training_equals_training_on_larger_batches(
     kind: type[torch.optim.Optimizer], options: dict[str, Any], batches: int
@@ -267,7 +237,7 @@ def test_an_overflow_of_fp16_does_not_get_into_the_mean(first: object) -> None:
     assert all(w.isfinite().all() for w in cell.weights)
 
 
-def test_a_closure_and_scaled_gradients_pass_and_are_reported() -> None:
+def test_a_closure_and_scaled_gradients_pass_and_are_reported(plain_run: Run) -> None:
     cell, plain = new_cell(), new_cell()
 
     def closing(c: Cell) -> Callable[[], Any]:
@@ -284,8 +254,7 @@ def test_a_closure_and_scaled_gradients_pass_and_are_reported() -> None:
             cell.optimizer.step(closing(cell))
     for _ in range(3):
         plain.optimizer.step(closing(plain))
-    run, _ = traced(new_cell())
-    said = ACCUMULATE.verify(seen(), 2, log, run)
+    said = ACCUMULATE.verify(SCENE, 2, log, plain_run)
     assert same(cell.weights, plain.weights, exactly=True)
     assert said.state == "no effect" and "closure" in said.evidence
 
@@ -301,24 +270,9 @@ def test_a_step_that_raises_leaves_the_gradients_to_the_user() -> None:
     assert all(p.grad is not None for p in cell.model.parameters())
 
 
-def test_accumulate_says_what_it_did() -> None:
-    observation = observation_of(new_cell())
-    run, (log,) = traced(new_cell(), (ACCUMULATE, 2))
-    said = ACCUMULATE.verify(observation, 2, log, run)
-    assert said.state == "took effect" and "3 of 6" in said.evidence
-    steps = replace(run.steps, batch_count=run.steps.batch_count * 0 + 4)
-    assert "gathers 4 batches" in ACCUMULATE.verify(observation, 2, log, replace(run, steps=steps)).evidence
-    assert ACCUMULATE.verify(observation, 1, KnobEffects(), run).state == "no effect"
-    assert ACCUMULATE.value_in(observation) == 1 and ACCUMULATE.value_in(Observation(CPU)) is None
-    assert ACCUMULATE.refuses(observation, 4) is None
-    assert "no optimizer" in str(ACCUMULATE.refuses(Observation(CPU), 2))
-    assert "LBFGS" in str(ACCUMULATE.refuses(seen("LBFGS", takes_closure=True), 2))
-    assert "GradScaler" in str(ACCUMULATE.refuses(replace(observation, grad_scaler=True), 2))
-    assert ACCUMULATE.changes_training and "4" in ACCUMULATE.code_edit(observation, 4).snippet
-
-
-@pytest.mark.parametrize(("text", "nearest"), [("0", "1"), ("-3", "1"), ("2.4", "2"), ("two", "1"), ("inf", "1")])
-def test_numbers_of_batches(text: str, nearest: str) -> None:
-    with pytest.raises(UsageError, match=f"Nearest: accumulate={nearest}$"):
-        ACCUMULATE.parse(text)
-    assert ACCUMULATE.parse(" 4 ") == 4
+def test_accumulate_says_what_it_did(seen: Observation, plain_run: Run) -> None:
+    with ACCUMULATE.applied(2) as log:
+        new_cell().run()
+    steps = replace(plain_run.steps, batch_count=plain_run.steps.batch_count * 0 + 4)
+    assert "gathers 4 batches" in ACCUMULATE.verify(seen, 2, log, replace(plain_run, steps=steps)).evidence
+    assert ACCUMULATE.verify(seen, 1, KnobEffects(), plain_run).state == "no effect"

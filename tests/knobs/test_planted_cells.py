@@ -44,13 +44,26 @@ def test_eight_knobs_have_a_cell_for_each_truth() -> None:
     assert all(sorted(t) == ["faster", "no measurable difference", "slower"] for t in truths.values())
 
 
-@pytest.mark.parametrize("planted", CELLS, ids=lambda planted: planted.name)
+ONE_OF_EACH = {  # the bench runs all of them
+    "workers": "slower",
+    "cache": "no measurable difference",
+    "batch_size": "no measurable difference",
+    "accumulate": "slower",
+    "fused_optimizer": "faster",
+    "channels_last": "slower",
+    "attention": "no measurable difference",
+    "compile": "no measurable difference",
+}
+
+
+@pytest.mark.parametrize("planted", [c for c in CELLS if ONE_OF_EACH[c.knob] == c.truth], ids=lambda c: c.name)
 def test_the_knob_acts_in_its_cell_and_is_put_back(planted: PlantedKnob, torch_without_a_space: None) -> None:
     names = planted.namespace()
     code = TextCode.parsed(planted.text[1], names)
     state = State.of(names, code.names)
     before = photo(names)
 
+    assert len(ONE_OF_EACH) == 8
     written = trial(Setting(code, {}, "as written"))
     set_as_written = settings(names)
     state.restore()

@@ -6,8 +6,9 @@ import ast
 import math
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.errors import UsageError
@@ -142,17 +143,10 @@ def test_what_is_no_plain_literal_cannot_be_set() -> None:
         found.present("x")
 
 
-def test_a_subclass_is_no_plain_literal() -> None:
-    import numpy as np
-
-    assert (
-        not variables.is_plain(np.float64(1)) and not variables.is_plain((1, {2})) and variables.is_plain((1, [None]))
-    )
-
-
 # -- replacing ------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=40)
 @given(PLAIN)
 def test_any_plain_value_can_stand_in_as_parsed(value: Any) -> None:
     new = replace_literals(ast.parse("hidden = 64"), {"hidden": value})
@@ -174,13 +168,15 @@ def test_the_given_tree_and_other_names_stay_and_lines_still_fit() -> None:
     assert all(n.lineno == 3 for n in ast.walk(new.body[1].value) if hasattr(n, "lineno"))  # type: ignore[attr-defined]
 
 
-def test_only_what_comes_before_the_first_read_is_replaced() -> None:
-    new = replace_literals(ast.parse("a = 1\na = 2\nb = a\na = 3"), {"a": 9})
-    assert ast.unparse(new) == "a = 9\na = 9\nb = a\na = 3"
-
-
-def test_one_element_of_an_assignment_is_replaced() -> None:
-    assert ast.unparse(replace_literals(ast.parse("a, b = 1, 2"), {"b": 7})) == "a, b = (1, 7)"
+@pytest.mark.parametrize(
+    ("cell", "values", "after"),
+    [
+        ("a = 1\na = 2\nb = a\na = 3", {"a": 9}, "a = 9\na = 9\nb = a\na = 3"),
+        ("a, b = 1, 2", {"b": 7}, "a, b = (1, 7)"),
+    ],
+)
+def test_only_what_comes_before_the_first_read_is_replaced(cell: str, values: dict[str, Any], after: str) -> None:
+    assert ast.unparse(replace_literals(ast.parse(cell), values)) == after
 
 
 # -- setting --------------------------------------------------------------------------------------------------------
@@ -248,12 +244,10 @@ def test_a_value_that_would_change_the_type_is_refused(given: Any, present: Any,
         fitted("x", given, present)
 
 
-def test_what_python_does_not_know_as_a_literal_is_a_string() -> None:
-    assert variables.plain_value("adam") == "adam" and variables.plain_value("{1: 2}") == "{1: 2}"
-    assert variables.plain_value(" (1, None) ") == (1, None)
-
-
-def test_the_permanent_literal_of_a_value_is_python() -> None:
+def test_plain_values_and_their_literals() -> None:
+    for text, value in (("adam", "adam"), ("{1: 2}", "{1: 2}"), (" (1, None) ", (1, None))):
+        assert variables.plain_value(text) == value
+    assert [variables.is_plain(value) for value in (np.float64(1), (1, {2}), (1, [None]))] == [False, False, True]
     assert math.isinf(eval(variables.code_edit("x", -math.inf).literal))
     assert variables.code_edit("x", "a'b").snippet == 'x = "a\'b"'
 

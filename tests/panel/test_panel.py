@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, TextIO
 
 import ipywidgets
@@ -17,34 +18,23 @@ from gpulab.api.experiment import NO_CELL
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
-from gpulab.knobs.observe.observation import (
-    Observation,
-    ObservedLoader,
-    ObservedModule,
-    ObservedOptimizer,
-)
 from gpulab.panel.controls import KnobRow
 from gpulab.panel.kept_output import KeptPrints, prints_kept
 from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.opening import lab
 from gpulab.panel.panel import Panel, head
 from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
-from gpulab.run import Device, Loader
 from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.trial import Trial
 from gpulab.views.running.progress import share_done
 from gpulab.views.wording import lesson_path
+from tests.knobs.scenes import loading
 
 PATIENCE_S = 120.0
-LOADER = Loader("Digits", 480, 16, 0, None, False, False, 30, False)
-SCENE = Observation(
-    device=Device("cpu", "CPU (test)"),
-    loaders=(ObservedLoader(LOADER, False, False, "fork"),),
-    optimizers=(ObservedOptimizer("Adam", True, None, ("cpu",), ("float32",), False),),
-    modules=(ObservedModule("Sequential", 100, ("float32",), True, "contiguous", False, True, None),),
-)
+SCENE = loading(dataset_length=480, batch_size=16)
+LOADER = SCENE.loaders[0].record
 
 
 class Pressed:
@@ -88,38 +78,27 @@ def words(of: KnobRow) -> str:
 # -- what each knob shows ----------------------------------------------------------------------------------------------
 
 
-def test_before_a_look_at_the_cell_no_knob_can_be_turned(panel: Panel) -> None:
-    assert [r.knob.name for r in panel.rows] == list(KNOBS)
-    assert all(r.control.disabled for r in panel.rows)
-    assert all("as found: ?" in words(r) for r in panel.rows)
-
-
 def test_each_knob_shows_its_value_help_and_control(panel: Panel) -> None:
+    assert [r.knob.name for r in panel.rows] == list(KNOBS)
+    assert all(r.control.disabled and "as found: ?" in words(r) for r in panel.rows), "before a look at the cell"
     panel.show_observation(SCENE)
-    assert all(r.knob.title in words(r) for r in panel.rows)
+    assert all(r.knob.title in words(r) for r in panel.rows) and panel.settings == {}
     assert "as found: 16" in words(row(panel, "batch_size")) and row(panel, "batch_size").control.value == 16
-    assert isinstance(row(panel, "workers").control, ipywidgets.BoundedIntText)
-    assert isinstance(row(panel, "pin_memory").control, ipywidgets.Checkbox)
-    assert isinstance(row(panel, "amp").control, ipywidgets.Dropdown)
+    kinds = {"workers": ipywidgets.BoundedIntText, "pin_memory": ipywidgets.Checkbox, "amp": ipywidgets.Dropdown}
+    assert all(isinstance(row(panel, name).control, kind) for name, kind in kinds.items())
     assert row(panel, "amp").control.value == "off"
-    assert panel.settings == {}
-
-
-@pytest.mark.parametrize(("items", "batch", "disabled"), [(6, 4, False), (6, 1, False), (6, 16, False), (1, 1, True)])
-def test_a_small_dataset_leaves_small_batches(panel: Panel, items: int, batch: int, disabled: bool) -> None:
-    small = replace(LOADER, dataset_length=items, batch_size=batch)
-    panel.show_observation(replace(SCENE, loaders=(replace(SCENE.loaders[0], record=small),)))
-    assert row(panel, "batch_size").control.disabled is disabled
-
-
-def test_a_knob_that_cannot_apply_is_greyed_with_the_reason(panel: Panel) -> None:
-    panel.show_observation(SCENE)
     tf32 = row(panel, "tf32")
     assert tf32.control.disabled and str(KNOBS["tf32"].refuses(SCENE, True)) in words(tf32).replace("&#x27;", "'")
     assert not row(panel, "workers").control.disabled
-    iterable = replace(SCENE, loaders=(replace(SCENE.loaders[0], record=replace(LOADER, iterable=True)),))
-    panel.show_observation(iterable)
-    assert row(panel, "workers").control.disabled
+    records: list[tuple[dict[str, Any], str, bool]] = [
+        ({"iterable": True}, "workers", True),
+        ({"dataset_length": 6, "batch_size": 16}, "batch_size", False),
+        ({"dataset_length": 1, "batch_size": 1}, "batch_size", True),
+    ]
+    for changes, name, disabled in records:
+        record = replace(LOADER, **changes)
+        panel.show_observation(replace(SCENE, loaders=(replace(SCENE.loaders[0], record=record),)))
+        assert row(panel, name).control.disabled is disabled, changes
 
 
 def test_what_one_knob_can_be_depends_on_the_others(panel: Panel) -> None:
@@ -168,21 +147,18 @@ def test_stop_can_be_pressed_only_while_something_runs(panel: Panel) -> None:
     assert panel.buttons["stop"].disabled and "workers=2 is faster" in panel._message.value
 
 
-def test_the_bar_never_goes_back() -> None:
+def test_the_bar_never_goes_back_and_text_of_the_user_is_escaped() -> None:
     course = [Progress("as written", 0, 2, None), Progress("block_size=2", 1, 2, None)]  # a variable of the cell
     course += [Progress(f"block {i + 1} of 9: x", i, 9, 1.0, in_blocks=True) for i in range(9)]
     shares = [share_done(p) for p in course]
     assert shares == sorted(shares) and shares[0] >= 0 and shares[-1] < 1
-
-
-def test_text_of_the_user_is_escaped() -> None:
     assert "<script>" not in head("x = '<script>alert(1)</script>'")
     assert "for x in loader" in head("\n# comment\nfor x in loader:\n    pass")
 
 
-def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Any) -> None:
-    assert lesson_path("03_starving_gpu", tmp_path) is None
+def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Path) -> None:
     (tmp_path / "notebooks").mkdir()
+    assert lesson_path("03_starving_gpu", tmp_path) is None
     (tmp_path / "notebooks" / "03_starving_gpu.ipynb").touch()
     assert lesson_path("03_starving_gpu", tmp_path) == "notebooks/03_starving_gpu.ipynb"
     assert lesson_path("", tmp_path) is None
@@ -271,25 +247,17 @@ def test_a_run_is_on_the_main_thread_while_the_panel_moves(scripted: PanelSessio
         engine.tell(Progress("block 3 of 4: workers=2", 2, 4, 1.0, in_blocks=True))
         seen.extend((panel._now.value, panel._bar.value))
         assert all(panel.buttons[name].disabled for name in ("look", "run", "compare"))
-
-    made.during = during
-    scripted.panel.buttons["look"].click()
-    assert seen[:3] == [threading.main_thread(), True, False]
-    assert "block 3 of 4" in str(seen[3]) and seen[4] == share_done(Progress("", 2, 4, None, in_blocks=True))
-    assert not scripted.running and scripted.panel.buttons["stop"].disabled
-    scripted.panel.buttons["look"].click()
-    assert len(made.engines) == 2, "it can begin again"
-
-
-def test_a_second_run_inside_the_first_is_refused(scripted: PanelSession, made: Made) -> None:
-    def during(engine: Scripted) -> None:
-        scripted.panel.buttons["run"].click()
+        panel.buttons["run"].click()
         with pytest.raises(UsageError, match="goes on already"):
             scripted.run()
 
     made.during = during
     scripted.panel.buttons["look"].click()
-    assert len(made.engines) == 1
+    assert seen[:3] == [threading.main_thread(), True, False]
+    assert "block 3 of 4" in str(seen[3]) and seen[4] == share_done(Progress("", 2, 4, None, in_blocks=True))
+    assert not scripted.running and scripted.panel.buttons["stop"].disabled and len(made.engines) == 1
+    scripted.panel.buttons["look"].click()
+    assert len(made.engines) == 2, "it can begin again"
 
 
 def test_clicks_that_waited_for_the_end_of_a_run_start_nothing(made: Made, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -317,28 +285,11 @@ def test_clicks_that_waited_for_the_end_of_a_run_start_nothing(made: Made, monke
     asyncio.run(session())
 
 
-def test_stop_reaches_the_engine(scripted: PanelSession, made: Made) -> None:
-    made.during = lambda engine: scripted.panel.buttons["stop"].click()
+@pytest.mark.parametrize("button", ["stop", "close"])
+def test_stop_reaches_the_engine(scripted: PanelSession, made: Made, button: str) -> None:
+    made.during = lambda engine: scripted.panel.buttons[button].click()
     scripted.panel.buttons["look"].click()
-    assert made.engines[0].stops == 1 and scripted.result is None
-
-
-def test_a_panel_closed_meanwhile_stops_its_run(scripted: PanelSession, made: Made) -> None:
-    made.during = lambda engine: scripted.panel.buttons["close"].click()
-    scripted.panel.buttons["look"].click()
-    assert made.engines[0].stops == 1 and not scripted.running
-
-
-def test_an_interrupt_ends_the_run_and_is_raised_in_code(scripted: PanelSession, made: Made) -> None:
-    def during(engine: Scripted) -> None:
-        raise KeyboardInterrupt
-
-    made.during = during
-    scripted.panel.buttons["look"].click()
-    assert not scripted.running and INTERRUPTED in scripted.panel._message.value
-    with pytest.raises(KeyboardInterrupt):
-        scripted.look()
-    assert not scripted.running
+    assert made.engines[0].stops == 1 and scripted.result is None and not scripted.running
 
 
 def test_an_interrupt_is_heard_where_the_kernel_ignores_it() -> None:
@@ -352,15 +303,24 @@ def test_an_interrupt_is_heard_where_the_kernel_ignores_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_an_error_of_the_cell_is_raised_and_shown_in_the_panel(scripted: PanelSession, made: Made) -> None:
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [(ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"), (None, INTERRUPTED)],
+)
+def test_an_error_is_shown_in_the_panel_and_raised_in_code(
+    scripted: PanelSession, made: Made, error: Exception | None, shown: str
+) -> None:
     def during(engine: Scripted) -> None:
-        engine.error = ZeroDivisionError("division by zero")
+        if error is None:
+            raise KeyboardInterrupt
+        engine.error = error
 
     made.during = during
     scripted.panel.buttons["look"].click()
-    assert "ZeroDivisionError: division by zero" in scripted.panel._message.value
-    with pytest.raises(ZeroDivisionError):
+    assert not scripted.running and shown in scripted.panel._message.value
+    with pytest.raises(type(error or KeyboardInterrupt())):
         scripted.look()
+    assert not scripted.running
 
 
 def test_what_a_click_prints_is_kept(scripted: PanelSession, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
@@ -378,7 +338,12 @@ def test_what_a_click_prints_is_kept(scripted: PanelSession, made: Made, capsys:
     assert kept[1] == "" and capsys.readouterr().out == "of the cell\n", "in a terminal, code prints as it does"
 
 
-def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made) -> None:
+def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made, capsys: pytest.CaptureFixture[str]) -> None:
+    refused: list[tuple[dict[str, Any], str]] = [({}, NOTHING_TURNED), ({"workers": -1}, "workers")]
+    for settings, said in refused:
+        with pytest.raises(UsageError, match=said):
+            scripted.compare(**settings)
+    assert not scripted.running and not made.engines
     scripted.panel.steps.value = 7
     scripted.compare(workers=2, amp="bf16")
     plan = made.engines[0].plan
@@ -386,15 +351,9 @@ def test_plans_are_made_of_the_settings(scripted: PanelSession, made: Made) -> N
     assert [dict(arm.settings) for arm in plan.arms] == [{"workers": 2, "amp": "bf16"}]
     scripted.run(workers=2)
     assert not made.engines[1].plan.interleaved and made.engines[1].plan.block_steps == 7
-
-
-@pytest.mark.parametrize(("settings", "words"), [({}, NOTHING_TURNED), ({"workers": -1}, "workers")])
-def test_what_cannot_be_compared_is_refused(
-    scripted: PanelSession, made: Made, settings: dict[str, object], words: str
-) -> None:
-    with pytest.raises(UsageError, match=words):
-        scripted.compare(**settings)
-    assert not scripted.running and not made.engines
+    scripted.show()
+    assert "gpulab.lab().compare(workers=2)" in capsys.readouterr().out, "in a terminal it is text"
+    assert "workers" in scripted.panel.text()
 
 
 def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,12 +362,6 @@ def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):
         lab()
-
-
-def test_in_a_terminal_it_is_text(scripted: PanelSession, capsys: pytest.CaptureFixture[str]) -> None:
-    scripted.show()
-    assert "gpulab.lab().compare(workers=2)" in capsys.readouterr().out
-    assert "workers" in scripted.panel.text()
 
 
 # -- what the code prints ----------------------------------------------------------------------------------------------
@@ -430,12 +383,9 @@ def test_what_the_code_prints_is_collected_and_others_print_on(capsys: pytest.Ca
 def test_only_the_end_of_much_output_is_kept() -> None:
     written = KeptPrints()
     with prints_kept(written):
-        print("begin")
-        print("x" * 30_000)
-        print("end")
-    assert (
-        written.cut and written.text.endswith("end\n") and "begin" not in written.text and len(written.text) <= 20_000
-    )
+        print("begin", "x" * 30_000, "end", sep="\n")
+    assert written.cut and written.text.endswith("end\n") and "begin" not in written.text
+    assert len(written.text) <= 20_000
 
 
 def test_another_ones_redirection_of_stdout_survives_ours() -> None:
@@ -475,12 +425,7 @@ def test_a_real_run_leaves_the_training_where_it_was() -> None:
     finally:
         opened.close()
     assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), random)
-    assert (
-        opened.observation is not None
-        and opened.observation.loader is not None
-        and opened.observation.loader.record.batch_size == 4
-    )
-    assert report is not None and "batch_size=8" in report.text(full=True)
-    assert "CHANGED FOR THIS RUN" in report.text(full=True) and "took effect: batches of 8 samples" in report.text(
-        full=True
-    )
+    assert opened.observation is not None and opened.observation.loader is not None
+    assert opened.observation.loader.record.batch_size == 4 and report is not None
+    text = report.text(full=True)
+    assert "CHANGED FOR THIS RUN" in text and "took effect: batches of 8 samples" in text and "batch_size=8" in text

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gpulab.capture.recorder import Capture
 from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.observe.watch import observe
+from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.run import Device, Run, Settings
 
 CPU = Device("cpu", "CPU")
@@ -71,30 +71,33 @@ def new_cell(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: A
     return Cell(model, kind(model.parameters(), **({"lr": 1e-2} | options)))
 
 
-def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[KnobEffects]]:
-    """A captured run with a trace, knobs applied."""
-    capture = Capture(Settings(live=False, save=False, warmup=1), "block", "loss.backward()")
+def captured(
+    code: Callable[[], object], *settings: tuple[Knob, Value], observed: bool = False, **options: Any
+) -> tuple[Run, dict[str, KnobEffects], Observed | None]:
+    """A captured run of the code under knobs: the run, what they did, and what was seen to be used."""
+    capture = Capture(Settings(live=False, save=False, **options), "block", "loss.backward()")
     capture.start()
     try:
         with ExitStack() as undo:
-            logs = [undo.enter_context(knob.applied(value)) for knob, value in settings]
-            cell.run()
+            logs = {knob.name: undo.enter_context(knob.applied(value)) for knob, value in settings}
+            seen = undo.enter_context(observe()) if observed else None
+            code()
     finally:
         run, _ = capture.finish("completed")
         capture.close()
-    return run, logs
+    return run, logs, seen
+
+
+def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[KnobEffects]]:
+    """A captured run with a trace, knobs applied."""
+    run, logs, _ = captured(cell.run, *settings, warmup=1)
+    return run, list(logs.values())
 
 
 def observation_of(cell: Cell) -> Observation:
     """What a run of the cell as written is seen to use."""
-    capture = Capture(Settings(live=False, save=False, warmup=1), "block", "loss.backward()")
-    capture.start()
-    try:
-        with observe() as seen:
-            cell.run()
-    finally:
-        run, _ = capture.finish("completed")
-        capture.close()
+    run, _, seen = captured(cell.run, observed=True, warmup=1)
+    assert seen is not None
     return seen.observation(run)
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-pytest.importorskip("torch")
-
 from gpulab.errors import StoreError
 from gpulab.tuning.agreement import Agreement, RanksAgreement, first_failure
 from gpulab.tuning.compare.blocks import compare_blocks

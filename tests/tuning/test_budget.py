@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -29,7 +30,7 @@ def conducted(
 
 @pytest.mark.parametrize("known", [False, True])
 @pytest.mark.parametrize("step_s", [0.003, 0.05, 0.27, 1.0])
-@pytest.mark.parametrize(("budget_s", "count"), [(20.0, 1), (60.0, 1), (60.0, 6), (10.0, 3)])
+@pytest.mark.parametrize(("budget_s", "count"), [(20.0, 1), (60.0, 6), (10.0, 3)])
 def test_the_budget_is_all_that_the_user_waits(
     monkeypatch: pytest.MonkeyPatch, budget_s: float, count: int, step_s: float, known: bool
 ) -> None:
@@ -40,24 +41,25 @@ def test_the_budget_is_all_that_the_user_waits(
     assert experiment.sides[0].facts is not None
 
 
-def test_a_budget_bounds_pairs_that_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, experiment = conducted(monkeypatch, Plan(arms(1), budget_s=20.0, pairs=30, save=False), 0.05)
-    assert runs.now_s - 1000.0 <= 20.0 + 0.05 and 0 < experiment.comparisons[0].pairs < 30
-    assert (
-        experiment.comparisons[0].ended_early
-        == f"The budget of 20 s was over after {experiment.comparisons[0].pairs} pairs of blocks"
-    )
+@pytest.mark.parametrize(
+    ("asked", "step_s", "pairs"),
+    [
+        ({"pairs": 30}, 0.05, 30),
+        ({}, 1.0, schedule.FEWEST_TURNS),  # slow steps get the least without a budget
+        ({"budget_s": 20.0, "pairs": 30}, 0.05, None),
+    ],
+)
+def test_pairs_that_are_asked_for(
+    monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any], step_s: float, pairs: int | None
+) -> None:
+    runs, experiment = conducted(monkeypatch, Plan(arms(1), save=False, **asked), step_s)
+    found = experiment.comparisons[0]
+    if pairs is not None:
+        assert (found.pairs, found.ended_early) == (pairs, "")
+        return
+    assert runs.now_s - 1000.0 <= 20.0 + step_s and 0 < found.pairs < 30
+    assert found.ended_early == f"The budget of 20 s was over after {found.pairs} pairs of blocks"
     assert not experiment.stopped, "nobody has stopped it"
-
-
-def test_pairs_without_a_budget_all_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, experiment = conducted(monkeypatch, Plan(arms(1), pairs=30, save=False), 0.05)
-    assert experiment.comparisons[0].pairs == 30 and not experiment.comparisons[0].ended_early
-
-
-def test_slow_steps_get_the_least_without_a_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, experiment = conducted(monkeypatch, Plan(arms(1), save=False), 1.0)
-    assert experiment.comparisons[0].pairs == schedule.FEWEST_TURNS and not experiment.comparisons[0].ended_early
 
 
 def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,18 +68,11 @@ def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyP
     assert first.most_s == first.about_s == 10.0 and first.elapsed_s == 0.0
     assert first.note.startswith("The budget of 10 s is short: the least takes about ")
     assert any("10 s is short" in note for note in experiment.notes)
-
-
-def test_the_time_in_all_is_told_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, _ = conducted(monkeypatch, Plan(arms(1), save=False), 0.01, known=0.01)
-    first = runs.told[0]
-    assert first.about_s is not None and 0 < first.about_s <= 60.0 and first.most_s == 60.0 and not first.note
-
-
-def test_an_unknown_step_leaves_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    runs, _ = conducted(monkeypatch, Plan(arms(1), save=False), 0.01)
-    assert runs.told[0].about_s is None and runs.told[0].most_s == 60.0
-    assert runs.told[1].about_s is not None, "the cell as written has run"
+    known, unknown = (conducted(monkeypatch, Plan(arms(1), save=False), 0.01, known=k)[0].told for k in (0.01, None))
+    assert known[0].about_s is not None and 0 < known[0].about_s <= 60.0 and known[0].most_s == 60.0
+    assert not known[0].note
+    assert unknown[0].about_s is None and unknown[0].most_s == 60.0
+    assert unknown[1].about_s is not None, "the cell as written has run"
 
 
 def test_steps_are_told_while_a_full_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,3 +95,30 @@ def test_a_chosen_budget_grows_with_bounds() -> None:
     assert chosen.extend_to(100.0) and chosen.limit_s == 100.0 + ENDING_S
     assert not chosen.extend_to(1000.0) and chosen.limit_s == 300.0
     assert not asked.extend_to(100.0) and asked.limit_s == 60.0
+
+
+# -- screening: many settings in a few short blocks each, and no full run is spent on any ------------------------------
+
+
+def screened(monkeypatch: pytest.MonkeyPatch, step_s: dict[int, float], budget_s: float = 600.0) -> ScriptedRuns:
+    runs = ScriptedRuns(lambda label: step_s[int(label.partition("=")[2] or 0)]).install(monkeypatch)
+    arms = tuple(Arm({"size": size}) for size in step_s if size)
+    plan = Plan(arms=arms, budget_s=budget_s, screening=True, save=False)
+    runs.experiment = runs.conduct(TextCode.parsed("size = 0\nx = size\n", {}), plan)  # type: ignore[attr-defined]
+    return runs
+
+
+def test_the_slower_half_drops_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = screened(monkeypatch, {0: 0.05, **{size: 0.05 + 0.001 * size for size in range(1, 9)}, 9: 0.03})
+    counts = {size: runs.blocks.count(f"size={size}") for size in range(1, 10)}
+    assert counts[9] == max(counts.values()) == counts[1] and counts[8] == min(counts.values()) == 2
+    assert len(runs.trials) == 1, "the cell as written alone ran in full"
+    comparisons = runs.experiment.comparisons  # type: ignore[attr-defined]
+    assert len(comparisons) == 9 and comparisons[8].ratio == pytest.approx(0.6, rel=0.01)
+    assert all(comparison.ratio is not None for comparison in comparisons)
+
+
+def test_a_budget_ends_it_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = screened(monkeypatch, {0: 1.0, 1: 1.0, 2: 0.5, 3: 1.0, 4: 1.0}, budget_s=20.0)
+    comparisons = runs.experiment.comparisons  # type: ignore[attr-defined]
+    assert len(comparisons) == 4

@@ -1,13 +1,15 @@
-"""`%gpulab climb` in a real ipykernel: what is shown, what is put back, how it is stopped."""
+"""`%gpulab climb` and `headspace` in a real ipykernel: what is shown, what is put back, how they are stopped."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 
 import pytest
 
-from tests.support.kernel_session import Answer, KernelSession, kernel
+from tests.support.kernel_session import WIDGET_VIEW, KernelSession, kernel
 from tests.support.paths import ROOT
+from tests.tuning.cells import shown
 
 SETUP = f"""
 %load_ext gpulab
@@ -18,7 +20,7 @@ from torch.utils.data import DataLoader
 from planted.datasets import Stored
 torch.manual_seed(0)
 torch.set_num_threads(1)
-data = Stored(400, 0.01)
+data = Stored(400, 0.005)
 model = nn.Linear(16, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
@@ -30,7 +32,7 @@ for x, y in loader:
     loss.backward()
     optimizer.step()
 """
-CLIMB = "%gpulab climb --rungs 1 --pairs 8 --steps 6 --without cache,prefetch --no-save"
+CLIMB = "%gpulab climb --rungs 1 --pairs 6 --steps 5 --without cache,prefetch --no-save"
 
 
 @pytest.fixture(scope="module")
@@ -43,64 +45,78 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]
 @pytest.fixture
 def profiled(session: KernelSession) -> Iterator[KernelSession]:
     """A cell that was profiled, and the weights that it left."""
-    answer = session.run(f"%%gpuprofile --no-live --no-save --steps 12\n{CELL}")
-    assert answer.status == "ok", answer.error
+    if not session.value("'before' in globals()"):
+        answer = session.run(f"%%gpuprofile --no-live --no-save --steps 12\n{CELL}")
+        assert answer.status == "ok", answer.error
     session.run("before = model.weight.detach().clone()")
     yield session
     assert session.value("bool(torch.equal(before, model.weight))") is True
     assert not session.left_behind()
 
 
-def shown(answer: Answer) -> str:
-    return answer.stdout + "".join(
-        str(d.get("text/plain", "")) + str(d.get("text/html", "")) for d in answer.displays()
-    )
-
-
-def test_nothing_was_profiled_yet(session: KernelSession) -> None:
+def test_nothing_was_profiled_yet_and_bad_lines(session: KernelSession) -> None:
     if session.value("'loader' in globals()"):
         pytest.skip("an earlier test has profiled a cell")
-    answer = session.run("%gpulab climb")
-    assert "no profiled cell yet" in answer.stderr + str(answer.error)
+    for line, words in (
+        ("climb", "no profiled cell yet"),
+        ("climb --budget soon", "number of seconds"),
+        ("headspace", "no profiled cell"),
+        ("headspace --stps 3", "--steps"),
+    ):
+        answer = session.run(f"%gpulab {line}")
+        assert words in answer.stderr + str(answer.error)
+    for command in ("climb", "headspace"):
+        assert f"%gpulab {command}" in session.run(f"%gpulab {command} --help").stdout
 
 
-def test_the_ladder_and_the_edit_are_in_the_notebook(profiled: KernelSession) -> None:
+def test_a_cell_whose_loader_sleeps_ends_with_workers(profiled: KernelSession) -> None:
+    profiled.run("random = torch.get_rng_state()")
     answer = profiled.run(CLIMB)
     assert answer.status == "ok", answer.error
-    assert "The ladder" in shown(answer) and "num_workers=" in shown(answer) and "Keep it" in shown(answer)
+    assert all(words in shown(answer) for words in ("The ladder", "num_workers=", "Keep it", "times as fast"))
     assert "widget" not in "".join(str(sorted(d)) for d in answer.displays()), "no widget stays in the saved notebook"
     profiled.run("import gpulab; last = gpulab.climbs[-1]")
     assert profiled.value("list(last.kept)") == ["workers"]
+    assert profiled.value("last.ratio is not None and last.ratio < 0.9") is True
     assert profiled.value("loader.num_workers") == 0
+    assert profiled.value("bool(torch.equal(random, torch.get_rng_state()))") is True
+    assert profiled.value("[r.settings.knobs for r in gpulab.runs.own[-2:]] == [{}, last.kept]") is True
+    edit = "'+loader = DataLoader(data, batch_size=4, shuffle=True, num_workers=' + last.kept['workers']"
+    assert profiled.value(f"{edit} in last.edit") is True
 
 
-def test_a_bad_line_is_one_sentence(profiled: KernelSession) -> None:
-    answer = profiled.run("%gpulab climb --budget soon")
-    assert "number of seconds" in answer.stderr + str(answer.error)
-    assert "%gpulab climb" in profiled.run("%gpulab climb --help").stdout
-
-
-def begun_trying(answer: Answer) -> bool:
-    return any("try 1: block" in str(d.get("text/plain")) for d in answer.displays())
-
-
-def test_the_stop_button(profiled: KernelSession) -> None:
-    running = profiled.begin("%gpulab climb --without cache,prefetch --no-save")
-    profiled.wait(running, begun_trying)
-    assert profiled.control("gpulab_stop", {"run": profiled.run_key()})["status"] == "ok"
-    answer = profiled.finish(running)
+def test_the_headspace_of_the_cell_that_was_profiled_last(profiled: KernelSession) -> None:
+    names = profiled.names()
+    answer = profiled.run("%gpulab headspace --steps 4 --pairs 2")
     assert answer.status == "ok", answer.error
-    assert "The climb was stopped" in shown(answer) and "not kept: stopped" in shown(answer)
+    assert "perfect DataLoader" in shown(answer) and profiled.names() == names
+    assert not any(WIDGET_VIEW in d for d in answer.displays()), "a widget in a saved notebook is an error message"
 
 
-def test_the_stop_of_the_notebook(profiled: KernelSession) -> None:
-    running = profiled.begin("%gpulab climb --without cache,prefetch --no-save")
-    profiled.wait(running, begun_trying)
-    profiled.interrupt()
+@pytest.mark.parametrize("by", ["button", "interrupt"])
+@pytest.mark.parametrize(
+    ("line", "begun", "words"),
+    [
+        ("climb --without cache,prefetch --no-save", "try 1: block", ["The ladder", "stopped"]),
+        ("headspace --budget 100 --pairs 30", r"block \d+ of", ["stopped early"]),
+    ],
+)
+def test_a_stop_shows_what_there_is(profiled: KernelSession, line: str, begun: str, words: list[str], by: str) -> None:
+    running = profiled.begin(f"%gpulab {line}")
+    profiled.wait(running, lambda a: any(re.search(begun, str(d.get("text/plain"))) for d in a.displays()))
+    if by == "interrupt":
+        profiled.interrupt()
+    else:
+        assert profiled.control("gpulab_stop", {"run": profiled.run_key()})["status"] == "ok"
     answer = profiled.finish(running)
-    assert answer.error is not None and answer.error[2].startswith("Interrupted: above is what was measured")
-    assert "\n" not in answer.error[2], "no frames"
-    assert "The ladder" in shown(answer) and "stopped" in shown(answer)
+    if by == "button" or "climb" in line:  # where a pair of blocks had run by then
+        assert all(word in " ".join(shown(answer).split()) for word in words)
+    if by == "button":
+        assert answer.status == "ok", answer.error
+        assert "headspace" in line or "not kept: stopped" in shown(answer)
+    else:
+        assert answer.error is not None and answer.error[2].startswith("Interrupted")
+        assert "\n" not in answer.error[2], "no frames"
 
 
 def test_what_the_cell_raises_is_shown_as_from_the_cell(session: KernelSession) -> None:

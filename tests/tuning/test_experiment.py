@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,46 +17,7 @@ import gpulab
 from gpulab.errors import UsageError
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Experiment
-
-SETUP = """
-import time
-import numpy as np
-import torch
-from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-hidden = 16
-pause = 0.0
-data = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
-optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-loader = DataLoader(data, batch_size=4, shuffle=True)
-"""
-CELL = """
-factor = 1.0
-for x, y in loader:
-    time.sleep(pause)
-    loss = factor * nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.fixture
-def interrupts_come() -> Iterator[None]:
-    """Whatever started the tests may ignore them: a shell's background job does."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.fixture
-def names() -> dict[str, Any]:
-    namespace: dict[str, Any] = {"__name__": "__main__"}
-    exec(SETUP, namespace)
-    return namespace
+from tests.tuning.cells import CELL, SETUP, same, weights
 
 
 def quick(
@@ -64,10 +25,6 @@ def quick(
 ) -> Any:
     given = {"pairs": 5, "steps": 4, "budget_s": 300.0, "save": False, "show": False, **more}
     return gpulab.experiment(code, knobs, namespace=names, **given)
-
-
-def values(names: dict[str, Any]) -> list[torch.Tensor]:
-    return [t.clone() for t in names["model"].state_dict().values()]
 
 
 def last() -> Experiment:
@@ -78,12 +35,12 @@ def last() -> Experiment:
 
 
 def test_everything_is_as_before(names: dict[str, Any]) -> None:
-    before, state = values(names), copy.deepcopy(names["optimizer"].state_dict())
+    before, state = weights(names), copy.deepcopy(names["optimizer"].state_dict())
     random = (torch.get_rng_state(), np.random.get_state(legacy=False)["state"]["key"].copy())
     model, parameters = names["model"], list(names["model"].parameters())
     found = quick(CELL, {"fused_optimizer": "on"}, names)
     assert found.verdict in ("faster", "slower", "no measurable difference", "undecided")
-    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+    assert same(before, names)
     assert names["optimizer"].state_dict() == state
     assert (
         torch.equal(random[0], torch.get_rng_state())
@@ -94,47 +51,51 @@ def test_everything_is_as_before(names: dict[str, Any]) -> None:
     assert "fused" not in names["optimizer"].defaults or not names["optimizer"].param_groups[0]["fused"]
 
 
-def test_as_written_trains_as_the_bare_cell(names: dict[str, Any]) -> None:
-    bare: dict[str, Any] = {"__name__": "__main__"}
+def test_as_written_trains_as_the_bare_cell_and_the_record_tells_what_changed(
+    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    bare: dict[str, Any] = {"__name__": "__main__", "losses": []}
     exec(SETUP, bare)
-    losses: list[float] = []
-    bare["losses"] = losses
     exec(CELL.replace("    loss.backward()", "    losses.append(loss.item())\n    loss.backward()"), bare)
     torch.manual_seed(0)
     exec(SETUP, names)
-    found = quick(CELL, {"workers": 1}, names)
-    assert list(found.loss.a) == pytest.approx(losses[: len(found.loss.a)], rel=1e-6)
-    assert found.loss.verdict == "same"
+    found = quick(CELL, {"workers": 1}, names, pairs=1, seeds=2, save=True, name="kept")
+    assert list(found.loss.a) == pytest.approx(bare["losses"][: len(found.loss.a)], rel=1e-6)
+    assert found.loss.verdict == "same" and found.loss.seeds == 2 and len(found.loss.band) > 5
+    assert any(high > low for low, high in found.loss.band)
+    last_run = gpulab.runs[-1]
+    assert last_run.settings.knobs == {"workers": "1"} and not gpulab.runs[-2].changes
+    assert last_run.loader is not None and last_run.loader.num_workers == 1
+    assert [(c.name, c.state) for c in last_run.changes] == [("workers", "took effect")]
+    stored = gpulab.runs.store.load(last_run.id)
+    assert stored.settings.name == "kept: workers=1" and stored.changes[0].state == "took effect"
 
 
-def test_a_variable_that_the_cell_reads(names: dict[str, Any]) -> None:
-    found = quick(CELL, {"pause": 0.02}, names)
+def test_variables_of_the_notebook_and_of_the_cell(names: dict[str, Any]) -> None:
+    found = quick(CELL, {"pause": 0.02, "factor": 3.0}, names, pairs=2)
     assert all(b.time_ns >= b.step_count * 20e6 for b in found.only.b.blocks), "it slept in every step"
-    assert found.only.b.checks[0].kind == "variable of the cell"
-    assert names["pause"] == 0.0
-
-
-def test_a_literal_at_the_top_of_the_cell(names: dict[str, Any]) -> None:
-    found = quick(CELL, {"factor": 3.0}, names)
+    assert {check.kind for check in found.only.b.checks} == {"variable of the cell"}
+    assert names["pause"] == 0.0 and names["factor"] == 1.0
     assert found.loss.b[0] == pytest.approx(3 * found.loss.a[0], rel=1e-5)
     assert "factor = 3.0" in found.only.b.edit and found.only.b.edit_is_diff
 
 
-def test_a_sweep_names_each_value(names: dict[str, Any]) -> None:
-    found = quick(CELL, {"batch_size": [2, 8]}, names)
-    assert [side.label for side in found.result.sides] == ["as written", "batch_size=2", "batch_size=8"]
-    per_step = [side.facts.samples_per_s / side.facts.steps_per_s for side in found.result.sides]
-    assert per_step == pytest.approx([4, 2, 8])
-    assert all(c.unit == "sample" for c in found.comparisons)
-    of_sides = [side.us_per_sample for side in found.result.sides[1:]]
-    assert of_sides == [c.b.us_per_sample for c in found.comparisons], "medians over blocks in both places"
-
-
-def test_a_value_that_cannot_be_is_not_run(names: dict[str, Any]) -> None:
-    found = quick(CELL, {"batch_size": [8, 1000]}, names)
-    assert [bool(side.failure) for side in found.result.sides] == [False, False, True]
-    assert "96 items" in found.result.sides[2].failure and not found.result.sides[2].blocks
-    assert found.result.sides[2].failure.startswith("the dataset has 96"), "its label names it already"
+def test_a_sweep_goes_on_after_values_that_cannot_be(names: dict[str, Any]) -> None:
+    full = "    if len(x) > 10: raise torch.OutOfMemoryError('CUDA out of memory.')"
+    found = quick(CELL.replace("    time.sleep(pause)", full), {"batch_size": [2, 16, 1000, 8]}, names, pairs=2)
+    sides = found.result.sides
+    assert [side.label for side in sides[:3]] == ["as written", "batch_size=2", "batch_size=16"]
+    assert "out of memory" in sides[2].failure and not sides[3].blocks
+    assert sides[3].failure.startswith("the dataset has 96 items"), "its label names it already"
+    measured = [sides[i] for i in (0, 1, 4)]
+    assert [bool(side.failure) for side in measured] == [False] * 3
+    assert [side.facts.samples_per_s / side.facts.steps_per_s for side in measured] == pytest.approx([4, 2, 8])
+    of_measured = [found.comparisons[0], found.comparisons[3]]
+    assert all(c.unit == "sample" for c in of_measured)
+    assert [side.us_per_sample for side in measured[1:]] == [c.b.us_per_sample for c in of_measured], (
+        "medians of blocks"
+    )
 
 
 @pytest.mark.parametrize(
@@ -154,26 +115,22 @@ def test_nothing_runs_where_the_plan_cannot_work(names: dict[str, Any], knobs: d
     assert names["ran"][0] == 0
 
 
-def test_an_error_as_written_passes_after_what_there_is(names: dict[str, Any]) -> None:
+def test_an_error_as_written_passes_after_what_there_is(
+    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ZeroDivisionError):
         quick(CELL + "\n1 / 0", {"workers": 1}, names, steps=30)
     assert last().stopped
+    with pytest.raises(NameError, match="nowhere"):
+        quick("nowhere\n" + CELL, {"workers": 1}, names, show=True)
+    assert not capsys.readouterr().out, "without a result no page is shown"
 
 
 def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
     names["guard"] = 4
-    found = quick("if guard != 4: raise ValueError('guarded')\n" + CELL, {"guard": 5}, names)
+    found = quick("if guard != 4: raise ValueError('guarded')\n" + CELL, {"guard": 5}, names, pairs=1)
     assert "guarded" in found.result.sides[1].failure
     assert "not comparable" in found.verdict
-
-
-def test_out_of_memory_is_marked_and_the_sweep_goes_on(names: dict[str, Any]) -> None:
-    cell = CELL.replace(
-        "    time.sleep(pause)", "    if len(x) > 10: raise torch.OutOfMemoryError('CUDA out of memory.')"
-    )
-    found = quick(cell, {"batch_size": [16, 8]}, names)
-    assert "out of memory" in found.result.sides[1].failure
-    assert found.result.sides[2].blocks
 
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
@@ -196,20 +153,18 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
     [
         ("workers=1", "cannot be compared with the cell as written: stopped before workers=1 had run."),
         ("block 1 ", "Stopped before a pair of blocks had run: only the full run of each is there."),
-        ("block 13", "Stopped after 4 pairs of blocks."),
+        ("block 7", "Stopped after 2 pairs of blocks."),
     ],
 )
-def test_what_there_is_after_an_interrupt_is_said(names: dict[str, Any], what: str, words: str) -> None:
+def test_what_there_is_after_an_interrupt_is_said_and_all_is_put_back(
+    names: dict[str, Any], what: str, words: str
+) -> None:
+    before = weights(names)
     found = interrupted_at(what, names)
     assert words in f"{found.headline.sentence} {found.headline.evidence}"
     assert "--ab" not in found.text(full=True), "that is what was asked for"
-
-
-def test_an_interrupt_ends_it_and_everything_is_put_back(names: dict[str, Any]) -> None:
-    before = values(names)
-    interrupted_at("block 4", names)
     assert last().stopped and len(last().sides) == 2
-    assert all(torch.equal(a, b) for a, b in zip(before, values(names), strict=True))
+    assert same(before, names)
 
 
 @pytest.mark.usefixtures("interrupts_come")
@@ -276,32 +231,9 @@ def test_code_that_only_loads_from_a_generator_ends_all_the_same(names: dict[str
 
 def test_a_function_without_arguments(names: dict[str, Any]) -> None:
     exec("def train():\n" + "\n".join("    " + line for line in CELL.splitlines()), names)
-    found = quick(names["train"], {"pause": 0.02})
+    found = quick(names["train"], {"pause": 0.02}, pairs=1)
     assert all(b.time_ns >= b.step_count * 20e6 for b in found.only.b.blocks), "it slept in every step"
     assert names["pause"] == 0.0
-
-
-def test_other_seeds_give_a_band(names: dict[str, Any]) -> None:
-    found = quick(CELL, {"workers": 1}, names, seeds=2)
-    assert found.loss.seeds == 2 and len(found.loss.band) > 5
-    assert any(high > low for low, high in found.loss.band)
-
-
-def test_full_runs_are_among_the_runs(names: dict[str, Any]) -> None:
-    quick(CELL, {"workers": 1}, names)
-    assert gpulab.runs[-1].settings.knobs == {"workers": "1"}
-    assert gpulab.runs[-1].loader is not None and gpulab.runs[-1].loader.num_workers == 1
-    assert [(c.name, c.state) for c in gpulab.runs[-1].changes] == [("workers", "took effect")]
-    assert not gpulab.runs[-2].changes
-
-
-def test_the_record_on_disk_tells_whether_the_change_took_effect(
-    names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    quick(CELL, {"workers": 1}, names, save=True, name="kept", pairs=1)
-    stored = gpulab.runs.store.load(gpulab.runs[-1].id)
-    assert stored.settings.name == "kept: workers=1" and stored.changes[0].state == "took effect"
 
 
 def test_more_time_than_the_budget_is_told(names: dict[str, Any]) -> None:
@@ -311,10 +243,15 @@ def test_more_time_than_the_budget_is_told(names: dict[str, Any]) -> None:
     assert "the budget of less than 1 s was over before workers=1 had run" in " ".join(found.text().split())
 
 
-def test_an_error_as_written_shows_no_page(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(NameError, match="nowhere"):
-        quick("nowhere\n" + CELL, {"workers": 1}, names, show=True)
-    assert not capsys.readouterr().out
+def test_the_record_of_a_run_holds_the_threads_it_was_given(names: dict[str, Any]) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        sides = quick(CELL, {"compute_threads": [1]}, names, pairs=1).result.sides
+        assert [side.facts.run.environment.compute_threads for side in sides] == [2, 1]
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:

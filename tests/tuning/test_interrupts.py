@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -16,27 +16,9 @@ import gpulab
 from gpulab.capture.steps import hooks
 from gpulab.tuning import interrupts
 from gpulab.tuning.interrupts import interrupts_heard, users_code
+from tests.tuning.cells import CELL, SETUP
 
-CELL = """
-import torch
-from torch.utils.data import DataLoader, TensorDataset
-model = torch.nn.Linear(8, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-loader = DataLoader(TensorDataset(torch.randn(96, 8)), batch_size=4)
-for (x,) in loader:
-    loss = model(x).sum()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-@pytest.fixture(autouse=True)
-def interrupts_come() -> Iterator[None]:
-    """Whatever started the tests may ignore them."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
+pytestmark = pytest.mark.usefixtures("interrupts_come")
 
 
 def interrupt() -> None:
@@ -113,8 +95,10 @@ def _while_silencing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(redirect_stdout, "__enter__", entered)
 
 
-@pytest.mark.parametrize("moment", [_while_installing, _while_taking_out, _while_silencing])
-@pytest.mark.parametrize("call", ["experiment", "headspace"])
+@pytest.mark.parametrize(
+    ("moment", "call"),
+    [(_while_installing, "experiment"), (_while_taking_out, "headspace"), (_while_silencing, "experiment")],
+)
 def test_in_the_middle_of_our_own_work_nothing_is_left_half_done(
     moment: Callable[[pytest.MonkeyPatch], None], call: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -127,7 +111,7 @@ def test_in_the_middle_of_our_own_work_nothing_is_left_half_done(
             file.write("x")
         if runs.stat().st_size == 3:  # a block: the full runs are over
             moment(monkeypatch)
-        exec(CELL, {"__name__": "__main__"})
+        exec(SETUP + CELL, {"__name__": "__main__"})
 
     def asked() -> None:
         if call == "headspace":

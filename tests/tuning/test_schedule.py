@@ -1,19 +1,25 @@
-"""How blocks are laid out: sizes, order, number. Pure."""
+"""How blocks are laid out: sizes, order, number; and what their runs are called. Pure."""
 
 from __future__ import annotations
 
 import random
 from collections import Counter
+from contextlib import ExitStack
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
+from gpulab.knobs.variables import Variables
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning import schedule
+from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.schedule import Size
+from gpulab.tuning.trial import Setting
 from tests.support.synthetic import no_trace_case
 
 
@@ -38,28 +44,25 @@ def run_of(count: int, step_ms: float, workers: int = 0, outcome: str = "stopped
 
 
 @pytest.mark.parametrize(
-    ("step_ms", "workers", "warmup", "counted"),
+    ("count", "step_ms", "workers", "size"),
     [
-        (50, 0, 3, 10),
-        (500, 0, 3, 5),
-        (1, 0, 3, 200),  # 0.2 s at least
-        (50, 2, 6, 10),  # 2 workers times 2 batches ahead, and 2
-        (50, 4, 10, 12),  # whole rounds of 4
-        (500, 4, 10, 8),
+        (40, 50, 0, Size(3, 10)),
+        (40, 500, 0, Size(3, 5)),
+        (40, 1, 0, Size(3, 200)),  # 0.2 s at least
+        (40, 50, 2, Size(6, 10)),  # 2 workers times 2 batches ahead, and 2
+        (40, 50, 4, Size(10, 12)),  # whole rounds of 4
+        (40, 500, 4, Size(10, 8)),
+        (8, 50, 0, Size(3, 5)),  # a cell that ends by itself has shorter blocks
+        (4, 50, 4, Size(2, 2)),
+        (1, 50, 0, Size(0, 1)),
     ],
 )
-def test_the_size_of_a_block(step_ms: float, workers: int, warmup: int, counted: int) -> None:
-    assert schedule.block_size([run_of(40, step_ms), run_of(40, step_ms, workers)]) == Size(warmup, counted)
-
-
-def test_a_cell_that_ends_by_itself_has_shorter_blocks() -> None:
-    assert schedule.block_size([run_of(8, 50, outcome="completed")]) == Size(3, 5)
-    assert schedule.block_size([run_of(4, 50, 4, outcome="completed")]) == Size(2, 2)
-    assert schedule.block_size([run_of(1, 50, outcome="completed")]) == Size(0, 1)
-
-
-def test_as_many_steps_as_asked_for() -> None:
-    assert schedule.block_size([run_of(40, 50)], counted=7) == Size(3, 7)
+def test_the_size_of_a_block(count: int, step_ms: float, workers: int, size: Size) -> None:
+    if count < 40:
+        assert schedule.block_size([run_of(count, step_ms, workers, "completed")]) == size
+    else:
+        assert schedule.block_size([run_of(40, step_ms), run_of(40, step_ms, workers)]) == size
+        assert schedule.block_size([run_of(40, 50)], counted=7) == Size(3, 7), "as many as asked for"
 
 
 @given(st.integers(2, 8), st.integers(0, 10**6))
@@ -87,3 +90,47 @@ def test_warmup_compiled_and_cut_steps_do_not_count() -> None:
     flags[7] = StepFlag.PARTIAL
     assert schedule.counted_rows(replace(steps, flags=flags), Size(3, 10)).tolist() == [3, 5, 6]
     assert schedule.counted_rows(steps, Size(2, 3)).tolist() == [2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("settings", "name", "labels"),
+    [
+        ([{"workers": 2}, {"workers": 4}], "", ["workers=2,4: as written", "workers=2", "workers=4"]),
+        ([{"workers": 2}], "monday", ["monday: as written", "monday: workers=2"]),
+        (
+            [{"workers": w, "amp": amp} for w in (1, 2) for amp in ("off", "bf16")],
+            "",
+            ["workers=1,2, amp=off,bf16: as written"],
+        ),
+        ([], "", ["as written"]),
+    ],
+)
+def test_what_the_runs_of_a_plan_are_called(settings: list[dict[str, Any]], name: str, labels: list[str]) -> None:
+    plan = Plan(tuple(map(Arm, settings)), name=name)
+    assert [plan.run_name(arm) for arm in (plan.base, *plan.arms)][: len(labels)] == labels
+
+
+class Counting(TextCode, frozen=True):
+    """Counts how often somebody looks for its variables."""
+
+    looks: ClassVar[int] = 0
+
+    @property
+    def variables(self) -> Variables:
+        Counting.looks += 1
+        return super().variables
+
+
+@pytest.mark.parametrize(("text", "within"), [("y = x", 2), ("x = 1\ny = x", 1)])
+def test_variables_are_looked_for_once_not_in_each_block(text: str, within: int) -> None:
+    namespace = {"x": 1}
+    parsed = TextCode.parsed(text, namespace)
+    code = Counting(**asdict(parsed))
+    Counting.looks = 0
+    setting = Setting(code, {}, "x=2", {"x": 2})
+    for _ in range(3):
+        with ExitStack() as stack:
+            setting.applied(stack)
+            assert namespace["x"] == within  # a literal of the code is replaced in its text
+        assert namespace["x"] == 1
+    assert Counting.looks == 1

@@ -27,50 +27,43 @@ def names() -> dict[str, Any]:
     return {"__name__": "__main__", "data": data, "loader": DataLoader(TensorDataset(data), batch_size=4), "rate": 2}
 
 
-@pytest.fixture
-def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_options, "pins_nothing_here", lambda: True)
-
-
 def refused(code: str, names: dict[str, Any], *arms: dict[str, Any]) -> str:
     with pytest.raises(UsageError) as said:
         check(TextCode.parsed(code, names), Plan(tuple(map(Arm, arms))))
     return str(said.value)
 
 
-@pytest.mark.usefixtures("no_gpu")
-@pytest.mark.parametrize("code", [BUILT, GIVEN])
-def test_memory_is_pinned_for_a_gpu_only(names: dict[str, Any], code: str) -> None:
-    words = "pin_memory=on: there is no GPU to pin memory for: torch pins nothing here."
-    assert refused(code, names, {"pin_memory": True}) == words
-
-
-@pytest.mark.usefixtures("no_gpu")
-def test_one_knob_that_cannot_act_is_named_among_several(names: dict[str, Any]) -> None:
-    assert "pin_memory=on: there is no GPU" in refused(BUILT, names, {"pin_memory": True, "batch_size": 2})
-
-
-def test_a_gpu_can_be_pinned_for(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loader_options, "pins_nothing_here", lambda: False)
-    check(TextCode.parsed(BUILT, names), Plan((Arm({"pin_memory": True}),)))
+THERE = "{}: the cell has this as written, so there is nothing to compare."
 
 
 @pytest.mark.parametrize(
-    ("settings", "label"),
-    [({"batch_size": 4}, "batch_size=4"), ({"workers": 0}, "workers=0"), ({"lr": 0.1}, "lr=0.1")],
+    ("code", "arms", "words"),
+    [
+        *((c, [{"pin_memory": True}], "pin_memory=on: there is no GPU to pin memory for") for c in (BUILT, GIVEN)),
+        (BUILT, [{"pin_memory": True, "batch_size": 2}], "pin_memory=on: there is no GPU"),
+        (GIVEN, [{"batch_size": 4}], THERE.format("batch_size=4")),
+        (GIVEN, [{"workers": 0}], THERE.format("workers=0")),
+        (GIVEN, [{"lr": 0.1}], THERE.format("lr=0.1")),
+        (GIVEN, [{"workers": 0, "lr": 0.1}], "workers=0, lr=0.1: the cell has all of this as written"),
+        ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": "many"}], "batch_size is 4 in the code"),
+        ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": 8}, {"batch_size": "many"}], "batch_size is 4 in the"),
+        (GIVEN, [{"batch_size": 5000}], "the largest is batch_size=12"),
+        (GIVEN, [{"workers": 1}], ""),
+        (GIVEN, [{"workers": 0, "batch_size": 2}], ""),
+        (GIVEN, [{"lr": 1}], ""),
+        (GIVEN, [{"batch_size": 5000}, {"batch_size": 8}], ""),
+        ("amp = 'fast'\nprint(amp)\n", [{"amp": "slow"}], ""),
+        ("prefetch = 3\nprint(prefetch)\n" + GIVEN, [{"prefetch": 4}], ""),
+    ],
 )
-def test_the_value_that_is_there_is_not_measured(names: dict[str, Any], settings: dict[str, Any], label: str) -> None:
-    assert refused(GIVEN, names, settings) == f"{label}: the cell has this as written, so there is nothing to compare."
-
-
-def test_several_values_that_are_all_there(names: dict[str, Any]) -> None:
-    said = refused(GIVEN, names, {"workers": 0, "lr": 0.1})
-    assert said == "workers=0, lr=0.1: the cell has all of this as written, so there is nothing to compare."
-
-
-@pytest.mark.parametrize("settings", [{"workers": 1}, {"workers": 0, "batch_size": 2}, {"lr": 1}])
-def test_another_value_is_measured(names: dict[str, Any], settings: dict[str, Any]) -> None:
-    check(TextCode.parsed(GIVEN, names), Plan((Arm(settings),)))
+def test_what_cannot_act_is_said_before_anything_runs(
+    names: dict[str, Any], code: str, arms: list[dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loader_options, "pins_nothing_here", lambda: True)
+    if words:
+        assert words in refused(code, names, *arms)
+    else:
+        check(TextCode.parsed(code, names), Plan(tuple(map(Arm, arms))))
 
 
 def test_a_sweep_goes_on_without_the_value_that_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,16 +85,6 @@ def test_one_look_is_enough_where_the_cell_must_be_seen(names: dict[str, Any], t
     with pytest.raises(UsageError, match="batch_size=4: the cell has this as written"):
         gpulab.experiment(f"note()\n{BUILT}", {"batch_size": 4}, namespace=names, save=False, show=False)
     assert runs.read_text() == "x", "what was seen then is remembered"
-
-
-@pytest.mark.parametrize("values", [("many",), (8, "many")])
-def test_a_value_that_fits_neither_knob_nor_variable(values: tuple[object, ...]) -> None:
-    arms = [{"batch_size": value} for value in values]
-    assert "batch_size is 4 in the code" in refused("batch_size = 4\nprint(batch_size)\n", {}, *arms)
-
-
-def test_a_value_of_a_variable_with_the_name_of_a_knob_is_taken() -> None:
-    check(TextCode.parsed("amp = 'fast'\nprint(amp)\n", {}), Plan((Arm({"amp": "slow"}),)))
 
 
 def test_what_did_nothing_in_its_own_run_has_no_blocks() -> None:

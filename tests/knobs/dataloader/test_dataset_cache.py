@@ -14,15 +14,14 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpulab.capture.recorder import Capture
-from gpulab.errors import UsageError
-from gpulab.knobs.dataloader import dataset_cache, loader_options
-from gpulab.knobs.dataloader.dataset_cache import CACHE, DatasetCache, item_bytes, same
+from gpulab.knobs.dataloader import dataset_cache
+from gpulab.knobs.dataloader.dataset_cache import DatasetCache, item_bytes, same
 from gpulab.knobs.dataloader.loader_options import WORKERS
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.describe import observed_loader
 from gpulab.knobs.observe.observation import Observation
-from gpulab.run import Device, Settings
+from gpulab.run import Device
+from tests.support.knob_cells import captured
 
 LENGTH = 20
 
@@ -104,6 +103,11 @@ def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) 
             data(loader)
         assert not log.notes
     assert dataset.asked == filled + 2 * dataset_cache.CHECKED_AGAIN
+    dataset.make = lambda i: (torch.full((3,), -float(i)), i)
+    expected = data(loader)
+    with cache.applied(True) as log:
+        assert data(loader) == expected
+    assert any("changed" in note for note in log.notes), "it is loaded anew"
     cache.forget()
     with cache.applied(True) as log:
         data(loader)
@@ -111,17 +115,6 @@ def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) 
     del loader, dataset
     gc.collect()
     assert not cache._kept
-
-
-def test_a_dataset_that_changed_meanwhile_is_loaded_anew(cache: DatasetCache) -> None:
-    loader = DataLoader(Counted(), 4)
-    with cache.applied(True):
-        data(loader)
-    loader.dataset.make = lambda i: (torch.full((3,), -float(i)), i)  # type: ignore[attr-defined]
-    expected = data(loader)
-    with cache.applied(True) as log:
-        assert data(loader) == expected
-    assert any("changed" in note for note in log.notes)
 
 
 def augmented_by_torch(i: int) -> Any:
@@ -162,38 +155,36 @@ def test_random_augmentation_is_refused_and_data_stay(make: Callable[[int], Any]
         assert seen == expected
 
 
-def test_too_large_or_too_slow_is_refused_with_the_figure(cache: DatasetCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    loader = DataLoader(Counted(lambda i: (torch.zeros(2**18), i)), 4)
-    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 40 * 2**20)
+@pytest.mark.parametrize(
+    ("free", "limit_s", "probed", "first", "words"),
+    [
+        (40 * 2**20, 60.0, None, 2**18, r"20\.0 MiB.*10\.0 MiB|10\.0 MiB.*20\.0 MiB"),
+        (None, 60.0, None, 2**18, "how much memory is free cannot be read"),
+        (2**40, 0.0, None, 2**18, r"loading the \d+ items would take .* s, more than 0 s"),
+        (40 * 2**20, 60.0, 1, 1, r"10\.0 MiB"),  # the items after the first are larger
+    ],
+)
+def test_too_large_or_too_slow_is_refused_with_the_figure(
+    cache: DatasetCache,
+    monkeypatch: pytest.MonkeyPatch,
+    free: int,
+    limit_s: float,
+    probed: int | None,
+    first: int,
+    words: str,
+) -> None:
+    batch = 4 if probed is None else 1
+    loader = DataLoader(Counted(lambda i: (torch.zeros(2**18 if first > 1 else 2**20 if i else 1), i)), batch)
+    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: free)
+    monkeypatch.setattr(dataset_cache, "LIMIT_S", limit_s)
+    monkeypatch.setattr(dataset_cache, "PROBED", probed or dataset_cache.PROBED)
     with cache.applied(True) as log:
         data(loader)
-    assert "20.0 MiB" in log.refused[0] and "10.0 MiB" in log.refused[0]
+    assert re.search(words, log.refused[0]) and not cache._kept
     asked = loader.dataset.asked  # type: ignore[attr-defined]
     with cache.applied(True) as log:  # the next block
         next(iter(loader))
-    assert log.refused and loader.dataset.asked == asked + 4  # type: ignore[attr-defined]
-    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 2**40)
-    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: None)
-    cache.forget()
-    with cache.applied(True) as log:
-        data(loader)
-    assert "how much memory is free cannot be read" in log.refused[0]
-    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 2**40)
-    monkeypatch.setattr(dataset_cache, "LIMIT_S", 0.0)
-    cache.forget()
-    with cache.applied(True) as log:
-        data(loader)
-    assert re.search(r"loading the \d+ items would take .* s, more than 0 s", log.refused[0])
-    assert not cache._kept
-
-
-def test_items_larger_than_the_first_ones_end_the_loading(cache: DatasetCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dataset_cache, "free_host_bytes", lambda: 40 * 2**20)
-    monkeypatch.setattr(dataset_cache, "PROBED", 1)
-    loader = DataLoader(Counted(lambda i: (torch.zeros(2**20 if i else 1), i)), 1)
-    with cache.applied(True) as log:
-        data(loader)
-    assert "10.0 MiB" in log.refused[0] and not cache._kept
+    assert log.refused and loader.dataset.asked == asked + batch  # type: ignore[attr-defined]
 
 
 def test_workers_that_are_not_forked_need_the_memory_once_each(
@@ -245,40 +236,21 @@ def test_the_users_dataset_shows_through(cache: DatasetCache) -> None:
         assert not hasattr(served, "no such thing")
 
 
-def test_what_can_be_told_before(cache: DatasetCache) -> None:
-    loader = DataLoader(Counted(), 4)
-    assert cache.refuses(observation(loader), True) is None
-    assert "IterableDataset" in (cache.refuses(observation(DataLoader(Stream(), 4)), True) or "")
-    assert cache.refuses(Observation(Device("cpu", "CPU")), True) == loader_options.NO_LOADER
-    assert cache.value_in(observation(loader)) is False and cache.value_in(Observation(Device("cpu", "CPU"))) is None
-    assert cache.parse("on") is True and cache.parse("false") is False
-    with pytest.raises(UsageError, match="cache=full"):
-        cache.parse("full")
-    assert "range(len(dataset))" in CACHE.code_edit(observation(loader), True).snippet
-
-
 def test_verified_from_a_run(cache: DatasetCache) -> None:
-    def run(*, on: bool) -> tuple[Any, KnobEffects]:
-        capture = Capture(Settings(trace=False, live=False, save=False), "block")
-        capture.start()
-        with cache.applied(on) as log:
-            data(loader)
-        done = capture.finish("completed")[0]
-        capture.close()
-        return done, log
+    def run(loader: DataLoader[Any], *, on: bool) -> tuple[Any, KnobEffects]:
+        done, logs, _ = captured(lambda: data(loader), (cache, on), trace=False)
+        return done, logs["cache"]
 
-    loader = DataLoader(Counted(), 4)
-    cached, log = run(on=True)
-    assert cache.verify(observation(loader), True, log, cached).state == "took effect"
-    plain, off = run(on=False)
-    assert cache.verify(observation(loader), False, off, plain).state == "no effect"
+    loader, random = DataLoader(Counted(), 4), DataLoader(Counted(augmented_by_torch), 4)
+    (cached, log), (plain, off), (refused, why) = run(loader, on=True), run(loader, on=False), run(random, on=True)
+    seen = observation(loader)
+    assert cache.verify(seen, True, log, cached).state == "took effect"
+    assert cache.verify(seen, False, off, plain).state == "no effect"
     other = replace(cached, loader=replace(cached.loader, dataset="Other"))
-    assert cache.verify(observation(loader), True, log, other).state == "no effect"
+    assert cache.verify(seen, True, log, other).state == "no effect"
     log.count("Counted as written")
-    assert cache.verify(observation(loader), True, log, cached).state == "cannot tell"
-    loader = DataLoader(Counted(augmented_by_torch), 4)
-    refused, log = run(on=True)
-    result = cache.verify(observation(loader), True, log, refused)
+    assert cache.verify(seen, True, log, cached).state == "cannot tell"
+    result = cache.verify(observation(random), True, why, refused)
     assert result.state == "no effect" and "random augmentation" in result.evidence
 
 

@@ -11,16 +11,8 @@ from typing import Any
 
 import pytest
 
-from gpulab.errors import UsageError
-from gpulab.knobs.distributed.comm_hook import COMM_HOOK, GLOO_WAITS
-from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, NO_DDP
-from gpulab.knobs.distributed.fully_shard_options import NONE_SHARDED, RESHARD_AFTER_FORWARD
-from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
-from gpulab.knobs.observe.observation import Observation, ObservedDataParallel, ObservedModule
-from gpulab.run import Device
 from tests.support.paths import ROOT
 
-CPU = Device("cpu", "CPU")
 SAME = 1e-6
 
 
@@ -79,34 +71,3 @@ def test_sharded_weights_are_the_same_kept_or_not(ranks: list[dict[str, Any]]) -
 
 def test_nothing_is_left_of_any_knob(ranks: list[dict[str, Any]]) -> None:
     assert [seen["put_back"] < SAME for seen in ranks] == [True, True]
-
-
-def module(data_parallel: ObservedDataParallel | None = None) -> Observation:
-    seen = ObservedModule("Net", 10, ("float32",), False, None, False, True, None, data_parallel)
-    return Observation(CPU, modules=(seen,))
-
-
-def wrapped(backend: str = "gloo", buckets: int = 1, hook: bool = False) -> Observation:
-    return module(ObservedDataParallel(25, False, False, hook, backend, buckets))
-
-
-def test_without_what_they_turn_they_refuse() -> None:
-    for knob in (BUCKET_CAP_MB, COMM_HOOK, LOCAL_SGD):
-        assert knob.refuses(module(), knob.options[-1]) == NO_DDP
-        assert knob.refuses(wrapped(), knob.options[1]) is None
-    assert RESHARD_AFTER_FORWARD.refuses(module(), False) == NONE_SHARDED
-    assert COMM_HOOK.refuses(wrapped(buckets=2), "powersgd") == GLOO_WAITS
-    assert COMM_HOOK.refuses(wrapped(), "powersgd") is None
-    assert COMM_HOOK.refuses(wrapped("nccl", 2), "powersgd") is None
-
-
-@pytest.mark.parametrize(("text", "value"), [("25", 25), ("0.5", 0.5), ("1e2", 100)])
-def test_a_bucket_may_be_a_part_of_a_megabyte(text: str, value: float) -> None:
-    parsed = BUCKET_CAP_MB.parse(text)
-    assert parsed == value and type(parsed) is type(value)
-
-
-@pytest.mark.parametrize("text", ["0", "-1", "nan", "inf", "a lot"])
-def test_a_bucket_that_cannot_be_is_refused(text: str) -> None:
-    with pytest.raises(UsageError, match="not a number of MB"):
-        BUCKET_CAP_MB.parse(text)
