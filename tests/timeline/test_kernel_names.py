@@ -117,12 +117,24 @@ ELSEWHERE = {
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, "
     "FusedAdamMathFunctor<float, 4>>": ("optimizer", "fp32", False),
     "void kOptimizerStatic8bit2StateBlockwise<__nv_bfloat16, 0, 256, 1>": ("optimizer", "narrow", False),
+    # Of older GPUs, mangled, and nobody's
+    "volta_sgemm_128x64_nn": ("matrix", "fp32", False),
+    "volta_dgemm_64x64_nn": ("matrix", "", False),
+    "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1>(P)": ("matrix", "narrow", True),
+    "_ZN2at6native13reduce_kernelILi512E": ("reduction", "", False),
+    "Memcpy HtoD (Pageable -> Device)": ("copy", "", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_of_hopper_blackwell_and_triton(name: str) -> None:
     assert reading(name) == Reading(*ELSEWHERE[name])
+
+
+def test_what_the_name_does_not_tell_the_operator_does() -> None:
+    assert class_of("some_kernel") == "other"
+    assert class_of("some_kernel", "aten::addmm") == "matrix"
+    assert class_of("some_kernel", "aten::_softmax") == "normalization"
 
 
 def test_every_class_of_the_table_is_one_of_the_classes() -> None:
