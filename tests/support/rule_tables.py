@@ -82,15 +82,15 @@ def words(answer: Answer) -> str:
     if isinstance(answer, Undetermined):
         return f"{answer.key}: untold\n{answer.what}: {answer.record}"
     us = answer.recoverable_us_per_step
-    given = f"{us:.4g} µs" if us is not None else f"once {answer.once_us:.4g} µs" if answer.once_us else "no time"
+    given = f"{us:,.0f} µs" if us is not None else f"once {answer.once_us:,.0f} µs" if answer.once_us else "no time"
     lines = [
         f"{answer.key}: {answer.level}, {answer.confidence}, {given} of {', '.join(answer.parts) or 'nothing'}",
         answer.summary,
         *(f"- {evidence.words}" for evidence in answer.evidence),
-        f"cure: {answer.cure}",
     ]
     more = {
-        "otherwise": answer.otherwise,
+        "cure": answer.cure,
+        "otherwise": answer.otherwise if answer.otherwise != answer.cure else "",
         "set": answer.knob,
         "line": answer.source_line,
         "title": answer.title,
