@@ -12,6 +12,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.host.core_time import core_share
 from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.operator_costs import HostOperators
+from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.integrity import Check, Integrity
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.cure_predictions import with_predictions
@@ -21,8 +23,10 @@ from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, placem
 from gpulab.diagnosis.rules import pauses as pausing
 from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.diagnosis.rules.core_wait import cpu_shared
-from gpulab.diagnosis.rules.launches import starves
+from gpulab.diagnosis.rules.launches import small_batch, starves
+from gpulab.diagnosis.rules.operations import layout
 from gpulab.formatting import duration
+from gpulab.intervals import EMPTY
 from gpulab.prediction.evidence import NOTHING
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
@@ -176,6 +180,23 @@ def half_on_the_cpu() -> RuleContext:
     return case_of(run, {"compute": 0.5, "launch": 0.5})
 
 
+def calling(share: float, parts: dict[str, float] | None = None, updating_us: float = 0.0, **facts: Any) -> Make:
+    """Starting operators takes so much of each step; an optimizer so much of that."""
+    host = HostOperators(200.0, 190.0, share, 0.0, 0.0, None)
+    times = (updating_us, *[0.0] * 7)
+    update = OptimizerWork("AdamW", None, 200.0, *times, False, 0, EMPTY, EMPTY) if updating_us else None
+    return lambda: case_of(run_of(), parts, host=host, optimizer=update, **facts)
+
+
+def rearranging(share: float) -> Make:
+    return lambda: case_of(run_of(), host=HostOperators(200.0, 190.0, 0.8, share, 24.0, None))
+
+
+def threads(count: int, cores: float) -> Make:
+    run = run_of(cores=cores)
+    return lambda: case_of(replace(run, environment=replace(run.environment, compute_threads=count)))
+
+
 # Pauses, and where nothing speaks
 
 
@@ -280,8 +301,14 @@ CASES: dict[str, Case] = table(
     ),
     Rows(
         cores.cpu_oversubscribed,
-        {"more threads than cores": (on_cores(2, 4, **CROWD), "cpu_oversubscribed")},
         {
+            "more of its own than cores": (on_cores(2, 4, **CROWD), "cpu_oversubscribed"),
+            "4 threads, 2 cores": (threads(4, 2.0), "cpu_oversubscribed"),
+            "8 threads, 1.5 cores": (threads(8, 1.5), "cpu_oversubscribed"),
+        },
+        {
+            "2 threads, 2 cores": threads(2, 2.0),
+            "2 threads, 1.5 cores": threads(2, 1.5),
             "cores that are free": loaded(60.0, 8, 0.7),
             "batches that have a core": loaded(99.0, 8, 0.05),
             "two workers": loaded(99.0, 2, 0.3),
@@ -308,6 +335,17 @@ CASES: dict[str, Case] = table(
             "its own threads": on_cores(2, 4, **CROWD),
         },
     ),
+    Rows(
+        small_batch,
+        {"calling, 80 %": (calling(0.8, {"unknown": 0.3}), 0.8 * STEP_US), "51 %": (calling(0.51), 0.51 * STEP_US)},
+        {
+            "calling, 49 %": calling(0.49),
+            "waiting is more": calling(0.8, {"data_wait": 0.85}),
+            "most of it is the optimizer's": calling(0.8, updating_us=15_000.0),
+            "no operators": lambda: case_of(run_of(), host=None),
+        },
+    ),
+    Rows(layout, {"rearranging, 11 %": (rearranging(0.11), 0.11 * STEP_US)}, {"rearranging, 9 %": rearranging(0.09)}),
     Rows(
         placement.wrong_device,
         {"half of the model": (half_on_the_cpu, "wrong_device")},
@@ -443,7 +481,8 @@ def test_what_was_not_timed_inside_is_untold() -> None:
     [
         (0.6, (0.5, 0.7), False, True),
         (1.0, (0.9, 1.1), False, False),
-        (1.2, (0.8, 1.6), False, False),
+        (1.5, (0.9, 2.0), False, False),  # likely slower
+        (0.9, (0.7, 1.2), False, True),  # likely faster
         (0.99, (0.5, 1.5), True, True),  # nothing but a range is known
         (None, None, False, True),
     ],
@@ -464,6 +503,27 @@ def test_a_setting_predicted_to_bring_nothing_is_not_advised(
     assert all((f.settings != ()) is kept and (f.prediction is not None) is kept for f in left)
     without = (starved.otherwise, collating.otherwise, own.cure)
     assert [f.cure for f in left] == ([starved.cure, collating.cure, own.cure] if kept else [*without])
+
+
+@pytest.mark.parametrize(
+    ("part", "us", "left_us"),
+    [
+        ("optimizer", 10_000.0, 4_000.0),  # 0.9 of the step in the middle, 0.8 at best: of 20 ms
+        ("optimizer", 4_200.0, 4_000.0),
+        ("optimizer", 1_000.0, 1_000.0),
+        ("data_wait", 10_000.0, 10_000.0),  # workers are but one cure of it
+    ],
+)
+def test_a_cure_gives_back_no_more_than_is_predicted(
+    monkeypatch: pytest.MonkeyPatch, part: str, us: float, left_us: float
+) -> None:
+    predicted = Prediction({}, 0.9, (0.8, 1.0), "made up")
+    monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: predicted)
+    own = Finding("any", "", (), us, "measured", (part,), (("fused_optimizer", "True"),))
+    [left] = with_predictions(case_of(run_of()).facts, [own], STEP_US, NOTHING)
+    assert left.recoverable_us_per_step == pytest.approx(left_us)
+    words = [evidence.words for evidence in left.evidence]  # hardly less needs no word
+    assert bool(words) is (us - left_us > 1_000) and all("10.0 ms per step at most 4.00 ms" in w for w in words)
 
 
 def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
