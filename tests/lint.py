@@ -49,6 +49,11 @@ WORN = (  # readers had to read these sentences twice
     "taken from the others",
 )
 
+READERS_OF_FINDINGS = (
+    "diagnosis/ranking.py", "diagnosis/diagnose.py", "diagnosis/ranks.py", "diagnosis/cure_predictions.py",
+    "prediction/removal.py", "tuning/climb/policy.py", "views/report/findings.py", "views/climb/sections.py",
+)  # fmt: skip
+
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CITATION = re.compile(r'\b(definitions|pitfalls)\.md\b(?:,\s+(?:#\s+)?"([^"]+)")?')
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -168,6 +173,17 @@ def misspelled(root: Path) -> Iterator[Fault]:
     for line in done.stdout.splitlines():
         file, number, words = line.split(":", 2)
         yield root / file, int(number), words.strip()
+
+
+def findings_by_name(root: Path) -> Iterator[Fault]:
+    """Who reads findings goes by their kind; only a rule's module has its key."""
+    from gpulab.diagnosis.rules.catalogue import kinds
+
+    keys = {kind.key for kind in kinds()} - {"layout"}  # which is a class of kernels, too
+    for path in (root / "gpulab" / name for name in READERS_OF_FINDINGS):
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Constant) and node.value in keys:
+                yield path, node.lineno, str(node.value)
 
 
 # Documents
@@ -349,6 +365,7 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("test name", long_names_of_tests, f"a test's name has at most {TEST_NAME_LENGTH} characters"),
     ("worn", worn_sentences, "readers had to read this twice"),
     ("spelling", misspelled, "a misspelled word"),
+    ("finding", findings_by_name, "who reads findings knows none by name"),
     ("citation", citations, "cite a heading of the page, in quotes"),
     ("link", links, "it leads nowhere"),
     ("folders", folders_in_contributing, "the table of folders and the folders of gpulab differ"),

@@ -28,6 +28,7 @@ TREE = {
     "constraints.txt": "# pins\ntorch==2.13.0\npynvml==12.0\nnumpy>=2\n",
 }
 OF_THIS_CHECKOUT = {
+    "findings_by_name",
     "options_in_the_guide",
     "hardware_table",
     "figures_of_accuracy",

@@ -64,12 +64,13 @@ def check(case: Case) -> Answer:
     if case.says is None:
         assert answer is None, answer
     elif case.says == UNTOLD:
-        assert isinstance(answer, Undetermined), answer
+        assert isinstance(answer, Undetermined) and answer.key == case.rule.__name__, answer
     else:
         assert isinstance(answer, Finding), answer
         if isinstance(case.says, str):
             assert answer.key == case.says
         else:
+            assert answer.key == case.rule.__name__ or case.rule is first
             us = answer.recoverable_us_per_step
             assert us == pytest.approx(case.says, rel=case.rel), us
     return answer
