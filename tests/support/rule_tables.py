@@ -70,7 +70,7 @@ def check(case: Case) -> Answer:
         if isinstance(case.says, str):
             assert answer.key == case.says
         else:
-            assert answer.key == case.rule.__name__ or case.rule is first
+            assert answer.key == case.rule.__name__ or case.rule is first, answer.key
             us = answer.recoverable_us_per_step
             assert us == pytest.approx(case.says, rel=case.rel), us
     return answer
