@@ -33,7 +33,8 @@ TOP_LEVEL = {
     "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "planted", "pyproject.toml", "recordings", "tests",
 }  # fmt: skip
 SPELLED = (
-    "README.md", "CHANGELOG.md", "docs", "notebooks/README.md", "notebooks/lessons", "benchmarks/README.md", "gpulab",
+    "README.md", "CHANGELOG.md", "docs", "notebooks/README.md", "notebooks/lessons", "benchmarks/README.md",
+    "planted/README.md", "gpulab",
 )  # fmt: skip
 MEANT = "childs,ackward"  # names and a beginning of a word, within code
 WORN = (  # readers had to read these sentences twice
@@ -196,7 +197,7 @@ def pages(root: Path) -> list[Path]:
 
 def citations(root: Path) -> Iterator[Fault]:
     cited = set()
-    for path in sources(root, "gpulab", "benchmarks"):
+    for path in sources(root, "gpulab", "benchmarks", "planted"):
         text = text_of(path)
         for match in _CITATION.finditer(text):
             cited.add(match[1])

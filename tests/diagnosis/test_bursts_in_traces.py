@@ -70,7 +70,7 @@ def test_a_burst_comes_before_a_smaller_copy() -> None:
         ([40_000, 41_000, 39_000, 44_000], 1, "median", 40_500),
     ],
 )
-def test_bursts_are_described_by_means_and_steps_alike_by_medians(
+def test_bursts_are_told_by_means_and_steps_alike_by_medians(
     waits_us: list[int], rounds: int | None, average: str, wait_us: float
 ) -> None:
     facts = steps_that_wait(waits_us)

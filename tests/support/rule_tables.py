@@ -1,11 +1,7 @@
-"""Rules as tables: what each case would give back, worked out by hand, and what is said of it in one golden text.
-
-`ACCEPT=1` in the environment writes the golden text anew; read its difference before it is committed.
-"""
+"""Rules as tables: what each case would give back, worked out by hand, and what is said of it in one golden text."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
@@ -14,7 +10,7 @@ import pytest
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from tests.support.paths import TESTS
+from tests.support import golden_text
 
 Answer = Finding | Undetermined | None
 UNTOLD = "untold"
@@ -102,9 +98,5 @@ def words(answer: Answer) -> str:
 
 def assert_golden(name: str, answers: Mapping[str, Answer]) -> None:
     """What is said in these cases is what stands in the golden text of that name."""
-    path = TESTS / "golden" / f"{name}.txt"
     spoken = {case: answer for case, answer in answers.items() if answer is not None}
-    text = "\n".join(f"## {case}\n{words(answer)}\n" for case, answer in spoken.items())
-    if os.environ.get("ACCEPT"):
-        path.write_text(text, encoding="utf-8")
-    assert text == path.read_text(encoding="utf-8")
+    golden_text.check(name, "\n".join(f"## {case}\n{words(answer)}\n" for case, answer in spoken.items()))
