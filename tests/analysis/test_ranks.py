@@ -14,14 +14,14 @@ from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.api.diagnose import diagnose_job
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.ranks import diagnose_ranks
-from gpulab.run import Category, Collective, Device, Float64, Ranks, Run, Steps
+from gpulab.run import Category, Collective, Device, Float64, Ranks, Run
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from gpulab.views.report.ranks import RankedReport
 from tests.support import synthetic
 from tests.support.real_traces import path
 from tests.support.timelines import BACKWARD as GLOO
-from tests.support.timelines import MAIN, STREAM, STREAM_2, Span, timeline
+from tests.support.timelines import MAIN, STREAM, STREAM_2, Span, ran, timeline
 
 US = 1_000
 GPU, CPU = Device("cuda", "NVIDIA V100", 0), Device("cpu", "CPU")
@@ -41,11 +41,8 @@ def both(*runs: Run) -> RankComparison:
 
 def _ran(device: Device, spans: list[Span]) -> Run:
     """One step of 1,000 µs."""
-    zero, phase = np.zeros(1, np.int64), np.array([2], np.uint8)
-    end, flags = np.array([1_000 * US]), np.array([0], np.uint8)
-    steps = Steps(np.array([1]), zero, end, zero, zero, zero, zero, phase, flags)
     recorded = replace(timeline(spans), window_ns=(0, 1_000 * US))
-    return replace(synthetic.gpu_case().run, device=device, steps=steps, traced_numbers=(1,), timeline=recorded)
+    return replace(ran(synthetic.gpu_case().run, recorded, [(0, 1_000 * US)]), device=device)
 
 
 def on_gpu(*kernels: Row) -> Run:
