@@ -54,6 +54,7 @@ READERS_OF_FINDINGS = (
     "diagnosis/ranking.py", "diagnosis/diagnose.py", "diagnosis/ranks.py", "diagnosis/cure_predictions.py",
     "prediction/removal.py", "tuning/climb/policy.py", "views/report/findings.py", "views/climb/sections.py",
 )  # fmt: skip
+WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "views/wording.py")
 
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CITATION = re.compile(r'\b(definitions|pitfalls)\.md\b(?:,\s+(?:#\s+)?"([^"]+)")?')
@@ -185,6 +186,15 @@ def findings_by_name(root: Path) -> Iterator[Fault]:
         for node in ast.walk(tree_of(path)):
             if isinstance(node, ast.Constant) and node.value in keys:
                 yield path, node.lineno, str(node.value)
+
+
+def formats_of_their_own(root: Path) -> Iterator[Fault]:
+    """A figure is written alike wherever it stands: by gpulab/formatting.py."""
+    formats = {n.name for n in tree_of(root / "gpulab" / "formatting.py").body if isinstance(n, ast.FunctionDef)}
+    for path in (root / "gpulab" / name for name in WRITERS_OF_FIGURES):
+        for node in tree_of(path).body:
+            if isinstance(node, ast.FunctionDef) and node.name in formats | {"ms", "times", "times_within"}:
+                yield path, node.lineno, node.name
 
 
 # Documents
@@ -367,6 +377,7 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("worn", worn_sentences, "readers had to read this twice"),
     ("spelling", misspelled, "a misspelled word"),
     ("finding", findings_by_name, "who reads findings knows none by name"),
+    ("format", formats_of_their_own, "gpulab/formatting.py writes figures, wherever they stand"),
     ("citation", citations, "cite a heading of the page, in quotes"),
     ("link", links, "it leads nowhere"),
     ("folders", folders_in_contributing, "the table of folders and the folders of gpulab differ"),

@@ -29,6 +29,7 @@ TREE = {
 }
 OF_THIS_CHECKOUT = {
     "findings_by_name",
+    "formats_of_their_own",
     "options_in_the_guide",
     "hardware_table",
     "figures_of_accuracy",
