@@ -143,45 +143,6 @@ def trained(played_loop: HostLoop) -> None:
         played_loop.operator("aten::_foreach_add_", 30, 1)
 
 
-@pytest.mark.parametrize(("computing_us", "blamed"), [(12_000, False), (0, True)])
-def test_a_computing_function_is_not_blamed_for_operator_gaps(computing_us: float, blamed: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        for _ in range(3):
-            if computing_us:
-                loop.operator("aten::mm", computing_us, 0)
-            loop.python(6_000, 0)
-        trained(loop)
-
-    told = logging(played(step, FUNCTION, STEP_LINE).run())
-    assert (told is not None and told.title == OWN) is blamed
-
-
-@pytest.mark.parametrize("library", [False, True])
-def test_time_between_the_last_look_and_the_next_operator_counts(library: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        loop.python(5_000, 0)
-        loop.operator("aten::mm", 2_300, 1)
-
-    run = played(step, FUNCTION, STEP_LINE, steps=20).run()
-    assert run.stack is not None
-    count = len(run.stack.t_ns)
-    throughout, number = (run.stack.place == 0).astype(np.uint8) * library, np.zeros(count, np.int32)
-    stack = replace(run.stack, exact=True, throughout=throughout, library=number)
-    told = logging(replace(run, stack=stack, libraries=("keras",)))
-    assert told is not None and ("keras" in told.summary) is library
-    assert told.recoverable_us_per_step == pytest.approx(5_000, rel=0.04)
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_library_that_calls_back_keeps_its_own_time(comes_back: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        loop.python(10_000, 0)
-        trained(loop)
-
-    told = logging(played(step, FUNCTION, STEP_LINE).run(calls_users=[0] if comes_back else []))
-    assert (told is not None and told.title == OWN) is not comes_back
-
-
 def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
     library = "def fit(step):\n    for _ in range(40):\n        time.sleep(0.01)\n        step()\n"
     names: dict[str, Callable[[Callable[[], None]], None]] = {"time": time}  # type: ignore[dict-item]
