@@ -275,7 +275,7 @@ AMP, TF32_RULE, SHAPES = precision.no_mixed_precision, precision.no_tf32, operat
 OPTIMIZER, THRASH, GPUS = optimizing.unfused_optimizer, memory.allocator_thrash, placement.wrong_device
 SLOW_START = row(call("cudaDeviceGetStreamPriorityRange", 50_000), many(20, "aten::add", ADD, 100))
 ADDS, OWN_MM = many(30, "aten::add", ADD, 100), many(50, "aten::mm", "triton_tem_fused_mm_0", 100)
-MM, NINE, FILLED = many(50, "aten::mm", SGEMM, 100), many(9, "aten::mm", HMMA, 100), {"memory": holding(0.95)}
+MM, NINE, FILLED = many(50, "aten::mm", SGEMM, 100), many(9, "aten::mm", HMMA, 100), holding(0.95)
 A100_MM, TF32_MM = many(50, "aten::mm", A100_SGEMM, 100), many(50, "aten::mm", TF32, 100)
 TILED = "void cutlass::Kernel2<cutlass_{}_tensorop_bf16_{}gemm_bf16_256x128_tn_{}>(P)"
 
@@ -450,13 +450,13 @@ CASES: dict[str, Case] = table(
         memory.memory_pressure,
         {
             "91 % full": (of(NINE, memory=holding(0.91)), "memory_pressure"),
-            "and requested again": (of(THRASHING, **FILLED), "memory_pressure"),
-            "and it ended": (of(BUSY, **FILLED, outcome_detail=OOM), "memory_pressure"),
+            "and requested again": (of(THRASHING, memory=FILLED), "memory_pressure"),
+            "and it ended": (of(BUSY, memory=FILLED, outcome_detail=OOM), "memory_pressure"),
             "not measured, but requested again": (of(THRASHING, memory=holding(None)), UNTOLD),
         },
         {"89 % full": of(NINE, memory=holding(0.89)), "not measured": of(BUSY, memory=holding(None))},
     ),
-    Rows(first, {"full on purpose": (of(BUSY, **FILLED), "healthy"), "further GPUs": (of_gpus(BUSY), "healthy")}),
+    Rows(first, {"full on purpose": (of(BUSY, memory=FILLED), "healthy"), "further GPUs": (of_gpus(BUSY), "healthy")}),
     Rows(
         memory.memory_underused,
         {

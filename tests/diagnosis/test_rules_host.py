@@ -142,16 +142,18 @@ BUSY: dict[str, Any] = {"computed": 0.3, "waited": 0.68, "got": 0.3, "others": 1
 CROWD: dict[str, Any] = {"computed": 0.5, "waited": 0.5, "got": 1.9, "others": 0.1, "workers_waiting": 1.5}
 
 
-def on_cores(threads: int = 1, workers: int = 0, data_wait: float = 0.0, **readings: Any) -> Make:
+def on_cores(
+    threads: int = 1, workers: int = 0, data_wait: float = 0.0, loading: LoadingFacts | None = None, **readings: Any
+) -> Make:
     """On a machine of two cores with these readings; the part of a step without a core is that of them."""
 
     def make() -> RuleContext:
-        run = with_cores(run_of(workers=workers), **readings)
+        run = with_cores(run_of(workers=workers, wait=data_wait), **readings)
         run = replace(run, environment=replace(run.environment, compute_threads=threads))
         share = core_share(run)
         assert share is not None
         waited = share.thread_wait_fraction or 0.0
-        return case_of(run, {"core_wait": waited, "data_wait": data_wait}, cores=share)
+        return case_of(run, {"core_wait": waited, "data_wait": data_wait}, loading, cores=share)
 
     return make
 
@@ -180,12 +182,11 @@ def half_on_the_cpu() -> RuleContext:
     return case_of(run, {"compute": 0.5, "launch": 0.5})
 
 
-def calling(share: float, parts: dict[str, float] | None = None, updating_us: float = 0.0, **facts: Any) -> Make:
+def calling(share: float, parts: dict[str, float] | None = None, updating_us: float = 0.0) -> Make:
     """Starting operators takes so much of each step; an optimizer so much of that."""
     host = HostOperators(200.0, 190.0, share, 0.0, 0.0, None)
-    times = (updating_us, *[0.0] * 7)
-    update = OptimizerWork("AdamW", None, 200.0, *times, False, 0, EMPTY, EMPTY) if updating_us else None
-    return lambda: case_of(run_of(), parts, host=host, optimizer=update, **facts)
+    update = OptimizerWork("AdamW", None, 200.0, updating_us, 0, 0, 0, 0, 0, 0, 0, False, 0, EMPTY, EMPTY)
+    return lambda: case_of(run_of(), parts, host=host, optimizer=update if updating_us else None)
 
 
 def rearranging(share: float) -> Make:
@@ -286,6 +287,10 @@ CASES: dict[str, Case] = table(
         dataloader_workers.worker_restart,
         {
             "three epochs": (epochs(), 2 * 100e3 / 60),  # not the first start
+            "whose batches take 10 ms": (
+                lambda: case_of(run_of(epoch_starts=EPOCHS, workers=2), loading=inside(read_ms=10)),
+                2 * 90e3 / 60,
+            ),
             "a loader made anew": (epochs(remade), 2 * 100e3 / 60),
             "a loader that is not recorded": (epochs(unrecorded), UNTOLD),
         },
@@ -323,6 +328,10 @@ CASES: dict[str, Case] = table(
                 0.68 * STEP_US,
             ),
             "threads that wait": (on_cores(2, **BUSY | {"pool_waiting": 0.7}), "cpu_shared"),
+            "loading as well": (
+                on_cores(data_wait=0.3, loading=inside(transform_ms=10, core_wait=0.5), **BUSY),
+                16_600,
+            ),
             "its other thread alone": (on_cores(2, **QUIET | {"others": 1.0, "pool_waiting": 0.9}), "cpu_shared"),
             "threads that hardly compute": (
                 on_cores(2, data_wait=0.799, **BUSY | {"computed": 0.05, "waited": 0.2, "pool_waiting": 0.9}),

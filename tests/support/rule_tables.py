@@ -9,7 +9,7 @@ import pytest
 
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.finding import Finding, Undetermined
+from gpulab.diagnosis.finding import Evidence, Finding, Undetermined
 from tests.support import golden_text
 
 Answer = Finding | Undetermined | None
@@ -72,6 +72,10 @@ def check(case: Case) -> Answer:
     return answer
 
 
+def _where(evidence: Evidence) -> str:
+    return "" if evidence.span is None else " [{:,.1f} to {:,.1f} µs]".format(*(ns / 1e3 for ns in evidence.span))
+
+
 def words(answer: Answer) -> str:
     """All that is said, one statement a line."""
     if answer is None:
@@ -83,7 +87,7 @@ def words(answer: Answer) -> str:
     lines = [
         f"{answer.key}: {answer.level}, {answer.confidence}, {given} of {', '.join(answer.parts) or 'nothing'}",
         answer.summary,
-        *(f"- {evidence.words}" for evidence in answer.evidence),
+        *(f"- {evidence.words}{_where(evidence)}" for evidence in answer.evidence),
     ]
     more = {
         "cure": answer.cure,
