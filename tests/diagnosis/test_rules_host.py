@@ -329,8 +329,8 @@ CASES: dict[str, Case] = table(
             ),
             "threads that wait": (on_cores(2, **BUSY | {"pool_waiting": 0.7}), "cpu_shared"),
             "loading as well": (
-                on_cores(data_wait=0.3, loading=inside(transform_ms=10, core_wait=0.5), **BUSY),
-                16_600,
+                on_cores(1, 2, 0.3, inside(transform_ms=10, core_wait=0.5), **BUSY),
+                (0.68 + 0.3 / 2) * STEP_US,
             ),
             "its other thread alone": (on_cores(2, **QUIET | {"others": 1.0, "pool_waiting": 0.9}), "cpu_shared"),
             "threads that hardly compute": (
