@@ -284,6 +284,10 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
+        dataloader.storage_bound,  # workers that wait need no core
+        {"two workers, no core left": (waits(0.5, READING, workers=2, cores=2.0), 0.5 * STEP_US)},
+    ),
+    Rows(
         dataloader_workers.worker_restart,
         {
             "three epochs": (epochs(), 2 * 100e3 / 60),  # not the first start
