@@ -285,7 +285,7 @@ CASES: dict[str, Case] = table(
     ),
     Rows(
         dataloader.storage_bound,  # workers that wait need no core
-        {"two workers, no core left": (waits(0.5, READING, workers=2, cores=2.0), 0.5 * STEP_US)},
+        {"two workers, no core left": (waits(0.75, READING, workers=2, cores=2.0), 0.75 * STEP_US)},
     ),
     Rows(
         dataloader_workers.worker_restart,
