@@ -539,6 +539,12 @@ def test_a_cure_gives_back_no_more_than_is_predicted(
     assert bool(words) is (us - left_us > 1_000) and all("10.0 ms per step at most 4.00 ms" in w for w in words)
 
 
+def test_without_steps_nothing_is_predicted() -> None:
+    own = Finding("any", "", (), 1_000.0, "measured", ("launch",))
+    [left] = with_predictions(synthetic.no_step_case().facts, [own], None, NOTHING)
+    assert left.prediction is None
+
+
 def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
     case = epochs(starts={0: 900.0, 20: 900.0, 40: 900.0})()
     own = dataloader_workers.worker_restart(case)

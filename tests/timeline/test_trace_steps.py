@@ -85,6 +85,10 @@ def test_which_marks_make_the_steps(
     assert (found.duplicate_marks, found.missing_numbers) == duplicates_and_gaps
 
 
+def test_without_a_training_thread_there_is_no_mark() -> None:
+    assert find_steps(replace(marked([step(1, 0, 90)]), training_lane=None)).source == "whole window"
+
+
 def test_waiting_and_updating_are_clipped_to_the_step() -> None:
     rows = [
         *(step(1, 0, 100), step(2, 100, 200), (NEXT, 90, 110), (NEXT, 120, 130)),
