@@ -44,6 +44,7 @@ test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, t
 lint: $(TEST) ## ruff: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python -m tests.lint
 
 .PHONY: types
 types: $(TEST) ## mypy --strict, of the package and its tests

@@ -12,7 +12,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct
 
-from gpulab import formatting
 from gpulab.formatting import (
     NOT_MEASURABLE,
     capitalized,
@@ -175,18 +174,6 @@ def test_a_while_is_whole_seconds(seconds: float) -> None:
         assert read(text) / 1e6 == math.floor(seconds)
     else:
         assert abs(read(text) / 1e6 - seconds) <= 31
-
-
-def test_the_same_time_is_written_alike_wherever_it_stands() -> None:
-    """Rules, views and comparisons have no formats of their own."""
-    from gpulab.diagnosis import headline as of_findings
-    from gpulab.tuning.compare import headline as of_comparisons
-    from gpulab.views import wording as words
-
-    names = set(vars(formatting)) | {"ms", "times", "times_within", "spread_range"}
-    for module in (of_comparisons, of_findings, words):
-        own = {name for name in names if getattr(getattr(module, name, None), "__module__", "") == module.__name__}
-        assert not own, module
 
 
 class Interval(Struct):

@@ -9,7 +9,6 @@ import pkgutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
@@ -156,28 +155,35 @@ def shell() -> Iterator[InteractiveShell]:
 
 
 CELL = "above = owner_above(); stack = users_stack(sys._getframe())"
+QUIET = "--no-save --no-live --no-trace"
 
 
-def check(names: dict[str, Any]) -> None:
-    assert names["above"] is Owner.RUNNER
-    (spot,) = names["stack"]
+def in_experiment(shell: InteractiveShell) -> None:
+    TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
+
+
+def in_silent_experiment(shell: InteractiveShell) -> None:
+    with cell_code.silence():
+        in_experiment(shell)
+
+
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda shell: shell.run_cell(f"%%gpuprofile {QUIET}\n{CELL}").raise_error(),
+        lambda shell: shell.run_cell(f"%gpuprofile {QUIET} {CELL}").raise_error(),
+        in_experiment,
+        in_silent_experiment,
+        lambda shell: TextCode.parsed(CELL, shell.user_ns).run(),
+    ],
+    ids=["cell", "statement", "experiment", "silent experiment", "text"],
+)
+def test_what_runs_a_cell_is_a_runner(run: Callable[[InteractiveShell], None], shell: InteractiveShell) -> None:
+    shell.push({"owner_above": owner_above, "users_stack": users_stack, "sys": sys})
+    run(shell)
+    assert shell.user_ns["above"] is Owner.RUNNER
+    (spot,) = shell.user_ns["stack"]
     assert spot[1] == 1, "only the cell's own line: what is above the runner is not profiled"
-
-
-def names_for_a_cell() -> dict[str, Any]:
-    return {"owner_above": owner_above, "users_stack": users_stack, "sys": sys}
-
-
-def test_a_cell_under_the_magic(shell: InteractiveShell) -> None:
-    shell.push(names_for_a_cell())
-    shell.run_cell(f"%%gpuprofile --no-save --no-live --no-trace\n{CELL}").raise_error()
-    check(shell.user_ns)
-
-
-def test_a_statement_after_the_magic(shell: InteractiveShell) -> None:
-    shell.push(names_for_a_cell())
-    shell.run_cell(f"%gpuprofile --no-save --no-live --no-trace {CELL}").raise_error()
-    check(shell.user_ns)
 
 
 def test_what_the_magic_does_before_the_cell_has_no_line(
@@ -191,23 +197,11 @@ def test_what_the_magic_does_before_the_cell_has_no_line(
         start(capture)
 
     monkeypatch.setattr(Capture, "start", noted)
-    shell.run_cell("%%gpuprofile --no-save --no-live --no-trace\n1").raise_error()
+    shell.run_cell(f"%%gpuprofile {QUIET}\n1").raise_error()
     assert seen == [()]
 
 
-@pytest.mark.parametrize("around", [cell_code.silence, nullcontext])
-def test_a_cell_of_an_experiment(around: Callable[[], AbstractContextManager[None]], shell: InteractiveShell) -> None:
-    shell.push(names_for_a_cell())
-    with around():
-        TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
-    check(shell.user_ns)
-
-
-def test_text_and_a_function_of_an_experiment() -> None:
-    names = names_for_a_cell()
-    TextCode.parsed(CELL, names).run()
-    check(names)
-
+def test_what_runs_a_function_is_a_runner() -> None:
     seen: dict[str, Any] = {}
 
     def train() -> None:

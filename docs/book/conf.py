@@ -24,7 +24,7 @@ nb_mime_priority_overrides = [("html", "text/html", 0), ("html", "image/png", 1)
 myst_heading_anchors = 4
 myst_enable_extensions = ["colon_fence"]
 suppress_warnings = [
-    "myst.xref_missing",  # links to files of the repository that are no pages, such as ../LICENSE; a test checks them
+    "myst.xref_missing",  # links to files that are no pages, such as ../LICENSE; `make lint` checks them
     "misc.highlighting_failure",  # magics are no Python
 ]
 autodoc_typehints = "signature"

@@ -8,19 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec import Struct
 from msgspec.structs import replace
 
 import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns, placed
-from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import operators
-from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Device, Lane, Run, Steps, Timeline
 from gpulab.timeline.launches import CallTree
 from gpulab.timeline.spans import launches
 from gpulab.trace.profiler_result import cut
 from tests.support import synthetic
+from tests.support.timelines import Span, ran, timeline
 
 TRAINER, AUTOGRAD, OTHER_THREAD, STREAM, STREAM_2 = range(5)
 LANES = (
@@ -35,56 +33,13 @@ HOST_CALLS = (Category.CPU_OP, Category.CUDA_RUNTIME)
 BASE = synthetic.cpu_case().facts.run
 
 
-class Span(Struct, frozen=True):
-    name: str
-    category: Category
-    lane: int
-    start: int
-    duration: int
-    correlation: int = 0
-
-    @property
-    def end(self) -> int:
-        return self.start + self.duration
-
-
-def timeline(spans: list[Span], window: tuple[int, int]) -> Timeline:
-    spans = sorted(spans, key=lambda s: (s.start, -s.duration))
-    names = sorted({s.name for s in spans})
-    return Timeline(
-        start_ns=np.array([s.start for s in spans], dtype=np.int64),
-        duration_ns=np.array([s.duration for s in spans], dtype=np.int64),
-        name_id=np.array([names.index(s.name) for s in spans], dtype=np.int32),
-        category=np.array([s.category for s in spans], dtype=np.uint8),
-        lane_id=np.array([s.lane for s in spans], dtype=np.int32),
-        correlation=np.array([s.correlation for s in spans], dtype=np.int64),
-        names=tuple(names),
-        lanes=LANES,
-        window_ns=window,
-        training_lane=TRAINER,
-    )
+def recorded(spans: list[Span], window: tuple[int, int]) -> Timeline:
+    return replace(timeline(spans), lanes=LANES, window_ns=window, extra={})
 
 
 def run_of(spans: list[Span], steps: list[tuple[int, int]]) -> Run:
-    n = len(steps)
-    zero = np.zeros(n, dtype=np.int64)
     window = (min((s.start for s in spans), default=0), max([s.end for s in spans] + [e for _, e in steps] + [1]))
-    return replace(
-        BASE,
-        steps=Steps(
-            number=np.arange(1, n + 1, dtype=np.int64),
-            start_ns=np.array([s for s, _ in steps], dtype=np.int64),
-            end_ns=np.array([e for _, e in steps], dtype=np.int64),
-            data_wait_ns=zero,
-            optimizer_ns=zero,
-            batch_count=zero,
-            sample_count=zero,
-            phase=np.full(n, 2, dtype=np.uint8),
-            flags=np.zeros(n, dtype=np.uint8),
-        ),
-        timeline=timeline(spans, window),
-        traced_numbers=tuple(range(1, n + 1)),
-    )
+    return ran(BASE, recorded(spans, window), steps)
 
 
 PYTHON_GAP = 3  # in place of the real one, which is longer than these runs
@@ -287,14 +242,6 @@ def test_busy_is_a_union_over_streams() -> None:
     assert account.busy_fraction == 19 / 30
 
 
-def test_no_step_has_no_pieces() -> None:
-    run = run_of([Span("gemm", Category.KERNEL, STREAM, 0, 10)], [(0, 15)])
-    account = breakdown(run)
-    assert account is not None and run.timeline is not None
-    pieces = placed(run.timeline, replace(account, steps=()))
-    assert pieces is None or len(pieces.part) == 0
-
-
 def test_two_devices_are_accounted_apart() -> None:
     #          0         10        20        30
     # GPU 0    [gemm-----]                           10 of 30
@@ -308,9 +255,13 @@ def test_two_devices_are_accounted_apart() -> None:
     assert (second.device_index, second.busy_fraction, second.steps[0].parts_ns["compute"]) == (0, 10 / 30, 10)
 
 
-def test_a_cpu_run_has_no_busy_fraction() -> None:
-    account = breakdown(run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 5)], [(0, 10)]))
+def test_a_cpu_run_has_no_busy_fraction_and_no_step_no_pieces() -> None:
+    run = run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 5)], [(0, 10)])
+    account = breakdown(run)
     assert account is not None and account.busy_fraction is None and account.kernel_busy_fraction is None
+    assert run.timeline is not None
+    pieces = placed(run.timeline, replace(account, steps=()))
+    assert pieces is None or len(pieces.part) == 0
 
 
 def test_self_time_leaves_out_what_is_nested() -> None:
@@ -362,18 +313,7 @@ def test_a_gpu_run_without_kernels_has_no_breakdown() -> None:
 
 def test_a_cut_timeline_ends_at_the_first_span_left_out() -> None:
     spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 10 * i, 5) for i in range(6)]
-    whole = timeline(spans, (0, 100))
+    whole = recorded(spans, (0, 100))
     short = cut(whole, 4)
     assert len(short) == 4 and short.window_ns == (0, 40) and short.start_ns.tolist() == [0, 10, 20, 30]
     assert cut(whole, 6) is whole
-
-
-def test_nothing_good_is_said_over_time_that_nobody_explains() -> None:
-    #     0 ms               70          100
-    #     [aten::mm---------)  unknown
-    spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 70_000_000)]
-    run = replace(run_of(spans, [(0, 100_000_000)]), loader=None, source="trace")
-    assert diagnose(facts(run)).first.level == "unknown"
-    busy = [Span("aten::mm", Category.CPU_OP, TRAINER, 0, 95_000_000)]
-    full = replace(run_of(busy, [(0, 100_000_000)]), loader=None, source="trace")
-    assert diagnose(facts(full)).first.level == "good"

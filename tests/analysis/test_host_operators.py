@@ -1,21 +1,13 @@
-"""Where the CPU computes: operators too short to compute much, copies that only rearrange, and the rules about them."""
+"""Where the CPU computes: operators too short to compute much, and copies that only rearrange."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
-from gpulab.analysis.host.operator_costs import HostOperators, host_operators
+from gpulab.analysis.host.operator_costs import host_operators
 from gpulab.analysis.host.optimizer_work import optimizer_work
-from gpulab.diagnosis.cure_predictions import with_predictions
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules.cores import cpu_oversubscribed
-from gpulab.diagnosis.rules.launches import small_batch
-from gpulab.diagnosis.rules.operations import layout
-from gpulab.prediction.prediction import NOTHING, Prediction
 from gpulab.run import Category
 from tests.support.rule_cases import case_of, run_of
 from tests.support.timelines import MAIN, Span, timeline
@@ -89,88 +81,3 @@ def test_what_an_optimizer_is_handed_in_is_not_its_own_time() -> None:
     assert found is not None and found.host_us == 200.0 and found.operators == 1
     plain = optimizer_work(timeline([spans[2], op("Optimizer.step#AdamW.step", 710, 900, MARK)]), accounted(1000))
     assert plain is not None and plain.host_us == 190.0
-
-
-def host(calling_share: float = 0.8, rearranging_share: float = 0.0, rearranging_count: float = 0.0) -> HostOperators:
-    return HostOperators(200.0, 190.0, calling_share, rearranging_share, rearranging_count, None)
-
-
-def said(answer: object) -> Finding:
-    assert isinstance(answer, Finding)
-    return answer
-
-
-def test_a_batch_is_small_where_starting_operations_takes_long() -> None:
-    run = run_of()
-    found = said(small_batch(case_of(run, {"unknown": 0.3}, host=host())))
-    assert "80 % of" in found.summary and found.settings == (("batch_size", "64"),)
-    assert found.recoverable_us_per_step == pytest.approx(16_000)
-    assert small_batch(case_of(run, host=host(calling_share=0.4))) is None
-    assert small_batch(case_of(run, {"data_wait": 0.85}, host=host())) is None, "the wait is the larger part"
-    assert small_batch(case_of(run, host=None)) is None
-
-
-def test_an_optimizer_of_many_operations_is_no_small_batch() -> None:
-    run = run_of()
-    work = optimizer_work(timeline([op("Optimizer.step#AdamW.step", 0, 900, MARK)]), accounted(1000))
-    assert work is not None
-    busy = replace(work, host_us=15_000.0)
-    assert small_batch(case_of(run, host=host(), optimizer=busy)) is None
-
-
-def test_rearranging_is_told_from_a_tenth_on() -> None:
-    run = run_of()
-    found = said(layout(case_of(run, host=host(rearranging_share=0.25, rearranging_count=24.0))))
-    assert "25 % of" in found.summary and found.recoverable_us_per_step == pytest.approx(5_000)
-    assert layout(case_of(run, host=host(rearranging_share=0.09))) is None
-
-
-@pytest.mark.parametrize(
-    ("threads", "cores", "told"), [(4, 2.0, True), (2, 2.0, False), (2, 1.5, False), (8, 1.5, True)]
-)
-def test_more_compute_threads_than_cores(threads: int, cores: float, told: bool) -> None:
-    run = run_of(cores=cores)
-    run = replace(run, environment=replace(run.environment, compute_threads=threads))
-    found = cpu_oversubscribed(case_of(run))
-    assert (found is not None) is told
-    if told:
-        assert f"{threads} threads" in said(found).summary and "set_num_threads(2)" in said(found).cure
-
-
-@pytest.fixture
-def foretells(monkeypatch: pytest.MonkeyPatch) -> Callable[[float, float, float], None]:
-    """Every prediction is this one from now on."""
-
-    def set_to(ratio: float, low: float, high: float) -> None:
-        made = Prediction({}, ratio, (low, high), "made up")
-        monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *given: made)
-
-    return set_to
-
-
-def cured(us: float, part: str, **settings: str) -> Finding:
-    found = Finding("any", "", (), us, "measured", (part,), tuple(settings.items()), cure="as told")
-    (told,) = with_predictions(case_of(run_of()).facts, [found], 20_000.0, NOTHING)
-    return told
-
-
-def test_a_cure_gives_back_no_more_than_is_foretold(foretells: Callable[[float, float, float], None]) -> None:
-    foretells(0.9, 0.8, 1.0)
-    told = cured(10_000.0, "optimizer", fused_optimizer="True")
-    assert (
-        told.recoverable_us_per_step == pytest.approx(4_000)
-        and "10.0 ms per step at most 4.00 ms" in told.evidence[-1].words
-    )
-    assert cured(4_200.0, "optimizer", fused_optimizer="True").evidence == (), "hardly less needs no word"
-    assert cured(1_000.0, "optimizer", fused_optimizer="True").recoverable_us_per_step == 1_000
-    assert cured(10_000.0, "data_wait", workers="2").recoverable_us_per_step == 10_000, "workers are but one cure"
-
-
-def test_workers_that_would_make_it_slower_are_not_advised(foretells: Callable[[float, float, float], None]) -> None:
-    foretells(1.5, 1.1, 2.0)
-    told = cured(2_000.0, "data_wait", workers="2")
-    assert told.settings == () and told.prediction is None
-    foretells(1.5, 0.9, 2.0)
-    assert cured(2_000.0, "data_wait", workers="2").settings == (), "likely slower"
-    foretells(0.9, 0.7, 1.2)
-    assert cured(2_000.0, "data_wait", workers="2").settings == (("workers", "2"),), "likely faster"

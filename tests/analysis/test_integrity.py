@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.run import Category, Lane, Run, Timeline
+from gpulab.run import Category, Run, Timeline
 from tests.support import synthetic
+from tests.support.timelines import LANES, MAIN, STREAM, Span, timeline
 
 US = 1_000
 STEP = 100 * US  # one kernel of 60 µs per step, launched 10 µs before it
@@ -25,36 +25,23 @@ def trace(
     host    L.........L.........   ...  W
     device   .KKKKKK...KKKKKK...
     """
-    names = ("cudaGraphLaunch" if graph else "cudaLaunchKernel", "kernel", "cudaDeviceSynchronize")
-    rows = []
+    call, spans = "cudaGraphLaunch" if graph else "cudaLaunchKernel", []
     for i in range(STEPS):
-        rows.append((i * STEP, 5 * US, 0, Category.CUDA_RUNTIME, 0, i + 1))
+        spans.append(Span(call, Category.CUDA_RUNTIME, MAIN, i * STEP, 5 * US, i + 1))
         if i >= lost:
-            length = 0 if i < lost + empty_kernels else 60 * US
-            rows.append((i * STEP + 10 * US + int(shift_us * US), length, 1, Category.KERNEL, 1, i + 1))
+            start, length = i * STEP + 10 * US + int(shift_us * US), 0 if i < lost + empty_kernels else 60 * US
+            spans.append(Span("kernel", Category.KERNEL, STREAM, start, length, i + 1))
     if device_wait:
-        rows.append((STEPS * STEP, 20 * US, 2, Category.CUDA_RUNTIME, 0, 0))
-    column = np.array(sorted(rows, key=lambda r: (r[0], -r[1])), dtype=np.int64).T
-    return Timeline(
-        start_ns=column[0],
-        duration_ns=column[1],
-        name_id=column[2].astype(np.int32),
-        category=column[3].astype(np.uint8),
-        lane_id=column[4].astype(np.int32),
-        correlation=column[5],
-        names=names,
-        lanes=(Lane("thread", 1, 1), Lane("stream", 0, 7)),
-        window_ns=(0, (STEPS + 1) * STEP),
-        training_lane=0,
-    )
+        spans.append(Span("cudaDeviceSynchronize", Category.CUDA_RUNTIME, MAIN, STEPS * STEP, 20 * US))
+    return replace(timeline(spans), lanes=LANES[: STREAM + 1], window_ns=(0, (STEPS + 1) * STEP))
 
 
-def run_of(timeline: Timeline) -> Run:
-    return replace(synthetic.gpu_case().run, timeline=timeline, traced_numbers=())
+def run_of(recorded: Timeline) -> Run:
+    return replace(synthetic.gpu_case().run, timeline=recorded, traced_numbers=())
 
 
-def found(timeline: Timeline) -> Integrity:
-    result = integrity(run_of(timeline))
+def found(recorded: Timeline) -> Integrity:
+    result = integrity(run_of(recorded))
     assert result is not None
     return result
 

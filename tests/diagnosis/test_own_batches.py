@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.analysis.breakdown import breakdown
 from gpulab.analysis.facts import facts
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.context import RuleContext
 from gpulab.run import OwnBatches, Place, Run
+from gpulab.thresholds import DEFAULT
 from tests.support.core_readings import with_cores
 from tests.support.host_loops import HostLoop, played
+from tests.support.rule_tables import Case, Rows, assert_golden, check, first, table
 
 DRAW, TRAIN = Place("loop.py", 7, "draw", "x = crops(data)"), Place("loop.py", 12, "", "loss = net(x)")
 
 
 def _step(loop: HostLoop) -> None:
+    """Of 50 ms."""
     loop.operator("aten::stack", 12_000, 0)
     loop.python(8_000, 0)
     loop.operator("aten::addmm", 30_000, 1)
@@ -27,74 +32,60 @@ def _run(*, preparing: int = 0, own: OwnBatches | None = None, exact: bool = Tru
     run = played(_step, DRAW, TRAIN).run()
     assert run.stack is not None
     marks = (run.stack.place == preparing).astype(np.uint8)
-    stack = replace(run.stack, prepares_batch=marks, exact=exact)
-    return replace(run, stack=stack, own_batches=own)
-
-
-def test_a_thread_of_ours_names_no_line_that_makes_a_batch() -> None:
-    seen = diagnose(facts(_run(exact=False))).first
-    assert seen.key == "data_starved" and seen.source_line == ""
-
-
-def test_making_a_batch_is_waiting_for_data() -> None:
-    found = diagnose(facts(_run())).first
-    assert found.key == "data_starved"
-    assert "40 %" in found.summary
-    assert found.source_line == str(DRAW)
-    assert not found.settings  # no knob of a DataLoader cures it
-    assert "DataLoader(" in found.cure and "thread" in found.cure
+    return replace(run, stack=replace(run.stack, prepares_batch=marks, exact=exact), own_batches=own)
 
 
 def _on_a_core(computed: float) -> Run:
     """The training thread had a core for so much of the steps, which begin before the timeline does."""
     run = _run()
-    first, last = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
-    run = with_cores(replace(run, wall_ns=last - first), computed=computed, waited=0.02, others=0.0)
+    began, last = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
+    run = with_cores(replace(run, wall_ns=last - began), computed=computed, waited=0.02, others=0.0)
     assert run.core_times is not None and run.core_use is not None
-    times = replace(run.core_times, t_ns=run.core_times.t_ns + first)
-    use = replace(run.core_use, t_ns=run.core_use.t_ns + first)
-    return replace(run, core_times=times, core_use=use)
+    times = replace(run.core_times, t_ns=run.core_times.t_ns + began)
+    return replace(run, core_times=times, core_use=replace(run.core_use, t_ns=run.core_use.t_ns + began))
 
 
-def test_batches_that_keep_the_processor_at_work_are_preparing() -> None:
-    busy = diagnose(facts(_on_a_core(0.97)))
-    assert busy.first.key == "cpu_preprocessing" and busy.of("data_starved") is None
-    assert "40 %" in busy.first.summary and "work for the processor" in busy.first.summary
-    some = diagnose(facts(_on_a_core(0.8)))
-    assert some.first.key == "data_starved" and some.of("cpu_preprocessing") is None
-    asleep = diagnose(facts(_on_a_core(0.65)))
-    assert asleep.first.key == "storage_bound" and asleep.of("data_starved") is None
-    assert "a disk, a network or a lock" in asleep.first.summary
+def _looked(looks: int, preparing: int) -> Run:
+    """Beside the profiled steps a quarter of the time went to batches."""
+    return _run(own=OwnBatches(looks, looked_ns=1_000_000, preparing_looks=preparing, preparing_ns=250_000))
 
 
-def test_the_accounting_says_the_same() -> None:
-    account = breakdown(_run())
-    assert account is not None
-    assert round(account.share["data_wait"], 2) == 0.4
-    assert round(account.share["compute"], 2) == 0.6
+def of(make: Callable[[], Run]) -> Callable[[], RuleContext]:
+    return lambda: RuleContext(facts(make()), DEFAULT)
 
 
-def test_unprofiled_looks_are_believed_before_profiled_ones() -> None:
-    own = OwnBatches(looks=100, looked_ns=1_000_000, preparing_looks=24, preparing_ns=250_000)
-    assert "25 %" in diagnose(facts(_run(own=own))).first.summary
+CASES: dict[str, Case] = table(
+    Rows(
+        first,
+        {
+            "the line that draws": (of(_run), 0.4 * 50e3),
+            "a thread of ours names no line": (of(lambda: _run(exact=False)), 0.4 * 50e3),
+            "at work": (of(lambda: _on_a_core(0.97)), "cpu_preprocessing"),
+            "partly asleep": (of(lambda: _on_a_core(0.8)), "data_starved"),
+            "asleep": (of(lambda: _on_a_core(0.65)), "storage_bound"),
+            "unprofiled looks are believed first": (of(lambda: _looked(100, 24)), 0.25 * 50e3),
+            "few unprofiled looks say nothing": (of(lambda: _looked(9, 2)), 0.4 * 50e3),
+            "lines that cannot be followed": (of(lambda: _run(preparing=-9)), "cannot_tell"),
+        },
+    )
+)
 
 
-def test_few_unprofiled_looks_say_nothing() -> None:
-    own = OwnBatches(looks=9, looked_ns=1_000_000, preparing_looks=2, preparing_ns=250_000)
-    assert "40 %" in diagnose(facts(_run(own=own))).first.summary
+@pytest.mark.parametrize("name", CASES)
+def test_making_a_batch_is_waiting_for_data(name: str) -> None:
+    check(CASES[name])
 
 
-def test_lines_that_cannot_be_followed_stay_unknown() -> None:
-    run = _run(preparing=-9)
-    assert diagnose(facts(run)).of("data_starved") is None
+def test_what_is_said_is_the_golden_text() -> None:
+    assert_golden("findings_own_batches", {name: check(case) for name, case in CASES.items()})
 
 
 def test_steps_that_a_loader_feeds_have_its_waits_alone() -> None:
     run = _run()
-    steps = replace(run.steps, batch_count=np.ones_like(run.steps.batch_count))
-    account = breakdown(replace(run, steps=steps))
-    assert account is not None
-    assert account.share["data_wait"] == 0.0
+    fed = replace(run, steps=replace(run.steps, batch_count=np.ones_like(run.steps.batch_count)))
+    for one, waits in ((run, 0.4), (fed, 0.0)):
+        account = facts(one).breakdown
+        assert account is not None and account.share["data_wait"] == pytest.approx(waits, abs=0.005)
 
 
 def test_the_report_names_no_dataloader() -> None:

@@ -1,9 +1,11 @@
-"""The worked examples of docs/extending.md, run as they stand there."""
+"""The knob, reader, rule and view of docs/extending.md, run as they stand there."""
 
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -14,33 +16,49 @@ from tests.support.paths import ROOT
 torch = pytest.importorskip("torch")
 
 import gpulab  # noqa: E402
-from gpulab.errors import UsageError  # noqa: E402
+from gpulab.analysis.facts import facts  # noqa: E402
+from gpulab.diagnosis.diagnose import diagnose  # noqa: E402
+from gpulab.diagnosis.finding import Diagnosis  # noqa: E402
+from gpulab.diagnosis.rules import catalogue  # noqa: E402
+from gpulab.errors import TraceError, UsageError  # noqa: E402
 from gpulab.knobs.catalogue import KNOBS, parse_settings  # noqa: E402
 from gpulab.knobs.knob import Knob  # noqa: E402
 from gpulab.knobs.observe.observation import Observation  # noqa: E402
 from gpulab.prediction.predict import PREDICTORS  # noqa: E402
-from gpulab.run import Device  # noqa: E402
+from gpulab.run import Device, Run  # noqa: E402
+from gpulab.thresholds import DEFAULT, Thresholds  # noqa: E402
+from gpulab.trace import load  # noqa: E402
+from gpulab.views.report import report, sections  # noqa: E402
+from tests.support import synthetic  # noqa: E402
+from tests.support.rule_cases import case_of, run_of  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "extending.md"
+MS = 1_000_000
 
 
-def blocks(section: str) -> list[str]:
-    """The Python blocks of a section of the document."""
-    text = DOCUMENT.read_text(encoding="utf-8")
-    body = text.split(f"\n## {section}\n")[1].split("\n## ")[0]
-    found: list[str] = re.findall(r"```python\n(.*?)```", body, re.DOTALL)
-    return found
+def blocks(section: str, language: str = "python") -> list[str]:
+    """The blocks of a section of the document in this language."""
+    body = DOCUMENT.read_text(encoding="utf-8").split(f"\n## {section}\n")[1].split("\n## ")[0]
+    texts: list[str] = re.findall(rf"```{language}\n(.*?)```", body, re.DOTALL)
+    return texts
+
+
+def module_of(name: str, *code: str) -> ModuleType:
+    module = ModuleType(name)
+    for block in code:
+        exec(compile(block, str(DOCUMENT), "exec"), vars(module))
+    return module
+
+
+# A knob
 
 
 @pytest.fixture
 def knob(monkeypatch: pytest.MonkeyPatch) -> Knob:
     """The knob of the document, in the catalogue and in the table of formulas as the document says."""
     code, line, prediction, _ = blocks("A knob")
-    module = ModuleType("deterministic_knob")
-    monkeypatch.setitem(sys.modules, module.__name__, module)
-    exec(compile(code, str(DOCUMENT), "exec"), vars(module))
-    exec(line, vars(module))
-    exec(prediction, vars(module))
+    monkeypatch.setitem(sys.modules, "deterministic_knob", ModuleType("deterministic_knob"))
+    module = module_of("deterministic_knob", code, line, prediction)
     (listed,) = vars(module)["_LIST"]
     assert isinstance(listed, Knob)
     monkeypatch.setitem(KNOBS, listed.name, listed)
@@ -63,8 +81,8 @@ def test_the_knob_is_set_compared_and_put_back(knob: Knob, capsys: pytest.Captur
     names: dict[str, Any] = {"gpulab": gpulab, "train": train}
     usage = blocks("A knob")[-1]
     exec(usage, names)
-    printed, promised = capsys.readouterr().out, re.findall(r"^# (.*)$", usage, re.MULTILINE)
-    assert printed.splitlines() == promised and not torch.are_deterministic_algorithms_enabled()
+    assert capsys.readouterr().out.splitlines() == re.findall(r"^# (.*)$", usage, re.MULTILINE)
+    assert not torch.are_deterministic_algorithms_enabled()
     side = names["compared"].only.b
     assert side.label == "deterministic=on" and side.blocks and not side.failure
     assert "torch.use_deterministic_algorithms(True)" in side.edit
@@ -76,23 +94,129 @@ def test_a_training_that_sets_the_switch_itself_shows_no_effect(knob: Knob) -> N
         torch.use_deterministic_algorithms(False)
         train()
 
-    found = gpulab.experiment(train_without, {knob.name: True}, pairs=2, save=False, show=False)
-    check = found.only.b.checks[0]
+    compared = gpulab.experiment(train_without, {knob.name: True}, pairs=2, save=False, show=False)
+    check = compared.only.b.checks[0]
     assert (check.state, check.evidence) == ("no effect", "the code sets the switch itself")
 
 
-def test_the_command_knows_the_knob(knob: Knob) -> None:
-    magics = pytest.importorskip("gpulab.magics")
-    assert f", {knob.name}, or any variable" in " ".join(magics.help_text().split())
+def test_command_and_panel_know_the_knob(knob: Knob) -> None:
+    pytest.importorskip("ipywidgets")
+    from gpulab.magics import help_text
+    from gpulab.panel.controls import KnobRow
+
+    assert f", {knob.name}, or any variable" in " ".join(help_text().split())
     assert parse_settings(["deterministic=on"], lambda name: False) == {"deterministic": True}
     with pytest.raises(UsageError, match=r"Did you mean deterministic\?"):
         parse_settings(["reproducible=on"], lambda name: False)
-
-
-def test_the_panel_has_a_row_for_the_knob(knob: Knob) -> None:
-    pytest.importorskip("ipywidgets")
-    from gpulab.panel.controls import KnobRow
-
     row = KnobRow(KNOBS[knob.name], lambda: None)
     row.show(Observation(Device("cpu", "CPU")), {})
     assert knob.title in row._title.value and row.current is False and not row.control.disabled
+
+
+# A reader
+
+TABLES = """
+CREATE TABLE StringIds (id INTEGER PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE NVTX_EVENTS (start INT NOT NULL, end INT, text TEXT, globalTid INT);
+CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INT NOT NULL, end INT NOT NULL, globalTid INT, correlationId INT,
+  nameId INT NOT NULL);
+CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT NOT NULL, end INT NOT NULL, deviceId INT NOT NULL,
+  streamId INT NOT NULL, correlationId INT, demangledName INT NOT NULL);
+INSERT INTO StringIds VALUES (1, 'cudaLaunchKernel'), (2, 'ampere_sgemm_128x64_tn'), (3, 'add_kernel');
+"""
+THREAD = 40 << 24 | 41  # of process 40
+
+
+@pytest.fixture
+def reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    for ending, function in vars(module_of("nsight_systems", *blocks("A reader")))["READERS"].items():
+        monkeypatch.setitem(load.READERS, ending, function)
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_reader_gives_the_figures_of_the_file(tmp_path: Path) -> None:
+    """Five steps of 10 ms that begin at 1 s: each launches two kernels, which take 3 ms and 2 ms."""
+    path = tmp_path / "train.sqlite"
+    with sqlite3.connect(path) as database:
+        database.executescript(TABLES)
+        for step in range(5):
+            begin = 1000 * MS + step * 10 * MS
+            mark = (begin, begin + 10 * MS, f"ProfilerStep#{step}", THREAD)
+            database.execute("INSERT INTO NVTX_EVENTS VALUES (?, ?, ?, ?)", mark)
+            for number, (name, took) in enumerate([(2, 3 * MS), (3, 2 * MS)]):
+                at, key = begin + number * 4 * MS, 2 * step + number + 1
+                launch, kernel = (at, at + 5000, THREAD, key, 1), (at + 20_000, at + 20_000 + took, 0, 7, key, name)
+                database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", launch)
+                database.execute("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", kernel)
+    database.close()
+    run = gpulab.load(path)
+    assert isinstance(run, Run) and run.timeline is not None
+    assert run.steps.number.tolist() == [0, 1, 2, 3, 4] and run.step_source == "ProfilerStep"
+    assert run.device.kind == "cuda" and run.device.index == 0
+    frame = run.timeline.to_frame()
+    kernels = frame[frame["category"] == "kernel"].groupby("name")["duration_ns"].sum()
+    assert kernels.to_dict() == {"ampere_sgemm_128x64_tn": 15 * MS, "add_kernel": 10 * MS}
+    breakdown = facts(run).breakdown
+    assert breakdown is not None and breakdown.busy_fraction == pytest.approx(0.5, abs=0.01)
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_reader_refuses_another_database(tmp_path: Path) -> None:
+    path = tmp_path / "other.sqlite"
+    path.write_text("no database at all, but long enough that SQLite looks at it" * 20)
+    with pytest.raises(TraceError, match="no export of Nsight Systems"):
+        gpulab.load(path)
+
+
+# A rule
+
+
+@pytest.fixture
+def rule(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = module_of("zero_filling", blocks("A rule")[0])
+    monkeypatch.setattr(catalogue, "RULE_MODULES", (*catalogue.RULE_MODULES, module))
+
+
+def _diagnosis(memset: float, thresholds: Thresholds = DEFAULT) -> Diagnosis:
+    context = case_of(run_of(gpu=True), {"memset": memset, "compute": 1 - memset}, thresholds=thresholds)
+    return diagnose(context.facts, thresholds)
+
+
+@pytest.mark.usefixtures("rule")
+def test_the_rule_reports_its_cause_and_no_healthy_run() -> None:
+    finding = _diagnosis(0.3).first
+    assert finding.key == "zero_filling" and finding.recoverable_us_per_step == pytest.approx(0.3 * 20_000, rel=1e-3)
+    assert _diagnosis(0.05).first.key == "healthy"
+    assert [case for case in synthetic.cases().values() if diagnose(case.facts).of("zero_filling")] == []
+    assert _diagnosis(0.05, DEFAULT.changed({"idle_notice": 0.04})).first.key == "zero_filling"
+    assert _diagnosis(0.2, DEFAULT.changed({"idle_notice": 0.25})).of("zero_filling") is None
+
+
+# A view
+
+
+@pytest.fixture
+def view(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """The module of the page; the report's sections are those of the module with the page's line in its list."""
+    module = module_of("slowest_steps", *blocks("A view"))
+    (difference,) = blocks("A view", "diff")
+    before, line = re.findall(r" (.*?\n)\+(.*?\n)", difference, re.DOTALL)[0]
+    source = Path(str(sections.__file__)).read_text(encoding="utf-8")
+    assert source.count(before) == 1
+    changed = ModuleType(sections.__name__)
+    vars(changed)["slowest_steps"] = vars(module)["slowest_steps"]
+    exec(compile(source.replace(before, before + line), str(sections.__file__), "exec"), vars(changed))
+    monkeypatch.setattr(report, "sections", vars(changed)["sections"])
+    return module
+
+
+def test_the_view_lists_the_longest_steps_after_the_parts(view: ModuleType) -> None:
+    case = synthetic.cpu_case()
+    steps = case.facts.run.steps
+    length_ns = (steps.end_ns - steps.start_ns).tolist()
+    longest = sorted(range(len(steps)), key=lambda i: -length_ns[i])[: view.SHOWN]
+    rows = view.slowest_steps(case.facts).rows
+    assert [row.cells[0] for row in rows] == [str(steps.number[i]) for i in longest]
+    assert view.slowest_steps(synthetic.no_step_case().facts) is None
+    text = report.Report(case.facts, case.diagnosis).text(full=True)
+    assert text.index("STEP TIME") < text.index("SLOWEST STEPS") < text.index("WHAT GPULAB CHOSE")

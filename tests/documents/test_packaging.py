@@ -1,41 +1,20 @@
-"""What a fresh machine gets: light imports, pins that fit the ranges, a whole wheel, true documents."""
+"""What a fresh machine gets: light imports, a whole wheel, notebooks that open."""
 
 from __future__ import annotations
 
-import importlib.metadata
-import re
+import importlib
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import pytest
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 from tests.support.paths import ROOT
 
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
-
-
-def _project() -> dict[str, Any]:
-    project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    return project
-
-
-def _requirements() -> list[Requirement]:
-    project = _project()
-    groups = [project["dependencies"], *project["optional-dependencies"].values()]
-    return [Requirement(text) for group in groups for text in group]
-
-
-def _pins() -> dict[str, str]:
-    lines = (ROOT / "constraints.txt").read_text().splitlines()
-    pairs = [line.split("==") for line in lines if line and not line.startswith("#")]
-    return {canonicalize_name(name): version for name, version in pairs}
 
 
 def test_importing_gpulab_is_light_and_registers_nothing() -> None:
@@ -91,55 +70,6 @@ def test_without_msgspec_one_sentence_says_what_to_install() -> None:
     assert "No module named" not in done.stderr, "no traceback through the modules of gpulab"
 
 
-def test_every_direct_dependency_is_pinned_within_its_range() -> None:
-    pins = _pins()
-    for requirement in _requirements():
-        name = canonicalize_name(requirement.name)
-        if name == "gpulab":
-            continue
-        assert name in pins, f"{requirement.name} has no pin in constraints.txt"
-        assert requirement.specifier.contains(pins[name]), f"{requirement} does not admit the pin {pins[name]}"
-
-
-def test_what_is_installed_is_pinned_with_everything_it_needs() -> None:
-    pins = _pins()
-    todo = [canonicalize_name(requirement.name) for requirement in _requirements()]
-    seen: set[str] = set()
-    while todo:
-        name = todo.pop()
-        if name in seen or name == "gpulab":
-            continue
-        seen.add(name)
-        assert name in pins, f"{name} has no pin in constraints.txt"
-        try:
-            needs = importlib.metadata.requires(name) or []
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        for text in needs:
-            requirement = Requirement(text)
-            if name == "torch" and requirement.name.startswith(("nvidia-", "cuda-", "triton")):
-                continue  # torch's own CUDA build pins them exactly
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-                todo.append(canonicalize_name(requirement.name))
-    assert "torch" in seen
-
-
-def test_the_pins_are_versions_and_nothing_else() -> None:
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        assert line.startswith("#") or re.fullmatch(r"[A-Za-z0-9._-]+==[0-9][A-Za-z0-9.]*", line), line
-    assert _pins()["torch"] == "2.13.0"
-
-
-def test_the_version_is_the_same_everywhere() -> None:
-    import gpulab
-
-    assert gpulab.__version__ == _project()["version"]
-
-
-def test_the_deprecated_distribution_is_not_asked_for() -> None:
-    assert "pynvml" not in {canonicalize_name(requirement.name) for requirement in _requirements()}
-
-
 def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path) -> None:
     source = tmp_path / "source"
     tracked = [
@@ -174,54 +104,18 @@ def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path)
 
 
 def test_the_command_leads_to_a_function() -> None:
-    module, _, function = _project()["scripts"]["gpulab"].partition(":")
-    done = subprocess.run(
-        [sys.executable, "-c", f"import {module} as m; assert callable(m.{function})"], cwd=ROOT, capture_output=True
-    )
-    assert done.returncode == 0, done.stderr
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module, _, function = scripts["gpulab"].partition(":")
+    assert callable(getattr(importlib.import_module(module), function))
 
 
-@pytest.mark.parametrize("target", ["demo", "lab", "test"])
 @pytest.mark.parametrize(("terminal", "quiet"), [("MAKE_TERMOUT=/dev/pts/0", False), ("MAKE_TERMOUT=", True)])
-def test_a_first_install_shows_pips_progress_in_a_terminal(
-    tmp_path: Path, target: str, terminal: str, quiet: bool
-) -> None:
-    venv = tmp_path / "venv"
-    command = ["make", "-n", f"{venv}/.stamp-{target}", f"VENV={venv}", terminal]
+def test_a_first_install_shows_pips_progress_in_a_terminal(tmp_path: Path, terminal: str, quiet: bool) -> None:
+    stamps = [f"{tmp_path}/venv/.stamp-{target}" for target in ("demo", "lab", "test")]
+    command = ["make", "-n", *stamps, f"VENV={tmp_path}/venv", terminal]
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     installs = [line for line in printed.splitlines() if "pip install" in line]
-    assert installs and all(("-qq" in line) is quiet for line in installs)
-
-
-def test_make_help_lists_every_target() -> None:
-    targets = set(re.findall(r"^\.PHONY: ([\w-]+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    assert {"demo", "lab", "test", "bench", "gpu", "gpu-first", "record", "clean"} <= targets
-    assert set(re.findall(r"^  make ([\w-]+) +\S", shown, flags=re.MULTILINE)) == targets
-
-
-@pytest.mark.parametrize("document", ["README.md", "CONTRIBUTING.md"])
-def test_documents_name_only_what_exists(document: str) -> None:
-    text = (ROOT / document).read_text(encoding="utf-8")
-    targets = set(re.findall(r"^\.PHONY: ([\w-]+)$", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    named = set(re.findall(r"(?:^|`)make ([\w-]*\w)", text, flags=re.MULTILINE))
-    assert named
-    assert named <= targets, named - targets
-    links = [link for link in re.findall(r"\]\(([^)]+)\)", text) if "://" not in link]
-    missing = [link for link in links if not (ROOT / link).exists()]
-    assert not missing, missing
-
-
-def test_the_guide_explains_every_option_of_the_magic() -> None:
-    from gpulab.magics import OPTIONS
-
-    text = (ROOT / "docs" / "using.md").read_text(encoding="utf-8")
-    cells = re.findall(r"^\| (`-[^|]+) \|", text, flags=re.MULTILINE)
-    assert {option for cell in cells for option in re.findall(r"`(-[\w-]+)", cell)} == set(OPTIONS)
-
-
-def test_there_are_notebooks() -> None:
-    assert [path.name for path in NOTEBOOKS][:1] == ["00_quick_start.ipynb"]
+    assert len(installs) >= 3 and all(("-qq" in line) is quiet for line in installs)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -233,15 +127,3 @@ def test_a_notebook_is_valid_and_opens_without_a_dialog(path: Path) -> None:
     assert len({cell.id for cell in notebook.cells}) == len(notebook.cells)
     for cell in notebook.cells:
         assert cell.cell_type != "code" or cell.metadata.keys() <= {"name"}
-
-
-def test_the_checkout_holds_nothing_that_a_run_has_left() -> None:
-    known = {
-        ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks",
-        "binder", "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "planted", "pyproject.toml",
-        "recordings", "tests",
-    }  # fmt: skip
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-    if listed.returncode:
-        pytest.skip("not a git checkout")
-    assert {name.split("/")[0] for name in listed.stdout.split("\0") if name} <= known

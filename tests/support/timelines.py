@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
-from gpulab.run import Category, Lane, Timeline
+from gpulab.run import Category, Lane, Phase, Run, Steps, Timeline
 
 MAIN, BACKWARD, STREAM, STREAM_2, OTHER_GPU = range(5)
 LANES = (
@@ -65,3 +66,20 @@ def timeline(spans: Sequence[Span]) -> Timeline:
             for name in ("bytes", "blocks_per_sm", "occupancy_pct")
         },
     )
+
+
+def spans_of(recorded: Timeline) -> list[Span]:
+    """The other way round, without further columns."""
+    columns = (recorded.name_id, recorded.category, recorded.lane_id, recorded.start_ns, recorded.duration_ns)
+    rows = zip(*(column.tolist() for column in columns), recorded.correlation.tolist(), strict=True)
+    return [Span(recorded.names[n], Category(c), lane, s, d, key) for n, c, lane, s, d, key in rows]
+
+
+def ran(base: Run, recorded: Timeline, bounds_ns: Sequence[tuple[int, int]]) -> Run:
+    """The run with this timeline and profiled steps between these bounds, numbered from 1."""
+    count = len(bounds_ns)
+    nothing, numbers = np.zeros(count, np.int64), np.arange(1, count + 1, dtype=np.int64)
+    start, end = np.array(bounds_ns, np.int64).reshape(-1, 2).T
+    phase, flags = np.full(count, Phase.TRACED, np.uint8), np.zeros(count, np.uint8)
+    steps = Steps(numbers, start, end, nothing, nothing, nothing, nothing - 1, phase, flags)
+    return replace(base, steps=steps, timeline=recorded, traced_numbers=tuple(numbers.tolist()))

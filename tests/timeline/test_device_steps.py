@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -9,10 +11,10 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import integrity
 from gpulab.prediction.replay import Changes, Replay
-from gpulab.run import Category, Phase, Run, Steps
+from gpulab.run import Category, Run
 from gpulab.views.report.step_bars import bars
 from tests.support import synthetic
-from tests.support.timelines import MAIN, STREAM, STREAM_2, Span, timeline
+from tests.support.timelines import MAIN, STREAM, STREAM_2, Span, ran, spans_of, timeline
 
 US, MS = 1_000, 1_000_000
 
@@ -29,23 +31,9 @@ def ahead(launches: int, steps: int, step_ms: int) -> Run:
             free = start + kernel_ns
             spans.append(Span(f"gemm_{step}", Category.KERNEL, STREAM, start, kernel_ns, number))
         edges.append(edges[-1] + launches * 10 * US)
-    bounds, nothing = np.array(edges, np.int64), np.zeros(steps, np.int64)
-    found = Steps(
-        number=np.arange(1, steps + 1),
-        start_ns=bounds[:-1],
-        end_ns=bounds[1:],
-        data_wait_ns=nothing,
-        optimizer_ns=nothing,
-        batch_count=nothing,
-        sample_count=nothing - 1,
-        phase=np.full(steps, Phase.TRACED, np.uint8),
-        flags=np.zeros(steps, np.uint8),
-    )
-    recorded = timeline(spans)
-    base = synthetic.no_step_case().run
     device = replace(synthetic.gpu_case().run.device, index=0)
-    numbers = tuple(range(1, steps + 1))
-    return replace(base, device=device, timeline=recorded, steps=found, traced_numbers=numbers, wall_ns=free, code="")
+    base = replace(synthetic.no_step_case().run, device=device, wall_ns=free, code="")
+    return ran(base, timeline(spans), list(pairwise(edges)))
 
 
 @pytest.mark.parametrize("launches", [5, 150, 300])
@@ -89,20 +77,8 @@ def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
     assert run.timeline is not None
     late = Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 50 * US, 2 * US, 9_999)
     copy = Span("Memcpy HtoD (Pinned -> Device)", Category.GPU_MEMCPY, STREAM_2, 60 * US, 20 * MS, 9_999)
-    spans = [late, copy]
-    for i in range(len(run.timeline)):
-        t = run.timeline
-        spans.append(
-            Span(
-                t.names[t.name_id[i]],
-                Category(t.category[i]),
-                int(t.lane_id[i]),
-                int(t.start_ns[i]),
-                int(t.duration_ns[i]),
-                int(t.correlation[i]),
-            )
-        )
-    account = facts(replace(run, timeline=timeline(spans))).breakdown
+    both = timeline([late, copy, *spans_of(run.timeline)])
+    account = facts(replace(run, timeline=both)).breakdown
     assert account is not None
     assert [s.end_ns - s.start_ns for s in account.steps] == pytest.approx([MS, MS, MS], rel=0.02)
 

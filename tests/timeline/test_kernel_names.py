@@ -123,12 +123,37 @@ ELSEWHERE = {
     "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<TensorListMetadata<4>, "
     "FusedAdamMathFunctor<float, 4>>": ("optimizer", "fp32", False),
     "void kOptimizerStatic8bit2StateBlockwise<__nv_bfloat16, 0, 256, 1>": ("optimizer", "narrow", False),
+    # Of older GPUs, mangled, and nobody's
+    "volta_sgemm_128x64_nn": ("matrix", "fp32", False),
+    "volta_dgemm_64x64_nn": ("matrix", "", False),
+    "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1>(P)": ("matrix", "narrow", True),
+    "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn": ("matrix", "narrow", True),
+    "turing_h1688gemm_128x128_ldg8_nn": ("matrix", "narrow", True),
+    "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn": ("matrix", "narrow", True),
+    "cutlass3x_sm100_tensorop_s256x256x16gemm_bf16": ("matrix", "narrow", True),
+    "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>": ("attention", "narrow", True),
+    "void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>": ("attention", "", False),
+    "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)": ("attention", "narrow", True),
+    "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention::AttentionKernel)": ("attention", "fp32", False),
+    "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>": ("matrix", "fp32", False),
+    "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel": (
+        "matrix", "fp32", False,
+    ),
+    "ncclDevKernel_AllReduce_Sum_f32_RING_LL": ("communication", "fp32", False),
+    "_ZN2at6native13reduce_kernelILi512E": ("reduction", "", False),
+    "Memcpy HtoD (Pageable -> Device)": ("copy", "", False),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("name", ELSEWHERE)
 def test_names_of_hopper_blackwell_and_triton(name: str) -> None:
     assert reading(name) == Reading(*ELSEWHERE[name])
+
+
+def test_what_the_name_does_not_tell_the_operator_does() -> None:
+    assert class_of("some_kernel") == "other"
+    assert class_of("some_kernel", "aten::addmm") == "matrix"
+    assert class_of("some_kernel", "aten::_softmax") == "normalization"
 
 
 def test_every_class_of_the_table_is_one_of_the_classes() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from gpulab.analysis.gpu.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
-from gpulab.timeline.kernel_names import NOT_TENSOR_CORE, TENSOR_CORE, reading
 from gpulab.timeline.launches import CallTree, launch_of, open_at_start
 from tests.support import loaded_traces
 from tests.support.timelines import BACKWARD, DEVICE, LANES, MAIN, OTHER_GPU, STREAM, STREAM_2, Span, in_order, timeline
@@ -121,35 +120,6 @@ def test_device_time_that_each_operator_launched(raw: list[Any], items: list[Any
     assert launched_ns(t, CallTree.of(t, every)).tolist() == expected
 
 
-def test_time_of_nested_operators() -> None:
-    """
-    main   aten::linear [0 ............ 100)      aten::mm [200 .. 240)
-             aten::addmm [10 ..... 60)                launch [210 . 215)
-               launch [20 . 25)
-           launch      [70 . 75)
-    gpu        gemm [30 ......... 80)  bias [80..90)  gemm [250 .. 280)
-    """
-    spans = [
-        Span("aten::linear", Category.CPU_OP, MAIN, 0, 100 * US),
-        Span("aten::addmm", Category.CPU_OP, MAIN, 10 * US, 50 * US),
-        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 20 * US, 5 * US, 1),
-        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 70 * US, 5 * US, 2),
-        Span("aten::mm", Category.CPU_OP, MAIN, 200 * US, 40 * US),
-        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 210 * US, 5 * US, 3),
-        Span("gemm", Category.KERNEL, STREAM, 30 * US, 50 * US, 1),
-        Span("bias", Category.KERNEL, STREAM, 80 * US, 10 * US, 2),
-        Span("gemm", Category.KERNEL, STREAM_2, 250 * US, 30 * US, 3),
-    ]
-    t = timeline(spans)
-    tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
-    own = {t.names[t.name_id[row]]: int(ns) // US for row, ns in zip(tree.rows, tree.self_ns(t), strict=True)}
-    device = {t.names[t.name_id[row]]: int(launched_ns(t, tree)[row]) // US for row in tree.rows}
-    assert own == {"aten::linear": 50, "aten::addmm": 50, "aten::mm": 40}
-    assert device == {"aten::linear": 10, "aten::addmm": 50, "aten::mm": 30}
-    seen = launches(timeline(spans), np.array([[0, 150 * US]], dtype=np.int64))
-    assert (seen.count, seen.per_step, seen.median_us, seen.median_queue_delay_us) == (2, 2, 5, 5)
-
-
 @given(device_items, windows)
 def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     spans = made([], items)
@@ -168,31 +138,6 @@ def test_kernels(items: list[Any], cut: tuple[int, int] | None) -> None:
     assert seen.tensor_core_fraction == (pytest.approx(matrix / time) if time and nvidia else None)
 
 
-blocks_on_device = st.tuples(
-    st.sampled_from([STREAM, STREAM_2, OTHER_GPU]),
-    st.integers(0, 30),  # start
-    st.integers(0, 20),  # length
-    st.sampled_from([None, 0.0, 0.25, 0.5, 3.0]),  # blocks per SM
-)
-
-
-@given(st.lists(blocks_on_device, max_size=8), st.integers(0, 20), st.integers(1, 30))
-def test_sm_efficiency_of_one_gpu(raw: list[Any], start: int, length: int) -> None:
-    """The plugin's definition, nanosecond by nanosecond."""
-    spans = [
-        Span("k", Category.KERNEL, lane, at, for_ns, 0, {} if blocks is None else {"blocks_per_sm": blocks})
-        for lane, at, for_ns, blocks in raw
-    ]
-    mine = [s for s in spans if s.lane != OTHER_GPU and s.extra.get("blocks_per_sm", 0) > 0]
-    mine = [s for s in mine if s.end > start and s.start < start + length]
-    running = [
-        min(1.0, sum(s.extra["blocks_per_sm"] for s in mine if s.start <= t < s.end))
-        for t in range(start, start + length)
-    ]
-    expected = pytest.approx(sum(running) / length) if mine else None
-    assert est_sm_efficiency(timeline(spans), LANES[STREAM].process, (start, start + length)) == expected
-
-
 @given(device_items, windows)
 def test_launches(items: list[Any], cut: tuple[int, int] | None) -> None:
     spans = made([], items)
@@ -201,7 +146,7 @@ def test_launches(items: list[Any], cut: tuple[int, int] | None) -> None:
     calls = [s for s in spans if s.name == "cudaLaunchKernel" and s.start in inside]
     items_of = [[s for s in spans if s.category in DEVICE and s.correlation == c.correlation] for c in calls]
     delays = [max(0, min(s.start for s in i) - c.end) for c, i in zip(calls, items_of, strict=True) if i]
-    assert seen.count == len(calls)
+    assert seen.count == seen.per_step == len(calls)
     assert seen.median_us == (statistics.median(c.duration for c in calls) / US if calls else None)
     assert seen.median_queue_delay_us == (pytest.approx(statistics.median(delays) / US) if delays else None)
     assert seen.without_kernel == sum(not found for found in items_of)
@@ -258,52 +203,6 @@ def test_nothing_at_all() -> None:
     assert launches(nothing, ALWAYS).median_us is None
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn",
-        "turing_h1688gemm_128x128_ldg8_nn",
-        "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_64x3_tn",
-        "void cutlass::Kernel2<cutlass_75_tensorop_bf16_s1688gemm_bf16_256x128_tn_align1>",
-        "cutlass_75_wmma_tensorop_bf16_s161616gemm_bf16_32x32_32x1_tn_align1",
-        "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_warpgroupsize1x1x1_execute_segment_k_off_kernel",
-        "sm80_xmma_fprop_implicit_gemm_indexed_tf32f32_tf32f32_f32_nhwckrsc_nchw_tilesize128x128x16_stage4",
-        "cutlass3x_sm100_tensorop_s256x256x16gemm_bf16",
-        "nvjet_tst_64x64_64x16_2x1_2cta_v_bz_bias_TNT",
-        "void pytorch_flash::flash_fwd_kernel<Flash_fwd_kernel_traits<64, 128, 128, 4>>",
-        "fmhaSm100aKernel_QkvE4m3OBfloat16H64PagedKvCausalP16VarSeqQ128Kv128PersistentContext",
-        "fmha_cutlassF_f16_aligned_64x64_rf_sm80(PyTorchMemEffAttention::AttentionKernel)",
-        "bmm_Bfloat16_MxE2m1MxE4m3_Fp32_t128x16x256u2_s3_et128x16_m128x16x32_cga1x1x1_16dp256b_rM_TN_sm100f",
-    ],
-)
-def test_kernels_on_tensor_cores(name: str) -> None:
-    assert reading(name).tensor_cores
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "volta_sgemm_64x64_nt",
-        "ampere_sgemm_32x32_sliced1x4_tn",
-        "cudnn_ampere_scudnn_128x64_relu_xregs_large_nn_v1",
-        "void cutlass::Kernel<cutlass_80_simt_sgemm_128x32_8x5_nt_align1>",
-        "sm80_xmma_gemm_f32f32_f32f32_f32_tn_n_tilesize32x32x8_stage3_warpsize1x2x1_ffma_aligna4_alignc4_execute_kernel",
-        "void vllm::reshape_and_cache_flash_kernel<__nv_bfloat16, unsigned char>",
-        "void tensorrt_llm::kernels::quantize_with_block_size<32, true>(flashinfer::QuantizationSFLayout)",
-        "void flash_fwd_splitkv_combine_kernel<Flash_fwd_kernel_traits<64>>",
-        "fmha_cutlassF_f32_aligned_64x64_rf_sm70(PyTorchMemEffAttention::AttentionKernel)",
-        "ncclDevKernel_AllReduce_Sum_f32_RING_LL",
-        "void at::native::(anonymous namespace)::cunn_SoftMaxForward<8, c10::BFloat16>",
-    ],
-)
-def test_kernels_without_tensor_cores(name: str) -> None:
-    assert not reading(name).tensor_cores
-
-
-def test_every_pattern_says_where_it_comes_from() -> None:
-    assert all(source and pattern == pattern.lower() for pattern, source in (*TENSOR_CORE, *NOT_TENSOR_CORE))
-
-
 @pytest.mark.parametrize("call", ["hipLaunchKernel", "another maker's launch"])
 def test_only_nvidia_names_show_kernels_on_matrix_units(call: str) -> None:
     spans = [
@@ -346,3 +245,28 @@ def test_copies_of_real_traces() -> None:
     assert upload.gb_per_s == pytest.approx(115_607_040 / 11_492e-6 / 1e9)
     kinds = {(c.kind, c.host_memory) for c in copies(loaded_traces.trace("a100_8ranks_rank3").timeline, ALWAYS)}
     assert kinds == {("HtoD", "pinned"), ("DtoH", "pageable"), ("DtoD", None)}
+
+
+blocks_on_device = st.tuples(
+    st.sampled_from([STREAM, STREAM_2, OTHER_GPU]),
+    st.integers(0, 30),  # start
+    st.integers(0, 20),  # length
+    st.sampled_from([None, 0.0, 0.25, 0.5, 3.0]),  # blocks per SM
+)
+
+
+@given(st.lists(blocks_on_device, max_size=8), st.integers(0, 20), st.integers(1, 30))
+def test_sm_efficiency_of_one_gpu(raw: list[Any], start: int, length: int) -> None:
+    """The plugin's definition, nanosecond by nanosecond."""
+    spans = [
+        Span("k", Category.KERNEL, lane, at, for_ns, 0, {} if blocks is None else {"blocks_per_sm": blocks})
+        for lane, at, for_ns, blocks in raw
+    ]
+    mine = [s for s in spans if s.lane != OTHER_GPU and s.extra.get("blocks_per_sm", 0) > 0]
+    mine = [s for s in mine if s.end > start and s.start < start + length]
+    running = [
+        min(1.0, sum(s.extra["blocks_per_sm"] for s in mine if s.start <= t < s.end))
+        for t in range(start, start + length)
+    ]
+    expected = pytest.approx(sum(running) / length) if mine else None
+    assert est_sm_efficiency(timeline(spans), LANES[STREAM].process, (start, start + length)) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import cache
 
 import numpy as np
 import pytest
@@ -19,10 +20,13 @@ from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.steps.loop import Loop
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import Finding
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
+from gpulab.thresholds import DEFAULT
 from gpulab.timeline.spans import step_times, update_times, zero_times
-from gpulab.views.report.report import Diagnosed
 from tests.support.host_loops import HostLoop, played
 from tests.support.scripted_looks import installed
 from tests.support.timelines import BACKWARD, MAIN, Span, timeline
@@ -37,13 +41,22 @@ def steady_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch.setattr)
 
 
-def profiled(before: Callable[[], object], after: Callable[[], object], epochs: int = 6) -> Run:
+def rest() -> None:
+    time.sleep(0.02)
+
+
+def nothing() -> None:
+    pass
+
+
+@cache
+def profiled(before: Callable[[], object], after: Callable[[], object]) -> Run:
     """A loop on the CPU that does something before its backward pass, and something after its update."""
     model = nn.Linear(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     loader = DataLoader(TensorDataset(torch.randn(64, 8)), batch_size=8)
     with gpulab.profile(show=False, save=False, device="cpu") as p:
-        for _ in range(epochs):
+        for _ in range(6):
             for (x,) in loader:
                 loss = model(x).sum()
                 before()
@@ -54,46 +67,68 @@ def profiled(before: Callable[[], object], after: Callable[[], object], epochs: 
     return p.run
 
 
-def rest() -> None:
-    time.sleep(0.02)
+@cache
+def without_loader(before: Callable[[], object], after: Callable[[], object]) -> Run:
+    """A loop that makes its batches itself, whose update is called in a function of its own."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def update(x: torch.Tensor) -> None:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+    with gpulab.profile(show=False, save=False, device="cpu") as p:
+        for _ in range(40):
+            before()
+            x = torch.randn(8, 8)
+            update(x)
+            after()
+    return p.run
 
 
-def nothing() -> None:
-    pass
+def logging(run: Run) -> Finding | None:
+    return diagnose(facts(run)).of("logging_or_eval")
 
 
-def logging(diagnosis: Diagnosed) -> list[str]:
-    return [f.summary for f in diagnosis.findings if f.key == "logging_or_eval"]
+AFTER, OWN = "work after the update of the parameters", "your own Python code"
 
 
-def test_work_after_each_update_is_named_with_its_line_and_gain() -> None:
-    found = gpulab.diagnose(profiled(nothing, rest))
-    first = found.of("logging_or_eval")
-    assert first is not None and "after it has updated the parameters" in first.summary
-    assert "time.sleep(0.02)" in first.source_line and ". WORK AFTER THE UPDATE" in repr(found)
-    assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
-    assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
+@pytest.mark.parametrize(
+    ("loop", "before", "after", "title"),
+    [
+        (profiled, nothing, rest, AFTER),
+        (profiled, rest, nothing, OWN),  # what comes before the backward pass may be training
+        (without_loader, nothing, rest, AFTER),  # the lines below the update tell
+        (without_loader, rest, nothing, OWN),  # lines above it make the batch
+    ],
+)
+def test_work_beside_training_is_named_with_its_line_and_gain(
+    loop: Callable[..., Run], before: Callable[[], object], after: Callable[[], object], title: str
+) -> None:
+    run = loop(before, after)
+    told = logging(run)
+    assert told is not None and told.title == title and "time.sleep(0.02)" in told.source_line
+    assert told.prediction is not None and told.prediction.ratio is not None and told.prediction.ratio < 0.5
+    assert (told.recoverable_us_per_step or 0) > 0.5 * (RuleContext(facts(run), DEFAULT).step_us or 0)
+    assert "DataLoader with workers" in told.cure or loop is profiled
 
 
-def test_what_comes_before_the_backward_pass_may_be_training() -> None:
-    run = profiled(rest, nothing)
-    known = facts(run)
-    assert known.breakdown is not None and known.optimizer is not None
-    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(run)))
-    assert after_update(run, known.breakdown, known.optimizer).share() < 0.5
+def test_without_looks_nothing_is_named() -> None:
+    """Neither the line of own code, nor in a loop without a loader that the update was over."""
+    assert logging(replace(profiled(rest, nothing), stack=None)) is None
+    run = without_loader(nothing, rest)
+    assert run.stack is not None
+    older = logging(replace(run, stack=replace(run.stack, after_update=np.empty(0, np.uint8))))
+    assert older is None or older.title != AFTER
 
 
-def test_own_code_without_computing_is_named_with_line_and_gain() -> None:
-    run = profiled(rest, nothing)
-    found = gpulab.diagnose(run)
-    first = found.of("logging_or_eval")
-    assert first is not None and "Python code of yours" in first.summary
-    assert ". YOUR OWN PYTHON CODE" in repr(found)
-    assert "time.sleep(0.02)" in first.source_line and first.confidence == "likely"
-    assert first.prediction is not None and first.prediction.ratio is not None and first.prediction.ratio < 0.5
-    assert (first.recoverable_us_per_step or 0) > 0.5 * (found.step_us or 0)
-    without = gpulab.diagnose(replace(run, stack=None))
-    assert without.of("logging_or_eval") is None, "nothing names the line"
+def test_looks_after_the_update_are_stored() -> None:
+    run, store = without_loader(nothing, rest), Store()
+    assert run.stack is not None and len(run.stack.after_update) == len(run.stack.t_ns)
+    store.save(run)
+    again = store.load(run.id).stack
+    assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
 
 
 FUNCTION = Place("train.py", 7, "computing", "return a @ a")
@@ -106,45 +141,6 @@ def trained(played_loop: HostLoop) -> None:
     played_loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 80, 1)
     with played_loop.annotated("Optimizer.step#SGD.step"):
         played_loop.operator("aten::_foreach_add_", 30, 1)
-
-
-@pytest.mark.parametrize(("computing_us", "blamed"), [(12_000, False), (0, True)])
-def test_a_computing_function_is_not_blamed_for_operator_gaps(computing_us: float, blamed: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        for _ in range(3):
-            if computing_us:
-                loop.operator("aten::mm", computing_us, 0)
-            loop.python(6_000, 0)
-        trained(loop)
-
-    words = logging(gpulab.diagnose(played(step, FUNCTION, STEP_LINE).run()))
-    assert any("Python code of yours" in w for w in words) is blamed
-
-
-@pytest.mark.parametrize("library", [False, True])
-def test_time_between_the_last_look_and_the_next_operator_counts(library: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        loop.python(5_000, 0)
-        loop.operator("aten::mm", 2_300, 1)
-
-    run = played(step, FUNCTION, STEP_LINE, steps=20).run()
-    assert run.stack is not None
-    count = len(run.stack.t_ns)
-    throughout, number = (run.stack.place == 0).astype(np.uint8) * library, np.zeros(count, np.int32)
-    stack = replace(run.stack, exact=True, throughout=throughout, library=number)
-    found = gpulab.diagnose(replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
-    assert found is not None and ("keras" in found.summary) is library
-    assert found.recoverable_us_per_step == pytest.approx(5_000, rel=0.04)
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-def test_a_library_that_calls_back_keeps_its_own_time(comes_back: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        loop.python(10_000, 0)
-        trained(loop)
-
-    run = played(step, FUNCTION, STEP_LINE).run(calls_users=[0] if comes_back else [])
-    assert any("Python code of yours" in words for words in logging(gpulab.diagnose(run))) is not comes_back
 
 
 def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
@@ -165,60 +161,19 @@ def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
     assert p.run.stack is not None and p.run.stack.calls_users.any()
 
 
-def test_a_backward_pass_after_the_update_is_training() -> None:
-    other = nn.Linear(8, 1)
+@pytest.mark.parametrize("trains", [True, False])
+def test_a_backward_pass_after_the_update_is_training(trains: bool) -> None:
+    def step(loop: HostLoop) -> None:
+        trained(loop)
+        loop.python(20_000, 0)  # whose update comes in another step
+        if trains:
+            loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 80, 1)
 
-    def second() -> None:
-        rest()
-        other(torch.randn(4, 8)).sum().backward()  # whose update comes in another step
-
-    run = profiled(nothing, second)
-    known = facts(run)
-    assert known.breakdown is not None and known.optimizer is not None
-    assert not len(after_update(run, known.breakdown, known.optimizer).times)
-    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(run)))
-
-
-def without_loader(before: Callable[[], object], after: Callable[[], object]) -> Run:
-    """A loop that makes its batches itself, whose update is called in a function of its own."""
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def update(x: torch.Tensor) -> None:
-        optimizer.zero_grad()
-        model(x).sum().backward()
-        optimizer.step()
-
-    with gpulab.profile(show=False, save=False, device="cpu") as p:
-        for _ in range(40):
-            before()
-            x = torch.randn(8, 8)
-            update(x)
-            after()
-    return p.run
-
-
-def test_without_a_loader_the_lines_below_the_update_tell() -> None:
-    run = without_loader(nothing, rest)
-    first = gpulab.diagnose(run).of("logging_or_eval")
-    assert first is not None and "DataLoader with workers" in first.cure
-    assert "time.sleep(0.02)" in first.source_line
-    assert run.stack is not None and len(run.stack.after_update) == len(run.stack.t_ns)
-    store = Store()
-    store.save(run)
-    again = store.load(run.id).stack
-    assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
-
-
-def test_without_a_loader_lines_above_the_update_make_the_batch() -> None:
-    assert not any("after it has updated" in words for words in logging(gpulab.diagnose(without_loader(rest, nothing))))
-
-
-def test_a_loop_without_loader_and_looks_has_no_cause() -> None:
-    run = without_loader(nothing, rest)
-    assert run.stack is not None
-    older = replace(run.stack, after_update=np.empty(0, np.uint8))
-    assert not any("after it has" in w for w in logging(gpulab.diagnose(replace(run, stack=older))))
+    run = played(step, FUNCTION, STEP_LINE).run()
+    run = replace(run, steps=replace(run.steps, batch_count=np.ones_like(run.steps.batch_count)))  # of a loader
+    account = facts(run)
+    assert account.breakdown is not None and account.optimizer is not None
+    assert bool(len(after_update(run, account.breakdown, account.optimizer).times)) is not trains
 
 
 def frames_of(*lines: int) -> Stack:
@@ -296,7 +251,7 @@ def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
     assert account is not None
     for parts in (s.parts_ns for s in account.steps):
         assert (parts["compute"], parts["optimizer"]) == (5_670_000, 70_000)
-    assert "memory_bound_ops" in [f.key for f in gpulab.diagnose(run).findings]
+    assert diagnose(facts(run)).of("memory_bound_ops") is not None
 
 
 def test_the_clock_of_an_update_starts_after_its_closure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,13 +6,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-import gpulab
 from gpulab.analysis.host.hot_line import LineCount, hot_line_of_loading, hot_place, lower_share
 from gpulab.analysis.host.line_shares import lines_beside_cost
 from gpulab.analysis.host.source_lines import line_of
 from gpulab.run import Excerpt, LoadingLooks, Place, Run, StackSamples, Unit
 from tests.support import synthetic
-from tests.support.host_loops import HostLoop, played
 
 MS = 1_000_000
 LOOP = Unit(10, 12, "for letter in text:")
@@ -114,25 +112,3 @@ def test_the_source_beside_its_cost() -> None:
         (14, "    return 1", None),
     ]
     assert lines_beside_cost(run, Place("other.py", 11), [], 50) == ()
-
-
-FIT = Place("train.py", 3, "", "model.fit(x, y)")
-
-
-@pytest.mark.parametrize("holds_steps", [True, False])
-def test_a_librarys_python_is_the_librarys(holds_steps: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        loop.python(10_000, 0)
-        loop.operator("aten::linear", 400, 0)
-        loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 400, 0)
-
-    run = played(step, FIT).run()
-    assert run.stack is not None
-    flag = np.full(len(run.stack.t_ns), holds_steps, np.uint8)
-    library = np.zeros(len(run.stack.t_ns), np.int32)
-    stack = replace(run.stack, exact=True, throughout=flag, library=library)
-    told = gpulab.diagnose(replace(run, stack=stack, libraries=("keras",))).of("logging_or_eval")
-    assert told is not None
-    assert ("keras spends" in told.summary) is holds_steps
-    assert ("Python code of yours" in told.summary) is not holds_steps
-    assert bool(told.source_line) is not holds_steps

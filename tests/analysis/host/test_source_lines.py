@@ -20,13 +20,14 @@ from gpulab.capture.pauses.source_lines import Naming, users_spot
 from gpulab.capture.pauses.stack_sampler import LineSampler
 from gpulab.capture.stacks.watcher import own_layout
 from gpulab.intervals import EMPTY, Intervals
-from gpulab.run import Category, Lane, Place, Run, StackSamples, Timeline
+from gpulab.run import Category, Place, Run, StackSamples, Timeline
 from gpulab.timeline.spans import loading_times
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
 from tests.support.paths import ROOT
 from tests.support.real_traces import path as trace_path
 from tests.support.scripted_looks import installed
+from tests.support.timelines import MAIN, Span, timeline
 
 torch = pytest.importorskip("torch")
 
@@ -34,9 +35,8 @@ MS = 1_000_000
 PLACES = (Place("cell", 2, "", "a()"), Place("cell", 3, "", "b()"), Place("lib.py", 7, "f", "c()"))
 
 
-def run_with(stack: StackSamples | None, timeline: Timeline | None = None) -> Run:
-    run = synthetic.cpu_case().run
-    return replace(run, stack=stack, places=PLACES, timeline=timeline)
+def run_with(stack: StackSamples | None, recorded: Timeline | None = None) -> Run:
+    return replace(synthetic.cpu_case().run, stack=stack, places=PLACES, timeline=recorded)
 
 
 def looks(rows: list[tuple[int, int]]) -> StackSamples:
@@ -75,10 +75,9 @@ def test_time_outside_the_users_code_counts_against_a_line() -> None:
     assert lines_of(run, times((0, 13)))[0].share == pytest.approx(2 / 6)
 
 
-def test_without_looks_and_without_stacks_there_is_no_line() -> None:
-    assert line_of(run_with(None), times((0, 100))) is None
-    empty = StackSamples(np.empty(0, np.int64), np.empty(0, np.int32))
-    assert line_of(run_with(empty), times((0, 100))) is None
+@pytest.mark.parametrize("stack", [None, StackSamples(np.empty(0, np.int64), np.empty(0, np.int32))])
+def test_without_looks_and_without_stacks_there_is_no_line(stack: StackSamples | None) -> None:
+    assert line_of(run_with(stack), times((0, 100))) is None
 
 
 @given(
@@ -175,14 +174,10 @@ def test_a_frame_is_not_kept() -> None:
     assert seen() is None
 
 
-def test_the_innermost_line_of_the_users() -> None:
-    spot = users_spot(sys._getframe())
-    assert spot is not None and spot[0] == __file__ and spot[2] == "test_the_innermost_line_of_the_users"
-
-
 def test_places_of_a_file_have_their_text_and_equal_ones_are_one() -> None:
     naming = Naming("", 0)
     spot = users_spot(sys._getframe())
+    assert spot is not None and spot[2] == "test_places_of_a_file_have_their_text_and_equal_ones_are_one"
     assert naming.number(spot) == naming.number(spot) == 0 and naming.number(None) == -1
     (place,) = naming.places
     assert place.text == "spot = users_spot(sys._getframe())" and place.file == __file__
@@ -215,6 +210,7 @@ from torch.utils.data import DataLoader
 from slow_items import Slow
 %load_ext gpulab
 from tests.support.scripted_looks import installed
+from tests.support.timelines import MAIN, Span, timeline
 looking = installed()
 model = nn.Linear(8, 2); opt = torch.optim.SGD(model.parameters(), lr=0.1)
 def found(run, wait):
@@ -275,10 +271,9 @@ for x, y in DataLoader(Slow(), batch_size=8):
 """
 
 
-@pytest.mark.parametrize("kernel_name", ["python3", "gpulab-ipykernel6"])
-def test_known_lines_of_real_cells(tmp_path: Path, kernel_name: str) -> None:
+def test_known_lines_of_real_cells(tmp_path: Path) -> None:
     (tmp_path / "slow_items.py").write_text(ITEMS)
-    with kernel(tmp_path, kernel_name=kernel_name) as session:
+    with kernel(tmp_path) as session:
         for cell in (SETUP, HELPER, TRANSFORM, ITEM):
             assert session.run(cell).error is None
         helper = session.value("found(gpulab.runs['helper'], False)")
@@ -347,22 +342,15 @@ def test_pure_python_is_looked_at_by_another_process() -> None:
 
 
 def test_the_innermost_user_function_in_a_trace_with_stacks() -> None:
-    names = ("train.py(3): main", "train.py(9): load", "torch/nn/modules/module.py(1): _call_impl", "json/x.py(1): f")
-    rows = [(0, 100, 0), (10, 30, 1), (12, 8, 2), (50, 20, 2), (80, 5, 3)]
-    n = len(rows)
-    timeline = Timeline(
-        start_ns=np.array([r[0] for r in rows], np.int64) * MS,
-        duration_ns=np.array([r[1] for r in rows], np.int64) * MS,
-        name_id=np.array([r[2] for r in rows], np.int32),
-        category=np.full(n, int(Category.PYTHON_FUNCTION), np.uint8),
-        lane_id=np.zeros(n, np.int32),
-        correlation=np.zeros(n, np.int64),
-        names=names,
-        lanes=(Lane("thread", 1, 1),),
-        window_ns=(0, 100 * MS),
-        training_lane=0,
-    )
-    run = run_with(None, timeline)
+    rows = [
+        ("train.py(3): main", 0, 100),
+        ("train.py(9): load", 10, 30),
+        ("torch/nn/modules/module.py(1): _call_impl", 12, 8),
+        ("torch/nn/modules/module.py(1): _call_impl", 50, 20),
+        ("json/x.py(1): f", 80, 5),
+    ]
+    spans = [Span(name, Category.PYTHON_FUNCTION, MAIN, start * MS, length * MS) for name, start, length in rows]
+    run = run_with(None, timeline(spans))
     assert line_of(run, times((11, 39))) == Place("train.py", 9, "load")
     assert line_of(run, times((50, 90))) == Place("train.py", 3, "main")
     shares = {x.place.function: x.share for x in lines_of(run, times((0, 100)))}
