@@ -12,13 +12,12 @@ from msgspec.structs import replace
 import gpulab
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import Pause, PauseSum
-from gpulab.views.comparison.comparison import Compared
 from gpulab.views.layout import Section
 from gpulab.views.report.report import Report
 from gpulab.views.text import FIRST_SCREEN, first_screen
 from gpulab.views.view import View
 from gpulab.views.wording import plain
-from tests.support import comparisons, real_traces, synthetic
+from tests.support import real_traces, synthetic
 from tests.support.paths import ROOT
 
 CASES = synthetic.cases()
@@ -26,21 +25,14 @@ RECORDED = sorted((ROOT / "tests" / "recorded").glob("*.gz"))
 MS = 1_000_000
 
 
-def _shown(case: synthetic.Case) -> View:
-    return Report(case.facts, case.diagnosis)
-
-
 def _loaded(find: Callable[[], Path]) -> View:
     return gpulab.report(gpulab.load(find()))
 
 
 MADE: dict[str, Callable[[], View]] = {
-    **{name: partial(_shown, case) for name, case in CASES.items()},
     **{path.name: partial(_loaded, path.absolute) for path in RECORDED},
     **{name: partial(_loaded, partial(real_traces.path, name)) for name in real_traces.SINGLE},
     "eight ranks": partial(_loaded, lambda: real_traces.path(real_traces.RANKS[0]).parent),
-    "comparison": lambda: Compared(comparisons.a_comparison()),
-    "sweep": lambda: Compared(comparisons.a_sweep()),
 }
 
 
@@ -54,18 +46,6 @@ def test_a_text_has_at_most_25_lines(name: str) -> None:
         for words in (view.headline.sentence, view.headline.evidence):
             assert "".join(plain(words).split()) in "".join(first.split()), "the headline is whole"
     assert len(view.text(full=True)) >= len(first)
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_every_folded_section_has_its_line(name: str) -> None:
-    """Or it is about the measurement itself, or 25 lines have no room for it; the lines end in how to see the rest."""
-    view = MADE[name]()
-    first = view.text().splitlines()
-    assert "The rest: " in " ".join(first[-3:])
-    shown = [section for section in view._sections() if not (section.lead or section.aside or section.code)]
-    lines = [line for section in shown if (line := next((x for x in first if x.startswith(f"  {section.title}:")), ""))]
-    assert len(lines) == len(shown) or len(first) >= FIRST_SCREEN - 1
-    assert all(line.partition(": ")[2].strip() for line in lines)
 
 
 def test_nothing_is_told_of_what_is_not_there() -> None:
