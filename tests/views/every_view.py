@@ -9,6 +9,8 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.diagnosis.finding import Diagnosis, Evidence
+from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Steps
 from gpulab.tuning.climb.record import Attempt, Climb
@@ -22,7 +24,7 @@ from gpulab.views.report.diagnosis import Diagnosed
 from gpulab.views.report.report import Report
 from gpulab.views.view import View
 from tests.support import comparisons as made
-from tests.support import synthetic
+from tests.support import rule_cases, synthetic
 from tests.support.scripted_climb import finding
 from tests.support.synthetic import HOSTILE
 
@@ -103,6 +105,34 @@ def headspace(words: str = "the system does not tell which files it holds") -> H
     )  # fmt: skip
 
 
+def full_finding(**more: Any) -> Diagnosis:
+    """One with all that a finding can have."""
+    prediction = Prediction({"compile": "default"}, 0.8, (0.7, 0.9), "Replayed without launches.", memory_ratio=1.1)
+    found = rule_cases.finding(
+        "launch_bound", 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.",
+        lesson="03_starving_gpu", source_line="line 3 of the cell: model(x)", prediction=prediction,
+        after="Next comes nothing.",
+    )  # fmt: skip
+    found = replace(found, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
+    return Diagnosis((found,), (), 20_000.0, 20_000.0)
+
+
+def diagnosed() -> dict[str, Diagnosed]:
+    many = tuple(rule_cases.finding(kind.key, 1e3) for kind in [k for k in kinds() if not k.is_verdict][:8])
+    shown = {
+        "full": full_finding(),
+        "removal": full_finding(
+            settings=(), prediction=Prediction({}, 0.4, (0.3, 0.5), "60 ms of 100 ms, in 4 places")
+        ),
+        "range": full_finding(prediction=Prediction({}, 0.9, (0.7, 1.1), "So.", only_sign=True)),
+        "refused": full_finding(prediction=Prediction({}, None, None, "", refused="nothing is known")),
+        "unpredicted": full_finding(prediction=None),
+        "many": Diagnosis(many, (), 20_000.0, 20_000.0),
+        "hostile": CASES["hostile"].diagnosis,
+    }
+    return {f"diagnosis_{name}": Diagnosed(one, "a run") for name, one in shown.items()}
+
+
 def compared() -> dict[str, Compared]:
     seeds = made.as_written(seed_losses=tuple(made.loss_curve(seed=s) for s in (1, 2, 3)))
     other = refused(label="batch_size=200000")
@@ -112,6 +142,7 @@ def compared() -> dict[str, Compared]:
         "alike": made.a_comparison(made.alike()),
         "undecided": noisy(),
         "predicted": made.a_comparison(made.faster(prediction=PREDICTIONS[0])),
+        "unpredicted": made.a_comparison(made.faster(prediction=PREDICTIONS[2])),
         "per_sample": made.a_comparison(made.batch(64, 40.0, 3)),
         "seeds": made.a_comparison(made.faster(losses=made.loss_curve(seed=9)), seeds),
         "nan": made.a_comparison(made.faster(losses=(2.0, math.nan, math.inf, 1.0))),
@@ -137,7 +168,7 @@ def every_view() -> dict[str, View]:
         **{f"report_{name}": report(case) for name, case in CASES.items()},
         "report_unsaved": report(CASES["cpu"], "No space left on device: free some, then run again."),
         "report_whole_window": whole_window(),
-        "diagnosis_hostile": Diagnosed(CASES["hostile"].diagnosis, "a run"),
+        **diagnosed(),
         **compared(),
         "climb": Climbed(a_climb()),
         "climb_hostile": Climbed(a_climb(HOSTILE)),
