@@ -48,14 +48,6 @@ def test_a_text_has_at_most_25_lines(name: str) -> None:
     assert len(view.text(full=True)) >= len(first)
 
 
-def test_nothing_is_told_of_what_is_not_there() -> None:
-    case = CASES["cpu"]
-    run = replace(case.run, missing=(), loader=None)
-    text = Report(replace(case.facts, run=run), case.diagnosis).text(full=True)
-    for absent in ("Nothing that gpulab tried", "COULD NOT BE MEASURED", "No DataLoader was seen", "AS FOUND"):
-        assert absent not in text
-
-
 def test_pauses_of_milliseconds_are_not_told() -> None:
     case = CASES["cpu"]
     for longest_ms, told in ((3, False), (300, True)):
@@ -63,15 +55,6 @@ def test_pauses_of_milliseconds_are_not_told() -> None:
         run = replace(case.run, pauses=pauses, more_pauses=(PauseSum("gc", 3, 900_000),))
         shown = Report(replace(case.facts, run=run), case.diagnosis)
         assert ("collecting garbage" in shown.text(full=True)) == told
-
-
-def test_the_first_screen_has_no_detail_of_a_finding() -> None:
-    shown = Report(CASES["cpu"].facts, CASES["cpu"].diagnosis)
-    first, whole = shown.text(), shown.text(full=True)
-    for label in ("would give back", "your line", "cure", "try it"):
-        assert f"\n  {label}" in first
-    for label in ("what shows it", "predicted", "learn more", "after that"):
-        assert f"\n  {label}" in whole and f"\n  {label}" not in first
 
 
 def test_an_edit_without_room_is_its_added_lines() -> None:
