@@ -73,6 +73,12 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "The script 'absent.py' cannot be opened: No such file or directory.",
         ),
         (
+            ["record", "--ranks", "2", "absent.py"],
+            "The script 'absent.py' cannot be opened: No such file or directory.",
+        ),
+        (["record", "--ranks=0", "x.py"], "--ranks takes a whole number of at least 1, not '0'."),
+        (["record", "--ranks=two", "x.py"], "--ranks takes a whole number of at least 1, not 'two'."),
+        (
             ["record", "--html", "no/dir/x.html", __file__],
             "'no/dir/x.html' cannot be written: there is no folder 'no/dir'.",
         ),

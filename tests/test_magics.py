@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from IPython.core.error import UsageError as LineError
 from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
-from traitlets.config import Config
 
 import gpulab
 from gpulab import magics
@@ -22,25 +21,21 @@ from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning import cell_code
 from tests.support.leftovers import own_frames
+from tests.support.shell import bare_shell
 
 
 @pytest.fixture
 def shell(monkeypatch: pytest.MonkeyPatch) -> Iterator[InteractiveShell]:
     """A shell of its own, with the extension; afterwards the extension is gone without a trace."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "nocolor"
-    InteractiveShell.clear_instance()
-    made = InteractiveShell.instance(config=config)
-    before = _registered(made)
-    extensions = made.extension_manager
-    assert extensions is not None
-    extensions.load_extension("gpulab")
-    assert _registered(made) != before
-    yield made
-    extensions.unload_extension("gpulab")
-    assert _registered(made) == before
-    InteractiveShell.clear_instance()
+    with bare_shell() as made:
+        before = _registered(made)
+        extensions = made.extension_manager
+        assert extensions is not None
+        extensions.load_extension("gpulab")
+        assert _registered(made) != before
+        yield made
+        extensions.unload_extension("gpulab")
+        assert _registered(made) == before
 
 
 def _registered(shell: InteractiveShell) -> dict[str, Any]:

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
-from traitlets.config import Config
 
 import gpulab
 from gpulab.api import scoreboard as view
@@ -29,6 +28,7 @@ from gpulab.tuning.record import Experiment
 from gpulab.verdict import is_decided
 from tests.support import comparisons as made
 from tests.support import synthetic
+from tests.support.shell import shell_with_gpulab
 
 ratios = st.floats(0.05, 20)
 
@@ -357,17 +357,8 @@ def test_a_variable_that_nobody_knows_is_refused() -> None:
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """With the extension, until the test is over."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    made_shell = InteractiveShell.instance(config=config)
-    extensions = made_shell.extension_manager
-    assert extensions is not None
-    extensions.load_extension("gpulab")
-    yield made_shell
-    extensions.unload_extension("gpulab")
-    InteractiveShell.clear_instance()
+    with shell_with_gpulab() as made_shell:
+        yield made_shell
 
 
 def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,51 +1,18 @@
-"""The first screen of every result: 25 lines in a terminal, and of all that is below it one line each."""
+"""What stands on the first screen and what does not; test_every_view.py and test_real_reports.py count its lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-
-import pytest
 from msgspec.structs import replace
 
-import gpulab
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import Pause, PauseSum
 from gpulab.views.layout import Section
 from gpulab.views.report.report import Report
-from gpulab.views.text import FIRST_SCREEN, first_screen
-from gpulab.views.view import View
-from gpulab.views.wording import plain
-from tests.support import real_traces, synthetic
-from tests.support.paths import ROOT
+from gpulab.views.text import first_screen
+from tests.support import synthetic
 
 CASES = synthetic.cases()
-RECORDED = sorted((ROOT / "tests" / "recorded").glob("*.gz"))
 MS = 1_000_000
-
-
-def _loaded(find: Callable[[], Path]) -> View:
-    return gpulab.report(gpulab.load(find()))
-
-
-MADE: dict[str, Callable[[], View]] = {
-    **{path.name: partial(_loaded, path.absolute) for path in RECORDED},
-    **{name: partial(_loaded, partial(real_traces.path, name)) for name in real_traces.SINGLE},
-    "eight ranks": partial(_loaded, lambda: real_traces.path(real_traces.RANKS[0]).parent),
-}
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_a_text_has_at_most_25_lines(name: str) -> None:
-    view = MADE[name]()
-    for width in (60, 80, 100):
-        first = view.text(width)
-        assert len(first.splitlines()) <= FIRST_SCREEN, name
-        assert max(map(len, first.splitlines())) <= width or "KEEP IT" in first
-        for words in (view.headline.sentence, view.headline.evidence):
-            assert "".join(plain(words).split()) in "".join(first.split()), "the headline is whole"
-    assert len(view.text(full=True)) >= len(first)
 
 
 def test_pauses_of_milliseconds_are_not_told() -> None:
