@@ -153,13 +153,8 @@ def test_the_json_keys_of_a_whole_report_are_described() -> None:
     case = case_of(run, {"data_wait": 0.5}, loading)
     made: Any = document(case.facts, diagnose(case.facts, predict_cures=False))
     found = replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
-    keys = [
-        *made,
-        *Diagnosed(Diagnosis((found,))).json()["findings"][0],
-        *made["loading"],
-        *made["loading"]["wait"],
-        *made["loading"]["workers"][0],
-    ]
+    shown: Any = Diagnosed(Diagnosis((found,))).json()
+    keys = [*made, *shown["findings"][0], *made["loading"], *made["loading"]["wait"], *made["loading"]["workers"][0]]
     keys += [key for rows in ("pauses", "more_pauses", "alerts") for key in made[rows][0]]
     assert [key for key in keys if f"`{key}`" not in told] == []
 

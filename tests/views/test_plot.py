@@ -12,6 +12,7 @@ from typing import Any, cast
 import matplotlib as mpl
 import matplotlib.style
 import pytest
+from cycler import cycler
 from matplotlib.backend_bases import RendererBase
 from matplotlib.cbook import is_math_text
 from matplotlib.colors import to_rgba
@@ -23,13 +24,14 @@ from msgspec.structs import replace
 
 from gpulab.errors import UsageError
 from gpulab.run import Samples, Steps
+from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.comparison.comparison import Compared
 from tests.support import comparisons as made
 from tests.support import synthetic
 from tests.views.every_view import CASES, hostile_comparison, noisy, nothing
 
 RUNS = {**{name: case.run for name, case in CASES.items()}, "long": synthetic.long_case(2_000).run}
-COMPARED = {
+COMPARED: dict[str, Comparison | Experiment] = {
     "two": made.a_comparison(),
     "sweep": made.a_sweep(),
     "undecided": noisy(),
@@ -71,7 +73,7 @@ def test_no_word_is_cut_off_or_stands_over_another(name: str, style: str, monkey
 
 def test_it_is_the_users_style_and_stays_so() -> None:
     """The colours are those of the cycle, hatched where it begins anew; pyplot knows nothing of the figure."""
-    cycle = mpl.cycler(color=["#123456", "#654321"])
+    cycle = cycler(color=["#123456", "#654321"])
     with mpl.rc_context({"axes.prop_cycle": cycle, "figure.figsize": (5, 7), "font.size": 8}):
         before = dict(mpl.rcParams)
         figure = RUNS["gpu"].plot()
