@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import matplotlib as mpl
 import matplotlib.style
+import numpy as np
 import pytest
 from cycler import cycler
 from matplotlib.backend_bases import RendererBase
@@ -22,10 +23,12 @@ from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 from msgspec.structs import replace
 
+from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
 from gpulab.run import Samples, Steps
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.report.html_figure import segments
 from tests.support import comparisons as made
 from tests.support import synthetic
 from tests.views.every_view import CASES, hostile_comparison, noisy, nothing
@@ -87,8 +90,11 @@ def test_it_is_the_users_style_and_stays_so() -> None:
 
 def test_bars_are_as_long_as_the_shares_and_as_high_as_the_steps() -> None:
     typical, over_time = RUNS["cpu"].plot().axes[:2]
-    widths = [bar.get_width() for bar in typical.patches if isinstance(bar, Rectangle)]
-    assert sum(widths) == pytest.approx(1)
+    widths = np.array([bar.get_width() for bar in typical.patches if isinstance(bar, Rectangle)])
+    lefts = [bar.get_x() for bar in typical.patches if isinstance(bar, Rectangle)]
+    assert sum(widths) == pytest.approx(1) and lefts == pytest.approx([*np.cumsum(widths) - widths])
+    shares = [part.share for part in segments(facts(RUNS["cpu"]))]
+    assert widths[: len(shares)] == pytest.approx(shares)
     tops = [bar.get_y() + bar.get_height() for bar in over_time.patches if isinstance(bar, Rectangle)]
     assert max(tops) == pytest.approx(RUNS["cpu"].steps.wall_ns.max() / 1e6) and over_time.get_ylabel() == "ms per step"
 
