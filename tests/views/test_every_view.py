@@ -45,7 +45,7 @@ def test_it_says_word_for_word(name: str) -> None:
 
 
 @EVERY
-def test_a_text_keeps_to_its_width_and_a_first_screen_to_25_lines(name: str) -> None:
+def test_a_text_keeps_to_its_width_and_a_screen_to_25_lines(name: str) -> None:
     view = VIEWS[name]
     for width in (77, 100) if name in WIDE else (60, 77, 100):
         first, whole = view.text(width), view.text(width, full=True)
@@ -80,7 +80,7 @@ def test_a_notebook_keeps_every_tag_of_a_fragment(name: str) -> None:
 
 
 @EVERY
-def test_a_picture_has_no_ground_no_ink_and_no_word_that_can_be_cut_off(name: str) -> None:
+def test_a_picture_has_no_ground_no_ink_and_no_word_cut_off(name: str) -> None:
     picture = VIEWS[name]._picture()
     assert not re.search(r"(?<![-\w])color:", picture) and not Markup(picture).caught
     for forbidden in ("#fff", "white;", "font-family", "<img", "data:image"):
