@@ -195,6 +195,6 @@ def _legend(axes: Axes, **where: Any) -> None:
 
 
 def _lines(text: str, width: int) -> str:
-    """Text as matplotlib shall draw it, in at most two lines: neither a formula nor a command of TeX."""
-    lines = textwrap.wrap(wording.plain(text), width, max_lines=2, placeholder=" …")
+    """Text as matplotlib shall draw it, in at most three lines: neither a formula nor a command of TeX."""
+    lines = textwrap.wrap(wording.plain(text), width, max_lines=3, placeholder=" …")
     return re.sub(r"([$%&#_{}])" if rcParams["text.usetex"] else r"(\$)", r"\\\1", "\n".join(lines))
