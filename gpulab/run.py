@@ -9,6 +9,7 @@ for steps, samples and timeline). A reader that cannot put two sources on one cl
 from __future__ import annotations
 
 from enum import IntEnum, IntFlag
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -20,6 +21,7 @@ from gpulab.formatting import duration, plural
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.figure import Figure
 
 SCHEMA = 1
 
@@ -750,6 +752,14 @@ class Run(Struct, frozen=True):
         device = "CPU" if self.device.kind == "cpu" else self.device.name
         steps, took = plural(len(self.steps), "step"), duration(self.code_wall_ns / 1e3)
         return f"<Run {self.name!r}: {steps} on {device}, {took}, {self.outcome}>"
+
+    def plot(self) -> Figure:
+        """A matplotlib figure in the style of your rcParams: where a step's time goes, all steps, the device's curves.
+
+        Raises UsageError where nothing was measured that it could show.
+        """
+        figure: Figure = import_module("gpulab.views.plot").plot_run(self)  # by name: the record knows no view
+        return figure
 
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""

@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,7 @@ from tests.support.paths import ROOT
 from tests.support.strategies import tiny_run
 
 ID = "20250101-000000-aaaaaa"
+Recorded = Callable[..., tuple[int, str, str]]
 HOSTILE = "<b>bold</b>\x1b[31m"
 
 
@@ -56,11 +58,9 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
         (["recrod", "x.py"], "There is no command 'recrod'; the nearest is 'record'."),
         (["report", "--jsno"], "`gpulab report` has no option '--jsno'; the nearest is '--json'."),
         (["record", "--stepz=5", "x.py"], "`gpulab record` has no option '--stepz'; the nearest is '--steps'."),
-        (["record", "--stepz", "5", "x.py"], "`gpulab record` has no option '--stepz'; the nearest is '--steps'."),
         (["--verison"], "`gpulab` has no option '--verison'; the nearest is '--version'."),
         (["doctor", "strange"], "'strange' is one argument too many. See `gpulab doctor --help`."),
         (["record", "--steps", "many", "x.py"], "--steps takes a whole number of at least 1, not 'many'."),
-        (["record", "--steps", "-5", "x.py"], "--steps takes a whole number of at least 1, not '-5'."),
         (["record", "--steps", "0", "x.py"], "--steps takes a whole number of at least 1, not '0'."),
         (["record", "--warmup", "1.5", "x.py"], "--warmup takes a whole number of at least 0, not '1.5'."),
         (
@@ -73,8 +73,18 @@ def failure(argv: list[str], capsys: pytest.CaptureFixture[str]) -> str:
             "The script 'absent.py' cannot be opened: No such file or directory.",
         ),
         (
+            ["record", "--ranks", "2", "absent.py"],
+            "The script 'absent.py' cannot be opened: No such file or directory.",
+        ),
+        (["record", "--ranks=0", "x.py"], "--ranks takes a whole number of at least 1, not '0'."),
+        (["record", "--ranks=two", "x.py"], "--ranks takes a whole number of at least 1, not 'two'."),
+        (
             ["record", "--html", "no/dir/x.html", __file__],
             "'no/dir/x.html' cannot be written: there is no folder 'no/dir'.",
+        ),
+        (
+            ["compare", "a", "b", "--fail-if-slower", "five"],
+            "--fail-if-slower takes a share",
         ),
         ([], "a command is missing: record, report, compare, runs, watch, fleet, tensorboard, lab, doctor."),
     ],
@@ -85,6 +95,16 @@ def test_wrong_usage_is_one_line_that_names_the_nearest(
     assert failure(argv, capsys).startswith(message)
 
 
+def test_version_help_and_doctor(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"gpulab {gpulab.__version__}\n"
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["record", "--help"])
+    assert capsys.readouterr().out.startswith("usage: gpulab record [options] SCRIPT [ARGS ...]")
+    assert cli.main(["doctor"]) == 0
+    assert capsys.readouterr().out.startswith("gpulab doctor")
+
+
 def test_an_error_is_one_line_whatever_it_holds(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -93,17 +113,6 @@ def test_an_error_is_one_line_whatever_it_holds(
 
     monkeypatch.setattr(doctor, "examine", fail)
     assert failure(["doctor"], capsys) == r"two\nlines \x1b[31m"
-
-
-def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["--version"]) == 0
-    assert capsys.readouterr().out == f"gpulab {gpulab.__version__}\n"
-    with pytest.raises(SystemExit, match="0"):
-        cli.main(["record", "--help"])
-    shown = capsys.readouterr().out
-    assert shown.startswith("usage: gpulab record [options] SCRIPT [ARGS ...]")
-    for option in ("--name", "--steps", "--warmup", "--trace-steps", "--no-trace", "--no-save", "--device", "--html"):
-        assert option in shown
 
 
 # report, runs, doctor
@@ -138,31 +147,6 @@ def test_report_of_what_is_not_there(root: Path, tmp_path: Path, capsys: pytest.
     assert error.endswith("cannot be written: No such file or directory.")
 
 
-def test_runs_lists_what_is_stored(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Store(root).save(tiny_run(ID, name=HOSTILE))
-    (root / "foreign").mkdir()
-    assert cli.main(["runs"]) == 0
-    shown = capsys.readouterr().out
-    assert ID in shown and "<b>bold</b>" in shown and "\x1b" not in shown
-    assert shown.endswith("foreign: unreadable, it has no run.json\n")
-
-
-def test_runs_shows_the_newest_unless_all_are_asked_for(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(root)
-    for index in range(23):
-        store.save(tiny_run(f"20250101-0000{index:02}-aaaaaa"))
-    assert cli.main(["runs"]) == 0
-    assert "… and 3 older runs\n" in capsys.readouterr().out
-    assert cli.main(["runs", "--all"]) == 0
-    assert len(capsys.readouterr().out.splitlines()) == 25
-
-
-def test_doctor_says_what_can_be_measured(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["doctor"]) == 0
-    shown = capsys.readouterr().out
-    assert shown.startswith("gpulab doctor") and "PyTorch" in shown
-
-
 def test_a_reader_that_leaves_early_is_no_error(root: Path) -> None:
     Store(root).save(tiny_run(ID))
     reading, writing = os.pipe()
@@ -187,7 +171,7 @@ def imported_by(*argv: str) -> set[str]:
     return {".".join(name.split(".")[: 2 if name.startswith("gpulab.") else 1]) for name in modules}
 
 
-@pytest.mark.parametrize("argv", [("--help",), ("report", "--help"), ("--version",)])
+@pytest.mark.parametrize("argv", [("--help",), ("report", "--help")])
 def test_help_waits_for_no_package(argv: tuple[str, ...]) -> None:
     imported = imported_by(*argv)
     assert not imported & {"numpy", "msgspec", "torch", "IPython", "matplotlib", "asyncio"}
@@ -254,13 +238,11 @@ def test_a_recorded_script_sees_what_python_would_show_it(tmp_path: Path, root: 
 
 
 TRAINING = """
-    import sys, torch
+    import torch
     from torch.utils.data import DataLoader, TensorDataset
     layer = torch.nn.Linear(4, 4)
     optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
     for number, (batch,) in enumerate(DataLoader(TensorDataset(torch.ones(400, 4)), batch_size=4)):
-        if number == int(sys.argv[1]):
-            raise ValueError(f"batch {number}") from KeyError("cause")
         layer(batch).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -268,66 +250,74 @@ TRAINING = """
 """
 
 
-def test_a_recorded_training_is_reported_and_kept(tmp_path: Path, root: Path) -> None:
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Recorded:
+    """`gpulab record` in this process, which the script takes over: status, output and standard error."""
+    for name in ("argv", "path", "excepthook"):
+        monkeypatch.setattr(sys, name, getattr(sys, name) if name == "excepthook" else list(getattr(sys, name)))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+
+    def run(*argv: str) -> tuple[int, str, str]:
+        status = cli.main(["record", *argv])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+def test_a_recorded_training_is_reported_and_kept(tmp_path: Path, root: Path, recorded: Recorded) -> None:
     page, figures = tmp_path / "r.html", tmp_path / "r.json"
-    path = script(tmp_path, TRAINING)
-    done = record("--name", "cnn", "--html", str(page), "--json", str(figures), path, "-1", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "trained 99\n"), done.stderr
+    path = str(tmp_path / script(tmp_path, TRAINING))
+    status, out, error = recorded("--name", "cnn", "--html", str(page), "--json", str(figures), path)
+    assert (status, out) == (0, "trained 99\n"), error
     run = Store(root).load("cnn")
     assert (run.source, run.outcome, len(run.steps)) == ("script", "completed", 100)
     assert run.code == textwrap.dedent(TRAINING)
-    assert done.stderr.endswith(gpulab.report(run).text())
+    assert error.endswith(gpulab.report(run).text())
     assert json.loads(figures.read_text())["id"] == run.id
     assert page.read_text().lstrip().startswith("<!")
-
-
-def test_steps_end_a_script_early_and_cleanly(tmp_path: Path, root: Path) -> None:
-    done = record("--steps", "8", "--no-trace", script(tmp_path, TRAINING), "-1", cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    status, out, error = recorded("--steps", "8", "--no-trace", path)
+    assert (status, out) == (0, ""), error
     run = Store(root).load("latest")
     assert (run.outcome, len(run.steps), run.timeline) == ("stopped", 8, None)
-
-
-def test_a_scripts_exception_is_shown_as_python_shows_it(tmp_path: Path, root: Path) -> None:
-    path = script(tmp_path, TRAINING)
-    plain, recorded = python(path, "9", cwd=tmp_path), record(path, "9", cwd=tmp_path)
-    assert plain.returncode == recorded.returncode == 1
-    run = Store(root).load("latest")
-    assert (run.outcome, run.outcome_detail) == ("failed", "ValueError: batch 9")
-    assert recorded.stderr == recorded.stderr[: -len(plain.stderr)] + plain.stderr
-    assert recorded.stderr.removesuffix(plain.stderr).endswith(gpulab.report(run).text())
 
 
 @pytest.mark.parametrize(
     ("code", "status", "error", "outcome"),
     [
         ("import sys; sys.exit()", 0, "", "completed"),
-        ("import sys; sys.exit(0)", 0, "", "completed"),
         ("import sys; sys.exit(3)", 3, "", "failed"),
         ("raise SystemExit('a reason')", 1, "a reason\n", "failed"),
         ("def (:", 1, None, "failed"),
+        ("def train():\n    raise ValueError('mine') from KeyError('cause')\ntrain()", 1, None, "failed"),
         ("import sys; sys.excepthook = lambda *e: print('hooked', e[0].__name__); 1 / 0", 1, "", "failed"),
     ],
 )
 def test_exit_statuses_are_kept(
-    tmp_path: Path, root: Path, code: str, status: int, error: str | None, outcome: str
-) -> None:
-    path = script(tmp_path, code)
-    plain, recorded = python(path, cwd=tmp_path), record(path, cwd=tmp_path)
-    assert plain.returncode == recorded.returncode == status, recorded.stderr
-    assert plain.stdout == recorded.stdout
-    if error is not None:
-        assert plain.stderr == error
+    tmp_path: Path, root: Path, recorded: Recorded,
+    code: str, status: int, error: str | None, outcome: str,
+) -> None:  # fmt: skip
+    path = str(tmp_path / script(tmp_path, code))
+    plain = python(path, cwd=tmp_path)
+    assert plain.returncode == status and error in (None, plain.stderr)
+    run_status, out, said = recorded(path)
+    assert (run_status, out) == (status, plain.stdout)
     run = Store(root).load("latest")
-    assert run.outcome == outcome
-    assert recorded.stderr == f"\n{gpulab.report(run).text()}{plain.stderr}"
+    assert run.outcome == outcome and ("raise Value" not in code or run.outcome_detail == "ValueError: mine")
+    assert said == f"\n{gpulab.report(run).text()}{plain.stderr}"
 
 
-def test_an_interrupt_ends_a_script_with_its_report(tmp_path: Path, root: Path) -> None:
-    recorded = record(script(tmp_path, "raise KeyboardInterrupt"), cwd=tmp_path)
-    assert recorded.returncode == 130 and recorded.stderr.endswith("\nKeyboardInterrupt\n")
-    assert "gpulab" not in recorded.stderr.partition("Traceback")[2]
+def test_an_interrupt_ends_a_script_with_its_report(tmp_path: Path, root: Path, recorded: Recorded) -> None:
+    status, _, error = recorded(str(tmp_path / script(tmp_path, "raise KeyboardInterrupt")))
+    assert status == 130 and error.endswith("\nKeyboardInterrupt\n")
+    assert "gpulab/" not in error.partition("Traceback")[2]
     assert Store(root).load("latest").outcome == "interrupted"
+
+
+def test_a_run_that_cannot_be_kept_is_still_reported(tmp_path: Path, own_store: Path, recorded: Recorded) -> None:
+    own_store.write_text("a file in the way of the store")
+    status, out, error = recorded(str(tmp_path / script(tmp_path, "print('ran')")))
+    assert (status, out) == (0, "ran\n"), error
+    assert "Run not saved" in error and "ot a directory" in error
 
 
 def test_spawned_workers_find_the_scripts_main(tmp_path: Path, root: Path) -> None:
@@ -346,13 +336,6 @@ def test_spawned_workers_find_the_scripts_main(tmp_path: Path, root: Path) -> No
     )
     done = record("--no-save", path, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (0, "[[0, 1, 4, 9], [16, 25, 36, 49]]\n"), done.stderr
-
-
-def test_a_run_that_cannot_be_kept_is_still_reported(tmp_path: Path, own_store: Path) -> None:
-    own_store.write_text("a file in the way of the store")
-    done = record(script(tmp_path, "print('ran')"), cwd=tmp_path)
-    assert (done.returncode, done.stdout) == (0, "ran\n"), done.stderr
-    assert "Run not saved" in done.stderr and "ot a directory" in done.stderr
 
 
 @pytest.mark.parametrize("target", [".", "folder", ""])
@@ -393,7 +376,3 @@ def test_a_gate_for_ci(
     said = capsys.readouterr().err
     assert ("exit status 1" in said) == bool(status)
     assert cli.main(["compare", "old", "new"]) == 0, "without the gate nothing fails"
-
-
-def test_a_share_is_one(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "--fail-if-slower takes a share" in failure(["compare", "a", "b", "--fail-if-slower", "five"], capsys)

@@ -9,7 +9,6 @@ import pytest
 from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
-from traitlets.config import Config
 
 from gpulab import magics
 from gpulab.api import reading
@@ -17,6 +16,7 @@ from gpulab.completion import LineCompletion
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
+from tests.support.shell import shell_with_gpulab
 from tests.support.synthetic import cpu_case
 
 COMPLETION = LineCompletion(magics.PARSER, magics._COMMANDS)
@@ -84,16 +84,8 @@ def test_runs_are_offered_by_name(named_runs: None) -> None:
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    extensions = shell.extension_manager
-    assert extensions is not None
-    extensions.load_extension("gpulab")
-    yield shell
-    extensions.unload_extension("gpulab")
-    InteractiveShell.clear_instance()
+    with shell_with_gpulab() as made_shell:
+        yield made_shell
 
 
 @pytest.mark.parametrize(

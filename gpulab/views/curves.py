@@ -4,23 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from gpulab.run import Float64, Series
-from gpulab.views.drawing import Dashes
+from gpulab.run import Float64, Samples, Series
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-_MOST_POINTS = 350  # more are drawn as their mean with a band from the lowest to the highest
 _GAP = 6  # times the usual distance between readings: longer is a hole, and no line is drawn over it
 
 
 def has_readings(series: Series) -> bool:
     """Whether there is anything to draw."""
     return bool(np.isfinite(series.value).any())
+
+
+def of_device(samples: Samples) -> tuple[list[Series], list[Series]]:
+    """The curves with readings: in percent, and memory."""
+    series = [s for s in samples.series if has_readings(s)]
+    percent = [s for s in series if s.name.endswith(("_pct", "_fraction"))]
+    return percent, [s for s in series if s.name.endswith("_bytes")]
 
 
 def highest(series: Sequence[Series]) -> float:
@@ -36,18 +37,6 @@ def percent_scale(series: Series) -> float:
 def memory_scale(series: Sequence[Series]) -> tuple[float, str]:
     """What readings in bytes are multiplied by for an axis that holds them all, and its unit."""
     return (2.0**-30, "GiB") if highest(series) >= 0.1 * 2**30 else (2.0**-20, "MiB")
-
-
-def plot(
-    axes: Axes, series: Series, scale: float, colour: str, dashes: Dashes, *, seconds_per_unit: float = 1.0
-) -> None:
-    """One line, its readings multiplied by `scale`."""
-    t_ns, low, mean, high = at_most(series, _MOST_POINTS)
-    t_units = t_ns / 1e9 / seconds_per_unit
-    if len(t_ns) < len(series.t_ns):
-        axes.fill_between(t_units, low * scale, high * scale, color=colour, alpha=0.15, linewidth=0)
-    marker = "." if len(t_ns) < 3 else ""
-    axes.plot(t_units, mean * scale, color=colour, linestyle=dashes, linewidth=1.4, marker=marker)
 
 
 def at_most(series: Series, most: int) -> tuple[Float64, Float64, Float64, Float64]:

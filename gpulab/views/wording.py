@@ -119,15 +119,6 @@ OUTCOMES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-LEVEL_COLOURS: Mapping[str, str] = MappingProxyType(
-    {"bad": "#B8430B", "notice": "#8A6A00", "good": "#00704F", "unknown": "#5A5A5A"}
-)
-
-
-def level_colour(level: str) -> str:
-    """The colour of a headline on white."""
-    return LEVEL_COLOURS.get(level, LEVEL_COLOURS["unknown"])
-
 
 def flag_names(flags: int) -> list[str]:
     """The names of the set flags, in a fixed order."""

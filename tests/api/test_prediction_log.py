@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import multiprocessing
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,6 @@ from hypothesis import strategies as st
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
-from traitlets.config import Config
 
 import gpulab
 from gpulab.api import predict as view
@@ -29,9 +26,9 @@ from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import is_decided
-from gpulab.views.comparison.comparison import Compared
 from tests.support import comparisons as made
 from tests.support import synthetic
+from tests.support.shell import shell_with_gpulab
 
 ratios = st.floats(0.05, 20)
 
@@ -269,28 +266,6 @@ def predicted(ratio: float | None = 0.5, **more: Any) -> Any:
     return made.a_comparison(made.faster(prediction=told))
 
 
-def test_a_comparison_shows_both() -> None:
-    found = predicted(0.4)
-    assert found.ratio is not None
-    shown = Compared(found)
-    text = shown.text(full=True)
-    assert "PREDICTED AND MEASURED" in text and "2.5 times as fast (2.3–2.8)" in text and "From the clouds" not in text
-    assert "from the clouds." in text
-    assert "from the clouds" in shown.html()
-    figures: Any = shown.json()
-    assert figures["b"]["prediction"]["ratio"] == 0.4 and figures["a"]["prediction"] is None
-    json.dumps(figures, allow_nan=False)
-
-
-def test_a_refusal_says_why() -> None:
-    text = Compared(predicted(None, refused="nobody knows")).text(full=True)
-    assert "no prediction" in text and "nobody knows" in text
-
-
-def test_a_comparison_without_predictions_is_as_before() -> None:
-    assert "PREDICTED" not in Compared(made.a_comparison()).text(full=True)
-
-
 def test_only_what_was_proven_is_kept() -> None:
     sound = predicted()
     one = made.a_sweep()
@@ -343,17 +318,16 @@ def any_range(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("any_range")
-@pytest.mark.parametrize("save", [True, False])
-def test_an_experiment_foretells_and_keeps(save: bool, own_store: Path) -> None:
+def test_an_experiment_foretells_and_keeps(own_store: Path) -> None:
     knobs = {"fused_optimizer": True}
-    found = gpulab.experiment(CELL, knobs, namespace=names(), pairs=5, steps=4, save=save, show=False).result
+    found = gpulab.experiment(CELL, knobs, namespace=names(), pairs=5, steps=4, show=False).result
     assert isinstance(found, Experiment)
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None and told.ratio < 1
     board = gpulab.scoreboard().records
     decided = is_decided(found.comparisons[0].verdict)  # the machine's affair
-    assert [r.knob for r in board] == (["fused_optimizer"] if save and decided else [])
-    if save and decided:
+    assert [r.knob for r in board] == (["fused_optimizer"] if decided else [])
+    if decided:
         assert board[0].predicted == told.ratio and board[0].measured == found.comparisons[0].ratio
         assert "optimizer.step" not in (own_store / NAME).read_text()  # the code itself is not kept
 
@@ -368,7 +342,7 @@ def test_a_larger_batch_is_predicted_from_short_runs() -> None:
     told = found.comparisons[0].b.prediction
     assert told is not None and told.ratio is not None
     assert "a step of 2 took" in told.basis and "16 took" not in told.basis
-    assert space["loader"].batch_size == 4
+    assert space["loader"].batch_size == 4 and not gpulab.scoreboard().records, "save=False keeps nothing"
 
 
 def test_a_variable_that_nobody_knows_is_refused() -> None:
@@ -381,24 +355,10 @@ def test_a_variable_that_nobody_knows_is_refused() -> None:
     assert not gpulab.scoreboard().records
 
 
-def test_the_board_is_beside_the_runs(own_store: Path) -> None:
-    Scoreboard().append([a_record()])
-    assert (own_store / NAME).is_file() and os.listdir(own_store) == [NAME]
-
-
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    """With the extension, until the test is over."""
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    made_shell = InteractiveShell.instance(config=config)
-    extensions = made_shell.extension_manager
-    assert extensions is not None
-    extensions.load_extension("gpulab")
-    yield made_shell
-    extensions.unload_extension("gpulab")
-    InteractiveShell.clear_instance()
+    with shell_with_gpulab() as made_shell:
+        yield made_shell
 
 
 def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:

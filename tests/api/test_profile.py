@@ -76,12 +76,6 @@ def test_code_that_fails_to_clean_up_after_its_end_has_ended(fails: bool) -> Non
     assert ("cleaning up, the code raised RuntimeError: the loader" in line) is fails
 
 
-def test_an_error_of_the_codes_own_is_no_end() -> None:
-    with pytest.raises(ValueError, match="mine"), gpulab.profile("own", steps=8, show=False, save=False) as p:
-        raise ValueError("mine")
-    assert p.run.outcome == "failed"
-
-
 @pytest.mark.parametrize("folder", ["gpulab_cells", "gpulab/demo"])
 def test_a_frame_stays_whose_folder_only_begins_as_ours(folder: str) -> None:
     file = str(Path(gpulab.__file__).parents[1] / folder / "train.py")

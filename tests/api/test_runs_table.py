@@ -6,7 +6,6 @@ import gzip
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -19,7 +18,6 @@ from typing import Any
 
 import psutil
 import pytest
-from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
 
 from gpulab.api import runs_command as commands
@@ -83,15 +81,12 @@ def complaint(runs: Runs, line: str) -> str:
     [
         ("", [NEW, MIDDLE, OLD]),
         ("--name resnet", [OLD]),
-        ("--name 'g*2'", [NEW]),
         ("--name 'RESNET'", []),
         ("--name '20250102*'", [MIDDLE]),
         ("--device cuda", [OLD]),
-        ("--device cpu", [NEW, MIDDLE]),
         ("--outcome failed", [OLD]),
         ("--since 2025-01-02T12:00:00+00:00", [NEW, MIDDLE]),
         ("--since 2025-01-02T12:00:01Z", [NEW]),
-        ("--since 1m", []),
         ("--since ''", [NEW, MIDDLE, OLD]),
         ("adamw", [MIDDLE]),
         ("SHAKE speare", [NEW]),
@@ -99,8 +94,8 @@ def complaint(runs: Runs, line: str) -> str:
         ("workers=4", [NEW]),
         ("cuda error", [OLD]),
         ("--text A100", [OLD]),
+        ("--device cpu", [NEW, MIDDLE]),
         ("--device cpu adamw", [MIDDLE]),
-        ("--device cuda adamw", []),
     ],
 )
 def test_conditions_choose_the_runs_for_which_all_hold(runs: Runs, line: str, found: list[str]) -> None:
@@ -129,18 +124,14 @@ def test_a_date_is_this_machines_day(store: Store) -> None:
 
 
 def test_a_part_keeps_the_positions_of_the_whole(runs: Runs) -> None:
-    part = runs.where(device="cpu").where(name="2025*")
+    fresh, part = runs.where(name="fresh"), runs.where(device="cpu").where(name="2025*")
     assert [row.position for row in part.rows()] == [-2] and runs[-2].id == MIDDLE
     assert len(part) == 1 and part[-1].id == part[0].id == MIDDLE
     with pytest.raises(StoreError, match="no run 'resnet'"):
         part["resnet"]
     assert len(runs) == 3
-
-
-def test_runs_of_this_process_are_filtered_as_the_stored_ones(runs: Runs) -> None:
-    part = runs.where(name="fresh")
     runs.add(make("20250104-000000-dddddd", "fresh"))
-    assert [r.name for r in part] == ["fresh"]
+    assert [r.name for r in fresh] == ["fresh"], "runs of this process are filtered as the stored ones"
 
 
 def test_the_newest_twenty_are_listed_unless_all_are_asked_for(store: Store) -> None:
@@ -150,6 +141,8 @@ def test_the_newest_twenty_are_listed_unless_all_are_asked_for(store: Store) -> 
     assert do(Runs(store), "").endswith(last)
     assert len(do(Runs(store), "--all").splitlines()) == 25
     assert do(Runs(store), "--device cpu").endswith(last)
+    page = Table(Runs(store).where(name="<b>\x1b"))._repr_html_()
+    assert "&lt;b&gt;" in page and "<b>" not in page and "\x1b" not in page
 
 
 def test_runs_of_two_notebooks_are_listed_in_time_order(store: Store) -> None:
@@ -173,34 +166,10 @@ def test_the_time_of_a_run_is_this_machines(store: Store) -> None:
     assert "02 Jan 03:04:05" in do(Runs(store), "")
 
 
-def test_a_table_escapes_what_runs_say(runs: Runs) -> None:
-    runs.name(OLD, HOSTILE)
-    table = commands.command(runs, [])
-    assert isinstance(table, Table)
-    page = table._repr_html_()
-    assert "<script>" not in page and "&lt;script&gt;" in page and "\x1b" not in page and "\u202e" not in page
-    assert "\x1b" not in repr(table) and len(repr(table).splitlines()) == 5
-    page = Table(runs.where(name="<b>\x1b"))._repr_html_()
-    assert "&lt;b&gt;" in page and "<b>" not in page and "\x1b" not in page
-
-
-def test_the_magic_prints_or_displays(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
-    shell = InteractiveShell()  # type: ignore[no-untyped-call]
-    try:
-        commands.magic(runs, "--device cuda")
-        assert OLD in capsys.readouterr().out
-        commands.magic(runs, f"name {OLD} 'it is'")
-        assert capsys.readouterr().out == f"{OLD} has the name 'it is'.\n"
-    finally:
-        assert shell.history_manager is not None
-        shell.history_manager.end_session()
-        InteractiveShell.clear_instance()
-
-
 # naming
 
 
-@pytest.mark.parametrize("name", ["cnn", "two words", HOSTILE, "n" * 10_000, "", "ü 数", "a/b", "--name"])
+@pytest.mark.parametrize("name", ["two words", HOSTILE, "n" * 10_000, "", "ü 数", "a/b"])
 def test_a_run_takes_any_name_and_nothing_else_changes(store: Store, name: str) -> None:
     folder = store.save(make(OLD, "before"), compressed(b"{}"))
     before = {f.name: (f.read_bytes(), f.stat().st_mtime_ns) for f in folder.iterdir()}
@@ -226,16 +195,12 @@ def test_a_name_keeps_what_a_newer_gpulab_has_written(store: Store) -> None:
     assert '"later":{"x":12345678901234567890123,"y":1.10}' in (folder / DOCUMENT).read_text()
 
 
-def test_text_that_is_no_unicode_is_spelled_out_in_a_name(runs: Runs) -> None:
-    runs.name(OLD, "bad \udc80")
-    assert runs[OLD].name == r"bad \udc80"
-
-
 def test_naming_by_line(runs: Runs) -> None:
     assert do(runs, "name -1 'it''s new'") == f"{NEW} has the name 'its new'."
     assert do(runs, f'name {OLD} "a b"') == f"{OLD} has the name 'a b'."
-    assert do(runs, "name 'a b' ''") == f"{OLD} has no name now."
-    assert runs[OLD].settings.name == ""
+    assert do(runs, "name 'a b' ''") == f"{OLD} has no name now." and runs[OLD].settings.name == ""
+    runs.name(OLD, "bad \udc80")
+    assert runs[OLD].name == r"bad \udc80"
 
 
 @pytest.mark.parametrize("name", ["latest", "-1", "-999", MIDDLE])
@@ -469,12 +434,8 @@ def test_an_empty_store_is_no_error_to_list(store: Store) -> None:
     assert do(runs, "") == f"No run yet in {store.root}."
     assert do(runs, "--name x") == "No run fits: name x."
     assert "There is no run in" in complaint(runs, "delete latest")
-
-
-def test_help_names_every_command(runs: Runs) -> None:
     for line in ("--help", "delete -h"):
-        shown = do(runs, line)
-        assert all(word in shown for word in ("name RUN NEW", "--yes", "--tensorboard", "--since"))
+        assert all(word in do(runs, line) for word in ("name RUN NEW", "--yes", "--tensorboard", "--since"))
 
 
 def test_a_terminal_names_its_store(runs: Runs, store: Store, tmp_path: Path) -> None:
@@ -513,13 +474,10 @@ def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[s
     assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
-def test_tensorboard_that_is_not_installed_is_named(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tensorboard_needs_its_plugin_and_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "installed", lambda name: name != "torch_tb_profiler")
     with pytest.raises(UsageError, match=r"install it first: pip install torch-tb-profiler\.$"):
-        tensorboard.command(Runs(store), [])
-
-
-def test_tensorboard_needs_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+        tensorboard.command(runs, [])
     monkeypatch.setattr(tensorboard, "installed", lambda name: True)
     with pytest.raises(UsageError, match="has a trace to show"):
         tensorboard.command(runs, [])
@@ -583,22 +541,6 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(
     assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
 
 
-@pytest.mark.tensorboard
-def test_tensorboard_names_a_port_that_is_taken(
-    store: Store, more_children: Callable[[], list[psutil.Process]]
-) -> None:
-    pytest.importorskip("tensorboard")
-    pytest.importorskip("torch_tb_profiler")
-    traced(store)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = str(taken.getsockname()[1])
-        with pytest.raises(GpulabError, match=rf"TensorBoard did not start: .*{port}"):
-            tensorboard.command(Runs(store), ["--port", port])
-    assert more_children() == []
-
-
 KERNEL = """
 import sys, time
 from pathlib import Path
@@ -606,25 +548,23 @@ import psutil
 from gpulab.api import tensorboard
 tensorboard.start(Path(sys.argv[1]))
 print(psutil.Process().children()[0].pid, flush=True)
-{ending}
+time.sleep(600)
 """
 
 
 @pytest.mark.tensorboard
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="processes are not killed so there")
-@pytest.mark.parametrize("ending", ["", "time.sleep(600)"], ids=["ends", "is killed"])
-def test_tensorboard_ends_with_the_kernel(store: Store, ending: str) -> None:
+def test_tensorboard_ends_with_the_kernel_that_is_killed(store: Store) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
     traced(store)
-    command = [sys.executable, "-c", KERNEL.format(ending=ending), str(store.root)]
+    command = [sys.executable, "-c", KERNEL, str(store.root)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as kernel:
         assert kernel.stdout is not None
         server = psutil.Process(int(kernel.stdout.readline()))
         everyone = [server, *server.children(recursive=True)]
-        if ending:
-            kernel.send_signal(signal.SIGKILL)
+        kernel.send_signal(signal.SIGKILL)
         kernel.wait(120)
     deadline = time.monotonic() + 60
     while (left := [p for p in everyone if alive(p)]) and time.monotonic() < deadline:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from gpulab import cli
 from gpulab.api.kept_traces import kept_ranks, may_keep
 from gpulab.api.reading import report
 from gpulab.errors import UsageError
@@ -45,6 +46,13 @@ def test_names_and_numbers_of_ranks() -> None:
         check_only_ranks("0", None)
     with pytest.raises(UsageError, match="numbered from 0 to 3"):
         check_only_ranks("0,4", 4)
+
+
+def test_a_script_of_one_process_has_no_ranks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "train.py").write_text("print('ran')")
+    assert cli.main(["record", "--only-ranks", "0", str(tmp_path / "train.py")]) == 2
+    out, error = capsys.readouterr()
+    assert "add --ranks N" in error and out == ""
 
 
 def test_which_ranks_keep_their_trace() -> None:
@@ -99,10 +107,3 @@ def test_only_the_slowest_of_two_ranks_keeps_its_trace(tmp_path: Path, own_store
     assert again.spotlight == 1 and again.comparison.straggler is None
     assert all(rank.waiting_us is None for rank in again.comparison.ranks)
     assert "no trace" in again.text(full=True) and "TRACES THAT ARE NOT KEPT" in again.text(full=True)
-
-
-def test_a_script_of_one_process_has_no_ranks(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("print('ran')")
-    command = [sys.executable, "-m", "gpulab", "record", "--only-ranks", "0", str(tmp_path / "train.py")]
-    said = subprocess.run(command, capture_output=True, text=True, env=os.environ.copy())
-    assert said.returncode == 2 and "add --ranks N" in said.stderr and "ran" not in said.stdout

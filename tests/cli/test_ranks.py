@@ -12,7 +12,6 @@ import pytest
 
 from gpulab.cli.arguments import parse
 from gpulab.cli.ranks import _of_each, _status
-from gpulab.errors import UsageError
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 
@@ -51,18 +50,6 @@ def test_each_rank_has_the_same_options() -> None:
     assert not again.all and again.html is None, "the launcher shows the report of all of them"
     alone = parse(_of_each(parse([*line[:-1], "--no-save", line[-1]]))[2:])
     assert (alone.all, alone.html, alone.silent) == (True, Path("r.html"), False), "nothing is stored to show"
-
-
-@pytest.mark.parametrize("count", ["0", "-1", "two", "1.5"])
-def test_a_number_of_ranks_that_cannot_be(count: str) -> None:
-    with pytest.raises(UsageError, match="--ranks"):
-        parse(["record", f"--ranks={count}", "train.py"])
-
-
-def test_a_script_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    with record(tmp_path / "nothere.py") as process:
-        _, said = process.communicate()
-    assert process.returncode == 2 and said.count("\n") == 1 and "nothere.py' cannot be opened" in said
 
 
 def test_the_status_is_as_a_shell_has_it() -> None:

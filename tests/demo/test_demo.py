@@ -5,10 +5,7 @@ from __future__ import annotations
 import html
 import json
 import multiprocessing
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -153,26 +150,6 @@ def test_the_notebook_shows_the_demos_own_code() -> None:
     assert training == cell.TRAINING.rstrip("\n")
 
 
-def test_the_command_prints_the_report_and_writes_one_page(root: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "gpulab.demo", "--steps", "20", "--html", "page.html"],
-        cwd=tmp_path,
-        env={**os.environ, "GPULAB_DEMO_DATA": str(root), "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr
-    page = (tmp_path / "page.html").read_text(encoding="utf-8")
-    assert page.lower().startswith("<!doctype html>")
-    headline = re.search("<h1[^>]*>(.*?)</h1>", page)
-    assert headline is not None and html.unescape(headline[1]) in " ".join(done.stdout.split())
-    assert "<svg" in page and "waiting for the DataLoader" in page
-    assert 'src="http' not in page
-    assert page.count("<script") == 2  # the timeline's data and its script
-    assert list(tmp_path.glob("*.tmp")) == []
-
-
 def test_a_file_that_arrives_late_is_waited_for_asleep(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
     monkeypatch.setattr(time, "sleep", slept.append)
@@ -188,6 +165,18 @@ def demo(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("GPULAB_DEMO_DATA", str(root))
     return lambda *options: main(options)
+
+
+def test_the_command_prints_the_report_and_writes_one_page(
+    demo: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert demo("--steps", "20", "--html", "page.html") == 0
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    headline = re.search("<h1[^>]*>(.*?)</h1>", page)
+    assert headline is not None and html.unescape(headline[1]) in " ".join(capsys.readouterr().out.split())
+    assert "<svg" in page and list(tmp_path.glob("*.tmp")) == []
+    assert demo("--steps", "8", "--html", "no/such/folder/page.html") == 1
+    assert "gpulab demo: " in capsys.readouterr().err
 
 
 def test_json_is_all_that_is_printed(
@@ -211,18 +200,8 @@ def test_a_slower_loader_is_named_and_all_its_time_is_data_wait(
     parts_us = slow["breakdown"]["median_us"]
     lacked_us = parts_us.get("core_wait") or 0.0  # beside other programs
     assert parts_us["data_wait"] + lacked_us >= 0.99 * planted_us, "on the clock of the trace"
-    assert slow["headline"]["key"] in (
-        "data_starved",
-        "cpu_preprocessing",
-        "cpu_shared",
-    )  # measured inside: it computes
-
-
-def test_a_page_that_cannot_be_written_is_one_line(
-    demo: Callable[..., int], capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert demo("--steps", "8", "--html", "no/such/folder/page.html") == 1
-    assert "gpulab demo: " in capsys.readouterr().err
+    named = ("data_starved", "cpu_preprocessing", "cpu_shared")  # measured inside: it computes
+    assert slow["headline"]["key"] in named
 
 
 @pytest.mark.parametrize("options", [("--steps", "0"), ("--slow-ms", "-1"), ("--steps", "many"), ("--colour",)])

@@ -1,79 +1,18 @@
-"""The first screen of every result: 25 lines in a terminal, and of all that is below it one line each."""
+"""What stands on the first screen and what does not; test_every_view.py and test_real_reports.py count its lines."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from pathlib import Path
-
-import pytest
 from msgspec.structs import replace
 
-import gpulab
 from gpulab.diagnosis.headline import Headline
 from gpulab.run import Pause, PauseSum
-from gpulab.views.comparison.comparison import Compared
 from gpulab.views.layout import Section
 from gpulab.views.report.report import Report
-from gpulab.views.text import FIRST_SCREEN, first_screen
-from gpulab.views.view import View
-from gpulab.views.wording import plain
-from tests.support import comparisons, real_traces, synthetic
-from tests.support.paths import ROOT
+from gpulab.views.text import first_screen
+from tests.support import synthetic
 
 CASES = synthetic.cases()
-RECORDED = sorted((ROOT / "tests" / "recorded").glob("*.gz"))
 MS = 1_000_000
-
-
-def _shown(case: synthetic.Case) -> View:
-    return Report(case.facts, case.diagnosis)
-
-
-def _loaded(find: Callable[[], Path]) -> View:
-    return gpulab.report(gpulab.load(find()))
-
-
-MADE: dict[str, Callable[[], View]] = {
-    **{name: partial(_shown, case) for name, case in CASES.items()},
-    **{path.name: partial(_loaded, path.absolute) for path in RECORDED},
-    **{name: partial(_loaded, partial(real_traces.path, name)) for name in real_traces.SINGLE},
-    "eight ranks": partial(_loaded, lambda: real_traces.path(real_traces.RANKS[0]).parent),
-    "comparison": lambda: Compared(comparisons.a_comparison()),
-    "sweep": lambda: Compared(comparisons.a_sweep()),
-}
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_a_text_has_at_most_25_lines(name: str) -> None:
-    view = MADE[name]()
-    for width in (60, 80, 100):
-        first = view.text(width)
-        assert len(first.splitlines()) <= FIRST_SCREEN, name
-        assert max(map(len, first.splitlines())) <= width or "KEEP IT" in first
-        for words in (view.headline.sentence, view.headline.evidence):
-            assert "".join(plain(words).split()) in "".join(first.split()), "the headline is whole"
-    assert len(view.text(full=True)) >= len(first)
-
-
-@pytest.mark.parametrize("name", MADE)
-def test_every_folded_section_has_its_line(name: str) -> None:
-    """Or it is about the measurement itself, or 25 lines have no room for it; the lines end in how to see the rest."""
-    view = MADE[name]()
-    first = view.text().splitlines()
-    assert "The rest: " in " ".join(first[-3:])
-    shown = [section for section in view._sections() if not (section.lead or section.aside or section.code)]
-    lines = [line for section in shown if (line := next((x for x in first if x.startswith(f"  {section.title}:")), ""))]
-    assert len(lines) == len(shown) or len(first) >= FIRST_SCREEN - 1
-    assert all(line.partition(": ")[2].strip() for line in lines)
-
-
-def test_nothing_is_told_of_what_is_not_there() -> None:
-    case = CASES["cpu"]
-    run = replace(case.run, missing=(), loader=None)
-    text = Report(replace(case.facts, run=run), case.diagnosis).text(full=True)
-    for absent in ("Nothing that gpulab tried", "COULD NOT BE MEASURED", "No DataLoader was seen", "AS FOUND"):
-        assert absent not in text
 
 
 def test_pauses_of_milliseconds_are_not_told() -> None:
@@ -83,15 +22,6 @@ def test_pauses_of_milliseconds_are_not_told() -> None:
         run = replace(case.run, pauses=pauses, more_pauses=(PauseSum("gc", 3, 900_000),))
         shown = Report(replace(case.facts, run=run), case.diagnosis)
         assert ("collecting garbage" in shown.text(full=True)) == told
-
-
-def test_the_first_screen_has_no_detail_of_a_finding() -> None:
-    shown = Report(CASES["cpu"].facts, CASES["cpu"].diagnosis)
-    first, whole = shown.text(), shown.text(full=True)
-    for label in ("would give back", "your line", "cure", "try it"):
-        assert f"\n  {label}" in first
-    for label in ("what shows it", "predicted", "learn more", "after that"):
-        assert f"\n  {label}" in whole and f"\n  {label}" not in first
 
 
 def test_an_edit_without_room_is_its_added_lines() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 from itertools import pairwise
 
 from hypothesis import given
@@ -11,6 +10,7 @@ from hypothesis import strategies as st
 
 from gpulab.views.html_rows import FactorRange, Piece, factor_axis, factor_row, layers, row
 from gpulab.views.interval_places import axis_of
+from tests.support.markup import Markup
 
 RANGES = st.builds(
     lambda middle, spread, floor, points, predicted: FactorRange(
@@ -22,31 +22,6 @@ RANGES = st.builds(
     st.lists(st.floats(0.001, 1000), max_size=12),
     st.none() | st.tuples(st.floats(0.5, 1), st.floats(1, 2)),
 )
-
-
-class WordsInBoxes(HTMLParser):
-    """Collects the words that stand in an element whose height is fixed, or which cuts off what is too long."""
-
-    def __init__(self, markup: str) -> None:
-        super().__init__()
-        self._boxes: list[bool] = []
-        self.words: list[str] = []
-        self.caught: list[str] = []
-        self.feed(markup)
-
-    def handle_starttag(self, tag: str, attributes: list[tuple[str, str | None]]) -> None:
-        style = dict(attributes).get("style") or ""
-        tight = re.search(r"(?<![-\w])height:\d|overflow(-x)?:(hidden|auto|scroll)|text-overflow|position:", style)
-        self._boxes.append(bool(tight))
-
-    def handle_endtag(self, tag: str) -> None:
-        self._boxes.pop()
-
-    def handle_data(self, data: str) -> None:
-        if data.strip():
-            self.words.append(data)
-            if any(self._boxes):
-                self.caught.append(data)
 
 
 @given(RANGES)
@@ -74,9 +49,9 @@ def test_no_word_stands_in_a_bar_or_is_cut_off() -> None:
     shown = FactorRange(2.0, (0.4, 9.0), "#1E9E77", 0.4, (1.0, 3.0), (1.5, 3.0))
     axis = axis_of(shown.factors)
     markup = row("a_long_setting_of_a_knob=" + 60 * "9", "2.0× (0.4–9.0×): undecided", factor_row(axis, shown))
-    read = WordsInBoxes(markup + factor_axis(axis))
+    read = Markup(markup + factor_axis(axis))
     assert "1" in read.words and not read.caught
-    assert WordsInBoxes('<div style="overflow:hidden">word</div>').caught, "the reader sees what it looks for"
+    assert Markup('<div style="overflow:hidden">word</div>').caught, "the reader sees what it looks for"
 
 
 def test_widths_of_a_layer_add_up_to_at_most_all() -> None:

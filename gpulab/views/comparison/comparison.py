@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange
 from gpulab.verdict import Verdict
-from gpulab.views.comparison import document, figure, html_figure, sections, sweep, sweep_figure
+from gpulab.views.comparison import document, html_figure, sections, sweep
 from gpulab.views.layout import Section
 from gpulab.views.view import View
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -81,10 +85,11 @@ class Compared(View):
         shown = self._simple
         return comparison_headline(shown) if isinstance(shown, Comparison) else experiment_headline(shown)
 
-    def png(self) -> bytes:
-        """The picture, 1100 pixels wide. Draws with matplotlib, on the main thread only."""
-        shown = self._simple
-        return figure.draw(shown) if isinstance(shown, Comparison) else sweep_figure.draw(shown)
+    def plot(self) -> Figure:
+        """A matplotlib figure in the style of your rcParams: how many times as fast, with the 95 % intervals."""
+        from gpulab.views.plot import plot_comparisons
+
+        return plot_comparisons(self.comparisons)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""

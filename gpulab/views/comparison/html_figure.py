@@ -99,8 +99,8 @@ def _factor(comparison: Comparison) -> str:
     if not comparison.times_as_fast:
         return ""
     shown = factor_range(comparison)
-    points = _points(comparison)
-    axis = axis_of([*shown.factors, *_usual(points)])
+    points = pair_speeds(comparison)
+    axis = axis_of([*shown.factors, *usual(points)])
     shown = FactorRange(shown.middle, shown.interval, shown.colour, shown.floor, points, shown.predicted)
     title = f"How many times as fast per {comparison.unit}; logarithmic; 1 is {name(comparison.a)}"
     marks = f"{len(points)} pairs of blocks" if len(points) == comparison.pairs else f"{len(points)} of the pairs"
@@ -112,14 +112,15 @@ def _factor(comparison: Comparison) -> str:
     )
 
 
-def _points(comparison: Comparison) -> tuple[float, ...]:
+def pair_speeds(comparison: Comparison) -> tuple[float, ...]:
+    """How many times as fast in each pair of blocks, at most 60 of them; none where the runs came one by one."""
     if comparison.evidence != "interleaved":
         return ()
     speeds = 1 / pair_ratios(comparison.a, comparison.b, comparison.unit)
     return tuple(speeds[np.isfinite(speeds)].tolist()[:_MOST_POINTS])
 
 
-def _usual(points: Sequence[float]) -> tuple[float, ...]:
+def usual(points: Sequence[float]) -> tuple[float, ...]:
     """The outermost points but for those far out, which would flatten all others."""
     return tuple(float(x) for x in np.exp(np.percentile(np.log(points), (5, 95)))) if points else ()
 

@@ -8,12 +8,13 @@ from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, percent, time_unit
 from gpulab.views import curves, html_bars, wording
 from gpulab.views.html_bars import Segment
-from gpulab.views.report import device_curves, step_bars
+from gpulab.views.report import step_bars
 from gpulab.views.report.sections import PROFILED_STEPS, has_no_step
 from gpulab.views.wording import plain
 
 _MOST_POINTS = 200
 LATE = 0.2  # of the run before its first step: imports, say
+REST = "the rest of the step"
 _LEAST = 0.01  # of the step: less stands in the table, not in the legend
 
 
@@ -60,7 +61,7 @@ def _two(waits: float) -> tuple[Segment, ...]:
     wait, rest = wording.PARTS["data_wait"], wording.NOT_PROFILED
     return (
         Segment(wait.label, waits, wait.colour, percent(waits)),
-        Segment("the rest of the step", 1 - waits, rest.colour, percent(1 - waits)),
+        Segment(REST, 1 - waits, rest.colour, percent(1 - waits)),
     )
 
 
@@ -69,10 +70,11 @@ def _step(facts: Facts) -> str:
     if not parts:
         return ""
     named = [part for part in parts if part.share >= _LEAST]
-    return f"{html_bars.caption(_of_what(facts))}{html_bars.bar(parts)}{html_bars.legend(named)}"
+    return f"{html_bars.caption(title(facts))}{html_bars.bar(parts)}{html_bars.legend(named)}"
 
 
-def _of_what(facts: Facts) -> str:
+def title(facts: Facts) -> str:
+    """What the bar of a typical step shows."""
     account, step = facts.breakdown, facts.typical_step_us
     if account is not None and account.whole_window:
         return "Where the profiled time goes"
@@ -89,10 +91,8 @@ def _steps(facts: Facts) -> str:
     if has_no_step(facts.run) or len(facts.run.steps) < 2:
         return ""
     bars = step_bars.bars(facts)
-    begin_s, end_s = (ns / 1e9 for ns in _shown_ns(facts))
-    height = bars.height_ms
-    usual, highest = float(np.percentile(height, 90)), float(height.max())
-    top = highest if highest <= 2.5 * usual else 1.5 * usual
+    begin_s, end_s = (ns / 1e9 for ns in shown_ns(facts))
+    highest, top = float(bars.height_ms.max()), bars.top_ms
     stacks = [(_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()]
     scale_us, unit = time_unit(top * 1e3)
     high = f"{top * 1e3 / scale_us:.3g} {unit} high"
@@ -111,11 +111,11 @@ def _colour(name: str) -> str:
 
 def _curve(facts: Facts) -> str:
     """The first curve of the device, in percent of what it can be."""
-    shown = device_curves.shown(facts)[0][:1]
+    shown = curves.of_device(facts.run.samples)[0][:1]
     if not shown:
         return ""
     series = shown[0]
-    begin_ns, end_ns = _shown_ns(facts)
+    begin_ns, end_ns = shown_ns(facts)
     t_ns, _, mean, _ = curves.at_most(series, _MOST_POINTS)
     within = t_ns >= begin_ns
     if not within.any():
@@ -126,7 +126,7 @@ def _curve(facts: Facts) -> str:
     return html_bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
 
 
-def _shown_ns(facts: Facts) -> tuple[int, int]:
+def shown_ns(facts: Facts) -> tuple[int, int]:
     """The time that the drawings show: all of the run, or from its first step on where that begins late."""
     steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
     first_ns = int(steps.start_ns[0]) if len(steps) else 0
@@ -134,6 +134,6 @@ def _shown_ns(facts: Facts) -> tuple[int, int]:
 
 
 def _end(facts: Facts) -> str:
-    begin_ns, end_ns = _shown_ns(facts)
+    begin_ns, end_ns = shown_ns(facts)
     begin = f"the first step, {duration(begin_ns / 1e3)} after the start," if begin_ns else "the start"
     return f"from {begin} to {duration(end_ns / 1e3)}"

@@ -8,7 +8,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.views.layout import Section, present
-from gpulab.views.report import document, figure
+from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections, untold_section
 from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import more, opening, sections
@@ -31,10 +31,6 @@ class Report(View):
     def headline(self) -> Headline:
         """The first finding's sentence, its evidence and its level."""
         return headline(self.diagnosis.first, self.diagnosis.alarm)
-
-    def png(self) -> bytes:
-        """The picture, 1100 by 800 pixels. Draws with matplotlib, on the main thread only."""
-        return figure.draw(self.facts, self.headline)
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""

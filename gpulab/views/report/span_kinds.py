@@ -1,13 +1,21 @@
-"""How spans are drawn in the picture and in the timeline: their sorts and colours, their lanes, their nesting."""
+"""How spans are drawn in the timeline: their sorts and colours, their lanes, their nesting."""
 
 from __future__ import annotations
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Category, Int64, Lane, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
-from gpulab.views.drawing import Key
+
+
+class Key(Struct, frozen=True):
+    """A sort of span: what it is called and its colour."""
+
+    label: str
+    colour: str
+
 
 _DATA = Key(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
 _OPTIMIZER = Key(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)

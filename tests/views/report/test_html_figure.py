@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from gpulab.formatting import percent
 from gpulab.views.report.html_figure import picture, segments
-from gpulab.views.report.report import Report
 from tests.support import synthetic
 
 CASES = synthetic.cases()
@@ -35,19 +34,8 @@ def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
     assert wait.share == pytest.approx(changed.data_wait_fraction)
     assert percent(wait.share) != percent(facts.breakdown.share["data_wait"])
     assert sum(part.share for part in segments(changed)) == pytest.approx(1)
-
-
-def test_a_gpus_waiting_says_that_only_idle_time_counts() -> None:
-    wait = next(part for part in segments(CASES["gpu"].facts) if part.label == "waiting for the DataLoader")
-    assert wait.words.endswith("(GPU idle)")
-
-
-@EVERY_CASE
-def test_the_picture_has_no_ground_and_no_ink_of_its_own(case: synthetic.Case) -> None:
-    """Text is the notebook's; what is drawn lies on a ground that lets the page's through."""
-    drawn = picture(case.facts)
-    assert not re.search(r"(?<![-\w])color:", drawn) and "#ffffff" not in drawn.lower() and "font-family" not in drawn
-    assert "<img" not in Report(case.facts, case.diagnosis).fragment()
+    of_gpu = next(part for part in segments(CASES["gpu"].facts) if part.label == "waiting for the DataLoader")
+    assert of_gpu.words.endswith("(GPU idle)") and not wait.words.endswith("(GPU idle)")
 
 
 def test_steps_are_drawn_as_high_as_they_took() -> None:

@@ -36,6 +36,7 @@ def test_each_line_has_its_share_and_its_indent() -> None:
 def test_only_the_first_findings_source_stands_open() -> None:
     first, second = source_section(1, finding(*LINES)), source_section(2, finding(*LINES))
     assert first is not None and first.lead
+    assert source_section(1, finding()) is None
     assert second is not None and not second.lead and "finding 2" in second.title
     assert second.result == "line 11, 75 %: ids.append(table[letter] <b>)"
 
@@ -47,10 +48,6 @@ def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
     screen = text.first_screen("a run", Headline("a run", "It waits.", "", "bad"), (section, rest), "The rest: --all")
     assert [word in screen for word in ("letter in", "append", "return", "x = 1")] == [True, True, False, True]
     assert "Step time: 1 ms" in screen
-
-
-def test_a_finding_without_a_line_has_no_source() -> None:
-    assert source_section(1, finding()) is None
 
 
 def test_source_reaches_a_page_escaped_with_its_indent() -> None:

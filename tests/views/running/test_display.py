@@ -43,6 +43,8 @@ def test_a_terminal_gets_the_text(capsys: pytest.CaptureFixture[str]) -> None:
     opened.show(REPORT)
     assert opened.watcher is None
     assert capsys.readouterr().out == REPORT.text() + "\n"
+    opened.say("Nothing to report.")
+    assert capsys.readouterr().out == "Nothing to report.\n"
 
 
 def test_a_notebook_gets_one_output_with_the_headline_once(shown: Shown) -> None:
@@ -96,8 +98,3 @@ def test_a_sentence_takes_the_place_of_the_live_view(shown: Shown) -> None:
     assert watcher.replaced == [{"text/plain": "Nothing to report."}] and shown == []
     Stage(None, notebook=True).say("Nothing to report.")
     assert shown == [{"text/plain": "Nothing to report."}]
-
-
-def test_a_terminal_gets_the_sentence(capsys: pytest.CaptureFixture[str]) -> None:
-    Stage(None).say("Nothing to report.")
-    assert capsys.readouterr().out == "Nothing to report.\n"

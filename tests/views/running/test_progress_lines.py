@@ -15,6 +15,11 @@ def status(elapsed_s: float, step: int = 3, total: int | None = None, alert: str
     return Status("measuring", step, total, "run", elapsed_s, "device: CPU", alert=alert)
 
 
+def at_a_terminal() -> tuple[ProgressLines, StringIO]:
+    stream = StringIO()
+    return ProgressLines(stream, first_s=2.0, every_s=10.0), stream
+
+
 def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
     for elapsed_s in times_s:
         lines._heed(status(elapsed_s))
@@ -22,31 +27,21 @@ def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
 
 
 def test_a_terminal_is_told_after_two_seconds_then_every_ten() -> None:
-    stream = StringIO()
-    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    lines, stream = at_a_terminal()
     said = told(lines, stream, 1.0, 2.1, 3.1, 9.9, 10.2, 11.2, 25.0, 26.0, 30.1)
     assert said == [f"gpulab: {s} s, step 3, measuring" for s in (2, 10, 25, 30)]
 
 
-def test_a_short_run_is_told_nothing() -> None:
-    stream = StringIO()
-    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
-    told(lines, stream, 0.5, 1.5)
-    lines.end()
-    assert stream.getvalue() == ""
-
-
 def test_the_report_is_announced_after_a_long_run() -> None:
-    stream = StringIO()
-    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
-    told(lines, stream, 5.0)
-    lines.end()
-    assert stream.getvalue().splitlines()[-1] == "gpulab: the script has ended; making its report …"
+    for times_s, last in (((0.5, 1.5), []), ((5.0,), ["gpulab: the script has ended; making its report …"])):
+        lines, stream = at_a_terminal()
+        told(lines, stream, *times_s)
+        lines.end()
+        assert stream.getvalue().splitlines()[-1:] == last
 
 
 def test_alerts_stand_among_them() -> None:
-    stream = StringIO()
-    lines = ProgressLines(stream, first_s=2.0, every_s=10.0)
+    lines, stream = at_a_terminal()
     lines._heed(status(3.0, alert="Starving for 20 s"))
     assert stream.getvalue().split("\n")[1:3] == ["gpulab: Starving for 20 s", "gpulab: 3 s, step 3, measuring"]
 

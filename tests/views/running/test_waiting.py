@@ -74,14 +74,9 @@ def test_a_bar_is_as_long_as_what_is_done(fraction: float) -> None:
     words = wait.words(0.0)
     assert words.count("#") == round(BAR * fraction) and f"{100 * fraction:.0f} %" in words
     assert words.endswith(" left") and "about less" not in words
-
-
-@pytest.mark.parametrize("fraction", [None, 0.0, 1.0])
-def test_no_bar_before_the_first_guess_and_after_the_end(fraction: float | None) -> None:
-    wait = Wait("reading")
-    if fraction is not None:
-        wait.tell(fraction)
-    assert "[" not in wait.words(0.0) and "left" not in wait.words(0.0)
+    wait.tell(1.0)
+    for none in (Wait("reading"), wait):
+        assert "[" not in none.words(0.0) and "left" not in none.words(0.0)
 
 
 def test_a_line_is_no_wider_than_its_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,17 +86,12 @@ def test_a_line_is_no_wider_than_its_terminal(monkeypatch: pytest.MonkeyPatch) -
     assert stream.getvalue() == "\r" + "x" * 29
 
 
-def test_a_short_wait_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = terminal(monkeypatch)
-    with waiting("reading small.json", first_s=600.0):
-        pass
-    assert stream.getvalue() == ""
-
-
-def test_a_file_gets_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = StringIO()
+@pytest.mark.parametrize(("stream", "first_s"), [(StringIO(), 0.0), (Terminal(), 600.0)], ids=["file", "short wait"])
+def test_a_file_gets_no_line_and_a_short_wait_none(
+    stream: StringIO, first_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
-    with waiting("reading", first_s=0.0):
+    with waiting("reading", first_s=first_s):
         pass
     assert stream.getvalue() == ""
 

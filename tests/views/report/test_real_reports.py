@@ -1,4 +1,4 @@
-"""The share of waiting for data is one number in every view of a run, or says in two words why it is another."""
+"""Reports of real runs: a first screen is one screen, and the share of waiting is one number in every view."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from gpulab.lessons.starving import waiting_share
 from gpulab.views.report.html_figure import picture
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import PROFILED_STEPS
-from gpulab.views.wording import PARTS
+from gpulab.views.text import FIRST_SCREEN
+from gpulab.views.view import View
+from gpulab.views.wording import PARTS, plain
 from tests.support import real_traces, synthetic
 from tests.support.paths import ROOT
 
@@ -48,8 +50,9 @@ RUNS: dict[str, Callable[[], Report]] = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_share_of_waiting_is_one_number(name: str) -> None:
+def test_one_screen_and_one_share_of_waiting(name: str) -> None:
     report = RUNS[name]()
+    _the_first_screen_is_one(report)
     facts = report.facts
     document = report.json()
     assert document["data_wait_fraction"] == facts.data_wait_fraction == waiting_share(facts.run)
@@ -57,6 +60,20 @@ def test_the_share_of_waiting_is_one_number(name: str) -> None:
         assert re.findall(r"[<>]? ?[\d.]+ %", report.headline.sentence)[0].strip() == percent(facts.data_wait_fraction)
     _the_table_agrees_or_says_why_not(report, facts)
     _the_picture_agrees_or_says_why_not(facts)
+
+
+def test_the_first_screen_of_eight_ranks_is_one() -> None:
+    _the_first_screen_is_one(gpulab.report(gpulab.load(real_traces.path(real_traces.RANKS[0]).parent)))
+
+
+def _the_first_screen_is_one(view: View) -> None:
+    for width in (60, 80, 100):
+        first = view.text(width)
+        assert len(first.splitlines()) <= FIRST_SCREEN
+        assert max(map(len, first.splitlines())) <= width or "KEEP IT" in first
+        for words in (view.headline.sentence, view.headline.evidence):
+            assert "".join(plain(words).split()) in "".join(first.split()), "the headline is whole"
+    assert len(view.text(full=True)) >= len(first)
 
 
 def _the_table_agrees_or_says_why_not(report: Report, facts: Facts) -> None:

@@ -1,0 +1,180 @@
+"""Every kind of result that can be shown, made up with known figures, also of hostile words and of nothing."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from msgspec.structs import replace
+
+import gpulab
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.finding import Diagnosis, Evidence
+from gpulab.diagnosis.rules.catalogue import kinds
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Change, Steps
+from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.headspace.headspace import Headspace
+from gpulab.tuning.record import Comparison, Experiment, Side
+from gpulab.views.climb.climb import Climbed
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.headspace import HeadspaceReport
+from gpulab.views.predictions import Predicted
+from gpulab.views.report.diagnosis import Diagnosed
+from gpulab.views.report.report import Report
+from gpulab.views.view import View
+from tests.support import comparisons as made
+from tests.support import rule_cases, synthetic
+from tests.support.scripted_climb import finding
+from tests.support.synthetic import HOSTILE
+
+CASES = synthetic.cases()
+REFUSED = "the dataset has 512 items; the largest is batch_size=512"
+PREDICTIONS = (
+    Prediction({"workers": "2"}, 0.4, (0.3, 0.5), "because"),
+    Prediction({"batch_size": "64"}, 0.8, (0.5, 1.1), "because", only_sign=True),
+    Prediction({"amp": "bf16"}, None, None, "", refused="the CPU has no unit for it"),
+)
+
+
+def report(case: synthetic.Case, unsaved: str = "") -> Report:
+    return Report(case.facts, case.diagnosis, unsaved)
+
+
+def whole_window() -> Report:
+    """A profiled window in which no step was found."""
+    case = CASES["cpu"]
+    run = replace(case.run, steps=Steps.empty(), traced_numbers=(), step_source="whole cell")
+    return Report(facts(run), case.diagnosis)
+
+
+def hostile_comparison() -> Comparison:
+    """Every text that a user or a knob can choose holds markup, escapes and mathtext."""
+    check = Change(HOSTILE, HOSTILE, HOSTILE, HOSTILE, "took effect", HOSTILE)
+    b = made.faster(label=HOSTILE, settings={HOSTILE: HOSTILE}, checks=(check,), edit=f"-{HOSTILE}\n+{HOSTILE}")
+    shown = made.a_comparison(b)
+    assert shown.loss is not None
+    loss = replace(shown.loss, words=HOSTILE)
+    return replace(shown, differences=(HOSTILE,), notes=(HOSTILE,), restored=HOSTILE, loss=loss)
+
+
+def nothing() -> Comparison:
+    """A comparison in which nothing could be measured."""
+    return made.a_comparison(made.out_of_memory(), made.as_written(facts=None, blocks=(), losses=()))
+
+
+def refused(**changes: Any) -> Side:
+    """A setting that the cell cannot have."""
+    side = made.batch(100_000, 20.0, seed=4)
+    return replace(side, facts=None, blocks=(), losses=(), failure=REFUSED, **changes)
+
+
+def noisy(**changes: Any) -> Comparison:
+    """Blocks of a busy machine, which decide nothing, and profiled runs that differ otherwise."""
+    a = made.as_written(blocks=made.blocks(0, 38.0, per_turn=2, noise=0.8))
+    return made.a_comparison(made.faster(blocks=made.blocks(1, 30.0, noise=0.8), **changes), a)
+
+
+def attempt(number: int, comparison: Comparison, *, kept: bool, words: str = "") -> Attempt:
+    settings = {words or f"knob_{number}": "on"}
+    words = words or ("faster, and the loss is the same" if kept else "undecided")
+    outcome = "kept" if kept else "unsure"
+    return Attempt(number, settings, finding("data_wait"), None, outcome, words, comparison)  # type: ignore[arg-type]
+
+
+def a_climb(words: str = "") -> Climb:
+    """The first try was kept by whole runs, the second has one pair, the third is a fifth faster than the first."""
+    whole = made.a_comparison()
+    by_runs = replace(whole, evidence="sequential", ratio=0.5)
+    one_pair = replace(whole, ratio=1.3, interval=None, pairs=1)
+    in_blocks = replace(whole, ratio=0.8, interval=(0.75, 0.85))
+    rungs = (
+        attempt(1, by_runs, kept=True, words=words),
+        attempt(2, one_pair, kept=False, words=words),
+        attempt(3, in_blocks, kept=True, words=words),
+    )
+    return Climb(made.as_written(), rungs, "budget", 30.0, whole=whole)
+
+
+def headspace(words: str = "the system does not tell which files it holds") -> Headspace:
+    run = made.run_of(made.as_written())
+    compared = made.a_comparison(made.faster(label="batches=kept on the device", settings={}))
+    return Headspace(
+        run, Experiment((compared.a, compared.b), (compared,), 20.0), 38_000.0, 13_000.0, None, 2.9, (2.8, 3.0),
+        25_000.0, None, {"ideal": "faster"}, {"cold": words}, (),
+    )  # fmt: skip
+
+
+def full_finding(**more: Any) -> Diagnosis:
+    """One with all that a finding can have."""
+    prediction = Prediction({"compile": "default"}, 0.8, (0.7, 0.9), "Replayed without launches.", memory_ratio=1.1)
+    found = rule_cases.finding(
+        "launch_bound", 4_000.0, "launch", settings=(("compile", "default"),), cure="Compile it.",
+        lesson="03_starving_gpu", source_line="line 3 of the cell: model(x)", prediction=prediction,
+        after="Next comes nothing.",
+    )  # fmt: skip
+    found = replace(found, evidence=(Evidence("one figure"), Evidence("another", (10**9, 2 * 10**9))), **more)
+    return Diagnosis((found,), (), 20_000.0, 20_000.0)
+
+
+def diagnosed() -> dict[str, Diagnosed]:
+    many = tuple(rule_cases.finding(kind.key, 1e3) for kind in [k for k in kinds() if not k.is_verdict][:8])
+    shown = {
+        "full": full_finding(),
+        "removal": full_finding(
+            settings=(), prediction=Prediction({}, 0.4, (0.3, 0.5), "60 ms of 100 ms, in 4 places")
+        ),
+        "range": full_finding(prediction=Prediction({}, 0.9, (0.7, 1.1), "So.", only_sign=True)),
+        "refused": full_finding(prediction=Prediction({}, None, None, "", refused="nothing is known")),
+        "unpredicted": full_finding(prediction=None),
+        "many": Diagnosis(many, (), 20_000.0, 20_000.0),
+        "hostile": CASES["hostile"].diagnosis,
+    }
+    return {f"diagnosis_{name}": Diagnosed(one, "a run") for name, one in shown.items()}
+
+
+def compared() -> dict[str, Compared]:
+    seeds = made.as_written(seed_losses=tuple(made.loss_curve(seed=s) for s in (1, 2, 3)))
+    other = refused(label="batch_size=200000")
+    of_two: dict[str, Comparison | Experiment] = {
+        "faster": made.a_comparison(),
+        "slower": made.a_comparison(made.faster(blocks=made.blocks(1, 76.0))),
+        "alike": made.a_comparison(made.alike()),
+        "undecided": noisy(),
+        "predicted": made.a_comparison(made.faster(prediction=PREDICTIONS[0])),
+        "unpredicted": made.a_comparison(made.faster(prediction=PREDICTIONS[2])),
+        "per_sample": made.a_comparison(made.batch(64, 40.0, 3)),
+        "seeds": made.a_comparison(made.faster(losses=made.loss_curve(seed=9)), seeds),
+        "nan": made.a_comparison(made.faster(losses=(2.0, math.nan, math.inf, 1.0))),
+        "refused": made.a_comparison(refused()),
+        "sweep": made.a_sweep(),
+        "refused_sweep": Experiment(
+            (made.as_written(), refused(), other), tuple(made.a_comparison(b) for b in (refused(), other)), 1.0
+        ),
+        "one": Experiment((made.as_written(), made.faster()), (made.a_comparison(),), 3.0, notes=("Said of all.",)),
+        "none": Experiment((made.as_written(),), (), 0.1, stopped=True),
+        "hostile": hostile_comparison(),
+        "nothing": nothing(),
+    }
+    shown = {f"comparison_{name}": Compared(one) for name, one in of_two.items()}
+    shown["comparison_priced"] = Compared(made.a_comparison(), 2.5)
+    shown["comparison_sequential"] = gpulab.compare(made.run_of(made.as_written()), made.run_of(made.faster()))
+    return shown
+
+
+def every_view() -> dict[str, View]:
+    """By name; the hostile ones have it in theirs."""
+    return {
+        **{f"report_{name}": report(case) for name, case in CASES.items()},
+        "report_unsaved": report(CASES["cpu"], "No space left on device: free some, then run again."),
+        "report_whole_window": whole_window(),
+        **diagnosed(),
+        **compared(),
+        "climb": Climbed(a_climb()),
+        "climb_hostile": Climbed(a_climb(HOSTILE)),
+        "headspace": HeadspaceReport(headspace()),
+        "headspace_hostile": HeadspaceReport(headspace(HOSTILE)),
+        "predictions": Predicted("mine", PREDICTIONS),
+        "predictions_refused": Predicted("mine", PREDICTIONS[2:]),
+        "predictions_hostile": Predicted(HOSTILE, (replace(PREDICTIONS[0], settings={HOSTILE: HOSTILE}),)),
+    }
