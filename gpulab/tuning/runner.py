@@ -26,7 +26,7 @@ from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Observation
-from gpulab.options import check_seconds, check_whole_number
+from gpulab.options import QUICK_PAIRS, QUICK_STEPS, at_most, check_seconds, check_whole_number, is_quick
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
@@ -104,7 +104,7 @@ class Runner:
         ranks: Agreement | None = None,
     ) -> None:
         self._code = code
-        self._plan = plan
+        self._plan = plan = _bounded(plan)
         self._done = done
         self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
@@ -381,6 +381,8 @@ class Runner:
         asked = None if self._plan.interleaved else self._plan.block_steps
         if asked is not None:
             return schedule.WARMUP + asked
+        if is_quick():
+            return FEWEST_UNPROFILED_STEPS
         if self._step_s is None:
             return UNPROFILED_STEPS
         room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
@@ -745,6 +747,19 @@ def _without_effect(arm: Arm, code: Code) -> str:
         return resolve_beforehand(arm, None, code).unchanged()
     decided = resolve_arm(arm, observation, code)
     return decided.failure or decided.unchanged()
+
+
+def _bounded(plan: Plan) -> Plan:
+    """The same; while it is quick, with as few pairs and steps as compare anything at all."""
+    if not is_quick():
+        return plan
+    steps = plan.block_steps
+    return replace(
+        plan,
+        pairs=at_most(plan.pairs, QUICK_PAIRS) if plan.interleaved else plan.pairs,
+        block_steps=at_most(steps, QUICK_STEPS) if plan.interleaved else steps,
+        seeds=min(plan.seeds, 1),
+    )
 
 
 def check_plan(plan: Plan) -> None:
