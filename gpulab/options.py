@@ -17,13 +17,13 @@ FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
 QUICK_RUN_STEPS = 20  # of a profiled run
-QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 2, 6.0  # counted steps of a block, pairs of blocks, seconds of a climb
+QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block, pairs of blocks, seconds of a climb
 
 
 def is_quick() -> bool:
     """Whether `GPULAB_QUICK=1` is set: for tests and quick tours each measurement is as short as it can be.
 
-    What was asked for in steps, pairs, trials or seconds is then an upper bound; most comparisons stay undecided.
+    What was asked for in steps, pairs, trials or seconds is then an upper bound; comparisons stay undecided.
     """
     return os.environ.get(QUICK_VARIABLE, "") not in ("", "0")
 

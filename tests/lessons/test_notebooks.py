@@ -48,7 +48,24 @@ BY_HAND = {
     "order",
     "micro-batches",
 }  # the answer is a figure of the reader's own run
-OPTIONAL = {"h5py", "optuna"}
+ASSERTED = {  # of what a lesson has measured, in its own kernel after its last cell
+    "12_split_model": """
+from gpulab.lessons import split_model
+from gpulab.lessons.measured import ranks_named
+
+names = ("one-micro-batch", "eight-micro-batches", "one-forward-one-backward")
+assert lesson.reveal("kept").measured == 25  # 1F1B: of eight micro-batches two
+assert [split_model.micro_batches_of(run) for name in names for run in ranks_named(name)] == [1, 1, 8, 8, 8, 8]
+lines = [line.split() for line in bubbles(*names, "another").lines]
+assert [line[:3] for line in lines[1:4]] == [[names[0], "2", "1"], [names[1], "2", "8"], [names[2], "2", "8"]]
+assert [line[3:5] for line in lines[1:4]] == [["50", "%"], ["11", "%"], ["11", "%"]]
+assert lines[4] == ["another", "has", "not", "run", "yet"]
+assert split_model.measured_bubble("one-micro-batch") > 0.4  # by the order of work, not by speed
+import gpulab
+report = gpulab.report(gpulab.api.reading.open_run("eight-micro-batches")).json()
+assert report["straggler"] is None and "messages" in report["mismatch"]
+""",
+}
 
 lessons = pytest.mark.parametrize("entry", LESSONS, ids=lambda entry: entry.name)
 
@@ -182,7 +199,8 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
     if is_whole:  # a new process: its memory is this lesson's
         kernel.close()
     answers = solutions(shipped(entry.name))
-    further = [(cell_name(shipped(entry.name).cells[-1]), "left-behind", LEFT_BEHIND)]
+    last = cell_name(shipped(entry.name).cells[-1])
+    further = [(last, "left-behind", LEFT_BEHIND), (last, "asserted", ASSERTED.get(entry.name, ""))]
     for name, code in answers.items():
         further.append((f"check-{name}", f"solution-{name}", code))
         further.append((f"solution-{name}", f"solved-{name}", f'lesson.check("{name}")'))

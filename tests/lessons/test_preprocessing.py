@@ -30,7 +30,6 @@ from gpulab.lessons.preprocessing import (
     Shards,
     Transformed,
     check_dataset,
-    check_random,
     cold_and_warm,
     draw_split,
     forget,
@@ -360,19 +359,3 @@ def test_equal_samples_are_judged_by_speed(
 def test_without_the_map_the_check_says_what_to_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPULAB_DIR", str(tmp_path))
     assert "run the cell prepare first" in check_dataset(Right).hint
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        ({"random crop", "random flip"}, "right", "stay in the loader"),
-        (["random crop"], "wrong", "'random flip' done once would be the same"),
-        ({"random crop", "random flip", "decode"}, "wrong", "'decode' gives the same result each time"),
-        ({"rotate"}, "wrong", "'rotate' is none of the five"),
-        ("random crop", "wrong", "a set of names"),
-    ],
-)
-def test_what_stays_random_gets_a_hint(answer: object, state: str, hint: str) -> None:
-    checked = check_random(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked

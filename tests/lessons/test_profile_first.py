@@ -165,40 +165,6 @@ def test_a_file_that_the_plugin_cannot_read_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in quotes"),
-        (CULPRIT, "right", "2048 times"),
-        ("   shifted[i,row] = np.roll(images[i, row], offsets[i])  # here", "right", ""),
-        (f"cell [2], line 33: {CULPRIT}", "right", ""),
-        ("np.roll(images[i, row], offsets[i])", "right", ""),
-        ("losses.append(loss.item())", "wrong", "lesson 09"),
-        ("for row in range(images.shape[1]):", "wrong", "Close"),
-        ("for i in range(len(images)):", "wrong", "another one"),
-        ("def shift(images, offsets):", "wrong", "the function"),
-        (
-            "moved = images[:, 0].numpy() if augment is None else augment(images[:, 0].numpy(), offsets)",
-            "wrong",
-            "into",
-        ),
-        ("loss.backward()", "wrong", "computing"),
-        ("outputs = model(inputs)", "wrong", "computing"),
-        ("errors += (outputs.argmax(dim=1) != labels).sum()", "wrong", "whole batch"),
-        ("for images, labels in loader:", "wrong", "DataLoader"),
-        ("optimizer.step()", "wrong", "optimizer"),
-        ("something else", "wrong", "not a line"),
-        ("i", "wrong", "is not a line"),
-        (True, "wrong", "is not a line"),
-        (12, "wrong", "copy the text"),
-    ],
-)
-def test_the_line_that_costs_most(answer: object, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_first, "run_named", lambda name: None)
-    checked = check_costliest(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
     [(33, "right", "The report says so"), (3, "wrong", "the number that the report gives (cell [2], line 33)")],
 )
 def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:

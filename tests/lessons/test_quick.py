@@ -22,8 +22,8 @@ ASKED = Plan((Arm({"workers": 2}),), pairs=30, block_steps=10, seeds=3)
 @pytest.mark.parametrize(
     ("value", "asked", "planned"),
     [
-        ("1", ASKED, (2, 2, 1)),
-        ("1", replace(ASKED, pairs=1, block_steps=None, seeds=0), (1, 2, 0)),
+        ("1", ASKED, (1, 2, 1)),
+        ("1", replace(ASKED, pairs=None, block_steps=1, seeds=0), (1, 1, 0)),
         ("1", replace(ASKED, interleaved=False), (30, 10, 1)),
         ("0", ASKED, (30, 10, 3)),
         ("", ASKED, (30, 10, 3)),

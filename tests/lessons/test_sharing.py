@@ -336,31 +336,8 @@ def test_title_and_label_of_the_model_do_not_meet(way: Any) -> None:
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
-def dots(*arguments: object) -> None: ...
-
-
 def hours(gpus: int, wall_s: float, idle: float | None) -> float | None:
     return None if idle is None else gpus * wall_s / 3600 * idle
-
-
-@pytest.mark.parametrize(
-    ("answer_", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (hours, "right", "eight GPUs"),
-        (lambda g, s, i: g * s / 3600 * i, "wrong", "not measurable is not 0"),
-        (lambda g, s, i: g * s / 3600 * (i or 0.0), "wrong", "stays None"),
-        (lambda g, s, i: g * s * (i or 0.0), "wrong", "an hour has 3,600"),
-        (lambda g, s, i: s / 3600 * (i or 0.0), "wrong", "each counts"),
-        (lambda g, s, i: None if i is None else g * s / 3600 * (1 - i), "wrong", "the time in which they worked"),
-        (lambda g, s, i: 7.0, "wrong", "GPUs × hours × idle share"),
-        (lambda g, s, i: "1", "wrong", "a number is wanted"),
-    ],
-)
-def test_wasted_hours_get_a_hint(folder: Path, answer_: Any, state: str, hint: str) -> None:
-    checked = check_hours(answer_)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
 def test_wasted_hours_are_also_those_of_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,42 +345,6 @@ def test_wasted_hours_are_also_those_of_fleet(monkeypatch: pytest.MonkeyPatch) -
     assert check_hours(hours).state == "right"
     monkeypatch.setattr(sharing, "jobs_of", lambda: [replace(JOBS[0], wasted_gpu_hours=1.0)])
     assert "For probe it gives" in check_hours(hours).hint
-
-
-def next_fit(jobs: dict[str, tuple[float, float]], most: float) -> list[list[str]]:
-    """Looks only at the last device."""
-    devices: list[list[str]] = []
-    for name in jobs:
-        if devices and sharing._fits([*devices[-1], name], jobs, most):
-            devices[-1].append(name)
-        else:
-            devices.append([name])
-    return devices
-
-
-def without_memory(jobs: dict[str, tuple[float, float]], most: float) -> list[list[str]]:
-    return first_fit({name: (busy, 0.0) for name, (busy, _) in jobs.items()}, most)
-
-
-@pytest.mark.parametrize(
-    ("answer_", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (first_fit, "right", "Largest first"),
-        (next_fit, "wrong", "look at every device that has room"),
-        (lambda jobs, most: [[name] for name in jobs], "wrong", "are enough"),
-        (lambda jobs, most: [list(jobs)], "wrong", "One device gets"),
-        (without_memory, "wrong", "of its memory"),
-        (lambda jobs, most: first_fit(jobs, 1.0), "wrong", "0.9 is the most"),
-        (lambda jobs, most: first_fit(jobs, most)[1:], "wrong", "each must be on one"),
-        (lambda jobs, most: [*first_fit(jobs, most), ["me"]], "wrong", "names jobs that are none: ['me']"),
-        (lambda jobs, most: "abc", "wrong", "A list with a list of names"),
-    ],
-)
-def test_grouped_jobs_get_a_hint(answer_: Any, state: str, hint: str) -> None:
-    checked = check_together(answer_)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
 def test_an_answer_that_empties_the_jobs_is_still_judged() -> None:
