@@ -283,7 +283,7 @@ class Runner:
         if not able or self._ended:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
-        if self._plan.interleaved and not self._ranks.is_of_several:
+        if self._plan.interleaved and not self._ranks.is_of_several and not is_quick():
             predictions.measure_sizes([arm.decided for arm in able], self._run_size)
         for arm in able:
             arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
