@@ -6,6 +6,7 @@ import ast
 import functools
 import importlib
 import inspect
+import math
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from gpulab.lessons.catalogue import LESSONS
 from gpulab.lessons.check import Checked
 from gpulab.lessons.lesson import Exercise
+from gpulab.lessons.pairs import Speed
 
 ANSWERS = Path(__file__).parent / "answers"
 
@@ -38,13 +40,11 @@ def cases() -> Iterator[Any]:
             for row in rows:
                 state = row.get("state", "wrong")
                 name = f"{exercise}-{row['hint'][:30]}"
-                yield pytest.param(path.stem, exercise, start, row["answer"], state, row["hint"], id=name)
+                yield pytest.param(path.stem, exercise, start, row, state, id=name)
 
 
-def evaluated(start: str, answer: str) -> Any:
+def evaluated(answer: str, scope: dict[str, Any]) -> Any:
     """The value of an expression, or the last thing that the code defines."""
-    scope: dict[str, Any] = {}
-    exec(start, scope)
     last = ast.parse(answer.strip()).body[-1]
     if isinstance(last, ast.Expr):
         return eval(answer.strip(), scope)
@@ -53,10 +53,21 @@ def evaluated(start: str, answer: str) -> Any:
     return scope[last.name]
 
 
-@pytest.mark.parametrize(("lesson", "exercise", "start", "answer", "state", "hint"), [*cases()])
-def test_an_answer_gets_its_hint(lesson: str, exercise: str, start: str, answer: str, state: str, hint: str) -> None:
-    checked = exercises()[lesson, exercise](evaluated(start, answer))
-    assert (checked.state, hint.lower() in checked.hint.lower()) == (state, True), checked
+@pytest.mark.parametrize(("lesson", "exercise", "start", "row", "state"), [*cases()])
+def test_an_answer_gets_its_hint(
+    monkeypatch: pytest.MonkeyPatch, lesson: str, exercise: str, start: str, row: dict[str, Any], state: str
+) -> None:
+    judge = exercises()[lesson, exercise]
+    if "interval" in row:  # of how many times as fast it is, in place of measuring
+        low, high = row["interval"]
+        speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 9)
+        monkeypatch.setattr(f"{judge.__module__}.time_pairs", lambda *measures, **bounds: speed)
+    scope: dict[str, Any] = {}
+    exec(start, scope)
+    answer = evaluated(row["answer"], scope)
+    _, *others = inspect.signature(judge).parameters  # what the notebook has besides, by its name
+    checked = judge(answer, *(scope[name] for name in others))
+    assert (checked.state, row["hint"].lower() in checked.hint.lower()) == (state, True), checked
 
 
 @pytest.mark.parametrize("exercise", exercises().values(), ids=["-".join(names) for names in exercises()])

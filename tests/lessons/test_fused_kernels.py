@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
 
 import pytest
@@ -10,13 +9,11 @@ import torch
 from matplotlib.text import Text
 from torch.nn import functional
 
-from gpulab.lessons import fused_kernels
 from gpulab.lessons.fused_kernels import (
     OperatorUse,
     Peak,
     Transformer,
     attention_lanes,
-    check_attention,
     counting_tokens,
     draw_roofline,
     four_operators,
@@ -25,7 +22,6 @@ from gpulab.lessons.fused_kernels import (
     operators_of,
     swaps_table,
 )
-from gpulab.lessons.pairs import Speed
 
 
 def test_both_attentions_train_alike() -> None:
@@ -112,15 +108,3 @@ def test_one_operator_moves_what_attention_cannot_do_without() -> None:
 
 def test_a_swap_that_never_ran_is_not_measured() -> None:
     assert "not measured: run its cell first" in repr(swaps_table({"never-ran": "a swap"}))
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "state"), [(1.3, 1.6, "right"), (0.9, 1.6, "undecided"), (0.98, 1.02, "wrong")]
-)
-def test_equal_results_are_judged_by_their_speed(
-    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
-) -> None:
-    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 9)
-    monkeypatch.setattr(fused_kernels, "time_pairs", lambda before, after, pairs: speed)
-    assert check_attention(four_operators).state == state
-    assert check_attention(one_operator).state == state

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import math
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
-from gpulab.lessons import host
-from gpulab.lessons.figures import png
-from gpulab.lessons.host import ManyHeads, as_given, check_distances
-from gpulab.lessons.model_timeline import ByHand, Setting, draw, play, turn_by_hand
-from gpulab.lessons.pairs import Speed
+from gpulab.lessons.host import ManyHeads
+from gpulab.lessons.model_timeline import Setting, play
 
 times_us = st.floats(0.5, 100)
 SETTINGS = st.builds(
@@ -71,32 +63,6 @@ def _end(setting: Setting) -> float:
     return max(block.start + block.length for block in (*played.host, *played.device))
 
 
-def test_the_model_says_that_it_is_one() -> None:
-    texts = [text.get_text() for text in draw(Setting()).axes[0].texts]
-    assert "a model, not a measurement" in texts
-    with pytest.raises(ValueError, match="at least one kernel"):
-        Setting(kernels=0)
-
-
-def test_sliders_have_a_static_twin() -> None:
-    turned = turn_by_hand()
-    assert isinstance(turned, ByHand)
-    children = turned.sliders.children
-    assert {child.description for child in children if hasattr(child, "description")} >= {"kernel µs", "syncs"}
-    bundle = turned._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert base64.b64decode(bundle["image/png"]) == png(draw(Setting())), "what a reader without a kernel sees"
-    assert "interactive(" not in bundle["text/plain"] and "sliders" in bundle["text/plain"]
-    for widget in (*children, turned.sliders):
-        widget.close()
-
-
-def test_other_models_have_a_static_twin_of_their_own() -> None:
-    other = draw(Setting(kernels=3))
-    bundle = ByHand(SimpleNamespace(_repr_mimebundle_=None), lambda: other)._repr_mimebundle_()
-    assert base64.b64decode(bundle["image/png"]) == png(other)
-
-
 def test_stacked_heads_are_the_same_heads() -> None:
     torch.manual_seed(0)
     loop = ManyHeads(4, 8)
@@ -104,31 +70,3 @@ def test_stacked_heads_are_the_same_heads() -> None:
     stacked.load_state_dict(loop.state_dict())
     x = torch.randn(3, 4, 8)
     assert torch.allclose(loop(x), stacked(x), atol=1e-6)
-
-
-def large(points: Tensor, centre: Tensor) -> Tensor:
-    return (points - centre).square().sum(-1).sqrt().mean(-1)
-
-
-def by_samples(points: Tensor, centre: Tensor) -> Tensor:
-    return torch.stack([(sample - centre).square().sum(-1).sqrt().mean() for sample in points])
-
-
-def by_points(points: Tensor, centre: Tensor) -> Tensor:
-    distances = [(point - centre).square().sum(-1).sqrt() for point in points.unbind(1)]
-    return torch.stack(distances, 1).mean(1)
-
-
-@pytest.mark.parametrize(("low", "high", "state"), [(9, 12, "right"), (0.9, 1.1, "wrong"), (0.9, 4.0, "undecided")])
-def test_few_operators_are_judged_by_speed(
-    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
-) -> None:
-    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 7)
-    monkeypatch.setattr(host, "time_pairs", lambda before, after: speed)
-    assert check_distances(large).state == state
-
-
-@pytest.mark.parametrize("answer", [as_given, by_samples, by_points])
-def test_a_loop_in_python_is_no_handful_of_operators(answer: Any) -> None:
-    checked = check_distances(answer)
-    assert checked.state == "wrong" and "is there still a loop in Python?" in checked.hint, checked

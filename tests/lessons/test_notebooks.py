@@ -22,6 +22,8 @@ from packaging.specifiers import SpecifierSet
 
 from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.editions import EXERCISE, cell_name, edition, solutions, source
+from gpulab.lessons.lesson import Lesson
+from gpulab.lessons.progress import Progress
 from gpulab.options import QUICK_VARIABLE
 from tests.lessons.notebook_kernel import (
     LEFT_BEHIND,
@@ -48,6 +50,7 @@ BY_HAND = {
     "order",
     "micro-batches",
 }  # the answer is a figure of the reader's own run
+OPTIONAL = ("torch_tb_profiler", "h5py", "optuna")
 ASSERTED = {  # of what a lesson has measured, in its own kernel after its last cell
     "12_split_model": """
 from gpulab.lessons import split_model
@@ -243,6 +246,21 @@ def test_the_texts_are_jupytexts_own(tmp_path: Path) -> None:
         again = jupytext.writes(jupytext.read(path), fmt="md:myst")
         cells = [(c.cell_type, c.source) for c in jupytext.reads(again, fmt="md:myst").cells]
         assert cells == [(c.cell_type, c.source) for c in jupytext.read(path).cells]
+
+
+def test_without_an_optional_package_its_cell_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {}
+    for entry in LESSONS:
+        for cell in shipped(entry.name).cells:
+            if package := re.search(r'^if lesson\.has\("(\w+)"\)', source(cell), re.MULTILINE):
+                names: dict[str, object] = {"storage": ""}
+                names["lesson"] = Lesson(entry, names, Progress(outlets=()))
+                monkeypatch.setattr(f"{Lesson.__module__}.importlib.util.find_spec", lambda name: None)
+                exec(source(cell), names)  # which has no other name: nothing else of it runs
+                asked[package[1]] = capsys.readouterr().out
+    assert {name: f"%pip install {name} in" in said for name, said in asked.items()} == dict.fromkeys(OPTIONAL, True)
 
 
 def test_links_between_notebooks_lead_somewhere() -> None:

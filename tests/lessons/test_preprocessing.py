@@ -9,17 +9,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import jupytext
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from torch.utils.data import DataLoader
 
-from gpulab.api.experiment import experiment
 from gpulab.api.headspace import headspace
 from gpulab.errors import GpulabError, UsageError
-from gpulab.lessons import open_lesson, preprocessing
+from gpulab.lessons import preprocessing
 from gpulab.lessons.check import Note
 from gpulab.lessons.pairs import Speed
 from gpulab.lessons.preprocessing import (
@@ -40,8 +38,6 @@ from gpulab.lessons.preprocessing import (
     remove_files,
     same_samples,
 )
-from gpulab.tuning.record import Experiment
-from tests.support.paths import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -139,40 +135,6 @@ def test_without_h5py_everything_else_is_prepared(tmp_path: Path, monkeypatch: p
     with pytest.raises(GpulabError, match="pip install h5py"):
         prepare(kinds=("memmap", "shards", "hdf5"))
     assert repr(same_samples("memmap", "shards", "memory")).count("the same as") == 3
-
-
-def cell_of_the_lesson(name: str) -> str:
-    text = jupytext.read(ROOT / "notebooks" / "lessons" / "04_preprocessing.md")
-    return next(str(cell.source) for cell in text.cells if cell.metadata.get("name") == name)
-
-
-def test_the_cell_hdf5_compares_it_with_decoding(folder: Path) -> None:
-    asked: list[Any] = []
-    names: dict[str, Any] = {
-        "lesson": SimpleNamespace(has=lambda package: package == "h5py"),
-        "prepare": prepare,
-        "same_samples": same_samples,
-        "loader_of": loader_of,
-        "train": list,  # a step is a batch
-        "compare_each": lambda code, settings, steps, pairs: asked.extend((code, *settings)),
-    }
-    exec(cell_of_the_lesson("hdf5"), names)
-    code, setting = asked
-    assert setting == {"storage": "hdf5"} and names["storage"] == "files"
-    result = experiment(code, setting, steps=1, pairs=1, show=False).result
-    assert isinstance(result, Experiment) and result.sides[1].label == "storage=hdf5"
-
-
-def test_the_cell_hdf5_says_one_command_without_h5py(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    lesson = open_lesson("04", {})
-    exec(cell_of_the_lesson("hdf5"), {"lesson": lesson})  # which has no other name: nothing else is done
-    lesson.close()
-    said = capsys.readouterr().out
-    assert said.startswith("Not installed. ") and said.count("%pip install h5py") == 1
 
 
 # -- the three runs of a training ----------------------------------------------------------------------------------

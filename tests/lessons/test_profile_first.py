@@ -181,49 +181,10 @@ def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monk
 # -- the same images, faster -------------------------------------------------------------------------------------------
 
 
-def roll_each(images: Images, offsets: Images) -> Images:
-    return np.stack([np.roll(image, offset, axis=1) for image, offset in zip(images, offsets, strict=True)])
-
-
-def dots(images: Images, offsets: Images) -> None: ...
-
-
-def in_place(images: Images, offsets: Images) -> Images:
-    result = shift(images, offsets)
-    images[:] = result
-    return result
-
-
-def always_square(images: Images, offsets: Images) -> Images:
-    return roll_each(images, offsets).reshape(-1, 5, 5)
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (shift, "wrong", "cannot be faster than itself"),
-        (_rolled, "right", "The images are the same."),
-        (roll_each, "right", "18 to 22"),
-        (lambda i, o: _rolled(i, o).astype(np.float64), "wrong", "float64 instead of float32"),
-        (lambda i, o: _rolled(i, o).tolist(), "wrong", "NumPy array"),
-        (lambda i, o: _rolled(i, o)[:, 1:], "wrong", "has the shape"),
-        (in_place, "wrong", "changes `images` itself"),
-        (lambda i, o: np.zeros_like(i), "wrong", "differ from those of shift"),
-        (7, "wrong", "a function"),
-    ],
-)
-@pytest.mark.usefixtures("speed")
-def test_the_images_must_be_the_same(answer: object, state: str, hint: str) -> None:
-    checked = check_rewrite(answer, shift)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
 @pytest.mark.usefixtures("speed")
 def test_an_answer_for_one_shape_alone_is_found_out() -> None:
     with pytest.raises(ValueError, match="reshape"):
-        check_rewrite(always_square, shift)
+        check_rewrite(lambda images, offsets: _rolled(images, offsets).reshape(-1, 5, 5), shift)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -235,17 +196,6 @@ def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
     words = _mistakes(*_example(SHAPES[0]))[number][0]
     checked = check_rewrite(mistaken, shift)
     assert (checked.state, checked.hint) == ("wrong", words)
-
-
-def test_a_lucky_answer_that_does_nothing_is_not_right(speed: list[Speed]) -> None:
-    def same(images: Images, offsets: Images) -> Images:
-        return shift(images, offsets)
-
-    speed.append(Speed(3.5, (0.9, 9.0), 0.01, 0.003, 9))
-    assert check_rewrite(same, shift).state == "undecided"
-    speed.append(Speed(1.0, (0.97, 1.04), 0.01, 0.01, 9))
-    checked = check_rewrite(same, shift)
-    assert checked.state == "wrong" and "a loop that runs for each row" in checked.hint
 
 
 def test_a_right_answer_is_told_the_limit(speed: list[Speed], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import math
-import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-import jupytext
 import pytest
 import torch
 from msgspec.structs import replace
@@ -17,9 +15,6 @@ from torch.utils.data import DataLoader
 from gpulab.api.profile import profile
 from gpulab.errors import GpulabError
 from gpulab.lessons import search
-from gpulab.lessons.catalogue import lesson_named
-from gpulab.lessons.lesson import Lesson
-from gpulab.lessons.progress import Progress
 from gpulab.lessons.search import (
     BEST,
     CURVES,
@@ -40,9 +35,6 @@ from gpulab.lessons.search import (
     table_of,
     validation_loss,
 )
-from tests.support.paths import ROOT
-
-LESSON = ROOT / "notebooks" / "lessons" / "10_search.md"
 
 Pairs = Sequence[Pair]
 
@@ -50,12 +42,6 @@ Pairs = Sequence[Pair]
 def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "", seconds: float = 1.0) -> Trial:
     choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "rate": 0.01, "decay": 0.0, "augment": "none"}
     return Trial(choice, seconds, us, loss, Look(us, 0.5), stopped)
-
-
-def optuna_cell() -> str:
-    """The cell of the notebook."""
-    cells = {cell.metadata.get("name"): cell.source for cell in jupytext.read(LESSON).cells}
-    return str(cells["optuna"])
 
 
 # -- the parts of a search ---------------------------------------------------------------------------------------------
@@ -149,34 +135,6 @@ def test_a_row_says_all_that_was_chosen() -> None:
 def test_a_share_below_the_limit_never_looks_like_it() -> None:
     shares = [search._share_words(Look(1.0, share)) for share in (0.19999, 0.2, 0.196, math.nan)]
     assert shares == ["19.9 %", "20.0 %", "19.6 %", "-"]
-
-
-def test_without_optuna_its_cell_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    names: dict[str, object] = {}
-    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
-    exec(optuna_cell(), names)
-    out, err = capsys.readouterr()
-    assert "%pip install optuna" in out and "Traceback" not in out + err
-    assert "study" not in names, "nothing else of the cell ran"
-
-
-def test_with_optuna_its_cell_searches_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
-
-    def try_out(choice: Mapping[str, object], hopeless: object, so_far: Sequence[Trial]) -> Trial:
-        us = 10.0 + len(so_far)
-        return Trial(choice, 1.0, us, stopped="slow") if len(so_far) == 2 else Trial(choice, 1.0, us, 0.5)
-
-    names: dict[str, object] = {"run_trials": run_trials, "draw_front": draw_front, "display": lambda figure: None}
-    names |= {"try_out": try_out, "hopeless": None, "SPACE": {"kind": ["dense", "conv"], "width": [16, 32]}}
-    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
-    exec(optuna_cell(), names)
-    out = capsys.readouterr().out
-    assert out.startswith("Importing Optuna takes some seconds"), "a sign of life comes before the import"
-    assert "1 trials stopped; on Optuna's front:" in out and "10 us per sample, loss 0.500" in out
 
 
 def test_what_stopping_saved_and_lost_is_added_up() -> None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
@@ -23,9 +21,7 @@ from gpulab.analysis.fleet import FleetJob
 from gpulab.errors import GpulabError
 from gpulab.lessons import sharing
 from gpulab.lessons.check import Note
-from gpulab.lessons.figures import png
 from gpulab.lessons.guesses import reveal
-from gpulab.lessons.model_timeline import ByHand
 from gpulab.lessons.sharing import (
     MOST_BUSY,
     Shared,
@@ -41,7 +37,7 @@ from gpulab.lessons.sharing import (
     share_core,
 )
 from gpulab.lessons.sharing_process import WAITING, Stretch, answer, cpu_seconds, train, training_step
-from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play, turn_by_hand
+from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play
 from gpulab.store.folders import Store
 
 JOB = """
@@ -304,26 +300,6 @@ def test_one_job_computes_at_a_time_where_time_is_sliced() -> None:
     assert not [b for lane in lanes for b in lane if b.kind == "communicate"]
 
 
-def test_the_figure_has_a_static_twin_and_says_what_it_is() -> None:
-    assert "a model, not a measurement" in [text.get_text() for text in draw(Setting()).axes[0].texts]
-    assert (
-        draw(Setting()).axes[0].get_title(loc="left")
-        == "time slicing, 2 jobs: 2.0 times one alone; each at 100 % speed"
-    )
-    turned = turn_by_hand()
-    assert isinstance(turned, ByHand)
-    bundle = turned._repr_mimebundle_()
-    assert base64.b64decode(bundle["image/png"]) == png(draw(Setting()))
-    for widget in (*turned.sliders.children, turned.sliders):
-        widget.close()
-
-
-@pytest.mark.parametrize("wrong", [{"jobs": 0}, {"busy_pct": 0}, {"fills_pct": 101}, {"way": "luck"}])
-def test_settings_that_cannot_be_are_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="at least one job"):
-        Setting(**wrong)
-
-
 @pytest.mark.parametrize("way", WAYS)
 def test_title_and_label_of_the_model_do_not_meet(way: Any) -> None:
     figure = draw(Setting(7, 100, 100, way))
@@ -361,18 +337,3 @@ def test_first_fit_gives_no_device_too_much(jobs: dict[str, tuple[float, float]]
     groups = first_fit(jobs, MOST_BUSY)
     assert sharing._problem(groups, jobs) == ""
     assert sorted(name for group in groups for name in group) == sorted(jobs)
-
-
-def test_the_process_needs_nothing_of_the_notebook(tmp_path: Path) -> None:
-    """It ends with its input, and says nothing else."""
-    done = subprocess.run(
-        [sys.executable, "-m", "gpulab.lessons.sharing_process", str(min(os.sched_getaffinity(0)))],
-        input="busy 0.01\n",
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={**os.environ, **sharing._import_path()},
-    )
-    ready, line = done.stdout.splitlines()
-    assert ready == "ready" and json.loads(line)["steps"] >= 1
