@@ -26,7 +26,16 @@ from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Observation
-from gpulab.options import QUICK_PAIRS, QUICK_STEPS, at_most, check_seconds, check_whole_number, is_quick
+from gpulab.options import (
+    QUICK_MEASURED,
+    QUICK_PAIRS,
+    QUICK_STEPS,
+    QUICK_TRACED,
+    at_most,
+    check_seconds,
+    check_whole_number,
+    is_quick,
+)
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
@@ -382,7 +391,7 @@ class Runner:
         if asked is not None:
             return schedule.WARMUP + asked
         if is_quick():
-            return FEWEST_UNPROFILED_STEPS
+            return QUICK_MEASURED
         if self._step_s is None:
             return UNPROFILED_STEPS
         room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
@@ -405,7 +414,7 @@ class Runner:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
         written = self._written
         if is_quick():
-            return TRACED
+            return QUICK_TRACED
         if written is None:
             return TRACED + UNKNOWN_AHEAD
         settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
@@ -464,7 +473,7 @@ class Runner:
         runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
-        size = schedule.Size(*self._ranks.of_first([size.warmup, size.counted]))
+        size = schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted]))
         on_gpu = runs[0].device.kind == "cuda"
         began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
         least = self._plan.pairs or schedule.FEWEST_TURNS

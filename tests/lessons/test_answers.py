@@ -35,9 +35,10 @@ def exercises() -> dict[tuple[str, str], Exercise]:
 def cases() -> Iterator[Any]:
     for path in sorted(ANSWERS.glob("*.toml")):
         table = tomllib.loads(path.read_text(encoding="utf-8"))
-        start = table.pop("start", "")
+        start, fixtures = table.pop("start", ""), table.pop("fixtures", {})
         for exercise, rows in table.items():
             for row in rows:
+                row["fixture"] = fixtures.get(exercise, "pytestconfig")
                 state = row.get("state", "wrong")
                 name = f"{exercise}-{row['hint'][:30]}"
                 yield pytest.param(path.stem, exercise, start, row, state, id=name)
@@ -55,8 +56,15 @@ def evaluated(answer: str, scope: dict[str, Any]) -> Any:
 
 @pytest.mark.parametrize(("lesson", "exercise", "start", "row", "state"), [*cases()])
 def test_an_answer_gets_its_hint(
-    monkeypatch: pytest.MonkeyPatch, lesson: str, exercise: str, start: str, row: dict[str, Any], state: str
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+    lesson: str,
+    exercise: str,
+    start: str,
+    row: dict[str, Any],
+    state: str,
 ) -> None:
+    request.getfixturevalue(row["fixture"])
     judge = exercises()[lesson, exercise]
     if "interval" in row:  # of how many times as fast it is, in place of measuring
         low, high = row["interval"]

@@ -39,7 +39,7 @@ def test_a_plan_is_bounded(
 
 def test_a_run_ends_early_and_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(QUICK_VARIABLE, "1")
-    assert [profile(steps=steps).settings.steps for steps in (None, 50, 5)] == [20, 20, 5]
+    assert [profile(steps=steps).settings.steps for steps in (None, 50, 5)] == [12, 12, 5]
     with pytest.raises(UsageError, match="--steps"):
         profile(steps="many")  # type: ignore[arg-type]
     assert len(run_trials(16, lambda so_far: Trial({}, 1.0, 1.0))) == 5
