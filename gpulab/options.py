@@ -16,6 +16,7 @@ DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as writt
 FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
+QUICK_NOTE = f"{QUICK_VARIABLE} is set: as little as possible is measured, so nothing is decided."
 QUICK_RUN_STEPS = 12  # of a profiled run
 QUICK_MEASURED, QUICK_TRACED = 4, 3  # steps of a run with its trace in an experiment
 QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block, pairs of blocks, seconds of a climb

@@ -28,6 +28,7 @@ from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Observation
 from gpulab.options import (
     QUICK_MEASURED,
+    QUICK_NOTE,
     QUICK_PAIRS,
     QUICK_STEPS,
     QUICK_TRACED,
@@ -129,7 +130,7 @@ class Runner:
         self._store = Store() if plan.save else None
         # of its own: the user's numbers stay where they are
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
-        self._notes: list[str] = []
+        self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
         self._used_up: list[str] = []  # iterators that the code takes from
         self._restored = ""
         self._state: State | None = None

@@ -10,7 +10,7 @@ from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import LESSONS
 from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
 from gpulab.lessons.search import Trial, run_trials
-from gpulab.options import QUICK_VARIABLE
+from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
 from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import Runner
@@ -33,8 +33,10 @@ def test_a_plan_is_bounded(
     monkeypatch: pytest.MonkeyPatch, value: str, asked: Plan, planned: tuple[int, int, int]
 ) -> None:
     monkeypatch.setenv(QUICK_VARIABLE, value)
-    plan = Runner(FunctionCode(lambda: None), asked)._plan
+    runner = Runner(FunctionCode(lambda: None), asked)
+    plan = runner._plan
     assert (plan.pairs, plan.block_steps, plan.seeds) == planned
+    assert runner._notes == ([QUICK_NOTE] if value == "1" else []), "who forgets it is told"
 
 
 def test_a_run_ends_early_and_what_cannot_be_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
