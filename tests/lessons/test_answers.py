@@ -25,7 +25,7 @@ ANSWERS = Path(__file__).parent / "answers"
 @functools.cache
 def exercises() -> dict[tuple[str, str], Exercise]:
     """By the name of the lesson and their own."""
-    every = {}
+    every: dict[tuple[str, str], Exercise] = {}
     for entry in LESSONS:
         judges = getattr(importlib.import_module(f"gpulab.lessons.{entry.module}"), "EXERCISES", {})
         every |= {(entry.name, name): judge for name, judge in judges.items()}

@@ -44,7 +44,7 @@ def test_a_run_ends_early_and_what_cannot_be_is_refused(monkeypatch: pytest.Monk
     assert [profile(steps=steps).settings.steps for steps in (None, 50, 5)] == [12, 12, 5]
     with pytest.raises(UsageError, match="--steps"):
         profile(steps="many")  # type: ignore[arg-type]
-    assert len(run_trials(16, lambda so_far: Trial({}, 1.0, 1.0))) == 5
+    assert len(run_trials(16, lambda so_far: Trial({}, 1.0, 1.0))) == 4
     assert time_pairs(lambda: 2.0, lambda: 1.0).count == 3
 
 
