@@ -248,7 +248,7 @@ def test_the_texts_are_jupytexts_own(tmp_path: Path) -> None:
         assert cells == [(c.cell_type, c.source) for c in jupytext.read(path).cells]
 
 
-def test_without_an_optional_package_its_cell_says_how_to_install_it(
+def test_a_cell_without_its_package_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = {}
