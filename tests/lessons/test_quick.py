@@ -9,7 +9,7 @@ from gpulab.api.profile import profile
 from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import LESSONS
 from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
-from gpulab.lessons.search import Trial, run_trials
+from gpulab.lessons.search import Trial, endless, run_trials
 from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
 from gpulab.tuning.function_code import FunctionCode
 from gpulab.tuning.plan import Arm, Plan
@@ -44,6 +44,7 @@ def test_a_run_ends_early_and_what_cannot_be_is_refused(monkeypatch: pytest.Monk
     assert [profile(steps=steps).settings.steps for steps in (None, 50, 5)] == [12, 12, 5]
     with pytest.raises(UsageError, match="--steps"):
         profile(steps="many")  # type: ignore[arg-type]
+    assert len([*endless(["a", "b", "c"])]) == 16  # type: ignore[list-item]
     assert len(run_trials(16, lambda so_far: Trial({}, 1.0, 1.0))) == 4
     assert time_pairs(lambda: 2.0, lambda: 1.0).count == 3
 
