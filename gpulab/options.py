@@ -3,14 +3,42 @@
 from __future__ import annotations
 
 import math
+import os
 from argparse import ArgumentParser
 from collections.abc import Callable
+from typing import TypeVar, overload
 
 from gpulab.errors import UsageError
+
+Number = TypeVar("Number", int, float)
 
 DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as written
 FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
+QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
+QUICK_NOTE = f"{QUICK_VARIABLE} is set: as little as possible is measured, so nothing is decided."
+QUICK_RUN_STEPS = 12  # of a profiled run
+QUICK_MEASURED, QUICK_TRACED = 4, 3  # steps of a run with its trace in an experiment
+QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block, pairs of blocks, seconds of a climb
+
+
+def is_quick() -> bool:
+    """Whether `GPULAB_QUICK=1` is set: for tests and quick tours each measurement is as short as it can be.
+
+    What was asked for in steps, pairs, trials or seconds is then an upper bound; comparisons stay undecided.
+    """
+    return os.environ.get(QUICK_VARIABLE, "") not in ("", "0")
+
+
+@overload
+def at_most(asked: Number, quick: Number) -> Number: ...
+@overload
+def at_most(asked: Number | None, quick: Number) -> Number | None: ...
+def at_most(asked: Number | None, quick: Number) -> Number | None:
+    """What was asked for; while it is quick, no more than that."""
+    if not is_quick():
+        return asked
+    return quick if asked is None else min(asked, quick)
 
 
 def without_comment(line: str) -> str:

@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
@@ -14,7 +16,14 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
-from gpulab.options import add_whole_number, check_seconds, check_whole_number, seconds_type
+from gpulab.options import (
+    QUICK_BUDGET_S,
+    add_whole_number,
+    at_most,
+    check_seconds,
+    check_whole_number,
+    seconds_type,
+)
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb.climb import Climber
@@ -88,6 +97,7 @@ def climb(
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
     check(bounds)
+    bounds = replace(bounds, budget_s=at_most(bounds.budget_s, QUICK_BUDGET_S), rungs=at_most(bounds.rungs, 1))
     climber = Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
     with Climbing(climber.stop, show=show) as climbing:
         climber.tell, climber.tick, climber.on_attempt = climbing.tell, climbing.tick, climbing.show_ladder

@@ -23,7 +23,7 @@ from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.live_feed import Watcher
-from gpulab.options import check_whole_number
+from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
 from gpulab.run import Change, Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
 from gpulab.store.summaries import keep_summary
@@ -66,8 +66,9 @@ class profile:
         terminated: Callable[[], None] = lambda: None,
         keeps_trace: Callable[[Run], bool] = lambda run: True,
     ) -> None:
-        self.settings = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
-        check(self.settings)
+        asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
+        check(asked)
+        self.settings = replace(asked, steps=at_most(asked.steps, QUICK_RUN_STEPS))
         self._changes = changes
         self._when_terminated = terminated
         self._keeps_trace = keeps_trace

@@ -382,13 +382,15 @@ def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
 
 
 def _functions(value: object) -> Iterator[FunctionType]:
-    """A function; those of a class; those that an object and what it holds can still run."""
+    """A function; those of a class; those that an object and what it holds can still run, once for all of a kind."""
+    kinds: set[type] = set()
     for thing in walk(value):
         if isinstance(thing, FunctionType):
             yield _unwrapped(thing)
         elif isinstance(thing, type):
             yield from (f for _, f in _methods(thing))
-        else:
+        elif type(thing) not in kinds:
+            kinds.add(type(thing))
             yield from (f for name, f in _methods(type(thing)) if name not in _BUILDING)
 
 

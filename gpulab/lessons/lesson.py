@@ -29,6 +29,7 @@ from gpulab.lessons.guesses import Question, Revealed, reveal
 from gpulab.lessons.hints import Hints, what_failed
 from gpulab.lessons.progress import Line, Progress, class_outlets, learner, now
 from gpulab.lessons.time_limit import TimeLimit, time_limit
+from gpulab.options import QUICK_NOTE, is_quick
 from gpulab.tuning import cell_code
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.waiting import waiting
@@ -66,6 +67,7 @@ class Lesson:
         title = f"Lesson {entry.number}: {entry.title.rstrip('.?')}."
         sentences = [title, f"About {entry.minutes} minutes.", _machine()]
         sentences += [done] if done else []
+        sentences += [QUICK_NOTE] if is_quick() else []
         for outlet in self.progress.outlets:
             sentences.append(
                 f"This is a class: each guess and check, without your code, also goes to {outlet.words}, under the "

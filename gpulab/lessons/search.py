@@ -23,6 +23,7 @@ from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswere
 from gpulab.lessons.figures import Block
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, working_share
+from gpulab.options import is_quick
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
@@ -39,6 +40,7 @@ Pair = tuple[float, float]  # time per sample, loss
 
 TRAINED_ON = 1440  # of 1797 digits; the others are for validation
 ENLARGED_PIXELS = 192
+QUICK_TRIALS, QUICK_BATCHES = 4, 16  # the lesson's rule stops none of the first three, after ten batches
 BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 
@@ -108,9 +110,9 @@ def network(kind: Kind, width: int, depth: int) -> nn.Sequential:
 
 
 def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
-    """Its batches, epoch after epoch."""
-    while True:
-        yield from loader
+    """Its batches, epoch after epoch; a few while it is quick."""
+    batches = itertools.chain.from_iterable(itertools.repeat(loader))
+    return itertools.islice(batches, QUICK_BATCHES if is_quick() else None)
 
 
 def validation_loss(model: nn.Module) -> float:
@@ -165,8 +167,9 @@ def _value(value: object) -> str:
 
 
 def run_trials(count: int, one: Callable[[list[Trial]], Trial]) -> list[Trial]:
-    """So many trials, each made by `one(trials so far)`. What it raises passes."""
+    """So many trials, each made by `one(trials so far)`; fewer while it is quick. What it raises passes."""
     trials: list[Trial] = []
+    count = min(count, QUICK_TRIALS) if is_quick() else count
     with waiting(f"searching, {plural(count, 'trial')}"):
         for _ in range(count):
             trials.append(one(trials))

@@ -29,6 +29,7 @@ from gpulab.lessons.figures import COLOURS
 from gpulab.lessons.guesses import Question, share
 from gpulab.lessons.measured import Faster
 from gpulab.lessons.sharing_process import KINDS, Stretch
+from gpulab.options import is_quick
 from gpulab.tuning.compare.statistics import paired
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.drawing import own_style
@@ -124,6 +125,7 @@ def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int 
 # -- two trainings on one core -----------------------------------------------------------------------------------------
 
 TURNS, TURN_S = 6, 0.7
+QUICK_TURNS, QUICK_TURN_S = 2, 0.15
 LEAST_CPU, MOST_WAITED = 0.9, 0.1  # of the time: a core that others take tells nothing about sharing
 WIDEST = 1.35  # the upper end of an interval over its lower one
 
@@ -165,6 +167,8 @@ _shared: dict[str, Shared] = {}
 def share_core(turns: int = TURNS, seconds: float = TURN_S) -> Figure | Note:
     """Train on one core, alone and two at once, in turn, and draw the steps per second of each."""
     _shared.clear()
+    if is_quick():
+        turns, seconds = QUICK_TURNS, QUICK_TURN_S
     if not hasattr(os, "sched_setaffinity"):
         return Note("Not measurable here.", "This system cannot keep a process on one core; Linux can.")
     with waiting("two trainings on one core") as wait, _trainings(_idlest_core()) as pair:

@@ -26,7 +26,17 @@ from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.observe.observation import Observation
-from gpulab.options import check_seconds, check_whole_number
+from gpulab.options import (
+    QUICK_MEASURED,
+    QUICK_NOTE,
+    QUICK_PAIRS,
+    QUICK_STEPS,
+    QUICK_TRACED,
+    at_most,
+    check_seconds,
+    check_whole_number,
+    is_quick,
+)
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Run, Settings
 from gpulab.snapshot.state import State
@@ -104,7 +114,7 @@ class Runner:
         ranks: Agreement | None = None,
     ) -> None:
         self._code = code
-        self._plan = plan
+        self._plan = plan = _bounded(plan)
         self._done = done
         self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
@@ -120,7 +130,7 @@ class Runner:
         self._store = Store() if plan.save else None
         # of its own: the user's numbers stay where they are
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
-        self._notes: list[str] = []
+        self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
         self._used_up: list[str] = []  # iterators that the code takes from
         self._restored = ""
         self._state: State | None = None
@@ -283,7 +293,7 @@ class Runner:
         if not able or self._ended:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
-        if self._plan.interleaved and not self._ranks.is_of_several:
+        if self._plan.interleaved and not self._ranks.is_of_several and not is_quick():
             predictions.measure_sizes([arm.decided for arm in able], self._run_size)
         for arm in able:
             arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
@@ -381,6 +391,8 @@ class Runner:
         asked = None if self._plan.interleaved else self._plan.block_steps
         if asked is not None:
             return schedule.WARMUP + asked
+        if is_quick():
+            return QUICK_MEASURED
         if self._step_s is None:
             return UNPROFILED_STEPS
         room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
@@ -402,6 +414,8 @@ class Runner:
     def _profiled_steps(self, arm: _Arm) -> int:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
         written = self._written
+        if is_quick():
+            return QUICK_TRACED
         if written is None:
             return TRACED + UNKNOWN_AHEAD
         settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
@@ -460,7 +474,7 @@ class Runner:
         runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
         size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
-        size = schedule.Size(*self._ranks.of_first([size.warmup, size.counted]))
+        size = schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted]))
         on_gpu = runs[0].device.kind == "cuda"
         began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
         least = self._plan.pairs or schedule.FEWEST_TURNS
@@ -745,6 +759,19 @@ def _without_effect(arm: Arm, code: Code) -> str:
         return resolve_beforehand(arm, None, code).unchanged()
     decided = resolve_arm(arm, observation, code)
     return decided.failure or decided.unchanged()
+
+
+def _bounded(plan: Plan) -> Plan:
+    """The same; while it is quick, with as few pairs and steps as compare anything at all."""
+    if not is_quick():
+        return plan
+    steps = plan.block_steps
+    return replace(
+        plan,
+        pairs=at_most(plan.pairs, QUICK_PAIRS) if plan.interleaved else plan.pairs,
+        block_steps=at_most(steps, QUICK_STEPS) if plan.interleaved else steps,
+        seeds=min(plan.seeds, 1),
+    )
 
 
 def check_plan(plan: Plan) -> None:

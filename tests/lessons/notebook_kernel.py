@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -27,7 +27,12 @@ from tests.support.paths import ROOT
 NOTEBOOKS = ROOT / "notebooks"
 LONG_S = 900  # for a notebook on a busy machine
 MOST_BYTES = 2_000_000_000  # of Binder
-KERNEL = "gpulab-binder"
+BEGIN = """
+%%reset -f
+import os
+os.chdir(%r)
+os.environ["GPULAB_DIR"] = os.path.abspath("runs")
+"""
 LEFT_BEHIND = """
 scope = {"__name__": "leftovers"}
 exec(%r, scope)
@@ -75,14 +80,14 @@ def _use_the_same_torch(folder: Path) -> None:
     subprocess.run([*command, "-c", str(ROOT / "constraints.txt"), f"torch=={version}"], check=True)
 
 
-def install_kernel(environment: Path, share: Path) -> None:
-    """A kernelspec below `share` that runs on one core in that environment: each process of the tests has its own."""
-    folder = share / "kernels" / KERNEL
+def install_kernel(name: str, python: str, share: Path, variables: Mapping[str, str] | None = None) -> None:
+    """A kernelspec below `share` that runs on one core with that Python: each process of the tests has its own."""
+    folder = share / "kernels" / name
     folder.mkdir(parents=True)
     one_core = ["taskset", "-c", str(_own_core())] if shutil.which("taskset") else []
-    python = str(environment / "bin" / "python")
     argv = [*one_core, python, "-m", "ipykernel_launcher", "-f", "{connection_file}"]
-    (folder / "kernel.json").write_text(json.dumps({"argv": argv, "display_name": KERNEL, "language": "python"}))
+    spec = {"argv": argv, "display_name": name, "language": "python", "env": dict(variables or {})}
+    (folder / "kernel.json").write_text(json.dumps(spec))
 
 
 def _own_core() -> int:
@@ -99,25 +104,51 @@ def shipped(name: str) -> NotebookNode:
 
 
 class Shown(Struct):
-    """What each code cell showed, by its name, and the most memory that the kernel and its workers had."""
+    """What each code cell showed, by its name, and the most memory that the kernel and its workers had meanwhile."""
 
     texts: dict[str, list[str]] = field(default_factory=dict)
     peak_bytes: int = 0
 
 
-def execute(notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str, str]] = ()) -> Shown:
-    """Run it in `folder`; each of `further` runs after the cell it names first. Raises where a cell raises."""
-    for after, name, code in further:
-        place = next(i for i, cell in enumerate(notebook.cells) if cell_name(cell) == after) + 1
-        notebook.cells.insert(place, nbformat.v4.new_code_cell(code, metadata={"name": name}))
-    client = nbclient.NotebookClient(
-        notebook, timeout=LONG_S, kernel_name=KERNEL, resources={"metadata": {"path": str(folder)}}
-    )
-    shown = Shown()
-    with memory_watched(shown):
-        client.execute()
-    shown.texts = {cell_name(cell): [*texts(cell)] for cell in notebook.cells if cell.cell_type == "code"}
-    return shown
+class Kernel:
+    """Runs notebooks one after the other in one process, from which the names of the one before are gone."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._client: nbclient.NotebookClient | None = None
+
+    def execute(self, notebook: NotebookNode, folder: Path, further: Sequence[tuple[str, str, str]] = ()) -> Shown:
+        """Run it in `folder`; each of `further` runs after the cell it names first. Raises where a cell raises."""
+        for after, name, code in further:
+            place = next(i for i, cell in enumerate(notebook.cells) if cell_name(cell) == after) + 1
+            notebook.cells.insert(place, nbformat.v4.new_code_cell(code, metadata={"name": name}))
+        notebook.cells.insert(0, nbformat.v4.new_code_cell(BEGIN % str(folder), metadata={"name": "begin"}))
+        before = self._client
+        client = nbclient.NotebookClient(
+            notebook,
+            before.km if before is not None else None,
+            timeout=LONG_S,
+            kernel_name=self._name,
+            resources={"metadata": {"path": str(folder)}},
+        )
+        if before is not None:
+            client.kc = before.kc
+        self._client = client
+        shown = Shown()
+        try:
+            with memory_watched(shown):
+                client.execute(cleanup_kc=False)
+        except BaseException:
+            self.close()
+            raise
+        shown.texts = {cell_name(cell): [*texts(cell)] for cell in notebook.cells if cell.cell_type == "code"}
+        return shown
+
+    def close(self) -> None:
+        """End the process; the next notebook has a new one."""
+        client, self._client = self._client, None
+        if client is not None:
+            client._cleanup_kernel()
 
 
 @contextmanager

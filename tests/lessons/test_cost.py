@@ -15,8 +15,6 @@ from gpulab.lessons.cost import (
     CASES,
     bill,
     check_cheaper,
-    check_cost,
-    check_step,
     draw_gpus,
     hardware_table,
     step_time,
@@ -28,46 +26,6 @@ from gpulab.lessons.guesses import reveal
 from gpulab.lessons.measured import Faster
 from gpulab.tuning.record import Experiment
 from tests.support.comparisons import a_comparison
-
-
-def dots(*arguments: float) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (lambda rate, price: price * 1e6 / rate / 3600, "right", "3,600"),
-        (lambda rate, price: price * 1e6 / rate, "wrong", "The price is per hour"),
-        (lambda rate, price: price / rate / 3600, "wrong", "the price of one sample"),
-        (lambda rate, price: price * 1e6 / rate / 60, "wrong", "60 minutes of 60 seconds"),
-        (lambda rate, price: price * rate / 1e6 / 3600, "wrong", "divide by the rate"),
-        (lambda rate, price: 7.0, "wrong", "How many seconds"),
-        (lambda rate, price: "1", "wrong", "a number is wanted"),
-    ],
-)
-def test_a_price_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_cost(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (dots, "unanswered", "in place of the dots"),
-        (step_time, "right", "still takes 30 of its 40 ms"),
-        (lambda load, compute, w, g: max(load / max(w, 1), compute / g), "wrong", "loading and computing add up"),
-        (lambda load, compute, w, g: load / max(w, 1) + compute / g, "wrong", "as long as the slower of the two"),
-        (lambda load, compute, w, g: max(load, compute / g) if w else load + compute / g, "wrong", "share the loading"),
-        (lambda load, compute, w, g: step_time(load, compute, w, 1 / g), "wrong", "divide by gpu_times"),
-        (lambda load, compute, w, g: step_time(load / g, compute, w, g), "wrong", "A faster GPU loads nothing"),
-        (lambda load, compute, w, g: 1.0, "wrong", "With workers: the longer of"),
-    ],
-)
-def test_a_step_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_step(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
 @given(st.floats(0.1, 100), st.floats(0.1, 100), st.integers(0, 8), st.floats(1, 1000))

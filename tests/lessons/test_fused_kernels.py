@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from itertools import combinations
-from typing import Any
 
 import pytest
 import torch
 from matplotlib.text import Text
-from torch import Tensor
 from torch.nn import functional
 
-from gpulab.lessons import fused_kernels
 from gpulab.lessons.fused_kernels import (
     OperatorUse,
     Peak,
     Transformer,
     attention_lanes,
-    check_attention,
     counting_tokens,
     draw_roofline,
     four_operators,
@@ -27,9 +22,6 @@ from gpulab.lessons.fused_kernels import (
     operators_of,
     swaps_table,
 )
-from gpulab.lessons.pairs import Speed
-
-attend = functional.scaled_dot_product_attention
 
 
 def test_both_attentions_train_alike() -> None:
@@ -116,95 +108,3 @@ def test_one_operator_moves_what_attention_cannot_do_without() -> None:
 
 def test_a_swap_that_never_ran_is_not_measured() -> None:
     assert "not measured: run its cell first" in repr(swaps_table({"never-ran": "a swap"}))
-
-
-def dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor: ...  # type: ignore[empty-body]
-
-
-def described_dots(query: Tensor, key: Tensor, value: Tensor) -> Tensor:  # type: ignore[empty-body]
-    """As the notebook has it."""
-    ...
-
-
-def no_mask(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query, key, value)
-
-
-def no_scale(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query, key, value, is_causal=True, scale=1.0)
-
-
-def scaled_twice(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query / math.sqrt(query.shape[-1]), key, value, is_causal=True)
-
-
-def wrong_order(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    turned = [x.transpose(1, 2) for x in (query, key, value)]
-    return attend(turned[0], turned[1], turned[2], is_causal=True).transpose(1, 2)
-
-
-def exchanged(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(key, query, value, is_causal=True)
-
-
-def another_shape(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return attend(query, key, value, is_causal=True).transpose(1, 2)
-
-
-def nothing(query: Tensor, key: Tensor, value: Tensor) -> None:
-    attend(query, key, value, is_causal=True)
-
-
-def noise(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return one_operator(query, key, value) + 1e-3
-
-
-def query_detached(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return one_operator(query.detach(), key, value)
-
-
-def without_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    with torch.no_grad():
-        return one_operator(query, key, value)
-
-
-def another_gradient(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    return one_operator(query, key, value) + 0 * value.sum() + (key - key.detach()).sum()
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (described_dots, "unanswered", "in place of the dots"),
-        (3, "wrong", "That is a int"),
-        (no_mask, "wrong", "the mask is missing"),
-        (no_scale, "wrong", "square root of a head's size"),
-        (scaled_twice, "wrong", "or twice: leave scale alone"),
-        (wrong_order, "wrong", "Heads and tokens are exchanged"),
-        (exchanged, "wrong", "query and key are exchanged"),
-        (another_shape, "wrong", "should have [2, 2, 8, 4]"),
-        (nothing, "wrong", "does the function return its result?"),
-        (noise, "wrong", "differ from those"),
-        (query_detached, "wrong", "query gets no gradient"),
-        (without_gradient, "wrong", "query gets no gradient"),
-        (another_gradient, "wrong", "the gradient of key is not that of the four operators"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_attention_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_attention(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-@pytest.mark.parametrize(
-    ("low", "high", "state"), [(1.3, 1.6, "right"), (0.9, 1.6, "undecided"), (0.98, 1.02, "wrong")]
-)
-def test_equal_results_are_judged_by_their_speed(
-    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
-) -> None:
-    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 9)
-    monkeypatch.setattr(fused_kernels, "time_pairs", lambda before, after, pairs: speed)
-    assert check_attention(four_operators).state == state
-    assert check_attention(one_operator).state == state

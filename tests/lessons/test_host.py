@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import base64
-import math
 from itertools import pairwise
-from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
-from torch.nn import functional
 
-from gpulab.lessons import host
-from gpulab.lessons.figures import png
-from gpulab.lessons.host import ManyHeads, as_given, check_distances, check_loop, given_loop
-from gpulab.lessons.model_timeline import ByHand, Setting, draw, play, turn_by_hand
-from gpulab.lessons.pairs import Speed
+from gpulab.lessons.host import ManyHeads
+from gpulab.lessons.model_timeline import Setting, play
 
 times_us = st.floats(0.5, 100)
 SETTINGS = st.builds(
@@ -73,32 +63,6 @@ def _end(setting: Setting) -> float:
     return max(block.start + block.length for block in (*played.host, *played.device))
 
 
-def test_the_model_says_that_it_is_one() -> None:
-    texts = [text.get_text() for text in draw(Setting()).axes[0].texts]
-    assert "a model, not a measurement" in texts
-    with pytest.raises(ValueError, match="at least one kernel"):
-        Setting(kernels=0)
-
-
-def test_sliders_have_a_static_twin() -> None:
-    turned = turn_by_hand()
-    assert isinstance(turned, ByHand)
-    children = turned.sliders.children
-    assert {child.description for child in children if hasattr(child, "description")} >= {"kernel µs", "syncs"}
-    bundle = turned._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle
-    assert base64.b64decode(bundle["image/png"]) == png(draw(Setting())), "what a reader without a kernel sees"
-    assert "interactive(" not in bundle["text/plain"] and "sliders" in bundle["text/plain"]
-    for widget in (*children, turned.sliders):
-        widget.close()
-
-
-def test_other_models_have_a_static_twin_of_their_own() -> None:
-    other = draw(Setting(kernels=3))
-    bundle = ByHand(SimpleNamespace(_repr_mimebundle_=None), lambda: other)._repr_mimebundle_()
-    assert base64.b64decode(bundle["image/png"]) == png(other)
-
-
 def test_stacked_heads_are_the_same_heads() -> None:
     torch.manual_seed(0)
     loop = ManyHeads(4, 8)
@@ -106,146 +70,3 @@ def test_stacked_heads_are_the_same_heads() -> None:
     stacked.load_state_dict(loop.state_dict())
     x = torch.randn(3, 4, 8)
     assert torch.allclose(loop(x), stacked(x), atol=1e-6)
-
-
-def dots(points: Tensor, centre: Tensor) -> None: ...
-
-
-def large(points: Tensor, centre: Tensor) -> Tensor:
-    return (points - centre).square().sum(-1).sqrt().mean(-1)
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (lambda points, centre: [1.0], "wrong", "a tensor is wanted"),
-        (lambda points, centre: large(points, centre).sum(), "wrong", "one number per sample"),
-        (lambda points, centre: large(points, centre) * points.shape[1], "wrong", "their mean is wanted"),
-        (lambda points, centre: (points - centre).square().sum(-1).mean(-1), "wrong", "square root is missing"),
-        (lambda points, centre: (points - centre).square().sum(-1).mean(-1).sqrt(), "wrong", "mean of the roots"),
-        (lambda points, centre: large(points, centre) + 1, "wrong", "Its values differ"),
-        (lambda points, centre: large(points.detach(), centre), "wrong", "no gradient of the points"),
-        (lambda points, centre: large(points, centre).detach() + 0 * points.sum(), "wrong", "their gradients are not"),
-    ],
-)
-def test_distances_get_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_distances(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-def by_samples(points: Tensor, centre: Tensor) -> Tensor:
-    return torch.stack([(sample - centre).square().sum(-1).sqrt().mean() for sample in points])
-
-
-def by_points(points: Tensor, centre: Tensor) -> Tensor:
-    distances = [(point - centre).square().sum(-1).sqrt() for point in points.unbind(1)]
-    return torch.stack(distances, 1).mean(1)
-
-
-@pytest.mark.parametrize(("low", "high", "state"), [(9, 12, "right"), (0.9, 1.1, "wrong"), (0.9, 4.0, "undecided")])
-def test_few_operators_are_judged_by_speed(
-    monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
-) -> None:
-    speed = Speed(math.sqrt(low * high), (low, high), 1.0, 1.0, 7)
-    monkeypatch.setattr(host, "time_pairs", lambda before, after: speed)
-    assert check_distances(large).state == state
-
-
-@pytest.mark.parametrize("answer", [as_given, by_samples, by_points])
-def test_a_loop_in_python_is_no_handful_of_operators(answer: Any) -> None:
-    checked = check_distances(answer)
-    assert checked.state == "wrong" and "is there still a loop in Python?" in checked.hint, checked
-
-
-def trained(model: Any, optimizer: Any, inputs: Any, targets: Any) -> Tensor:
-    optimizer.zero_grad()
-    loss = functional.mse_loss(model(inputs), targets)
-    loss.backward()
-    optimizer.step()
-    return loss
-
-
-def correct(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    total = torch.zeros(())
-    for number, (inputs, targets) in enumerate(batches, start=1):
-        total += trained(model, optimizer, inputs, targets).detach()
-        if number % 10 == 0:
-            log(total.item() / 10)
-            total = torch.zeros(())
-
-
-def empty(model: Any, optimizer: Any, batches: Any, log: Any) -> None: ...
-
-
-def silent(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    for inputs, targets in batches:
-        trained(model, optimizer, inputs, targets)
-
-
-def logs_tensors(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    for number, (inputs, targets) in enumerate(batches, start=1):
-        loss = trained(model, optimizer, inputs, targets)
-        if number % 10 == 0:
-            log(loss)
-
-
-def last_loss(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    for number, (inputs, targets) in enumerate(batches, start=1):
-        loss = trained(model, optimizer, inputs, targets)
-        if number % 10 == 0:
-            log(loss.item())
-
-
-def untrained(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    for number, (inputs, targets) in enumerate(batches, start=1):
-        if number % 10 == 0:
-            log(functional.mse_loss(model(inputs), targets).item())
-
-
-def reads_by_to(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    losses: list[Tensor] = []
-    for inputs, targets in batches:
-        losses.append(trained(model, optimizer, inputs.to("cpu"), targets.to("cpu")).detach().to("cpu"))
-        if len(losses) % 10 == 0:
-            log(torch.stack(losses[-10:]).mean().item())
-
-
-def logs_late(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    losses = [trained(model, optimizer, inputs, targets).detach() for inputs, targets in batches]
-    for value in torch.stack(losses).view(-1, 10).mean(1).tolist():
-        log(value)
-
-
-def logs_text(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    correct(model, optimizer, batches, lambda value: log(f"{value:.4f}"))
-
-
-def logs_numpy(model: Any, optimizer: Any, batches: Any, log: Any) -> None:
-    correct(model, optimizer, batches, lambda value: log(np.float32(value)))
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (empty, "unanswered", "in place of the dots"),
-        (silent, "wrong", "logs 0 values for 40 steps"),
-        (logs_tensors, "wrong", "It logs tensors"),
-        (last_loss, "wrong", "the mean loss of the first ten steps is"),
-        (untrained, "wrong", "The weights are not what"),
-        (given_loop, "wrong", "reads numbers from the device 40 times (item)"),
-        (reads_by_to, "wrong", "reads numbers from the device 44 times (item, to)"),
-        (logs_late, "wrong", "one is logged only after 40 steps"),
-        (logs_text, "wrong", "It logs a str."),
-        (logs_numpy, "right", "4 reads for 40 steps"),
-        (correct, "right", "4 reads for 40 steps"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_loop_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    before = {name: getattr(Tensor, name) for name in host._READS}
-    checked = check_loop(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-    assert {name: getattr(Tensor, name) for name in host._READS} == before

@@ -193,35 +193,38 @@ def test_each_setting_gets_its_verdict_or_why_it_has_none(
 # -- of ranks ----------------------------------------------------------------------------------------------------------
 
 
-class OwnRuns:
-    """The runs of this process, the last one last."""
-
-    def __init__(self, *runs: Run) -> None:
-        self.own = list(runs)
-
-
-def a_rank(job: str, rank: int, name: str, faster: int = 1) -> Run:
-    """A stored run of thirty steps, `faster` times as fast."""
-    run = synthetic.cpu_case().run
-    steps = replace(run.steps, end_ns=run.steps.start_ns + run.steps.wall_ns // faster)
-    of = Job(job, rank, "torchrun", 2)
-    return replace(run, id=f"{job}-{rank}", job=of, settings=replace(run.settings, name=name), steps=steps)
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
+    """The runs of this process, the last one last, to be filled in."""
+    mine: list[Run] = []
+    monkeypatch.setattr(measured, "runs", SimpleNamespace(own=mine))
+    return mine
 
 
-def test_the_ranks_of_a_name_are_those_of_its_latest_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    older, newer = ([a_rank(job, rank, "pipeline") for rank in (1, 0)] for job in ("first", "second"))
-    alone = replace(a_rank("", 0, "alone"), job=None)
-    monkeypatch.setattr(measured, "runs", OwnRuns(*older, *newer, alone))
+def stepping(name: str, ms: float, id: str, rank: int = 0, job: str = "") -> Run:
+    """A rank's run of forty steps of about so many ms; `job` alone if it is another than the name's."""
+    wall = ms * np.exp(np.random.default_rng(len(id)).normal(0, 0.01, 60))
+    steps = synthetic.steps(wall, np.zeros(60), synthetic.phases(5, 40, 6, 9))
+    of = Job(job or f"job of {name}", rank, "torchrun", 2)
+    return replace(synthetic.cpu_case().run, id=id, steps=steps, job=of, settings=Settings(name=name))
+
+
+def test_the_ranks_of_a_name_are_those_of_its_latest_job(own: list[Run]) -> None:
+    own += [stepping("pipeline", 30, f"{job}-{rank}", rank, job) for job in ("first", "second") for rank in (1, 0)]
+    own += [replace(stepping("alone", 30, "alone"), job=None)]
     assert [run.id for run in ranks_named("pipeline")] == ["second-0", "second-1"]
     assert ranks_named("alone") == [] == ranks_named("another")
 
 
-def test_a_run_is_compared_with_another_by_their_names(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measured, "runs", OwnRuns(a_rank("a", 0, "before"), a_rank("b", 0, "after", faster=2)))
-    faster = faster_than("before", "after")
-    assert faster is not None and faster.sure and faster.times == pytest.approx(2, rel=0.01)
-    slower = faster_than("after", "before")
-    assert slower is not None and slower.times == pytest.approx(0.5, rel=0.01)
+def test_a_run_is_compared_with_another_by_their_names(own: list[Run]) -> None:
+    own += [stepping("before", 30, "a"), stepping("after", 15, "b"), stepping("again", 30.1, "c")]
+    faster, slower = faster_than("before", "after"), faster_than("after", "before")
+    between = faster_than("before", "again")
+    assert faster is not None and faster.sure and faster.times == pytest.approx(2, rel=0.03)
+    assert slower is not None and slower.times == pytest.approx(0.5, rel=0.03)
+    assert between is not None and between.times == pytest.approx(1, abs=0.03)
+    question = times_between("How many?", "before", "again", "with several")
+    assert question.measure() == between and question.unit == "times"
     assert faster_than("before", "another") is None
 
 
@@ -231,31 +234,6 @@ def test_the_share_of_exchange_is_that_of_the_account() -> None:
     assert breakdown is not None
     assert communicating_share(run) == breakdown.share["communication"]
     assert communicating_share(None) is None
-
-
-def stepping(name: str, ms: float, id: str, rank: int = 0) -> Run:
-    """A rank's run of forty steps of about so many ms."""
-    wall = ms * np.exp(np.random.default_rng(len(id)).normal(0, 0.01, 60))
-    steps = synthetic.steps(wall, np.zeros(60), synthetic.phases(5, 40, 6, 9))
-    job = Job(f"job of {name}", rank, "torchrun", 2)
-    run = synthetic.cpu_case().run
-    return replace(run, id=id, steps=steps, job=job, settings=Settings(name=name))
-
-
-@pytest.fixture
-def own(monkeypatch: pytest.MonkeyPatch) -> list[Run]:
-    """What this process measured, to be filled in."""
-    mine: list[Run] = []
-    monkeypatch.setattr(measured, "runs", SimpleNamespace(own=mine))
-    return mine
-
-
-def test_runs_that_hardly_differ_are_not_sure_to(own: list[Run]) -> None:
-    own += [stepping("one", 30, "a"), stepping("several", 30.1, "b")]
-    between = faster_than("one", "several")
-    assert between is not None and between.times == pytest.approx(1, abs=0.03)
-    question = times_between("How many?", "one", "several", "with several")
-    assert question.measure() == between and question.unit == "times"
 
 
 def test_how_long_a_rank_waits_for_the_others(own: list[Run], monkeypatch: pytest.MonkeyPatch) -> None:

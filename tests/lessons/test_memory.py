@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from gpulab.formatting import size
 from gpulab.lessons.batch_size import DigitsInMemory
@@ -18,8 +16,6 @@ from gpulab.lessons.memory import (
     Allocator,
     activation_share,
     bytes_with_and_without,
-    check_checkpointing,
-    check_state,
     convolutions,
     deep_network,
     draw_allocators,
@@ -129,72 +125,3 @@ def test_another_order_of_requests_leaves_one_piece() -> None:
 def test_convolutions_give_the_same_shape() -> None:
     x = torch.randn(2, 16, 8, 8)
     assert {tuple(module(x).shape) for module in convolutions(16).values()} == {(2, 16, 8, 8)}
-
-
-def right_bytes(model: nn.Module) -> int:
-    each = [(p.numel() * p.element_size(), p.requires_grad) for p in model.parameters()]
-    return sum(4 * of_one if trained else of_one for of_one, trained in each)
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (lambda model: None, "unanswered", "in place of the dots"),
-        (right_bytes, "right", "two averages"),
-        (lambda model: "many", "wrong", "a number of bytes is wanted"),
-        (lambda model: 4 * sum(p.numel() for p in model.parameters()), "wrong", "the weights alone"),
-        (lambda model: 12 * sum(p.numel() for p in model.parameters()), "wrong", "how many averages"),
-        (lambda model: 8 * sum(p.numel() for p in model.parameters()), "wrong", "AdamW keeps two averages"),
-        (lambda model: 16 * sum(p.numel() for p in model.parameters()), "wrong", "A frozen parameter has no gradient"),
-        (lambda model: 4 * sum(p.numel() * 4 for p in model.parameters() if p.requires_grad), "wrong", "still has its"),
-        (
-            lambda model: sum(p.numel() * (16 if p.requires_grad else 4) for p in model.parameters()),
-            "wrong",
-            "element_size",
-        ),
-    ],
-)
-def test_bytes_get_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_state(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-def each_block(blocks: Any) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        for block in blocks:
-            x = checkpoint(block, x, use_reentrant=False)
-        return x
-
-    return forward
-
-
-def last_missing(blocks: Any) -> Any:
-    return each_block(blocks[:-1])
-
-
-def detached(blocks: Any) -> Any:
-    def forward(x: Tensor) -> Tensor:
-        for block in blocks:
-            x = block(x.detach()) + x - x.detach()
-        return x
-
-    return forward
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (lambda blocks: None, "unanswered", "in place of the dots"),
-        (lambda blocks: 3, "wrong", "a module (or a function of x) is wanted"),
-        (last_missing, "wrong", "computes something else"),
-        (detached, "wrong", "gradients"),
-        (lambda blocks: nn.Sequential(*blocks), "wrong", "Wrap each block"),
-        (each_block, "right", "The same result and gradients"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_checkpointing_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_checkpointing(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked

@@ -8,7 +8,8 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from itertools import takewhile
 from pathlib import Path
 from types import ModuleType
@@ -21,16 +22,20 @@ from packaging.specifiers import SpecifierSet
 
 from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.editions import EXERCISE, cell_name, edition, solutions, source
+from gpulab.lessons.lesson import Lesson
+from gpulab.lessons.progress import Progress
+from gpulab.options import QUICK_VARIABLE
 from tests.lessons.notebook_kernel import (
     LEFT_BEHIND,
     LONG_S,
     MOST_BYTES,
     NOTEBOOKS,
+    Kernel,
     binder_environment,
-    execute,
     install_kernel,
     shipped,
 )
+from tests.lessons.whole import whole_lessons
 from tests.support.paths import ROOT
 
 TEXTS = NOTEBOOKS / "lessons"
@@ -45,7 +50,25 @@ BY_HAND = {
     "order",
     "micro-batches",
 }  # the answer is a figure of the reader's own run
-OPTIONAL = {"h5py", "optuna"}
+OPTIONAL = ("torch_tb_profiler", "h5py", "optuna")
+ASSERTED = {  # of what a lesson has measured, in its own kernel after its last cell
+    "12_split_model": """
+from gpulab.lessons import split_model
+from gpulab.lessons.measured import ranks_named
+
+names = ("one-micro-batch", "eight-micro-batches", "one-forward-one-backward")
+assert lesson.reveal("kept").measured == 25  # 1F1B: of eight micro-batches two
+assert [split_model.micro_batches_of(run) for name in names for run in ranks_named(name)] == [1, 1, 8, 8, 8, 8]
+lines = [line.split() for line in bubbles(*names, "another").lines]
+assert [line[:3] for line in lines[1:4]] == [[names[0], "2", "1"], [names[1], "2", "8"], [names[2], "2", "8"]]
+assert [line[3:5] for line in lines[1:4]] == [["50", "%"], ["11", "%"], ["11", "%"]]
+assert lines[4] == ["another", "has", "not", "run", "yet"]
+assert split_model.measured_bubble("one-micro-batch") > 0.4  # by the order of work, not by speed
+import gpulab
+report = gpulab.report(gpulab.api.reading.open_run("eight-micro-batches")).json()
+assert report["straggler"] is None and "messages" in report["mismatch"]
+""",
+}
 
 lessons = pytest.mark.parametrize("entry", LESSONS, ids=lambda entry: entry.name)
 
@@ -140,11 +163,29 @@ def test_the_editions_differ_in_the_solutions_alone(entry: Entry) -> None:
 
 
 @pytest.fixture(scope="session")
-def binder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the kernelspec of Binder's environment."""
-    share = tmp_path_factory.mktemp("share")
-    install_kernel(binder_environment(Path(sys.prefix) / "share"), share)
-    return share
+def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where Jupyter finds the kernels of this process of the tests."""
+    with pytest.MonkeyPatch.context() as patch:
+        folder = tmp_path_factory.mktemp("share")
+        patch.setenv("JUPYTER_PATH", str(folder))
+        yield folder
+
+
+@pytest.fixture(scope="session")
+def binder(share: Path) -> Iterator[Kernel]:
+    """Binder's environment, each lesson as long as its reader has it."""
+    python = binder_environment(Path(sys.prefix) / "share") / "bin" / "python"
+    install_kernel("gpulab-binder", str(python), share)
+    with closing(Kernel("gpulab-binder")) as kernel:
+        yield kernel
+
+
+@pytest.fixture(scope="session")
+def quick(share: Path) -> Iterator[Kernel]:
+    """The tests' own environment, and nothing measured for longer than it takes to run every line."""
+    install_kernel("gpulab-quick", sys.executable, share, {QUICK_VARIABLE: "1"})
+    with closing(Kernel("gpulab-quick")) as kernel:
+        yield kernel
 
 
 @lessons
@@ -152,18 +193,21 @@ def binder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_lesson_runs_on_binder_and_takes_its_solutions(
     entry: Entry,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    binder: Path,
+    request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
-    monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "runs"))
-    monkeypatch.setenv("JUPYTER_PATH", str(binder))
+    """What changed and one in rotation as readers have it; all others quickly."""
+    is_whole = entry.name in whole_lessons()
+    kernel: Kernel = request.getfixturevalue("binder" if is_whole else "quick")
+    if is_whole:  # a new process: its memory is this lesson's
+        kernel.close()
     answers = solutions(shipped(entry.name))
-    further = [(cell_name(shipped(entry.name).cells[-1]), "left-behind", LEFT_BEHIND)]
+    last = cell_name(shipped(entry.name).cells[-1])
+    further = [(last, "left-behind", LEFT_BEHIND), (last, "asserted", ASSERTED.get(entry.name, ""))]
     for name, code in answers.items():
         further.append((f"check-{name}", f"solution-{name}", code))
         further.append((f"solution-{name}", f"solved-{name}", f'lesson.check("{name}")'))
-    shown = execute(shipped(entry.name), tmp_path, further)
+    shown = kernel.execute(shipped(entry.name), tmp_path, further)
     record_property("peak_bytes", shown.peak_bytes)
     for name, outputs in shown.texts.items():
         said = outputs[-1] if outputs else ""  # torch may warn before it
@@ -175,7 +219,7 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
         elif name.startswith("reveal-"):
             assert said.startswith(("No guess. Measured: ", "Undecided. ")), (name, said)
     assert shown.texts["left-behind"] == ["[]\n"]
-    assert shown.peak_bytes <= MOST_BYTES, f"{shown.peak_bytes / 1e9:.2f} GB"
+    assert not is_whole or shown.peak_bytes <= MOST_BYTES, f"{shown.peak_bytes / 1e9:.2f} GB"
 
 
 def test_binders_python_and_torch_are_those_that_gpulab_takes() -> None:
@@ -202,6 +246,21 @@ def test_the_texts_are_jupytexts_own(tmp_path: Path) -> None:
         again = jupytext.writes(jupytext.read(path), fmt="md:myst")
         cells = [(c.cell_type, c.source) for c in jupytext.reads(again, fmt="md:myst").cells]
         assert cells == [(c.cell_type, c.source) for c in jupytext.read(path).cells]
+
+
+def test_a_cell_without_its_package_says_how_to_install_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = {}
+    for entry in LESSONS:
+        for cell in shipped(entry.name).cells:
+            if package := re.search(r'^if lesson\.has\("(\w+)"\)', source(cell), re.MULTILINE):
+                names: dict[str, object] = {"storage": ""}
+                names["lesson"] = Lesson(entry, names, Progress(outlets=()))
+                monkeypatch.setattr(f"{Lesson.__module__}.importlib.util.find_spec", lambda name: None)
+                exec(source(cell), names)  # which has no other name: nothing else of it runs
+                asked[package[1]] = capsys.readouterr().out
+    assert {name: f"%pip install {name} in" in said for name, said in asked.items()} == dict.fromkeys(OPTIONAL, True)
 
 
 def test_links_between_notebooks_lead_somewhere() -> None:

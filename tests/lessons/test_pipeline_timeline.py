@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.lessons.model_timeline import ByHand
 from gpulab.lessons.pipeline_timeline import (
     BACKWARD_MS,
     FORWARD_MS,
@@ -25,7 +23,6 @@ from gpulab.lessons.pipeline_timeline import (
     gpipe,
     one_forward_one_backward,
     play_pipeline,
-    turn_pipeline,
 )
 
 PIPELINES = st.builds(
@@ -104,20 +101,3 @@ def test_the_drawing_says_that_it_is_a_model() -> None:
     assert [text.get_text() for text in many.axes[0].texts] == ["a model, not a measurement"], "no numbers on top"
     own = draw_orders(one_forward_one_backward, 2, 1, "mine")
     assert own.axes[0].get_title(loc="left") == "mine: bubble 50 %; stage 1 keeps 1 micro-batch"
-
-
-@pytest.mark.parametrize("wrong", [{"stages": 0}, {"micro_batches": 0}, {"slowest": 0.0}])
-def test_no_pipeline_without_work(wrong: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="at least one stage"):
-        Pipeline(**wrong)
-
-
-def test_the_sliders_of_a_pipeline_have_a_twin() -> None:
-    turned = turn_pipeline()
-    assert isinstance(turned, ByHand)
-    children = turned.sliders.children
-    assert {c.description for c in children if hasattr(c, "description")} >= {"stages", "micro-batches", "schedule"}
-    bundle = turned._repr_mimebundle_()
-    assert "application/vnd.jupyter.widget-view+json" in bundle and len(bundle["image/png"]) > 1000
-    for widget in (*children, turned.sliders):
-        widget.close()

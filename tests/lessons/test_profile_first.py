@@ -165,40 +165,6 @@ def test_a_file_that_the_plugin_cannot_read_is_no_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in quotes"),
-        (CULPRIT, "right", "2048 times"),
-        ("   shifted[i,row] = np.roll(images[i, row], offsets[i])  # here", "right", ""),
-        (f"cell [2], line 33: {CULPRIT}", "right", ""),
-        ("np.roll(images[i, row], offsets[i])", "right", ""),
-        ("losses.append(loss.item())", "wrong", "lesson 09"),
-        ("for row in range(images.shape[1]):", "wrong", "Close"),
-        ("for i in range(len(images)):", "wrong", "another one"),
-        ("def shift(images, offsets):", "wrong", "the function"),
-        (
-            "moved = images[:, 0].numpy() if augment is None else augment(images[:, 0].numpy(), offsets)",
-            "wrong",
-            "into",
-        ),
-        ("loss.backward()", "wrong", "computing"),
-        ("outputs = model(inputs)", "wrong", "computing"),
-        ("errors += (outputs.argmax(dim=1) != labels).sum()", "wrong", "whole batch"),
-        ("for images, labels in loader:", "wrong", "DataLoader"),
-        ("optimizer.step()", "wrong", "optimizer"),
-        ("something else", "wrong", "not a line"),
-        ("i", "wrong", "is not a line"),
-        (True, "wrong", "is not a line"),
-        (12, "wrong", "copy the text"),
-    ],
-)
-def test_the_line_that_costs_most(answer: object, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile_first, "run_named", lambda name: None)
-    checked = check_costliest(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
     [(33, "right", "The report says so"), (3, "wrong", "the number that the report gives (cell [2], line 33)")],
 )
 def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -215,49 +181,10 @@ def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monk
 # -- the same images, faster -------------------------------------------------------------------------------------------
 
 
-def roll_each(images: Images, offsets: Images) -> Images:
-    return np.stack([np.roll(image, offset, axis=1) for image, offset in zip(images, offsets, strict=True)])
-
-
-def dots(images: Images, offsets: Images) -> None: ...
-
-
-def in_place(images: Images, offsets: Images) -> Images:
-    result = shift(images, offsets)
-    images[:] = result
-    return result
-
-
-def always_square(images: Images, offsets: Images) -> Images:
-    return roll_each(images, offsets).reshape(-1, 5, 5)
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (shift, "wrong", "cannot be faster than itself"),
-        (_rolled, "right", "The images are the same."),
-        (roll_each, "right", "18 to 22"),
-        (lambda i, o: _rolled(i, o).astype(np.float64), "wrong", "float64 instead of float32"),
-        (lambda i, o: _rolled(i, o).tolist(), "wrong", "NumPy array"),
-        (lambda i, o: _rolled(i, o)[:, 1:], "wrong", "has the shape"),
-        (in_place, "wrong", "changes `images` itself"),
-        (lambda i, o: np.zeros_like(i), "wrong", "differ from those of shift"),
-        (7, "wrong", "a function"),
-    ],
-)
-@pytest.mark.usefixtures("speed")
-def test_the_images_must_be_the_same(answer: object, state: str, hint: str) -> None:
-    checked = check_rewrite(answer, shift)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
 @pytest.mark.usefixtures("speed")
 def test_an_answer_for_one_shape_alone_is_found_out() -> None:
     with pytest.raises(ValueError, match="reshape"):
-        check_rewrite(always_square, shift)
+        check_rewrite(lambda images, offsets: _rolled(images, offsets).reshape(-1, 5, 5), shift)
 
 
 @pytest.mark.parametrize("number", range(6))
@@ -269,17 +196,6 @@ def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
     words = _mistakes(*_example(SHAPES[0]))[number][0]
     checked = check_rewrite(mistaken, shift)
     assert (checked.state, checked.hint) == ("wrong", words)
-
-
-def test_a_lucky_answer_that_does_nothing_is_not_right(speed: list[Speed]) -> None:
-    def same(images: Images, offsets: Images) -> Images:
-        return shift(images, offsets)
-
-    speed.append(Speed(3.5, (0.9, 9.0), 0.01, 0.003, 9))
-    assert check_rewrite(same, shift).state == "undecided"
-    speed.append(Speed(1.0, (0.97, 1.04), 0.01, 0.01, 9))
-    checked = check_rewrite(same, shift)
-    assert checked.state == "wrong" and "a loop that runs for each row" in checked.hint
 
 
 def test_a_right_answer_is_told_the_limit(speed: list[Speed], monkeypatch: pytest.MonkeyPatch) -> None:

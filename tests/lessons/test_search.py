@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import math
-import statistics
-import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from itertools import islice
 
-import jupytext
 import pytest
 import torch
 from msgspec.structs import replace
@@ -18,9 +15,6 @@ from torch.utils.data import DataLoader
 from gpulab.api.profile import profile
 from gpulab.errors import GpulabError
 from gpulab.lessons import search
-from gpulab.lessons.catalogue import lesson_named
-from gpulab.lessons.lesson import Lesson
-from gpulab.lessons.progress import Progress
 from gpulab.lessons.search import (
     BEST,
     CURVES,
@@ -29,9 +23,6 @@ from gpulab.lessons.search import (
     Pair,
     SearchDigits,
     Trial,
-    check_choice,
-    check_pareto,
-    check_should_stop,
     compare_searches,
     draw_curves,
     draw_front,
@@ -44,9 +35,6 @@ from gpulab.lessons.search import (
     table_of,
     validation_loss,
 )
-from tests.support.paths import ROOT
-
-LESSON = ROOT / "notebooks" / "lessons" / "10_search.md"
 
 Pairs = Sequence[Pair]
 
@@ -54,12 +42,6 @@ Pairs = Sequence[Pair]
 def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "", seconds: float = 1.0) -> Trial:
     choice = {"kind": kind, "width": 16, "depth": 2, "batch_size": 32, "rate": 0.01, "decay": 0.0, "augment": "none"}
     return Trial(choice, seconds, us, loss, Look(us, 0.5), stopped)
-
-
-def optuna_cell() -> str:
-    """The cell of the notebook."""
-    cells = {cell.metadata.get("name"): cell.source for cell in jupytext.read(LESSON).cells}
-    return str(cells["optuna"])
 
 
 # -- the parts of a search ---------------------------------------------------------------------------------------------
@@ -155,34 +137,6 @@ def test_a_share_below_the_limit_never_looks_like_it() -> None:
     assert shares == ["19.9 %", "20.0 %", "19.6 %", "-"]
 
 
-def test_without_optuna_its_cell_says_how_to_install_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    names: dict[str, object] = {}
-    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
-    exec(optuna_cell(), names)
-    out, err = capsys.readouterr()
-    assert "%pip install optuna" in out and "Traceback" not in out + err
-    assert "study" not in names, "nothing else of the cell ran"
-
-
-def test_with_optuna_its_cell_searches_and_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    pytest.importorskip("optuna")
-
-    def try_out(choice: Mapping[str, object], hopeless: object, so_far: Sequence[Trial]) -> Trial:
-        us = 10.0 + len(so_far)
-        return Trial(choice, 1.0, us, stopped="slow") if len(so_far) == 2 else Trial(choice, 1.0, us, 0.5)
-
-    names: dict[str, object] = {"run_trials": run_trials, "draw_front": draw_front, "display": lambda figure: None}
-    names |= {"try_out": try_out, "hopeless": None, "SPACE": {"kind": ["dense", "conv"], "width": [16, 32]}}
-    names["lesson"] = Lesson(lesson_named("10"), names, Progress(outlets=()))
-    exec(optuna_cell(), names)
-    out = capsys.readouterr().out
-    assert out.startswith("Importing Optuna takes some seconds"), "a sign of life comes before the import"
-    assert "1 trials stopped; on Optuna's front:" in out and "10 us per sample, loss 0.500" in out
-
-
 def test_what_stopping_saved_and_lost_is_added_up() -> None:
     full = [trial(10, 2.0, seconds=1), trial(90, 0.5, seconds=9), trial(80, 3.0, seconds=8)]
     pruned = [
@@ -213,233 +167,6 @@ def test_the_model_of_a_search_stops_the_slow_trials() -> None:
     full, stopped = search_lanes(), search_lanes(stop_after=0.8)
     assert [b.length for b in stopped if b.kind == "compute"] == [b.length for b in full if b.kind == "compute"]
     assert {b.length for b in stopped if b.kind == "wait"} == {0.8}
-
-
-# -- the front, as an exercise -----------------------------------------------------------------------------------------
-
-
-def front(trials: Pairs) -> list[Pair]:
-    ended = [t for t in trials if t[1] == t[1]]
-    return [t for t in ended if not any(o != t and o[0] <= t[0] and o[1] <= t[1] for o in ended)]
-
-
-def front_by_sorting(trials: Pairs) -> list[Pair]:
-    kept: list[Pair] = []
-    for one in sorted(t for t in trials if not math.isnan(t[1])):
-        if not kept or one[1] < kept[-1][1] or one == kept[-1]:
-            kept.append(one)
-    return kept
-
-
-def unfinished(trials: Pairs) -> list[Pair]: ...  # type: ignore[empty-body]
-
-
-def all_of_them(trials: Pairs) -> list[Pair]:
-    return [t for t in trials if t[1] == t[1]]
-
-
-def diverged_too(trials: Pairs) -> list[Pair]:
-    return [t for t in trials if not any(o != t and o[0] <= t[0] and o[1] <= t[1] for o in trials)]
-
-
-def each_once(trials: Pairs) -> list[Pair]:
-    return sorted(set(front(trials)))
-
-
-def only_strictly(trials: Pairs) -> list[Pair]:
-    ended = all_of_them(trials)
-    return [t for t in ended if not any(o[0] < t[0] and o[1] < t[1] for o in ended)]
-
-
-def equals_beat(trials: Pairs) -> list[Pair]:
-    ended = all_of_them(trials)
-    return [
-        t for i, t in enumerate(ended) if not any(o[0] <= t[0] and o[1] <= t[1] for j, o in enumerate(ended) if i != j)
-    ]
-
-
-def best_only(trials: Pairs) -> list[Pair]:
-    ended = all_of_them(trials)
-    return [min(ended, key=lambda t: t[1])] if ended else []
-
-
-def fails_on_none(trials: Pairs) -> list[Pair]:
-    return front(trials) if trials else [trials[0]]
-
-
-def indices(trials: Pairs) -> list[int]:
-    return [0]
-
-
-def invented(trials: Pairs) -> list[Pair]:
-    return [(0.0, 0.0)]
-
-
-def doubled(trials: Pairs) -> list[Pair]:
-    return front(trials) * 2
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (unfinished, "unanswered", "in place of the dots"),
-        ([(15.0, 2.1)], "wrong", "is a list, and a function is wanted"),
-        (all_of_them, "wrong", "beats it"),
-        (diverged_too, "wrong", "math.isnan"),
-        (each_once, "wrong", "both stay"),
-        (equals_beat, "wrong", "missing from your front"),
-        (only_strictly, "wrong", "with the same"),
-        (best_only, "wrong", "missing from your front"),
-        (fails_on_none, "wrong", "IndexError"),
-        (indices, "wrong", "a list of pairs"),
-        (invented, "wrong", "not in the table"),
-        (doubled, "wrong", "more often than in the table"),
-        (front, "right", "the same as"),
-        (front_by_sorting, "right", "the same as"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_front_is_told_what_is_wrong_with_it(answer: object, state: str, hint: str) -> None:
-    checked = check_pareto(answer)
-    assert (checked.state, hint.lower() in checked.hint.lower()) == (state, True), checked
-
-
-# -- the choice --------------------------------------------------------------------------------------------------------
-
-
-def choice(trials: Pairs, most_us: float) -> Pair | None:
-    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
-    return min(affordable, key=lambda t: (t[1], t[0]), default=None)
-
-
-def not_chosen(trials: Pairs, most_us: float) -> Pair | None: ...
-
-
-def fastest(trials: Pairs, most_us: float) -> Pair | None:
-    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
-    return min(affordable, default=None)
-
-
-def lowest_loss(trials: Pairs, most_us: float) -> Pair | None:
-    return min(all_of_them(trials), key=lambda t: t[1], default=None)
-
-
-def without_limit(trials: Pairs, most_us: float) -> Pair | None:
-    affordable = [t for t in trials if t[0] < most_us and t[1] == t[1]]
-    return min(affordable, key=lambda t: (t[1], t[0]), default=None)
-
-
-def no_tie(trials: Pairs, most_us: float) -> Pair | None:
-    affordable = [t for t in trials if t[0] <= most_us and t[1] == t[1]]
-    return min(affordable, key=lambda t: (t[1], -t[0]), default=None)
-
-
-def raises(trials: Pairs, most_us: float) -> Pair | None:
-    return min((t for t in trials if t[0] <= most_us and t[1] == t[1]), key=lambda t: (t[1], t[0]))
-
-
-def takes_nan(trials: Pairs, most_us: float) -> Pair | None:
-    affordable = [t for t in trials if t[0] <= most_us]
-    return min(affordable, key=lambda t: (0.0 if math.isnan(t[1]) else t[1], t[0]), default=None)
-
-
-def loss_only(trials: Pairs, most_us: float) -> float | None:
-    chosen = choice(trials, most_us)
-    return None if chosen is None else chosen[1]
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (not_chosen, "unanswered", "in place of the dots"),
-        (7, "wrong", "is a int"),
-        (fastest, "wrong", "has a lower loss"),
-        (lowest_loss, "wrong", "more than the budget"),
-        (without_limit, "wrong", "exactly as long"),
-        (no_tie, "wrong", "is faster"),
-        (raises, "wrong", "default=None"),
-        (takes_nan, "wrong", "diverged"),
-        (loss_only, "wrong", "return the pair"),
-        (choice, "right", "lowest loss"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_choice_is_told_what_is_wrong_with_it(answer: object, state: str, hint: str) -> None:
-    checked = check_choice(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-# -- when to stop ------------------------------------------------------------------------------------------------------
-
-
-def stop(step_times: list[float], best: float) -> bool:
-    later = step_times[1:]
-    return len(later) >= 5 and statistics.median(later) > 3 * best
-
-
-def no_stop(step_times: list[float], best: float) -> bool: ...  # type: ignore[empty-body]
-
-
-def never(step_times: list[float], best: float) -> bool:
-    return False
-
-
-def at_once(step_times: list[float], best: float) -> bool:
-    return True
-
-
-def last_step(step_times: list[float], best: float) -> bool:
-    return len(step_times) > 1 and step_times[-1] > 3.5 * best
-
-
-def mean_step(step_times: list[float], best: float) -> bool:
-    return len(step_times) > 1 and statistics.mean(step_times[1:]) > 3 * best
-
-
-def first_step(step_times: list[float], best: float) -> bool:
-    return step_times[0] > 2.5 * best
-
-
-def late(step_times: list[float], best: float) -> bool:
-    return len(step_times) > 12 and stop(step_times, best)
-
-
-def timid(step_times: list[float], best: float) -> bool:
-    return len(step_times) > 4 and statistics.median(step_times[1:]) > 10 * best
-
-
-def in_microseconds(step_times: list[float], best: float) -> bool:
-    return len(step_times) > 5 and statistics.median(step_times[1:]) > 180
-
-
-def divides_by_nothing(step_times: list[float], best: float) -> bool:
-    return statistics.median(step_times[1:]) > 3 * best
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (no_stop, "unanswered", "in place of the dots"),
-        (True, "wrong", "is a bool"),
-        (never, "wrong", "6 of 6 hopeless trials run to their end"),
-        (at_once, "wrong", "The first step of every training is slow"),
-        (first_step, "wrong", "the best trial itself after the first step"),
-        (last_step, "wrong", "a median of several steps"),
-        (mean_step, "wrong", "a median of several steps"),
-        (late, "wrong", "only after step 13"),
-        (timid, "wrong", "hopeless trials run to their end"),
-        (in_microseconds, "wrong", "On a machine 25 times as fast"),
-        (divides_by_nothing, "wrong", "StatisticsError"),
-        (stop, "right", "6 of 6 hopeless trials are stopped, after 6.0 steps on average"),
-    ],
-    ids=lambda value: getattr(value, "__name__", ""),
-)
-def test_a_pruner_is_told_what_is_wrong_with_it(answer: Callable[..., object], state: str, hint: str) -> None:
-    checked = check_should_stop(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
 
 
 def test_the_recorded_curves_have_all_three_kinds() -> None:

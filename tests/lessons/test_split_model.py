@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
-from torch import Tensor, nn
-from torch.nn import functional
+from torch import nn
 
 from gpulab.analysis.host.core_time import CoreShare
 from gpulab.lessons import split_model
-from gpulab.lessons.pipeline_timeline import gpipe, one_forward_one_backward
 from gpulab.lessons.split_model import (
     check_micro_batches,
-    check_schedule,
-    check_tensor_parallel,
     draw_bubbles,
-    whole_block,
 )
 from gpulab.lessons.stages import Stage, kept_activations, local_bytes, note, noted, training_tensors
 from gpulab.run import Run
-from tests.lessons.notebook_kernel import shipped
 from tests.support import synthetic
-from tests.support.kernel_session import KernelSession, kernel
 
 # -- in the ranks ------------------------------------------------------------------------------------------------------
 
@@ -75,48 +67,6 @@ def test_a_note_is_read_from_the_trace() -> None:
     assert run.timeline is not None
     noting = replace(run, timeline=replace(run.timeline, names=(*run.timeline.names, *names)))
     assert (noted(noting, "kept_bytes"), noted(noting, "kept"), noted(run, "kept_bytes")) == (12, None, None)
-
-
-# -- in two ranks ------------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
-    """The lesson's notebook as far as 1F1B."""
-    with kernel(tmp_path_factory.mktemp("split")) as started:
-        for cell in shipped("12_split_model").cells:
-            if cell.cell_type == "code" and cell.id in (*RUNS, "open-lesson", "setup"):
-                answer = started.run(cell.source)
-                assert answer.status == "ok", answer.error
-        yield started
-
-
-RUNS = ("one-micro-batch", "eight-micro-batches", "one-forward-one-backward")
-
-
-def test_1f1b_keeps_a_quarter_of_eight_micro_batches(session: KernelSession) -> None:
-    assert session.value("lesson.reveal('kept').measured") == 25
-    counts = "[split_model.micro_batches_of(run) for name in RUNS for run in split_model.ranks_named(name)]"
-    session.run(f"from gpulab.lessons import split_model\nRUNS = {RUNS}")
-    assert session.value(counts) == [1, 1, 8, 8, 8, 8]
-    lines = session.value("[line.split() for line in bubbles(*RUNS, 'another').lines]")
-    assert [line[:3] for line in lines[1:4]] == [[RUNS[0], "2", "1"], [RUNS[1], "2", "8"], [RUNS[2], "2", "8"]]
-    assert [line[3:5] for line in lines[1:4]] == [["50", "%"], ["11", "%"], ["11", "%"]]
-    assert lines[4] == ["another", "has", "not", "run", "yet"]
-
-
-def test_one_micro_batch_lets_one_rank_work_at_a_time(session: KernelSession) -> None:
-    session.run("from gpulab.lessons import split_model")
-    assert session.value("split_model.measured_bubble('one-micro-batch')") > 0.4, "by the order of work, not by speed"
-    assert session.value("lesson.reveal('idle').closeness") == "no guess"
-    assert session.value("lesson.reveal('micro-batches').closeness") in ("no guess", "undecided")
-    assert session.value("lesson.reveal('exchanging').closeness") == "not measured"
-
-
-def test_a_report_of_a_pipeline_names_no_straggler(session: KernelSession) -> None:
-    session.run("import gpulab\nreport = gpulab.report(gpulab.api.reading.open_run('eight-micro-batches'))")
-    assert session.value("report.json()['straggler']") is None
-    assert "messages" in session.value("report.json()['mismatch']")
 
 
 # -- exercise 1 --------------------------------------------------------------------------------------------------------
@@ -190,92 +140,3 @@ def test_the_other_rank_is_no_other_program(
     seen = replace(seen, thread_wait_fraction=waits)
     monkeypatch.setattr(split_model, "core_share", lambda run: seen)
     assert split_model._is_disturbed([synthetic.cpu_case().run] * 2) is disturbed
-
-
-# -- exercise 2 --------------------------------------------------------------------------------------------------------
-
-
-def plain(order: Any) -> Any:
-    return lambda *which: [tuple(operation) for operation in order(*which)]
-
-
-def eager(stage: int, stages: int, micro_batches: int) -> Any:
-    """One more forward pass ahead than is needed."""
-    return one_forward_one_backward(stage, stages + 1, micro_batches)
-
-
-def one_at_a_time(stage: int, stages: int, micro_batches: int) -> Any:
-    return [(way, i) for i in range(micro_batches) for way in ("F", "B")]
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (lambda *_: None, "unanswered", "in place of the dots"),
-        (plain(one_forward_one_backward), "right", "whatever m is"),
-        (one_forward_one_backward, "right", "whatever m is"),
-        (plain(gpipe), "wrong", "and 1 are enough"),
-        (eager, "wrong", "keeps the activations of 2 micro-batches at once, and 1 are enough"),
-        (one_at_a_time, "wrong", "its bubble is"),
-        (lambda s, p, m: list(reversed(gpipe(s, p, m))), "wrong", "wait for each other"),
-        (lambda s, p, m: "F0", "wrong", "gives a str"),
-        (lambda s, p, m: ["F0"], "wrong", "'F0' is no pass"),
-        (lambda s, p, m: gpipe(s, p, m)[:-1], "wrong", "never runs ('B', 2)"),
-        (lambda s, p, m: [*gpipe(s, p, m), ("B", 0)], "wrong", "runs ('B', 0), which is there already"),
-    ],
-)
-def test_a_schedule_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_schedule(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-# -- exercise 3 --------------------------------------------------------------------------------------------------------
-
-
-def part(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, last: Tensor, rank: int, ranks: int) -> Tensor:
-    mine = slice(rank * len(first) // ranks, (rank + 1) * len(first) // ranks)
-    return functional.gelu(x @ first[mine].T + bias[mine]) @ second[:, mine].T + last / ranks
-
-
-def by_first_rank(*given: Any) -> Tensor:
-    *tensors, rank, _ = given
-    whole = whole_block(*tensors)
-    return whole if rank == 0 else 0 * whole
-
-
-def shared_result(*given: Any) -> Tensor:
-    *tensors, _, ranks = given
-    return whole_block(*tensors).div(ranks)
-
-
-def without_rows(x: Tensor, first: Tensor, bias: Tensor, second: Tensor, last: Tensor, rank: int, ranks: int) -> Tensor:
-    """The features are cut instead of the hidden ones: GELU of a part of the sum."""
-    mine = slice(rank * x.shape[1] // ranks, (rank + 1) * x.shape[1] // ranks)
-    return functional.gelu(x[:, mine] @ first[:, mine].T + bias / ranks) @ second.T + last / ranks
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (lambda *_: None, "unanswered", "in place of the dots"),
-        (part, "right", "one all-reduce"),
-        (by_first_rank, "wrong", "100 % of the arithmetic"),
-        (shared_result, "wrong", "Take a part of the weights"),
-        (without_rows, "wrong", "differs from the whole block"),
-        (lambda *g: part(*g) + g[4] * (1 - 1 / g[6]), "wrong", "once for each rank"),
-        (lambda *g: part(*g) - g[4] / g[6], "wrong", "the last bias is missing"),
-        (lambda *g: part(*g)[:2], "wrong", "a tensor of the shape [5, 8] is wanted"),
-        (lambda *g: [0.0], "wrong", "gives list"),
-        (lambda *g: part(g[0].detach(), *g[1:]) + 0 * g[0], "wrong", "their gradients are not"),
-    ],
-)
-def test_a_part_gets_a_hint(answer: Any, state: str, hint: str) -> None:
-    checked = check_tensor_parallel(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
-def test_the_parts_of_all_questions_have_words() -> None:
-    assert all(question.text.endswith("?") and question.what for question in split_model.QUESTIONS.values())
-    assert np.all([question.unit in ("%", "times") for question in split_model.QUESTIONS.values()])

@@ -38,25 +38,6 @@ def loader(dataset: TensorDataset = DATA, **options: object) -> DataLoader[tuple
 GIVEN = loader()
 
 
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "DataLoader(…)"),
-        (DATA, "wrong", "That is a TensorDataset"),
-        (loader(TensorDataset(torch.zeros(64, 1))), "wrong", "another dataset"),
-        (loader(batch_size=32), "wrong", "32 samples instead of 8"),
-        (loader(shuffle=False), "wrong", "shuffle=True"),
-        (loader(drop_last=False), "wrong", "drop_last=True"),
-    ],
-)
-def test_another_training_is_no_answer(answer: object, state: str, hint: str) -> None:
-    def must_not_run(loader: object) -> None:
-        raise AssertionError("nothing is to be measured")
-
-    checked = check_loader(answer, GIVEN, must_not_run)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
 def fed(wait_fraction: float) -> Feeding:
     feeding = Feeding(GIVEN, lambda loader: None)
     feeding._steps_s, feeding._waits_s = [0.05], [0.05 * wait_fraction]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +15,10 @@ from gpulab.lessons.check import Note, Table
 from gpulab.lessons.utilization import (
     _MISTAKES,
     CASES,
-    STATEMENTS,
     Given,
     LateDigits,
     alerts_with,
-    check_ladder,
     check_mfu,
-    check_statements,
     draw_ladder,
     draw_sms,
     drawn,
@@ -33,8 +29,6 @@ from gpulab.lessons.utilization import (
     top_table,
 )
 from gpulab.run import Steps
-
-RIGHT = ["wall", "busy", "SM active", "tensor active", "MFU"]
 
 
 def test_late_digits_are_the_same_in_every_way(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,53 +187,6 @@ def test_alerts_are_told_from_the_record(monkeypatch: pytest.MonkeyPatch) -> Non
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "letters"),
-        ("AD", "right", "never without a kernel"),
-        (["d", "a"], "right", ""),
-        ({"A, D"}, "right", ""),
-        ("D", "wrong", "A is true. 100 % says just that"),
-        ("A", "wrong", "D is true. Power"),
-        ("ABD", "wrong", "B is not true"),
-        ("ACD", "wrong", "max_memory_allocated"),
-        ("ADE", "wrong", "torch.version.cuda"),
-        ("ADF", "wrong", "not arithmetic"),
-        ("AX", "wrong", "no statement X"),
-        ("", "wrong", "At least one"),
-        (7, "wrong", "Letters are wanted"),
-    ],
-)
-def test_statements_about_nvidia_smi(answer: object, state: str, hint: str) -> None:
-    checked = check_statements(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-    assert set(STATEMENTS) == set("ABCDEF")
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "largest share first"),
-        (RIGHT, "right", "at most the one above"),
-        (tuple(name.upper() for name in RIGHT), "right", ""),
-        (RIGHT[::-1], "wrong", "wall comes before busy"),
-        (["wall", "SM active", "busy", "tensor active", "MFU"], "wrong", "busy comes before SM active: an SM is"),
-        (["wall", "busy", "tensor active", "SM active", "MFU"], "wrong", "a part of the SMs"),
-        (["wall", "busy", "SM active", "MFU", "tensor active"], "wrong", "tensor active comes before MFU"),
-        ([*RIGHT[:3], "SM occupancy", *RIGHT[3:]], "wrong", "is no rung"),
-        (RIGHT[:-1], "wrong", "MFU is missing"),
-        ([*RIGHT, "MFU"], "wrong", "twice"),
-        (["wall", "utilization"], "wrong", "'utilization' is not among the names"),
-        ("wall", "wrong", "A list of names"),
-        (3, "wrong", "A list of names"),
-    ],
-)
-def test_the_order_of_the_ladder(answer: object, state: str, hint: str) -> None:
-    checked = check_ladder(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
-
-
 def solution(forward_flop: float, samples_per_s: float, sheet_tflops: float, with_sparsity: bool) -> float:
     model_flops = 3 * forward_flop * samples_per_s
     return model_flops / (sheet_tflops * 1e12 / (2 if with_sparsity else 1))
@@ -265,22 +212,3 @@ def test_typical_mistakes_as_a_learner_writes_them() -> None:
     assert "twice the dense peak" in check_mfu(lambda f, s, t, w: solution(f, s, t, False)).hint
     assert "1e12" in check_mfu(lambda f, s, t, w: 1e12 * solution(f, s, t, w)).hint
     assert "it gives 0.5, and 0.1971 is right" in check_mfu(lambda f, s, t, w: 0.5).hint
-
-
-def dots(forward_flop: float, samples_per_s: float, sheet_tflops: float, with_sparsity: bool) -> None: ...
-
-
-@pytest.mark.parametrize(
-    ("answer", "state", "hint"),
-    [
-        (..., "unanswered", "in place of the dots"),
-        (dots, "unanswered", "in place of the dots"),
-        (0.4, "wrong", "a function is wanted"),
-        (lambda f, s, t, w: "0.4", "wrong", "does the function return"),
-        (lambda f, s, t, w: None if w else solution(f, s, t, w), "wrong", "does the function return"),
-        (lambda f, s, t, w: math.nan, "wrong", "is right"),
-    ],
-)
-def test_what_is_no_mfu(answer: object, state: str, hint: str) -> None:
-    checked = check_mfu(answer)
-    assert (checked.state, hint in checked.hint) == (state, True), checked
