@@ -687,7 +687,7 @@ def test_markup_in_a_name_is_shown_as_text(session: KernelSession) -> None:
 
 
 def test_before_torch_is_imported(tmp_path: Path) -> None:
-    with kernel(tmp_path) as fresh:
+    with kernel(tmp_path, bare=True) as fresh:
         assert fresh.run("%load_ext gpulab").outputs == []
         assert fresh.value("'torch' in __import__('sys').modules") is False
         names = fresh.names()
