@@ -22,6 +22,7 @@ import gpulab
 from gpulab.capture.dataloader import worker_faults
 from gpulab.capture.steps import loop
 from gpulab.run import Missing, Run
+from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
 
 KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
@@ -196,8 +197,9 @@ def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]
     path.write_text(code)
     argv = [str(path)] if script else ["-c", code]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
+    command = [python_with_torch(), *argv]
     done = subprocess.run(
-        [sys.executable, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout.strip(), done.stderr
 

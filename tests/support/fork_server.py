@@ -2,8 +2,8 @@
 
 Importing torch takes two seconds of a core and torch's compiler another; some hundred programs of the tests need both.
 `python_with_torch()` is the path of a command that takes what Python takes (`-c`, `-m`, a script) and ends as its
-program ends. Not for a program whose own start is what is tested: it finds modules imported, and is another process than
-the command; nor for one that needs other OpenMP threads.
+program ends. Not for a program whose own start is what is tested: it finds modules imported, reads no `sitecustomize`,
+and is another process than the command; nor for one that needs other OpenMP threads.
 
 The server has one thread and has run no operator of torch when it forks: no thread pool is lost in a child.
 """
@@ -121,6 +121,8 @@ def serve(address: str, modules: list[str]) -> list[str]:
     while True:
         for key, _ in ready.select():
             if key.fd == 0:
+                for pid, _, leads in forks.values():
+                    (os.killpg if leads else os.kill)(pid, signal.SIGKILL)
                 os._exit(0)
             if key.fileobj is not listener:
                 pidfd = key.data
@@ -182,6 +184,9 @@ def run(words: list[str], at_start: list[str]) -> None:
     main.__builtins__ = __builtins__
     sys.modules["__main__"] = main
     sys.orig_argv = [sys.executable, *words]
+    if "-u" in words[:1] or os.environ.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     while words[0] == "-u" or words[0].startswith("-X"):
         words = words[1:]
     kind, *rest = words
