@@ -150,15 +150,20 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     assert "gpulab failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", ["DataLoader timed out after 5 seconds", "CUDA error", ""])
-def test_other_errors_are_no_deaths(error: str) -> None:
-    assert worker_faults.death(error) is None
-
-
-def test_several_deaths_in_one_message() -> None:
-    assert worker_faults.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly") == (
-        "worker processes 4, 51 exited unexpectedly"
-    )
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("DataLoader timed out after 5 seconds", None),
+        ("CUDA error", None),
+        ("", None),
+        (
+            "DataLoader worker (pid(s) 4, 51) exited unexpectedly",
+            "worker processes 4, 51 exited unexpectedly",
+        ),
+    ],
+)
+def test_which_errors_are_deaths(error: str, said: str | None) -> None:
+    assert worker_faults.death(error) == said
 
 
 # -- workers that cannot start -----------------------------------------------------------------------------------------
