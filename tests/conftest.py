@@ -7,7 +7,7 @@ import itertools
 import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -103,13 +103,24 @@ def torch_without_a_space(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind(own_store: Path, tmp_path: Path) -> Iterator[None]:
-    """After each test: no hook, patch, thread, process, file handle or half-written run of ours."""
+    """After each test: no hook, replaced function, thread, process or file handle of ours."""
     yield
+    _check_left("the test", lambda: [*leftovers(sweep=False), *_open_files(tmp_path)])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_in_torch(request: pytest.FixtureRequest) -> Iterator[None]:
+    """After each file: no function of ours in any of the classes and modules that could have one."""
+    yield
+    _check_left(request.node.nodeid, leftovers)
+
+
+def _check_left(by: str, look: Callable[[], list[str]]) -> None:
     deadline = time.monotonic() + PATIENCE_S
-    while (left := {*leftovers(), *_open_files(tmp_path)} - _told) and time.monotonic() < deadline:
+    while (left := {*look()} - _told) and time.monotonic() < deadline:
         time.sleep(0.02)
     _told.update(left)
-    assert not left, f"left behind: {sorted(left)}"
+    assert not left, f"left behind by {by}: {sorted(left)}"
 
 
 def _open_files(tmp_path: Path) -> list[str]:

@@ -126,7 +126,7 @@ def test_blocks_of_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda
     assert fake_cuda.violations == [] and fake_cuda.captured == []
 
 
-@pytest.mark.parametrize("step", [1, 3, 5, 8])
+@pytest.mark.parametrize("step", [1, 8])
 def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
     names["fails_at"] = step
     profile = gpulab.profile(show=False, save=False, live=False)
@@ -138,7 +138,7 @@ def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
     assert len(profile.run.steps) >= step - 1
 
 
-@pytest.mark.parametrize("step", [1, 3, 5, 8, 20])
+@pytest.mark.parametrize("step", [1, 5, 20])
 def test_the_cell_as_written_fails(names: dict[str, Any], step: int) -> None:
     names["fails_at"] = step
     with pytest.raises(RuntimeError, match=ASSERT) as caught:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -91,32 +88,3 @@ def test_a_second_run_of_a_rank_is_another_job(monkeypatch: pytest.MonkeyPatch, 
         gpulab.step()
     jobs = {entry.name: entry.job.id for entry in Store(own_store / "runs").list() if entry.job is not None}
     assert jobs == {"first": "twice", "second": "twice.run2"}
-
-
-SCRIPT = """
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-weight = torch.nn.Parameter(torch.zeros(2))
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for _ in range(12):
-    weight.sum().backward()
-    dist.all_reduce(weight.grad)
-    optimizer.step()
-dist.destroy_process_group()
-"""
-
-
-def test_two_ranks_of_torchrun_are_one_job(tmp_path: Path, own_store: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launcher, "-m", "gpulab", "record", "--no-live", "--no-trace", str(script)]
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    assert done.returncode == 0, done.stderr
-    runs = Store(own_store / "runs")
-    jobs = [runs.load(entry.id).job for entry in runs.list()]
-    first, second = (job for job in jobs if job is not None)
-    assert {first.rank, second.rank} == {0, 1} and first.id == second.id and first.world_size == 2
-    assert first.launcher == "torchrun" and first.local_rank == first.rank
-    document = json.loads((runs.list()[0].path / "run.json").read_text())
-    assert document["job"]["id"] == first.id

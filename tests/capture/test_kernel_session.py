@@ -141,11 +141,9 @@ def in_step(request: pytest.FixtureRequest) -> Iterator[None]:
 # -- the cell is sacred ------------------------------------------------------------------------------------------------
 
 AS_BARE = {
-    "value": "1 + 1",
     "value, silenced": "1 + 1;",
     "no value": "y_ = 3",
     "None": "None",
-    "comment only": "# nothing to do",
     "leading blank lines": "\n\nvalue_ = 4\nvalue_",
     "streams": "import sys\nprint('out')\nprint('err', file=sys.stderr)\nimport warnings\nwarnings.warn('careful')",
     "display order": "print('a')\ndisplay(1)\nprint('b')\ndisplay({'text/html': '<b>x'}, raw=True)\nprint('c')\n'd'",
@@ -170,37 +168,25 @@ AS_BARE = {
     ),
     "plot settings": "(plt.rcParams['lines.linewidth'], plt.get_fignums(), plt.get_backend())",
     "user's display hook": "import sys\ntype(sys.displayhook).__name__",
-    "no training": "sum(i * i for i in range(1000))",
 }
 
 FAILING = {
-    "error": "print('before')\n1 / 0",
     "in a function": "def inner(x):\n    y = 1\n    return y / x\ndef outer(x):\n    return inner(x)\nouter(0)",
     "function of another cell": "outer(0)",
     "middle of the cell": "a = 1\nb = 2\n\nraise ValueError('multi\\nline')\nc = 3",
-    "in a loop": "for i in range(3):\n    if i == 2:\n        raise RuntimeError(i)",
     "from": "try:\n    {}['k']\nexcept KeyError as e:\n    raise ValueError('no k') from e",
-    "during": "try:\n    {}['k']\nexcept KeyError:\n    [][1]",
-    "from None": "try:\n    {}['k']\nexcept KeyError:\n    raise ValueError('bare') from None",
-    "with a note": "e = ValueError('noted')\ne.add_note('the note')\nraise e",
     "group": "raise ExceptionGroup('several', [ValueError('a'), KeyError('b')])",
     "no dictionary": "class Slotted(Exception):\n    __slots__ = ()\nraise Slotted('tight')",
     "renders itself": (
         "class Own(Exception):\n    def _render_traceback_(self):\n        return ['my own words']\nraise Own()"
     ),
-    "assertion": "assert 1 == 2, 'differ'",
     "syntax": "a = 1\nb = = 2",
-    "syntax, first line": "def f(:\n    pass",
-    "indentation": "if True:\nprint(1)",
     "return": "print('this runs')\nreturn 3",
-    "open string": "s = 'abc",
     "null byte": "a = 1\x002",
     "syntax at run time": "def compiles(text):\n    exec(text)\ncompiles('x = = 1')",
     "exit": "import sys\nprint('bye')\nsys.exit(3)",
     "own KeyboardInterrupt": "raise KeyboardInterrupt('by hand')",
     "name": "undefined_name",
-    "attribute": "torch.no_such_thing",
-    "dataset": "train(DataLoader(Faulty(), batch_size=4))",
     "dataset, chained": (
         "try:\n    train(DataLoader(Faulty(), batch_size=4))\n"
         "except KeyError as e:\n    raise RuntimeError('chained') from e"
@@ -223,7 +209,7 @@ def test_a_cell_does_what_it_does_bare(pair: Pair, session: KernelSession, name:
 @pytest.mark.parametrize("name", FAILING)
 def test_an_error_reads_as_it_does_bare(pair: Pair, session: KernelSession, name: str) -> None:
     bare, profiled = pair.compare(FAILING[name])
-    compiles = name not in ("syntax", "syntax, first line", "indentation", "open string", "null byte")
+    compiles = name not in ("syntax", "null byte")
     assert any(is_ours(d) for d in profiled.displays()) == compiles, "a partial report, if the cell ran at all"
     if bare.error is not None:
         assert not own_frames(bare.error[2])
@@ -249,7 +235,7 @@ def test_an_error_in_the_first_forward_pass(pair: Pair, session: KernelSession) 
     assert not own_frames(ours.error[2])
 
 
-@pytest.mark.parametrize("interactivity", ["all", "last", "last_expr", "last_expr_or_assign", "none"])
+@pytest.mark.parametrize("interactivity", ["all", "last", "last_expr_or_assign", "none"])
 def test_interactivity_is_kept(pair: Pair, session: KernelSession, interactivity: str) -> None:
     setting = "get_ipython().ast_node_interactivity"
     both(
@@ -340,22 +326,10 @@ def test_a_finished_run_replaces_the_live_view(pair: Pair, session: KernelSessio
 
 USAGE = {
     "unknown": ("--step 5", ["--step", "did you mean --steps?"]),
-    "unknown with value": ("--wramup=3", ["--wramup", "did you mean --warmup?"]),
     "nothing near": ("--xyzzyqqq", ["--xyzzyqqq", "--help"]),
-    "short": ("-t 5", ["-t", "did you mean --time?"]),
-    "short, nothing near": ("-x", ["-x", "--help"]),
     "no number": ("--steps many", ["--steps", "'many'", "whole number"]),
-    "fraction": ("--steps 2.5", ["--steps", "'2.5'"]),
-    "none": ("--steps 0", ["--steps", "at least 1"]),
-    "negative": ("--steps -3", ["--steps", "at least 1"]),
-    "nothing to take": ("--steps", ["--steps"]),
-    "takes none": ("--no-live=3", ["--no-live"]),
     "contradiction": ("--no-trace --trace-steps 3", ["--no-trace", "--trace-steps"]),
-    "contradiction, whole": ("--no-trace --whole", ["--no-trace", "--whole"]),
-    "warm-up too long": ("--steps 3 --warmup 5", ["--steps 3", "--warmup 5"]),
-    "two names": ("one two", ["'one'", "'two'"]),
     "quote": ("it's", ["quot"]),
-    "no GPU": ("--device cuda", ["cuda"]),
     "no such device": ("--device tpu", ["tpu", "cpu"]),
 }
 
@@ -512,11 +486,6 @@ def test_other_magics_around_and_inside(session: KernelSession) -> None:
     answer = session.run("%%time\n%%gpuprofile --no-save\ndef f():\n    1 / 0\nf()")
     assert answer.error is not None and not own_frames(answer.error[2])
     assert "Cell In" in answer.error[2] and "in f()" in answer.error[2]
-
-
-def test_a_run_has_a_short_repr(session: KernelSession) -> None:
-    answer = session.run("%%gpuprofile -r --no-live --no-save\n1 + 1")
-    assert answer.result is not None and len(answer.result["data"]["text/plain"]) < 300
 
 
 # -- interrupts, Stop and things that die ------------------------------------------------------------------------------
@@ -687,7 +656,7 @@ def test_markup_in_a_name_is_shown_as_text(session: KernelSession) -> None:
 
 
 def test_before_torch_is_imported(tmp_path: Path) -> None:
-    with kernel(tmp_path) as fresh:
+    with kernel(tmp_path, bare=True) as fresh:
         assert fresh.run("%load_ext gpulab").outputs == []
         assert fresh.value("'torch' in __import__('sys').modules") is False
         names = fresh.names()

@@ -22,6 +22,7 @@ import gpulab
 from gpulab.capture.dataloader import worker_faults
 from gpulab.capture.steps import loop
 from gpulab.run import Missing, Run
+from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
 
 KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
@@ -149,15 +150,20 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     assert "gpulab failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("error", ["DataLoader timed out after 5 seconds", "CUDA error", ""])
-def test_other_errors_are_no_deaths(error: str) -> None:
-    assert worker_faults.death(error) is None
-
-
-def test_several_deaths_in_one_message() -> None:
-    assert worker_faults.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly") == (
-        "worker processes 4, 51 exited unexpectedly"
-    )
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("DataLoader timed out after 5 seconds", None),
+        ("CUDA error", None),
+        ("", None),
+        (
+            "DataLoader worker (pid(s) 4, 51) exited unexpectedly",
+            "worker processes 4, 51 exited unexpectedly",
+        ),
+    ],
+)
+def test_which_errors_are_deaths(error: str, said: str | None) -> None:
+    assert worker_faults.death(error) == said
 
 
 # -- workers that cannot start -----------------------------------------------------------------------------------------
@@ -196,8 +202,9 @@ def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]
     path.write_text(code)
     argv = [str(path)] if script else ["-c", code]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
+    command = [python_with_torch(), *argv]
     done = subprocess.run(
-        [sys.executable, *argv], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     return done.stdout.strip(), done.stderr
 

@@ -18,6 +18,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.capture.terminations import Terminations
 from gpulab.run import Settings
 from gpulab.store.folders import RUNNING_PREFIX, Store
+from tests.support.fork_server import python_with_torch
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no SIGTERM here")
 
@@ -168,7 +169,7 @@ HANDLER = "signal.signal(signal.SIGTERM, lambda number, frame: print('own', flus
 @pytest.mark.parametrize("handler", ["", HANDLER], ids=["no handler", "a handler"])
 def test_who_waits_in_c_ends_as_without_gpulab(handler: str) -> None:
     """A rank in a collective whose other rank never comes: Python calls no handler, neither ours nor the code's."""
-    command = [sys.executable, "-c", STUCK.format(handler=handler)]
+    command = [python_with_torch(), "-c", STUCK.format(handler=handler)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         said = [process.stdout.readline()]
@@ -234,7 +235,7 @@ def terminated(tmp_path: Path, script: str, *, at: str = "training", signals: in
     """The script's exit code and its output, after so many signals from when it printed `at`."""
     file = tmp_path / "train.py"
     file.write_text(script)
-    command = [sys.executable, "-m", "gpulab", "record", "--no-live", str(file)]
+    command = [python_with_torch(), "-m", "gpulab", "record", "--no-live", str(file)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         said = ""

@@ -575,7 +575,7 @@ def test_code_that_swallows_everything_is_asked_again() -> None:
     assert len(turns) == 3 and len(p.run.steps) == 3
 
 
-@pytest.mark.parametrize("at", [0, 2, 4, 15])
+@pytest.mark.parametrize("at", [0, 15])
 @pytest.mark.parametrize("error", [ValueError("too hot"), KeyboardInterrupt(), torch.OutOfMemoryError("no more")])
 def test_the_cells_exception_passes_and_the_run_is_kept(error: BaseException, at: int) -> None:
     keep: list[Any] = []

@@ -458,16 +458,6 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
     assert "memory" in checks
 
 
-def test_the_doctors_text_is_aligned_and_fits() -> None:
-    text = render(doctor.examine(Path("/"), fakes.fake_nvml(fakes.h100())), width=80)
-    lines = text.splitlines()
-    assert max(map(len, lines)) <= 80
-    rows = [line for line in lines if line.startswith(("  ok ", "  partly ", "  no "))]
-    starts = {len(line) - len(line[line.index(name) + len(name) :].lstrip()) for line in rows for name in [named(line)]}
-    assert len(starts) == 1, "all findings start in one column"
-    assert "hardware counters" in text
-
-
 def named(row: str) -> str:
     return row[2:].split("  ", 1)[1].strip().split("  ")[0]
 

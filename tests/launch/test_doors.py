@@ -17,6 +17,7 @@ from gpulab.api.reading import report
 from gpulab.run import Ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
+from tests.support.fork_server import python_with_torch
 from tests.support.kernel_session import Answer, KernelSession, kernel
 
 STEPS = 12
@@ -104,23 +105,18 @@ trainer = Trainer(model=model, args=arguments, train_dataset=items)
 trainer.train()
 sys.stdout.write(f"trained {arguments.process_index}\\n")
 """
-TRAININGS = {
-    "DDP": DDP,
-    "FSDP2": FSDP,
-    "Accelerate": ACCELERATE + "training(2)\n",
-    "Lightning": LIGHTNING_NET + LIGHTNING,
-    "HF Trainer": HUGGING_FACE,
-}
-GPULAB = [sys.executable, "-m", "gpulab", "record", "--no-live"]
+GPULAB = ["-m", "gpulab", "record", "--no-live"]
 BY_GPULAB = [*GPULAB, "--ranks", "2"]
-BY_TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *GPULAB[1:]]
+BY_TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *GPULAB]
 
 
 def record(words: Sequence[str], folder: Path, text: str) -> str:
     """Run it as a script to its end. Returns what was printed."""
     (folder / "train.py").write_text(IMPORTS + text)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    said = subprocess.run([*words, "train.py"], capture_output=True, text=True, env=environment, cwd=folder)
+    said = subprocess.run(
+        [python_with_torch(), *words, "train.py"], capture_output=True, text=True, env=environment, cwd=folder
+    )
     assert said.returncode == 0, said.stderr
     return said.stdout + said.stderr
 
@@ -136,10 +132,9 @@ def check_job(store: Store) -> None:
     assert set(exchanging) == {0, 1} and all(time_us > 0 for time_us in exchanging.values()), exchanging
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-def test_a_script_is_one_job(training: str, tmp_path: Path, own_store: Path) -> None:
-    words = BY_TORCHRUN if training in ("FSDP2", "HF Trainer") else BY_GPULAB
-    said = record(words, tmp_path, TRAININGS[training])
+@pytest.mark.parametrize(("training", "words"), [(DDP, BY_GPULAB), (HUGGING_FACE, BY_TORCHRUN)], ids=["DDP", "HF"])
+def test_a_script_is_one_job(training: str, words: list[str], tmp_path: Path, own_store: Path) -> None:
+    said = record(words, tmp_path, training)
     assert "trained 0" in said and "trained 1" in said
     assert said.count("2 of 2 ranks") == 1 and "not measured" not in said
     check_job(Store(own_store / "runs"))
@@ -183,10 +178,10 @@ def ranks_of(session: KernelSession) -> list[str]:
     return here
 
 
-@pytest.mark.parametrize("training", TRAININGS)
-def test_a_cell_is_one_job(session: KernelSession, training: str) -> None:
-    own = {"Accelerate": "training(2)", "Lightning": LIGHTNING}  # the notebook has the rest, and the ranks get it
-    answer = run_ranks(session, own.get(training, TRAININGS[training]))
+@pytest.mark.parametrize("text", [FSDP, "training(2)", LIGHTNING], ids=["FSDP2", "Accelerate", "Lightning"])
+def test_a_cell_is_one_job(session: KernelSession, text: str) -> None:
+    """The notebook has the rest of Accelerate's and Lightning's, and the ranks get it."""
+    answer = run_ranks(session, text)
     assert "[rank 0] trained 0" in answer.stdout and "[rank 1] trained 1" in answer.stdout
     assert "2 of 2 ranks" in " ".join(display["text/plain"] for display in answer.displays())
     check_job(Store(session.folder / "store" / "runs"))

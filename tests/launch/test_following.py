@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +11,7 @@ import pytest
 from gpulab.launch.following import FOLLOW, followed_ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
+from tests.support.fork_server import python_with_torch
 
 LIGHTNING = """
 import sys, torch, lightning as L
@@ -52,7 +52,7 @@ dist.destroy_process_group()
 def record(folder: Path, text: str, *words: str) -> subprocess.CompletedProcess[str]:
     script = folder / "train.py"
     script.write_text(text)
-    command = [sys.executable, "-m", "gpulab", "record", "--no-live", str(script), *words]
+    command = [python_with_torch(), "-m", "gpulab", "record", "--no-live", str(script), *words]
     return subprocess.run(command, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
 
 

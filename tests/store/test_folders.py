@@ -26,6 +26,7 @@ from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
+from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, runs, tiny_run
 
@@ -322,7 +323,7 @@ def test_two_processes_save_at_once(store: Store) -> None:
             store.save(tiny_run(new_id()), lambda path: path.write_bytes(b"trace"))
             assert all(e.problem is None for e in store.list()), store.list()
     """
-    command = [sys.executable, "-c", textwrap.dedent(code), str(store.root)]
+    command = [python_with_torch(), "-c", textwrap.dedent(code), str(store.root)]
     writers = [subprocess.Popen(command, cwd=ROOT) for _ in range(2)]
     assert [w.wait(300) for w in writers] == [0, 0]
     entries = store.list()
@@ -331,7 +332,7 @@ def test_two_processes_save_at_once(store: Store) -> None:
 
 
 def run_python(code: str, *args: str, returncode: int = 0) -> str:
-    command = [sys.executable, "-c", textwrap.dedent(code), *args]
+    command = [python_with_torch(), "-c", textwrap.dedent(code), *args]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert done.returncode == returncode, done.stderr
     return done.stdout

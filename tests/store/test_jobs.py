@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from gpulab.store.folders import COLUMNS, Store
 from gpulab.store.jobs import await_job, job_of
 from gpulab.store.runs import Runs
 from gpulab.store.spooled_run import KILLED
+from tests.support.fork_server import python_with_torch
 from tests.support.strategies import tiny_run
 
 
@@ -197,7 +197,7 @@ dist.destroy_process_group()
 def test_the_ranks_of_a_script_end_in_one_report(tmp_path: Path, own_store: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    launcher = [python_with_torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launcher, "-m", "gpulab", "record", str(script)],
         capture_output=True,
@@ -209,3 +209,7 @@ def test_the_ranks_of_a_script_end_in_one_report(tmp_path: Path, own_store: Path
     assert "2 of 2 ranks" in opening and "The rest: gpulab report " in done.stderr
     job = open_run("latest", Store(own_store / "runs"))
     assert isinstance(job, Ranks) and list(job.runs) == [0, 1]
+    ranks = [
+        (j.rank, j.local_rank, j.world_size, j.launcher) for run in job.runs.values() if (j := run.job) is not None
+    ]
+    assert ranks == [(0, 0, 2, "torchrun"), (1, 1, 2, "torchrun")]

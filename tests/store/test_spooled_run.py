@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from gpulab.store import folders
 from gpulab.store.folders import RUNNING_PREFIX, SPOOL_SUFFIX, Store
 from gpulab.store.spool import Spool, left_behind, read_spool
 from gpulab.store.spooled_run import READING, READINGS, STEP, STEPS, TABLES, finished, write_sketch
+from tests.support.fork_server import python_with_torch
 from tests.support.strategies import tiny_run
 
 COUNT = 7
@@ -179,7 +179,7 @@ def _holds(spools: Path, words: bytes) -> bool:
 def test_a_real_run_that_is_killed_is_kept(tmp_path: Path, own_store: Path, last_step: int) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
-    command = [sys.executable, "-m", "gpulab", "record", "--no-live", str(script)]
+    command = [python_with_torch(), "-m", "gpulab", "record", "--no-live", str(script)]
     runs = Store(own_store / "runs")
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

@@ -17,6 +17,7 @@ from jupyter_client.manager import KernelManager
 from msgspec import Struct, field
 
 from tests.support import leftovers
+from tests.support.fork_server import KERNEL_MODULES, python_with_torch
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PATIENCE_S = 300.0  # for whatever must come; nothing is asserted about how soon
@@ -138,13 +139,19 @@ def plain_data(data: dict[str, Any]) -> dict[str, Any]:
 
 
 class KernelSession:
-    """One kernel, one client."""
+    """One kernel, one client. It has torch imported, unless it is to be `bare`."""
 
-    def __init__(self, folder: Path, *, kernel_name: str = "python3", env: dict[str, str] | None = None) -> None:
+    def __init__(
+        self, folder: Path, *, kernel_name: str = "python3", env: dict[str, str] | None = None, bare: bool = False
+    ) -> None:
         self.manager = KernelManager(kernel_name=kernel_name)
         self.folder = folder
         environment = {**os.environ, "GPULAB_DIR": str(folder / "store"), "PYTHONWARNINGS": "default", **(env or {})}
         environment.pop("PYTEST_CURRENT_TEST", None)
+        spec = self.manager.kernel_spec
+        assert spec is not None
+        if not bare:
+            spec.argv[0] = python_with_torch(KERNEL_MODULES, **{"PYTHONWARNINGS": "default", **spec.env})
         self.manager.start_kernel(cwd=str(folder), env=environment)
         client = self.manager.client()
         assert isinstance(client, BlockingKernelClient)

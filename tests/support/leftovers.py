@@ -11,24 +11,71 @@ from __future__ import annotations
 import functools
 import gc
 import importlib.util
-import multiprocessing.process
 import os
 import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from types import FunctionType, MethodType, ModuleType
+from types import FunctionType, MethodType
+
+_LOADERS = "torch.utils.data.dataloader"
+# What gpulab replaces, by the module and the class in it, besides the pauses' own table; a test compares it with the
+# package. What has no names here is only swept.
+REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
+    ("builtins", ""): ("open",),
+    ("io", ""): ("open",),
+    ("multiprocessing.process", "BaseProcess"): ("start",),
+    ("os", ""): ("open",),
+    ("torch", ""): ("compile",),
+    ("torch", "Tensor"): (),
+    ("torch", "inference_mode"): ("__enter__", "__exit__"),
+    ("torch", "no_grad"): ("__enter__", "__exit__"),
+    ("torch._dynamo.eval_frame", "OptimizedModule"): ("_initialize",),
+    ("torch.amp", "GradScaler"): ("scale", "step"),
+    ("torch.amp.autocast_mode", "autocast"): ("__enter__",),
+    ("torch.autograd", ""): ("backward", "grad"),
+    ("torch.distributed.distributed_c10d", ""): ("_update_default_pg",),
+    ("torch.nn.modules.module", "Module"): ("__call__", "train"),
+    ("torch.nn.parallel.distributed", "DistributedDataParallel"): ("__init__", "forward"),
+    ("torch.optim.optimizer", "Optimizer"): (),
+    ("torch.utils.data._utils.pin_memory", ""): ("pin_memory",),
+    (_LOADERS, "DataLoader"): ("__iter__", "__len__"),
+    (_LOADERS, "_BaseDataLoaderIter"): ("__next__",),
+    (_LOADERS, "_DatasetKind"): (),
+    (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data", "_process_data", "_reset"),
+    (_LOADERS, "_SingleProcessDataLoaderIter"): ("__init__", "_next_data"),
+}
+_FUNCTIONS = (functools.partial, FunctionType, MethodType, staticmethod, classmethod)
 
 
-def leftovers() -> list[str]:
-    """Everything of gpulab's that is still there, in words; empty where nothing is."""
+def leftovers(*, sweep: bool = True) -> list[str]:
+    """Everything of gpulab's that is still there, in words; empty where nothing is.
+
+    With `sweep` among all functions of those modules and classes, else among those that gpulab replaces.
+    """
     recorder = sys.modules.get("gpulab.capture.recorder")
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
     turn = sys.modules.get("gpulab.capture.exclusive")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
-    return [*active, *held, *_signals(), *_threads(), *_processes(), *_in_torch(), *_pause_hooks()]
+    in_torch = (*_replaced(sweep=sweep), *_global_hooks(), *_profilers(), *_pause_hooks())
+    return [*active, *held, *_signals(), *_threads(), *_processes(), *in_torch]
+
+
+def _replaced(*, sweep: bool) -> Iterator[str]:
+    # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
+    for (module, name), replaced in REPLACED.items():
+        owner = _owner(module, name)
+        functions: Mapping[str, object] = vars(owner) if owner is not None else {}
+        names = list(functions) if sweep else replaced
+        yield from (f"patch of {name or module}.{n}" for n in names if is_own_code(functions.get(n)))
+
+
+def _owner(module: str, name: str) -> object:
+    """Of what is imported by now."""
+    found = sys.modules.get(module)
+    return vars(found).get(name) if found is not None and name else found
 
 
 def _signals() -> Iterator[str]:
@@ -68,37 +115,12 @@ def _has_children() -> bool:
     return True
 
 
-def _in_torch() -> Iterator[str]:
-    """Patches and hooks whose code is in gpulab's folder, and a profiler that still runs."""
-    if "torch" not in sys.modules or "gpulab" not in sys.modules:
-        return
-    import torch
-    from torch._C._autograd import _profiler_enabled
-    from torch.amp import GradScaler
-    from torch.nn.modules import module
-    from torch.optim import optimizer
-    from torch.utils.data import dataloader
-    from torch.utils.data._utils import pin_memory
+def _profilers() -> Iterator[str]:
+    if "torch" in sys.modules:
+        from torch._C._autograd import _profiler_enabled
 
-    iterators: tuple[type, ...] = (dataloader._BaseDataLoaderIter, *dataloader._BaseDataLoaderIter.__subclasses__())
-    classes: tuple[type, ...] = (
-        dataloader.DataLoader,
-        *iterators,
-        optimizer.Optimizer,
-        GradScaler,
-        module.Module,
-        torch.Tensor,
-    )
-    classes = (*classes, torch.no_grad, torch.inference_mode, multiprocessing.process.BaseProcess)
-    loading = (pin_memory, dataloader._DatasetKind)
-    owners: tuple[type | ModuleType, ...] = (torch, torch.autograd, *classes, *loading)
-    for owner in owners:
-        # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
-        yield from (f"patch of {owner.__name__}.{name}" for name, found in vars(owner).items() if is_own_code(found))
-    for hooked in (module, optimizer):
-        yield from (f"hook in {name}" for name, hook in _global_hooks(hooked) if is_own_code(hook))
-    if _profiler_enabled():
-        yield "a torch.profiler is active"
+        if _profiler_enabled():
+            yield "a torch.profiler is active"
 
 
 def _pause_hooks() -> Iterator[str]:
@@ -109,22 +131,23 @@ def _pause_hooks() -> Iterator[str]:
     compiler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     callbacks = [*gc.callbacks, *getattr(compiler, "start_callbacks", []), *getattr(compiler, "end_callbacks", [])]
     yield from (f"callback {callback!r}" for callback in callbacks if is_own_code(callback))
-    for target in found.TARGETS:
-        owner = sys.modules.get(target.module)
-        owner = vars(owner).get(target.owner) if owner is not None and target.owner else owner
-        if owner is not None and is_own_code(vars(owner).get(target.name)):
-            yield f"patch of {target.module}.{target.owner}.{target.name}"
+    targets = [*((t.module, t.owner, t.name) for t in found.TARGETS), *found.ACTIONS]
+    owners = ((_owner(module, name), module, name, function) for module, name, function in targets)
+    for owner, module, name, function in owners:
+        if owner is not None and is_own_code(vars(owner).get(function)):
+            yield f"patch of {module}.{name}.{function}"
 
 
-def _global_hooks(owner: ModuleType) -> Iterator[tuple[str, object]]:
-    for name, hooks in vars(owner).items():
-        if name.startswith("_global_") and isinstance(hooks, dict):
-            yield from ((name, hook) for hook in hooks.values())
+def _global_hooks() -> Iterator[str]:
+    for owner in map(sys.modules.get, ("torch.nn.modules.module", "torch.optim.optimizer")):
+        for name, hooks in vars(owner).items() if owner is not None else ():
+            if name.startswith("_global_") and isinstance(hooks, dict):
+                yield from (f"hook in {name}" for hook in hooks.values() if is_own_code(hook))
 
 
 def is_own_code(found: object) -> bool:
     """By the file of its code: `functools.wraps` changes a function's names, not that."""
-    function = _function(found)
+    function = _function(found) if issubclass(type(found), _FUNCTIONS) else None
     return isinstance(function, FunctionType) and function.__code__.co_filename.startswith(_package_folder())
 
 

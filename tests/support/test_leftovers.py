@@ -5,9 +5,10 @@ A frame of gpulab's in a traceback is found too, and no other frame is taken for
 
 from __future__ import annotations
 
+import ast
+import os
+import re
 import subprocess
-import sys
-import threading
 import traceback
 from contextlib import ExitStack
 from pathlib import Path
@@ -20,47 +21,97 @@ from IPython.core.ultratb import FormattedTB
 import gpulab
 from gpulab.errors import GpulabError
 from tests.support import leftovers
+from tests.support.fork_server import python_with_torch
 from tests.support.paths import TESTS
 
 PACKAGE = Path(gpulab.__file__).parent
 
 LEAKS = """
-def test_leaks():
-    from contextlib import ExitStack
-    from unittest.mock import Mock
-    from gpulab.capture.steps import hooks
-    hooks.install(Mock(), ExitStack())
+import subprocess, sys, threading
+import conftest, torch
+import gpulab
+from gpulab.torch_hooks.patching import heard_before
+conftest.PATIENCE_S = 0.0
 
-def test_is_innocent():
+kept = []
+
+def leak(owner, name):
+    kept.append(heard_before(owner, name, print))
+    kept[-1].__enter__()
+
+def test_listed():
+    leak(torch.autograd, "grad")
+
+def test_hook():
+    torch.nn.modules.module.register_module_forward_pre_hook(gpulab.load)
+
+def test_thread():
+    threading.Thread(target=threading.Event().wait, name="gpulab-test", daemon=True).start()
+
+def test_process():
+    command = [sys.executable, "-c", "import sys; sys.stdin.read()  # gpulab.capture"]
+    sys.child = subprocess.Popen(command, stdin=subprocess.PIPE)
+
+def test_file(tmp_path):
+    sys.opened = open(tmp_path / "file", "w")
+
+def test_profiler():
+    torch.profiler.profile().__enter__()
+
+def test_innocent():
     pass
+
+def test_unlisted():
+    leak(torch.Tensor, "tolist")
 """
+LEFT = {
+    "test_listed": "by the test: ['patch of torch.autograd.grad']",
+    "test_hook": "by the test: ['hook in _global_forward_pre_hooks']",
+    "test_thread": "by the test: ['thread gpulab-test']",
+    "test_process": "by the test: ['process ",
+    "test_file": "by the test: ['open file ",
+    "test_profiler": "by the test: ['a torch.profiler is active']",
+    "test_unlisted": "by test_leaks.py: ['patch of Tensor.tolist']",
+}
 
 
-def test_a_leak_of_the_first_torch_test_counts_against_it_alone(tmp_path: Path) -> None:
+def test_each_kind_of_leak_counts_against_its_test_alone(tmp_path: Path) -> None:
     (tmp_path / "test_leaks.py").write_text(LEAKS)
-    conftest = TESTS / "conftest.py"
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    words = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), "-p", "conftest"]
     done = subprocess.run(
-        [*command, "-p", "conftest", "-c", "/dev/null", "test_leaks.py"],
+        [python_with_torch(), *words, "-c", "/dev/null", "test_leaks.py"],
         cwd=tmp_path,
-        env={"PYTHONPATH": f"{conftest.parent}:{conftest.parents[1]}"},
+        env={**os.environ, "COLUMNS": "500", "PYTHONPATH": f"{TESTS}:{TESTS.parent}"},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert "2 passed, 1 error" in done.stdout, done.stdout + done.stderr
-    assert "left behind" in done.stdout and "ERROR test_leaks.py::test_leaks" in done.stdout
+    assert f"8 passed, {len(LEFT)} errors" in done.stdout, done.stdout + done.stderr
+    for test, words_said in LEFT.items():
+        (line,) = re.findall(rf"^ERROR test_leaks.py::{test} - (.*)$", done.stdout, re.MULTILINE)
+        assert f"left behind {words_said}" in line
+
+
+def test_the_table_has_all_that_the_package_replaces() -> None:
+    """Besides where the name is computed: from a table there, which the look at the pauses reads or which is here."""
+    names, computed = set[str](), set[str]()
+    for path in PACKAGE.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("replaced", "heard_before"):
+                name = call.args[1]
+                names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
+                computed |= set() if isinstance(name, ast.Constant) else {path.name}
+    assert names <= {name for functions in leftovers.REPLACED.values() for name in functions}
+    assert computed == {"batch_clock.py", "hooks.py", "agreement.py", "patching.py"}
 
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:
-    pytest.importorskip("torch")
-    import torch
-
     from gpulab.capture.steps import hooks
 
     with ExitStack() as undo:
         hooks.install(Mock(), undo)
-        found = leftovers.leftovers()
+        found = leftovers.leftovers(sweep=False)
+        assert set(found) == set(leftovers.leftovers())
     assert {
         "patch of DataLoader.__iter__",
         "patch of _BaseDataLoaderIter.__next__",
@@ -71,23 +122,6 @@ def test_every_hook_and_patch_of_a_run_is_found() -> None:
         "hook in _global_optimizer_post_hooks",
         "hook in _global_forward_pre_hooks",
     } <= set(found)
-    with torch.profiler.profile():
-        assert leftovers.leftovers() == ["a torch.profiler is active"]
-    assert leftovers.leftovers() == []
-
-
-def test_threads_and_processes_of_ours_are_found() -> None:
-    go_on = threading.Event()
-    thread = threading.Thread(target=go_on.wait, name="gpulab-test", daemon=True)
-    thread.start()
-    program = "import sys; sys.stdin.read()  # gpulab.capture"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as child:
-        found = leftovers.leftovers()
-        assert child.stdin is not None
-        child.stdin.close()
-    go_on.set()
-    thread.join()
-    assert "thread gpulab-test" in found and any(f.startswith("process ") for f in found)
     assert leftovers.leftovers() == []
 
 

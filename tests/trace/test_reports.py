@@ -139,13 +139,6 @@ def test_each_damage_is_counted(tmp_path: Path) -> None:
     assert next(c.count for c in trust.checks if c.name == "truncated_tail") == 1
 
 
-def test_a_copy_of_the_step_on_the_device_counts_no_step(tmp_path: Path) -> None:
-    copy = made.on_gpu("gpu_user_annotation", "ProfilerStep#3", 0, 1000, 0)
-    run = loaded(made.write(tmp_path, made.text([*made.step(), copy])))
-    assert len(run.steps) == 1
-    assert integrity_of(tmp_path, [*made.step(), copy]) == {}
-
-
 # Ranks
 
 
@@ -316,11 +309,6 @@ def test_what_is_no_trace_is_one_sentence(name: str, tmp_path: Path, capsys: pyt
     assert "Traceback" not in err and err.count("\n") == 1
 
 
-def test_a_path_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", "nowhere/trace.json"]) == 2
-    assert "nowhere/trace.json" in capsys.readouterr().err
-
-
 # Real traces
 
 HEADLINES = {
@@ -341,14 +329,6 @@ def test_headlines_of_real_traces(name: str, key: str) -> None:
     assert known.breakdown is not None
     for step in known.breakdown.steps:
         assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns
-
-
-def test_the_starved_trace_waits_for_data() -> None:
-    known = facts(loaded(real_traces.path("h100_owlv2_starved")))
-    assert known.breakdown is not None and known.breakdown.busy_fraction is not None
-    waiting = known.breakdown.share["data_wait"]
-    assert waiting == pytest.approx(0.51, abs=0.005)
-    assert waiting / (1 - known.breakdown.busy_fraction) == pytest.approx(0.96, abs=0.005)
 
 
 def test_the_straggler_of_the_real_ranks() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections import deque
 from pathlib import Path
 
@@ -15,6 +14,7 @@ from msgspec.structs import replace
 
 from gpulab.capture.steps.model_inputs import ModelInputs
 from gpulab.run import Steps
+from tests.support.fork_server import python_with_torch
 
 
 def steps_of(*bounds: tuple[int, int]) -> Steps:
@@ -83,7 +83,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("compiled", [False, True])
 def test_what_the_loop_leaves_out_is_not_counted(compiled: bool, tmp_path: Path) -> None:
-    words = [sys.executable, "-c", TRAINING, str(tmp_path / "meeting"), *(["compile"] if compiled else [])]
+    words = [python_with_torch(), "-c", TRAINING, str(tmp_path / "meeting"), *(["compile"] if compiled else [])]
     ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
