@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
@@ -166,6 +166,7 @@ class NotebookPage:
         self.console: list[str] = []  # errors the page reported
         page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.console.append(str(error)))
+        self.folder = server.notebooks  # where the kernel works
         self._url = server.url(f"lab/tree/{name}?reset")
         self.open()
 
@@ -237,6 +238,15 @@ class NotebookPage:
         else:
             of.scroll_into_view_if_needed()
             of.screenshot(path=path)
+
+
+def wait_until(page: Page, happened: Callable[[], bool], what: str) -> None:
+    """For what Playwright cannot wait for by itself."""
+    for _ in range(PATIENCE_MS // 100):
+        if happened():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"never happened: {what}")
 
 
 def _free_port() -> int:
