@@ -57,6 +57,12 @@ START_CELL = """
   app.commands.execute("notebook:run-cell"); // ends when the cell ends: not awaited
 }
 """
+SET_SOURCE = """
+([index, source]) => {
+  const cells = window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model);
+  cells.filter((model) => model.type === "code")[index].sharedModel.setSource(source);
+}
+"""
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 
@@ -200,6 +206,10 @@ class NotebookPage:
     def output(self, index: int) -> Locator:
         """All that the cell has shown."""
         return self.cell(index).locator(".jp-Cell-outputArea")
+
+    def write(self, index: int, source: str) -> None:
+        """What typing it into the cell does."""
+        self.page.evaluate(SET_SOURCE, [index, source])
 
     def start_cell(self, index: int) -> None:
         """Run the cell, and do not wait for its end."""
