@@ -172,7 +172,7 @@ class NotebookPage:
         self.console: list[str] = []  # errors the page reported
         page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.console.append(str(error)))
-        self.folder = server.notebooks  # where the kernel works
+        self.path = server.notebooks / name
         self._url = server.url(f"lab/tree/{name}?reset")
         self.open()
 
