@@ -8,15 +8,13 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.api.test_cell_ranks import SETUP, of_ranks
-from tests.api.test_ranked_experiment import DDP
 from tests.browser.conftest import OpenNotebook
 
 pytestmark = pytest.mark.browser
 
 
-def test_the_straggler_stands_out_live_and_two_settings_are_compared(open_notebook: OpenNotebook, shots: Path) -> None:
-    compared = "%%gpuprofile --ab late_s=0.0 --ranks 2 --pairs 3\ntrain_ddp(40, False, late_s)"
-    notebook = open_notebook([SETUP + DDP, "%%gpuprofile --ranks 2\ntrain(100)", compared])
+def test_the_straggler_stands_out_live(open_notebook: OpenNotebook, shots: Path) -> None:
+    notebook = open_notebook([SETUP, "%%gpuprofile --ranks 2\ntrain(100)"])
     notebook.run_cell(0)
     notebook.start_cell(1)
     output = notebook.output(1)
@@ -29,12 +27,3 @@ def test_the_straggler_stands_out_live_and_two_settings_are_compared(open_notebo
     notebook.screenshot(shots / "ranks-report.png", output)
     assert "The others wait for rank 1" not in output.inner_text(), "the report has taken its place"
     assert not of_ranks()
-
-    notebook.start_cell(2)
-    output = notebook.output(2)
-    expect(output).to_contain_text("of about")
-    notebook.screenshot(shots / "ranks-compared-live.png", output)
-    expect(output).to_contain_text("late_s=0.0 is")
-    notebook.wait_finished(2)
-    notebook.screenshot(shots / "ranks-compared.png", output)
-    assert "times as fast" in output.inner_text()
