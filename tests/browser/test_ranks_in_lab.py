@@ -13,17 +13,19 @@ from tests.browser.conftest import OpenNotebook
 pytestmark = pytest.mark.browser
 
 
-def test_the_straggler_stands_out_live(open_notebook: OpenNotebook, shots: Path) -> None:
-    notebook = open_notebook([SETUP, "%%gpuprofile --ranks 2\ntrain(100)"])
+def test_the_straggler_stands_out_live(open_notebook: OpenNotebook, tmp_path: Path, shots: Path) -> None:
+    own_store = f"import os\nos.environ['GPULAB_DIR'] = {str(tmp_path)!r}\n"  # other tests have ranks, too
+    notebook = open_notebook([own_store + SETUP, "%%gpuprofile --ranks 2\ntrain(70)"])
     notebook.run_cell(0)
     notebook.start_cell(1)
     output = notebook.output(1)
     expect(output).to_contain_text("The others wait for rank 1")
     expect(output).to_contain_text("waits for other ranks")
+    assert of_ranks(tmp_path)
     notebook.screenshot(shots / "ranks-live.png", output)
     expect(output).to_contain_text("Rank 1 arrives last")
     expect(output).to_contain_text("time.sleep(late_s)")
     notebook.wait_finished(1)
     notebook.screenshot(shots / "ranks-report.png", output)
     assert "The others wait for rank 1" not in output.inner_text(), "the report has taken its place"
-    assert not of_ranks()
+    assert not of_ranks(tmp_path)
