@@ -43,12 +43,12 @@ lab: $(LAB) ## open JupyterLab on your copy of the lessons: LESSON=03 (LAB_FLAGS
 	$(BIN)/gpulab lab --lesson $(or $(LESSON),00) -- $(LAB_FLAGS)
 
 .PHONY: test
-test: $(if $(FILE),unit,side-by-side) ## what CI runs: lint, types, floors beside unit beside browser; make test FILE=tests/test_cli.py: one file
+test: $(if $(FILE),$(if $(filter tests/browser%,$(FILE)),browser,unit),side-by-side) ## what CI runs: lint, types, floors beside unit beside browser; make test FILE=tests/test_cli.py: one file
 
 # The browser's tests wait for most of their time, and mypy is one process: two cores have room for them beside unit.
 # Each part is a process group of its own, which Ctrl-C ends. Only unit writes at once, the others when it has ended;
 # but lint, types or floors end all where they fail, without --keep-going.
-.PHONY: side-by-side
+.PHONY: side-by-side checks
 side-by-side: $(TEST)
 	@logs=$$(mktemp -d); set -m; \
 	$(MAKE) --no-print-directory checks >$$logs/checks 2>&1 & checks=$$!; \
@@ -66,7 +66,6 @@ side-by-side: $(TEST)
 	cat $$logs/browser; rm -rf $$logs; \
 	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
 
-.PHONY: checks
 checks: lint types floors
 
 .PHONY: lint
