@@ -31,7 +31,7 @@ CHROMIUM_ARGS = (
     "--disable-sync",
     "--no-first-run",
 )
-PATIENCE_MS = 120_000  # for whatever must come; nothing is asserted about how soon
+PATIENCE_MS = 240_000  # for whatever must come; nothing is asserted about how soon
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # the others hide cells scrolled away
     "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false"},

@@ -42,6 +42,7 @@ class LessonPage:
         self.notebook.write(self._names.index(name), code)
 
 
+@pytest.mark.slow("two notebooks, and a lesson's comparison in blocks")
 def test_a_learner_and_the_board(open_notebook: OpenNotebook, tmp_path: Path, shots: Path) -> None:
     folder = tmp_path / "class"
     folder.mkdir(mode=0o700)

@@ -117,6 +117,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
         expect(left).to_contain_text(line)
 
 
+@pytest.mark.slow("two comparisons of the cell in blocks, and a page that is opened again")
 def test_the_panel(open_notebook: OpenNotebook, shots: Path) -> None:
     notebook = open_notebook([SETUP, TRAINING, OFFER, LEFT_BEHIND])
     notebook.path.with_name("slow_disk.py").write_text(SLOW_DISK)
@@ -179,6 +180,7 @@ def test_the_panel(open_notebook: OpenNotebook, shots: Path) -> None:
     assert "Error displaying widget" not in notebook.output(2).inner_text()
 
 
+@pytest.mark.slow("three comparisons, each with its full runs before it is stopped")
 @pytest.mark.parametrize("kernel", OLDER_KERNELS)
 def test_live_view_and_panel_stop_on_an_older_kernel(open_notebook: OpenNotebook, kernel: str, shots: Path) -> None:
     live_cells = (live.SETUP, live.PLAY, live.LEFT_BEHIND)

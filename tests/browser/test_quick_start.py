@@ -8,7 +8,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import BrowserContext, Locator, Page, expect
 
 from tests.browser.conftest import OpenNotebook
 from tests.browser.jupyterlab_page import PATIENCE_MS, THEMES, LabServer, NotebookPage, wait_until
@@ -67,8 +67,9 @@ WIDER_THAN_ITS_PLACE = """
 """
 
 
+@pytest.mark.slow("three pages, and a training that its reader stops and runs again")
 def test_watch_stop_keep_and_read_again(
-    open_notebook: OpenNotebook, chromium: Browser, lab_server: LabServer, shots: Path
+    open_notebook: OpenNotebook, lab_context: BrowserContext, lab_server: LabServer, shots: Path
 ) -> None:
     written = [cell.source for cell in nbformat.read(QUICK_START, as_version=4).cells if cell.cell_type == "code"]
     assert AS_WRITTEN in written[TRAINING]
@@ -90,7 +91,7 @@ def test_watch_stop_keep_and_read_again(
 
     save(notebook, path)
     assert "widget-view" not in path.read_text()
-    read_without_kernel(chromium, lab_server, path, shots / "quick-start")
+    read_without_kernel(lab_context, lab_server, path, shots / "quick-start")
     expect(notebook.run_cell(LOOK)).to_contain_text("quick-start stopped")
     expect_whole_steps_and_nothing_left(notebook)
 
@@ -181,15 +182,14 @@ def save(notebook: NotebookPage, path: Path) -> None:
     wait_until(notebook.page, lambda: "gpulab · quick-start · " in path.read_text(), "the report is in the file")
 
 
-def read_without_kernel(chromium: Browser, server: LabServer, saved: Path, shot: Path) -> None:
+def read_without_kernel(context: BrowserContext, server: LabServer, saved: Path, shot: Path) -> None:
     """The file reaches someone else: no kernel runs it, and the server, which never signed it, does not trust it."""
     received = json.loads(saved.read_text())
     del received["metadata"]["kernelspec"]
     copy = saved.with_name(f"received-{saved.name}")
     copy.write_text(json.dumps(received))
-    context = chromium.new_context(viewport={"width": 1280, "height": 2900})
-    context.set_default_timeout(PATIENCE_MS)
     page = context.new_page()
+    page.set_viewport_size({"width": 1280, "height": 2900})
     page.goto(server.url(f"lab/tree/{copy.name}?reset"))
     dialog = page.locator(".jp-Dialog")
     dialog.get_by_role("button", name="No Kernel").click(timeout=PATIENCE_MS)
@@ -207,7 +207,7 @@ def read_without_kernel(chromium: Browser, server: LabServer, saved: Path, shot:
     for theme in ("light", "dark"):
         set_theme(page, theme)
         cell.screenshot(path=shot.with_name(f"{shot.name}-received-{theme}.png"))
-    context.close()
+    page.close()
 
 
 def set_theme(page: Page, theme: str) -> None:

@@ -13,6 +13,7 @@ from tests.browser.conftest import OpenNotebook
 pytestmark = pytest.mark.browser
 
 
+@pytest.mark.slow("two ranks import torch and train for seconds, as one of them is slow")
 def test_the_straggler_stands_out_live(open_notebook: OpenNotebook, tmp_path: Path, shots: Path) -> None:
     own_store = f"import os\nos.environ['GPULAB_DIR'] = {str(tmp_path)!r}\n"  # other tests have ranks, too
     notebook = open_notebook([own_store + SETUP, "%%gpuprofile --ranks 2\ntrain(70)"])

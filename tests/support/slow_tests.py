@@ -5,14 +5,14 @@ A time is never asserted: on a busy machine any test may be listed, and none fai
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 
 import pytest
 
 SLOW_S = 20.0
 
-_seconds: Counter[str] = Counter()
+_seconds: defaultdict[str, float] = defaultdict(float)
 _reasons: dict[str, str] = {}
 
 
@@ -30,9 +30,9 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    slow = {name: seconds for name, seconds in _seconds.most_common() if seconds > SLOW_S}
+    slow = sorted((name for name in _seconds if _seconds[name] > SLOW_S), key=lambda name: -_seconds[name])
     if slow:
         terminalreporter.section(f"over {SLOW_S:.0f} s")
-    for name, seconds in slow.items():
+    for name in slow:
         reason = _reasons.get(name, 'warning: no reason. Make it faster, or mark it: @pytest.mark.slow("why")')
-        terminalreporter.line(f"{seconds:4.0f} s  {name}: {reason}", yellow=name not in _reasons)
+        terminalreporter.line(f"{_seconds[name]:4.0f} s  {name}: {reason}", yellow=name not in _reasons)
