@@ -16,9 +16,14 @@ LAB := $(VENV)/.stamp-lab
 TEST := $(VENV)/.stamp-test
 OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 --durations-min 1
+UNIT := --ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder
+
+KEEP_GOING = $(findstring k,$(filter-out --%,$(firstword $(MAKEFLAGS))))
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
+# `make -j` changes nothing: `make test` alone runs parts side by side, which share two cores
 .NOTPARALLEL:
 # tests start some hundred Pythons: without bytecode each would compile gpulab again
 unexport PYTHONDONTWRITEBYTECODE
@@ -38,7 +43,30 @@ lab: $(LAB) ## open JupyterLab on your copy of the lessons: LESSON=03 (LAB_FLAGS
 	$(BIN)/gpulab lab --lesson $(or $(LESSON),00) -- $(LAB_FLAGS)
 
 .PHONY: test
-test: $(if $(FILE),unit,lint types floors unit browser) ## what CI runs: lint, types, floors, unit, browser; make test FILE=tests/test_cli.py: one file
+test: $(if $(FILE),$(if $(filter tests/browser%,$(FILE)),browser,unit),side-by-side) ## what CI runs: lint, types, floors beside unit beside browser; make test FILE=tests/test_cli.py: one file
+
+# The browser's tests wait for most of their time, and mypy is one process: two cores have room for them beside unit.
+# Each part is a process group of its own, which Ctrl-C ends. Only unit writes at once, the others when it has ended;
+# but lint, types or floors end all where they fail, without --keep-going.
+.PHONY: side-by-side checks
+side-by-side: $(TEST)
+	@logs=$$(mktemp -d); set -m; \
+	$(MAKE) --no-print-directory checks >$$logs/checks 2>&1 & checks=$$!; \
+	$(MAKE) --no-print-directory browser >$$logs/browser 2>&1 & browser=$$!; \
+	$(MAKE) --no-print-directory unit </dev/null & unit=$$!; \
+	set +m; \
+	stop() { kill -INT -- -$$checks -$$browser -$$unit 2>/dev/null || true; wait || true; rm -rf $$logs; }; \
+	trap 'stop; exit 130' INT TERM; \
+	failed=; \
+	wait $$checks || failed=' lint, types or floors'; \
+	if [ -n "$$failed" ] && [ -z '$(KEEP_GOING)' ]; then cat $$logs/checks; stop; exit 1; fi; \
+	wait $$unit || failed+=' unit'; \
+	cat $$logs/checks; \
+	wait $$browser || failed+=' browser'; \
+	cat $$logs/browser; rm -rf $$logs; \
+	[ -z "$$failed" ] || { echo "failed:$$failed" >&2; exit 1; }
+
+checks: lint types floors
 
 .PHONY: lint
 lint: $(TEST) ## ruff: rules and format
@@ -56,11 +84,11 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 
 .PHONY: unit
 unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_cli.py: one file
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" $(or $(FILE),--ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder)
+	$(PYTEST) -m "not browser" $(or $(FILE),$(UNIT))
 
 .PHONY: coverage
 coverage: $(TEST) ## the same, and which lines of gpulab it ran: the table, and htmlcov/index.html
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not browser" --ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder \
+	$(PYTEST) -m "not browser" $(UNIT) \
 	  --cov gpulab --cov-report html --cov-report term:skip-covered
 
 .PHONY: oldest
@@ -73,7 +101,7 @@ newest: ## unit with the newest PyTorch, in .venv-newest (5 GB): make newest PYT
 
 .PHONY: browser
 browser: $(TEST) ## pytest in JupyterLab and Chromium (CHROMIUM=path, else /usr/bin/chromium)
-	$(BIN)/python -m pytest -m browser
+	$(PYTEST) -m browser $(or $(FILE),tests/browser)
 
 .PHONY: gpu
 gpu: ## pytest on an NVIDIA GPU, in PYTHON as it is (core dependencies and pytest)

@@ -16,6 +16,9 @@ import psutil
 import pytest
 
 from tests.support.leftovers import leftovers
+from tests.support.slow_tests import note_reasons, pytest_runtest_logreport, pytest_terminal_summary
+
+__all__ = ["pytest_runtest_logreport", "pytest_terminal_summary"]  # hooks
 
 if TYPE_CHECKING:
     from xdist.remote import Producer
@@ -42,6 +45,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Schedul
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The order that the scheduler keeps, where this is one of several processes."""
+    note_reasons(items)
     if hasattr(config, "workerinput"):
         from tests.support.scheduling import sort_longest_first
 

@@ -16,7 +16,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import nbformat
@@ -31,7 +31,7 @@ CHROMIUM_ARGS = (
     "--disable-sync",
     "--no-first-run",
 )
-PATIENCE_MS = 120_000  # for whatever must come; nothing is asserted about how soon
+PATIENCE_MS = 240_000  # for whatever must come; nothing is asserted about how soon
 SETTINGS = {
     "@jupyterlab/notebook-extension/tracker": {"windowingMode": "none"},  # the others hide cells scrolled away
     "@jupyterlab/apputils-extension/notification": {"checkForUpdates": False, "fetchNews": "false"},
@@ -55,6 +55,12 @@ START_CELL = """
   const notebook = app.shell.currentWidget.content;
   notebook.activeCellIndex = notebook.widgets.indexOf(notebook.widgets.filter((c) => c.model.type === "code")[index]);
   app.commands.execute("notebook:run-cell"); // ends when the cell ends: not awaited
+}
+"""
+SET_SOURCE = """
+([index, source]) => {
+  const cells = window.jupyterapp.shell.currentWidget.content.widgets.map((cell) => cell.model);
+  cells.filter((model) => model.type === "code")[index].sharedModel.setSource(source);
 }
 """
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
@@ -166,6 +172,7 @@ class NotebookPage:
         self.console: list[str] = []  # errors the page reported
         page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.console.append(str(error)))
+        self.path = server.notebooks / name
         self._url = server.url(f"lab/tree/{name}?reset")
         self.open()
 
@@ -199,6 +206,10 @@ class NotebookPage:
     def output(self, index: int) -> Locator:
         """All that the cell has shown."""
         return self.cell(index).locator(".jp-Cell-outputArea")
+
+    def write(self, index: int, source: str) -> None:
+        """What typing it into the cell does."""
+        self.page.evaluate(SET_SOURCE, [index, source])
 
     def start_cell(self, index: int) -> None:
         """Run the cell, and do not wait for its end."""
@@ -237,6 +248,15 @@ class NotebookPage:
         else:
             of.scroll_into_view_if_needed()
             of.screenshot(path=path)
+
+
+def wait_until(page: Page, happened: Callable[[], bool], what: str) -> None:
+    """For what Playwright cannot wait for by itself."""
+    for _ in range(PATIENCE_MS // 100):
+        if happened():
+            return
+        page.wait_for_timeout(100)
+    raise AssertionError(f"never happened: {what}")
 
 
 def _free_port() -> int:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Locator, expect
 
-from tests.browser.jupyterlab_page import LabServer, NotebookPage
+from tests.browser import test_live_view_in_lab as live
+from tests.browser.conftest import OpenNotebook
+from tests.browser.jupyterlab_page import NotebookPage
 from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.browser
 
-KERNELS = ["python3", "gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
+OLDER_KERNELS = ["gpulab-ipykernel6", *os.environ.get("GPULAB_TEST_KERNELS", "").split()]
 EXPERIMENT_MS = 300_000  # an experiment may take its minute on a slow machine, and its runs with a trace before it
 
 SETUP = f"""
@@ -25,8 +26,8 @@ import torch
 torch.set_num_threads(1)
 from torch import nn
 from torch.utils.data import DataLoader
-from slow_disk import SlowDisk
 %load_ext gpulab
+from slow_disk import SlowDisk
 dataset = SlowDisk()
 model = nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 32 * 32, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
@@ -56,6 +57,9 @@ for epoch in range(100):
             print("a word from the cell")
 """
 PANEL = "%gpulab panel"
+OFFER = "from gpulab.panel.opening import offer_panel; offer_panel()"
+BUTTON = "Turn a knob on this cell"
+LOOKED = "This is what the cell has."
 TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
 BLOCK = re.compile(r"block (\d+) of \d+: ")
 WITHOUT_CONTROL = """
@@ -77,14 +81,6 @@ print("stdout:", type(sys.stdout).__name__, type(sys.stderr).__name__)
 """
 
 
-def panel_of(output: Locator) -> Locator:
-    return output.locator(".gpulab-panel")
-
-
-def press(panel: Locator, name: str) -> None:
-    panel.get_by_role("button", name=name, exact=True).click()
-
-
 def number_field(panel: Locator, title: str) -> Locator:
     """The number field in a knob's row: the first after its title."""
     return panel.locator(
@@ -96,58 +92,13 @@ def wait_for_end(panel: Locator) -> None:
     expect(panel.get_by_role("button", name="Stop", exact=True)).to_be_disabled(timeout=EXPERIMENT_MS)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_workers_from_0_to_2_and_the_side_by_side(
-    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str, shots: Path
-) -> None:
-    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
-    notebook.run_cell(0)
-    notebook.run_cell(1)
-    output = notebook.run_cell(2)
-    panel = panel_of(output)
-    expect(panel).to_contain_text("loader = DataLoader(dataset")
-    expect(panel).to_contain_text("as found: 0")  # as the profiled cell had it
-    expect(panel).to_contain_text("when it last ran")
-    notebook.screenshot(shots / f"panel-{kernel}-0-fresh.png", of=panel)
+def press(panel: Locator, name: str) -> None:
+    panel.get_by_role("button", name=name, exact=True).click()
 
-    for button in ("Look at the cell", "Run", "Compare A/B", "Reset", "Close"):
-        expect(panel.get_by_role("button", name=button, exact=True)).to_be_visible()
+
+def look(panel: Locator) -> None:
     press(panel, "Look at the cell")
-    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
-    expect(panel).to_contain_text(TF32_REFUSED)
-    notebook.screenshot(shots / f"panel-{kernel}-1-looked.png", of=panel)
-
-    workers = number_field(panel, "Workers")
-    expect(workers).to_have_value("0")
-    workers.fill("2")
-    workers.press("Tab")
-    expect(panel).to_contain_text("● Workers")
-    press(panel, "Compare A/B")
-    expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: .* of (about|at most) \d+ s"), timeout=EXPERIMENT_MS)
-    notebook.screenshot(shots / f"panel-{kernel}-2-comparing.png", of=panel)
-    first = BLOCK.search(panel.inner_text())
-    assert first is not None
-    later = rf"block (?!{first[1]} )\d+ of \d+: "  # the kernel is busy, and the panel moves on
-    expect(panel).to_contain_text(re.compile(later), timeout=EXPERIMENT_MS)
-    expect(panel.get_by_role("button", name="Run", exact=True)).to_be_disabled()
-
-    wait_for_end(panel)
-    expect(panel).to_contain_text(re.compile(r"(Faster|Undecided): workers=2 is .*"))
-    expect(output).to_contain_text(re.compile("aiting for the DataLoader|Other programs took cores"))
-    notebook.page.set_viewport_size({"width": 1280, "height": 3400})
-    for theme in ("light", "dark"):
-        notebook.set_theme(theme)
-        notebook.page.wait_for_timeout(500)
-        notebook.screenshot(shots / f"panel-{kernel}-3-{theme}.png", of=notebook.cell(2))
-    notebook.set_theme("light")
-
-    press(panel, "Close")
-    expect(panel).to_have_count(0)
-    expect(output).to_contain_text("95 % interval")  # the result stays
-    left = notebook.run_cell(3)
-    for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
-        expect(left).to_contain_text(line)
+    expect(panel).to_contain_text(LOOKED, timeout=EXPERIMENT_MS)
 
 
 def compare_workers(panel: Locator) -> None:
@@ -160,65 +111,109 @@ def compare_workers(panel: Locator) -> None:
     expect(panel).to_contain_text(BLOCK, timeout=EXPERIMENT_MS)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("control_channel", [True, False])
-def test_stop_ends_a_run_that_keeps_the_main_thread_busy(
-    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str, control_channel: bool
-) -> None:
-    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
-    notebook.run_cell(0)
-    notebook.run_cell(1)
-    panel = panel_of(notebook.run_cell(2))
-    press(panel, "Look at the cell")
-    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
-    if not control_channel:
-        notebook.page.evaluate(WITHOUT_CONTROL)
-    compare_workers(panel)
-    press(panel, "Stop")
-    wait_for_end(panel)
-    expect(panel).to_contain_text("workers=2" if control_channel else re.compile("Interrupted|workers=2"))
-    expect(panel).not_to_contain_text("KeyboardInterrupt")
-    press(panel, "Look at the cell")  # it can begin again
-    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
-    press(panel, "Close")
-    left = notebook.run_cell(3)
+def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
+    left = notebook.run_cell(index)
     for line in ("threads: []", "handlers: []", "widgets: 0", "patched: False", "stdout: OutStream OutStream"):
         expect(left).to_contain_text(line)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
-def test_the_notebooks_own_interrupt_ends_a_run(
-    open_notebook: Callable[..., NotebookPage], lab_server: LabServer, kernel: str
-) -> None:
-    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    notebook = open_notebook([SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
+@pytest.mark.slow("two comparisons of the cell in blocks, and a page that is opened again")
+def test_the_panel(open_notebook: OpenNotebook, shots: Path) -> None:
+    notebook = open_notebook([SETUP, TRAINING, OFFER, LEFT_BEHIND])
+    notebook.path.with_name("slow_disk.py").write_text(SLOW_DISK)
     notebook.run_cell(0)
-    notebook.run_cell(1)
-    panel = panel_of(notebook.run_cell(2))
-    press(panel, "Look at the cell")
-    expect(panel).to_contain_text("This is what the cell has.", timeout=EXPERIMENT_MS)
+    report = notebook.run_cell(1)
+    expect(report.get_by_role("button", name=BUTTON)).to_be_visible()
+    output = notebook.run_cell(2)
+    expect(report.get_by_role("button")).to_have_count(0)  # only the latest report has one
+    expect(report).to_contain_text("%gpulab panel")
+    press(output, BUTTON)
+    panel = output.locator(".gpulab-panel")
+    expect(panel).to_contain_text("loader = DataLoader(dataset")
+    expect(output.get_by_role("button", name=BUTTON)).to_have_count(0)
+    expect(panel).to_contain_text("as found: 0")  # as the profiled cell had it
+    expect(panel).to_contain_text("when it last ran")
+    for button in ("Look at the cell", "Run", "Compare A/B", "Reset", "Close"):
+        expect(panel.get_by_role("button", name=button, exact=True)).to_be_visible()
+    notebook.screenshot(shots / "panel-0-fresh.png", of=panel)
+    look(panel)
+    expect(panel).to_contain_text(TF32_REFUSED)
+    notebook.screenshot(shots / "panel-1-looked.png", of=panel)
+
+    expect(number_field(panel, "Workers")).to_have_value("0")
+    compare_workers(panel)
+    expect(panel).to_contain_text(re.compile(r"block \d+ of \d+: .* of (about|at most) \d+ s"))
+    notebook.screenshot(shots / "panel-2-comparing.png", of=panel)
+    first = BLOCK.search(panel.inner_text())
+    assert first is not None
+    later = rf"block (?!{first[1]} )\d+ of \d+: "  # the kernel is busy, and the panel moves on
+    expect(panel).to_contain_text(re.compile(later), timeout=EXPERIMENT_MS)
+    expect(panel.get_by_role("button", name="Run", exact=True)).to_be_disabled()
+    wait_for_end(panel)
+    expect(panel).to_contain_text(re.compile(r"(Faster|Undecided): workers=2 is .*"))
+    expect(output).to_contain_text(re.compile("aiting for the DataLoader|Other programs took cores"))
+    notebook.page.set_viewport_size({"width": 1280, "height": 3400})
+    for theme in ("dark", "light"):
+        notebook.set_theme(theme)
+        notebook.page.wait_for_timeout(500)
+        notebook.screenshot(shots / f"panel-3-{theme}.png", of=notebook.cell(2))
+
+    compare_workers(panel)  # it can begin again
+    press(panel, "Stop")
+    wait_for_end(panel)
+    expect(panel).to_contain_text("workers=2")
+    expect(panel).not_to_contain_text("KeyboardInterrupt")
+    press(panel, "Close")
+    expect(panel).to_have_count(0)
+    expect(output).to_contain_text("95 % interval")  # the result stays
+    expect_nothing_left(notebook, 3)
+
+    press(notebook.run_cell(2), BUTTON)
+    expect(panel).to_be_visible()
+    notebook.save()
+    notebook.page.wait_for_timeout(1000)
+    notebook.command("kernelmenu:shutdown")
+    notebook.reload(kernel=False)
+    expect(notebook.output(2)).to_contain_text("The knobs of this cell stood here.")
+    notebook.page.wait_for_timeout(3000)
+    notebook.screenshot(shots / "panel-reopened.png")
+    assert "Error displaying widget" not in notebook.output(2).inner_text()
+
+
+@pytest.mark.slow("three comparisons, each with its full runs before it is stopped")
+@pytest.mark.parametrize("kernel", OLDER_KERNELS)
+def test_live_view_and_panel_stop_on_an_older_kernel(open_notebook: OpenNotebook, kernel: str, shots: Path) -> None:
+    live_cells = (live.SETUP, live.PLAY, live.LEFT_BEHIND)
+    notebook = open_notebook([*live_cells, SETUP, TRAINING, PANEL, LEFT_BEHIND], kernel=kernel)
+    notebook.path.with_name("slow_disk.py").write_text(SLOW_DISK)
+    shown = notebook.run_cell(0)
+    if kernel == "gpulab-ipykernel6":
+        expect(shown).to_contain_text("ipykernel 6.31")
+    output = live.watch_the_curve_grow(notebook, 1, "device: CPU")
+    live.stop(output)
+    expect(output.locator("#report")).to_have_text("stopped by the button: True")
+    live.expect_nothing_left(notebook, 2)
+
+    notebook.run_cell(3)
+    notebook.run_cell(4)
+    panel = notebook.run_cell(5).locator(".gpulab-panel")
+    look(panel)
+    compare_workers(panel)
+    press(panel, "Stop")
+    wait_for_end(panel)
+    expect(panel).to_contain_text("workers=2")
+    expect(panel).not_to_contain_text("KeyboardInterrupt")
+
     compare_workers(panel)
     notebook.page.evaluate("() => { window.jupyterapp.commands.execute('notebook:interrupt-kernel'); }")
     wait_for_end(panel)
     expect(panel).to_contain_text("Interrupted")
 
-
-def test_the_button_under_a_report_opens_the_panel_there(
-    open_notebook: Callable[..., NotebookPage], lab_server: LabServer
-) -> None:
-    (lab_server.notebooks / "slow_disk.py").write_text(SLOW_DISK)
-    offer = "from gpulab.panel.opening import offer_panel; offer_panel()"
-    notebook = open_notebook([SETUP, TRAINING, offer, offer])
-    notebook.run_cell(0)
-    notebook.run_cell(1)
-    first = notebook.run_cell(2)
-    expect(first.get_by_role("button", name="Turn a knob on this cell")).to_be_visible()
-    second = notebook.run_cell(3)
-    expect(first.get_by_role("button")).to_have_count(0)  # only the latest report has one
-    expect(first).to_contain_text("%gpulab panel")
-    press(second, "Turn a knob on this cell")
-    expect(panel_of(second)).to_contain_text("loader = DataLoader(dataset")
-    expect(second.get_by_role("button", name="Turn a knob on this cell")).to_have_count(0)
-    press(panel_of(second), "Close")
-    expect(panel_of(second)).to_have_count(0)
+    notebook.page.evaluate(WITHOUT_CONTROL)
+    compare_workers(panel)
+    press(panel, "Stop")
+    wait_for_end(panel)
+    expect(panel).to_contain_text(re.compile("Interrupted|workers=2"))
+    expect(panel).not_to_contain_text("KeyboardInterrupt")
+    press(panel, "Close")
+    expect_nothing_left(notebook, 6)

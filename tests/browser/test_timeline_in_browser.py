@@ -12,7 +12,7 @@ from playwright.sync_api import Browser, BrowserContext, Dialog, Locator, Page, 
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.views import wording
 from gpulab.views.report.report import Report
-from tests.browser.jupyterlab_page import PATIENCE_MS
+from tests.browser.jupyterlab_page import PATIENCE_MS, wait_until
 from tests.support import synthetic
 from tests.support.loops import Machine
 
@@ -49,6 +49,20 @@ COLOURED = """
   return count;
 }
 """
+# Pixels of one row of the picture, by their colour.
+COLUMN_COLOURS = """
+(canvas) => {
+  const ratio = canvas.width / canvas.clientWidth, top = Math.round(77 * ratio), high = Math.round(12 * ratio);
+  const left = Math.round(160 * ratio), wide = canvas.width - left;
+  const { data } = canvas.getContext("2d").getImageData(left, top, wide, high);
+  const counts = {};
+  for (let i = 0; i < data.length; i += 4) {
+    const key = [data[i], data[i + 1], data[i + 2]].join();
+    counts[key] = (counts[key] ?? 0) + 1;
+  }
+  return counts;
+}
+"""
 CORNER = "(canvas) => [...canvas.getContext('2d').getImageData(1, canvas.height - 2, 1, 1).data].slice(0, 3)"
 
 
@@ -58,6 +72,22 @@ def page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("timeline") / "report.html"
     path.write_text(Report(case.facts, case.diagnosis).html(), encoding="utf-8")
     return path
+
+
+def written(folder: Path, machine: Machine) -> Path:
+    facts = machine.facts()
+    path = folder / "report.html"
+    path.write_text(Report(facts, diagnose(facts, predict_cures=False)).html(), encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="module")
+def small_page_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    machine = Machine()
+    for _ in range(3):
+        machine.operator("aten::mm", "gemm of mm", 500, 20)
+        machine.end_step()
+    return written(tmp_path_factory.mktemp("small"), machine)
 
 
 @pytest.fixture
@@ -113,12 +143,11 @@ def changes(canvas: Locator, act: Callable[[], object]) -> tuple[tuple[float, fl
     return before, view(canvas)
 
 
-def wait_until(page: Page, happened: Callable[[], bool], what: str) -> None:
-    for _ in range(PATIENCE_MS // 50):
-        if happened():
-            return
-        page.wait_for_timeout(50)
-    raise AssertionError(f"never happened: {what}")
+def go_back(canvas: Locator, whole: tuple[float, float]) -> None:
+    """Nothing selected, and all in view."""
+    canvas.press("Escape")
+    canvas.page.locator(".tl-whole").click()
+    wait_until(canvas.page, lambda: view(canvas) == whole, "the whole is in view")
 
 
 def place(canvas: Locator, x: float, y: float) -> tuple[float, float]:
@@ -128,14 +157,10 @@ def place(canvas: Locator, x: float, y: float) -> tuple[float, float]:
     return box["x"] + x * box["width"], box["y"] + (y if y >= 0 else box["height"] + y)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-def test_it_draws_zooms_pans_and_tells(page_file: Path, open_page: OpenPage, theme: str, shots: Path) -> None:
-    page = open_page(page_file, theme)
-    canvas, mouse = canvas_of(page), page.mouse
+def it_draws_zooms_pans_and_tells(canvas: Locator) -> None:
+    page, mouse = canvas.page, canvas.page.mouse
     assert canvas.evaluate(COLOURED) > 10_000
-    assert (sum(canvas.evaluate(CORNER)) > 600) == (theme == "light")
-    shots.mkdir(parents=True, exist_ok=True)
-    page.locator(".gpulab-timeline").screenshot(path=shots / f"timeline-{theme}.png")
+    assert sum(canvas.evaluate(CORNER)) > 600, "the ground is light"
 
     mouse.move(*place(canvas, 0.6, 150))
     page.keyboard.down("Control")
@@ -163,12 +188,10 @@ def test_it_draws_zooms_pans_and_tells(page_file: Path, open_page: OpenPage, the
     mouse.move(*place(canvas, 0.41, 108))
     expect(page.locator(".tl-tip")).to_be_visible()
     expect(page.locator(".tl-tip")).to_contain_text("into step")
-    page.locator(".gpulab-timeline").screenshot(path=shots / f"timeline-{theme}-near.png")
 
 
-def test_a_click_on_a_kernel_shows_its_launch_and_l_goes_there(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file)
-    canvas = canvas_of(page)
+def a_click_on_a_kernel_shows_its_launch_and_l_goes_there(canvas: Locator) -> None:
+    page = canvas.page
     page.mouse.click(*place(canvas, 0.6, -16))
     detail = page.locator(".tl-detail")
     expect(detail).to_contain_text("kernel")
@@ -181,9 +204,8 @@ def test_a_click_on_a_kernel_shows_its_launch_and_l_goes_there(page_file: Path, 
     expect(canvas).to_have_attribute("data-selected", str(before))
 
 
-def test_it_works_by_keyboard_alone(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file)
-    canvas = canvas_of(page)
+def it_works_by_keyboard_alone(canvas: Locator) -> None:
+    page = canvas.page
     page.locator(".tl-whole").focus()
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "tl-canvas"
@@ -208,9 +230,8 @@ def test_it_works_by_keyboard_alone(page_file: Path, open_page: OpenPage) -> Non
     assert page.evaluate("document.activeElement.className") == "tl-search"
 
 
-def test_search_counts_dims_the_rest_and_steps_through_matches(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file)
-    canvas, box = canvas_of(page), page.get_by_role("searchbox")
+def search_counts_dims_the_rest_and_steps_through_matches(canvas: Locator) -> None:
+    page, box = canvas.page, canvas.page.get_by_role("searchbox")
     vivid = canvas.evaluate(COLOURED)
     box.fill("KERNEL3")
     expect(page.locator(".tl-found")).to_contain_text(f"{SPANS // 4 // 25:,} spans, 1 name")
@@ -229,17 +250,37 @@ def test_search_counts_dims_the_rest_and_steps_through_matches(page_file: Path, 
     expect(page.locator(".tl-found")).to_contain_text(f"{SPANS // 4:,} spans, 1 name")
     box.fill("no such name")
     expect(page.locator(".tl-found")).to_have_text("no span has this in its name")
+    box.fill("")
 
 
-def test_search_goes_to_kernels_before_operators_and_python(open_page: OpenPage, tmp_path: Path) -> None:
-    machine = Machine()
-    for _ in range(3):
-        machine.operator("aten::mm", "gemm of mm", 500, 20)
-        machine.end_step()
-    facts = machine.facts()
-    path = tmp_path / "report.html"
-    path.write_text(Report(facts, diagnose(facts, predict_cures=False)).html(), encoding="utf-8")
-    page = open_page(path)
+def test_200_000_spans_are_drawn_zoomed_told_and_searched(page_file: Path, open_page: OpenPage, shots: Path) -> None:
+    page = open_page(page_file)
+    canvas = canvas_of(page)
+    whole = view(canvas)
+    it_draws_zooms_pans_and_tells(canvas)
+    page.locator(".gpulab-timeline").screenshot(path=shots / "timeline-near.png")
+    go_back(canvas, whole)
+    a_click_on_a_kernel_shows_its_launch_and_l_goes_there(canvas)
+    go_back(canvas, whole)
+    it_works_by_keyboard_alone(canvas)
+    go_back(canvas, whole)
+    search_counts_dims_the_rest_and_steps_through_matches(canvas)
+
+    frames = canvas.evaluate(FRAMES)
+    for what, ms in frames.items():
+        middle, late, last = ms[len(ms) // 2], ms[int(0.95 * len(ms))], ms[-1]
+        print(f"{SPANS:,} spans, {what}: median {middle:.1f} ms, 95 % {late:.1f} ms, most {last:.1f} ms")
+    print(f"page: {page_file.stat().st_size / 1e6:.2f} MB")
+    assert len(frames["drawing"]) == 80 and all(ms > 0 for ms in frames["drawing"])
+
+    page.emulate_media(color_scheme="dark")
+    wait_until(page, lambda: sum(canvas.evaluate(CORNER)) < 600, "the ground is dark")
+    assert canvas.evaluate(COLOURED) > 10_000
+    page.locator(".gpulab-timeline").screenshot(path=shots / "timeline-dark.png")
+
+
+def test_search_goes_to_kernels_before_operators_and_python(small_page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(small_page_file)
     box, detail = page.get_by_role("searchbox"), page.locator(".tl-detail")
     box.fill("mm")
     expect(page.locator(".tl-found")).to_contain_text("6 spans, 2 names")
@@ -249,8 +290,8 @@ def test_search_goes_to_kernels_before_operators_and_python(open_page: OpenPage,
         expect(detail).to_contain_text(name)
 
 
-def test_the_wheel_scrolls_the_page_without_ctrl(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file, viewport={"width": 1280, "height": 500})
+def test_the_wheel_scrolls_the_page_without_ctrl(small_page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(small_page_file, viewport={"width": 1280, "height": 500})
     canvas = canvas_of(page)
     page.mouse.move(*place(canvas, 0.6, 100))
     before, scrolled = view(canvas), page.evaluate("scrollY")
@@ -259,32 +300,13 @@ def test_the_wheel_scrolls_the_page_without_ctrl(page_file: Path, open_page: Ope
     assert view(canvas) == before
 
 
-# Pixels of one row of the picture, by their colour.
-COLUMN_COLOURS = """
-(canvas) => {
-  const ratio = canvas.width / canvas.clientWidth, top = Math.round(77 * ratio), high = Math.round(12 * ratio);
-  const left = Math.round(160 * ratio), wide = canvas.width - left;
-  const { data } = canvas.getContext("2d").getImageData(left, top, wide, high);
-  const counts = {};
-  for (let i = 0; i < data.length; i += 4) {
-    const key = [data[i], data[i + 1], data[i + 2]].join();
-    counts[key] = (counts[key] ?? 0) + 1;
-  }
-  return counts;
-}
-"""
-
-
 def test_parts_under_a_pixel_are_drawn_by_their_share(open_page: OpenPage, tmp_path: Path) -> None:
     """A part of 1 % must not fill whole pixels: here 300 times 3 ms of computing, of about three pixels, and 30 µs."""
     machine = Machine()
     for _ in range(300):
         machine.operator("aten::mm", "gemm", 3_000, 3_030)
     machine.end_step()
-    facts = machine.facts()
-    path = tmp_path / "report.html"
-    path.write_text(Report(facts, diagnose(facts, predict_cures=False)).html(), encoding="utf-8")
-    page = open_page(path)
+    page = open_page(written(tmp_path, machine))
     counts = canvas_of(page).evaluate(COLUMN_COLOURS)
     compute = tuple(int(wording.PARTS["compute"].colour[i : i + 2], 16) for i in (1, 3, 5))
     near = sum(
@@ -295,8 +317,8 @@ def test_parts_under_a_pixel_are_drawn_by_their_share(open_page: OpenPage, tmp_p
     assert near > 0.8 * sum(counts.values()), sorted(counts.items(), key=lambda item: -item[1])[:5]
 
 
-def test_it_is_sharp_on_dense_screens_and_follows_the_width(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file, device_scale_factor=2)
+def test_it_is_sharp_on_dense_screens_and_follows_the_width(small_page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(small_page_file, device_scale_factor=2)
     canvas = canvas_of(page)
     assert canvas.evaluate("(c) => [c.width / c.clientWidth, c.height / c.clientHeight]") == [2, 2]
     page.set_viewport_size({"width": 700, "height": 900})
@@ -305,8 +327,8 @@ def test_it_is_sharp_on_dense_screens_and_follows_the_width(page_file: Path, ope
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), "the page scrolls sideways"
 
 
-def test_an_old_browser_is_told_why_there_is_no_timeline(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file, wait="", before="delete globalThis.DecompressionStream")
+def test_an_old_browser_is_told_why_there_is_no_timeline(small_page_file: Path, open_page: OpenPage) -> None:
+    page = open_page(small_page_file, wait="", before="delete globalThis.DecompressionStream")
     expect(page.locator(".tl-state")).to_contain_text("it has no DecompressionStream")
     expect(page.locator(".tl-canvas")).to_be_hidden()
 
@@ -320,13 +342,3 @@ def test_hostile_names_are_drawn_and_not_run(open_page: OpenPage, tmp_path: Path
     canvas.press("Enter")
     expect(page.locator(".tl-detail")).to_contain_text("<script>alert(1)</script>")
     assert page.locator(".gpulab-timeline script").count() == 2
-
-
-def test_frames_of_a_zoom_over_all_spans(page_file: Path, open_page: OpenPage) -> None:
-    page = open_page(page_file)
-    frames = canvas_of(page).evaluate(FRAMES)
-    for what, ms in frames.items():
-        middle, late, last = ms[len(ms) // 2], ms[int(0.95 * len(ms))], ms[-1]
-        print(f"{SPANS:,} spans, {what}: median {middle:.1f} ms, 95 % {late:.1f} ms, most {last:.1f} ms")
-    print(f"page: {page_file.stat().st_size / 1e6:.2f} MB")
-    assert len(frames["drawing"]) == 80 and all(ms > 0 for ms in frames["drawing"])

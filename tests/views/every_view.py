@@ -20,8 +20,7 @@ from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.predictions import Predicted
-from gpulab.views.report.diagnosis import Diagnosed
-from gpulab.views.report.report import Report
+from gpulab.views.report.report import Diagnosed, Report
 from gpulab.views.view import View
 from tests.support import comparisons as made
 from tests.support import rule_cases, synthetic
