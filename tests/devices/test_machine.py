@@ -458,10 +458,6 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
     assert "memory" in checks
 
 
-def named(row: str) -> str:
-    return row[2:].split("  ", 1)[1].strip().split("  ")[0]
-
-
 def test_the_doctors_output_in_a_notebook_is_escaped_and_whole() -> None:
     checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), doctor.Check("PyTorch", "ok", "there")]
     shown = Examination(checks)

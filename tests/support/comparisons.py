@@ -14,7 +14,6 @@ from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from tests.support import synthetic
 from tests.support.synthetic import MS
 
-WORKED = "2 worker processes gave 120 batches"
 PARTS_A = {"data_wait": 0.6, "compute": 0.3, "optimizer": 0.05}
 DIFF = """--- the cell
 +++ the cell with workers=2

@@ -195,7 +195,7 @@ def run(words: list[str], at_start: list[str]) -> None:
     if kind == "-m":
         sys.path.insert(0, os.getcwd())
         sys.argv = ["-m", *rest[1:]]
-        runpy._run_module_as_main(rest[0])
+        runpy._run_module_as_main(rest[0])  # type: ignore[attr-defined]
     elif kind == "-c":
         sys.path.insert(0, "")
         sys.argv = ["-c", *rest[1:]]
