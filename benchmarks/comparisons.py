@@ -250,7 +250,7 @@ def _said(rows: Sequence[dict[str, Any]]) -> dict[str, int]:
 # -- one experiment ----------------------------------------------------------------------------------------------------
 
 
-def _compared(cell: str, before: str, change: Mapping[str, object], **options: int) -> dict[str, Any]:
+def _compared(cell: str, before: str, change: Mapping[str, object], **options: Any) -> dict[str, Any]:
     from gpulab.api import experiment
 
     names, began = _notebook(before), time.monotonic()

@@ -38,7 +38,8 @@ class Figure(Struct, frozen=True):
     @classmethod
     def of_ratio(cls, what: str, ratio: Mapping[str, Any] | None, unit: str, target: str = "") -> Figure:
         """A ratio with its interval, as `ratio_with_interval` gives it."""
-        return cls(what, *((None, unit) if ratio is None else (ratio["ratio"], unit, ratio["interval"])), target=target)
+        value, interval = (None, None) if ratio is None else (ratio["ratio"], ratio["interval"])
+        return cls(what, value, unit, interval, target)
 
     @classmethod
     def share(cls, what: str, part: int, whole: int, target: str = "") -> Figure:

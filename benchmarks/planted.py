@@ -132,7 +132,7 @@ def _diagnosed(planted: Planted, cures: bool, store: str) -> dict[str, Any]:
         Store(Path(store)).save(replace(run, settings=replace(run.settings, name=planted.name)))
     said = judge.said(gpulab.diagnose(run))
     finding = judge.true_finding(planted, said)
-    truth = _cured(planted, finding) if cures else {"measured": None, "untrue": ""}
+    truth: dict[str, Any] = _cured(planted, finding) if cures else {"measured": None, "untrue": ""}
     return {**said, **judge.judged(planted, said), **truth, **judge.prediction_of(finding, truth["measured"])}
 
 

@@ -95,7 +95,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
         expect(left).to_contain_text(line)
 
 
-def test_it_grows_alerts_follows_the_theme_stops_and_is_there_again(
+def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     open_notebook: Callable[..., NotebookPage], shots: Path
 ) -> None:
     notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, ENDED])

@@ -242,7 +242,7 @@ def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
     assert len(loader) == 7
 
 
-def test_contexts_leave_in_any_order_and_what_somebody_buried_does_nothing_afterwards() -> None:
+def test_contexts_leave_in_any_order_and_leave_nothing() -> None:
     def size() -> int:
         return len(next(iter(plain()))[0])
 
@@ -339,7 +339,7 @@ def test_the_copy_of_a_loader_ends_with_it() -> None:
 # -- loaders that are left as they are ---
 
 
-def test_an_iterable_dataset_is_left_as_it_is_and_another_changed() -> None:
+def test_an_iterable_dataset_is_left_and_another_changed() -> None:
     knobs = (WORKERS, PREFETCH, PERSISTENT_WORKERS, BATCH_SIZE)
     with applied(dict.fromkeys(knobs, 2)) as logs:
         assert [len(x) for x in DataLoader(Counting(), 4)] == [4] * 6 + [2]

@@ -426,7 +426,7 @@ def outer():
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN)
 @pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
-def test_what_the_cell_takes_from_and_cannot_be_put_back_is_named(
+def test_what_a_cell_takes_from_for_good_is_named(
     taken: tuple[str, ...], begun: bool, tmp_path: Path
 ) -> None:
     made, take, name = (*taken, *("next(it)", "it")[len(taken) - 1 :])
@@ -556,7 +556,7 @@ def test_all_names_leave_the_shell_alone() -> None:
     assert (namespace["In"], namespace["Out"], namespace["_i2"]) == (["", "x"], {1: 4}, "x")
 
 
-def test_roots_are_followed_without_a_name_and_let_go_with_the_state() -> None:
+def test_nameless_roots_are_followed_and_end_with_the_state() -> None:
     model = torch.nn.Linear(2, 2)
     state, before = State.of({}, [], [model]), model.weight.detach().clone()
     with torch.no_grad():

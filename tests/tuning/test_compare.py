@@ -78,7 +78,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("kind", ["heavy tails", "spikes", "drifting"])
 @pytest.mark.parametrize("turns", [3, 20])
-def test_without_a_change_the_interval_covers_1_and_five_percent_are_found(
+def test_the_interval_covers_1_and_five_percent_are_found(
     kind: str, turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(statistics, "RESAMPLES", 500)

@@ -51,7 +51,7 @@ def test_everything_is_as_before(names: dict[str, Any]) -> None:
     assert "fused" not in names["optimizer"].defaults or not names["optimizer"].param_groups[0]["fused"]
 
 
-def test_as_written_trains_as_the_bare_cell_and_the_record_tells_what_changed(
+def test_as_written_trains_as_the_bare_cell_and_is_recorded(
     names: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -156,7 +156,7 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
         ("block 7", "Stopped after 2 pairs of blocks."),
     ],
 )
-def test_what_there_is_after_an_interrupt_is_said_and_all_is_put_back(
+def test_an_interrupt_says_what_there_is_and_restores_all(
     names: dict[str, Any], what: str, words: str
 ) -> None:
     before = weights(names)

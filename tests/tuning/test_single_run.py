@@ -197,7 +197,7 @@ def test_a_literal_holds_afterwards_what_the_cell_assigns(names: dict[str, Any])
     assert (names["hidden"], names["size"]) == (64, 1024)
 
 
-def test_the_current_value_is_of_a_loader_built_in_the_cell_and_a_literal_it_changes_is_left(
+def test_a_value_is_of_the_cells_loader_and_a_literal_is_left(
     names: dict[str, Any],
 ) -> None:
     cell = "hidden = 64\nhidden += 1\nloader = DataLoader(data, batch_size=16)\n" + LOOP

@@ -390,7 +390,7 @@ def test_an_interrupt_between_two_runs_loses_no_rung() -> None:
     assert isinstance(climber.error, KeyboardInterrupt) and found.kept == {"workers": "2"} and found.ended == "error"
 
 
-def test_a_rung_shows_the_times_of_its_own_blocks_beside_the_prediction() -> None:
+def test_a_rung_shows_its_own_blocks_beside_the_prediction() -> None:
     """The machine is half as fast from the first try on: 9 ms as written, 19 → 15 ms in the blocks of the try."""
     machine: Machine
 
