@@ -114,9 +114,7 @@ def test_reached_is_the_share_at_the_same_loss_in_time(result: dict[str, Any], r
     assert parity.judged_row(result)["reached"] is reached
 
 
-def test_missing_checkouts_are_named_and_others_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_checkouts_are_named_and_others_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CHECKOUTS, raising=False)
     assert CHECKOUTS in parity.row_of(named("nanogpt"), folder=tmp_path)["skipped"]
     (tmp_path / f"nanogpt{parity._suffix()}.json").write_text(json.dumps({"compiling": {}, **kept(0.96)}))

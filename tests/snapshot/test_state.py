@@ -426,9 +426,7 @@ def outer():
 
 @pytest.mark.parametrize("taken", TAKEN.values(), ids=TAKEN)
 @pytest.mark.parametrize("begun", [False, True], ids=["new", "begun"])
-def test_what_a_cell_takes_from_for_good_is_named(
-    taken: tuple[str, ...], begun: bool, tmp_path: Path
-) -> None:
+def test_what_a_cell_takes_from_for_good_is_named(taken: tuple[str, ...], begun: bool, tmp_path: Path) -> None:
     made, take, name = (*taken, *("next(it)", "it")[len(taken) - 1 :])
     (tmp_path / "lines.txt").write_text("1\n2\n3\n4\n")
     namespace = notebook(f"file = {str(tmp_path / 'lines.txt')!r}", GENERATORS, f"it = {made}")

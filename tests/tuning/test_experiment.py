@@ -156,9 +156,7 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
         ("block 7", "Stopped after 2 pairs of blocks."),
     ],
 )
-def test_an_interrupt_says_what_there_is_and_restores_all(
-    names: dict[str, Any], what: str, words: str
-) -> None:
+def test_an_interrupt_says_what_there_is_and_restores_all(names: dict[str, Any], what: str, words: str) -> None:
     before = weights(names)
     found = interrupted_at(what, names)
     assert words in f"{found.headline.sentence} {found.headline.evidence}"
