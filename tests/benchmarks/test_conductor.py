@@ -189,6 +189,7 @@ for number, part in enumerate(PARTS):
 """
 
 
+@pytest.mark.slow("the only run of the eighteen parts before a GPU is lent")
 def test_every_part_runs_to_its_end_in_the_place_of_a_gpu(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(ROOT), "GPULAB_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
