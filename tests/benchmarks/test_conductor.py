@@ -137,7 +137,7 @@ def test_time_that_a_part_leaves_over_is_the_next_ones(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-def test_a_skipped_job_leaves_the_next_ones_process_alone(ahead: bool) -> None:
+def test_a_skipped_job_leaves_the_next_process_alone(ahead: bool) -> None:
     jobs = [conductor.Job(name, ["-c", f"input(); print({name!r})"]) for name in "abc"]
     said: list[tuple[str, str]] = []
     conductor.conduct(
@@ -189,6 +189,7 @@ for number, part in enumerate(PARTS):
 """
 
 
+@pytest.mark.slow("the only run of the eighteen parts before a GPU is lent")
 def test_every_part_runs_to_its_end_in_the_place_of_a_gpu(tmp_path: Path) -> None:
     environment = {"PYTHONPATH": str(ROOT), "GPULAB_DIR": str(tmp_path / "runs"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
@@ -214,7 +215,7 @@ def uses(text: str, root: str) -> Iterator[str]:
             yield ast.unparse(node)
 
 
-def test_names_of_torch_and_nvml_for_a_gpu_are_there() -> None:
+def test_every_name_of_torch_and_nvml_that_parts_use_is_there() -> None:
     pynvml = pytest.importorskip("pynvml")
     parts = {file.name: file.read_text() for file in (ROOT / "benchmarks" / "gpu_first").glob("*.py")}
     for where, text in (*parts.items(), *((recording.name, recording.text) for recording in EVERY)):
@@ -260,7 +261,7 @@ def test_kernels_that_a_session_loses_or_moves_are_counted() -> None:
     assert sessions.counted(session({3, 4, 6}, {7}, {8})) == sessions.Session(5, 3, 2, (0, 2), 1, 1)
 
 
-def test_kernel_names_of_an_h100_with_operator_and_types() -> None:
+def test_kernel_names_of_an_h100_are_read_rightly() -> None:
     with gzip.open(real_traces.path("h100_owlv2_starved"), "rt", encoding="utf-8", errors="replace") as text:
         kernels = names.kernels_of(json.load(text))
     assert len(kernels) > 50 and all(kernel.operator for kernel in kernels)

@@ -25,7 +25,7 @@ from tests.support.rule_cases import pauses, run_of
 from tests.support.scripted_climb import SCENE
 
 
-def test_the_ratio_of_blocks_is_their_median_with_interval() -> None:
+def test_the_ratio_of_blocks_is_a_median_with_an_interval() -> None:
     assert ratio_with_interval([1.1] * 5) == {"ratio": 1.1, "interval": [1.1, 1.1], "pairs": 5}
     found = ratio_with_interval([1.0, 1.1, 1.2, 1.3, 9.0])
     assert found["ratio"] == 1.2 and found["interval"] == [1.0, 9.0], "of five blocks nothing narrower is known"
@@ -51,7 +51,7 @@ def test_a_figure_stands_beside_its_target_met_or_not(figure: Figure, line: str)
     assert table.row_of(figure, targets).replace("  |", " |") == line
 
 
-def test_the_page_is_that_of_the_results_with_all_targets() -> None:
+def test_the_page_is_up_to_date_and_each_target_has_its_figure() -> None:
     assert table.PAGE.read_text(encoding="utf-8") == table.page(), "run python -m benchmarks --table-only"
     for name, benchmark in table.BENCHMARKS.items():
         assert callable(table.function_of(name, "measure")) or benchmark["measure"] == "", name
@@ -114,7 +114,7 @@ def test_reached_is_the_share_at_the_same_loss_in_time(result: dict[str, Any], r
     assert parity.judged_row(result)["reached"] is reached
 
 
-def test_missing_checkouts_are_named_and_others_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_measured_needs_no_checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(CHECKOUTS, raising=False)
     assert CHECKOUTS in parity.row_of(named("nanogpt"), folder=tmp_path)["skipped"]
     (tmp_path / f"nanogpt{parity._suffix()}.json").write_text(json.dumps({"compiling": {}, **kept(0.96)}))

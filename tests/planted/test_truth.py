@@ -57,7 +57,7 @@ def test_each_cell_parses_and_its_cure_applies() -> None:
         assert bool(planted.tries) != bool(planted.causes), planted.name
 
 
-def test_each_script_for_ranks_parses_and_its_header_is_true() -> None:
+def test_each_script_for_ranks_parses_and_has_its_share() -> None:
     for planted in RANKS:
         written, without = planted.text(), planted.text(without=True)
         ast.parse(written)
@@ -76,7 +76,7 @@ def test_each_recording_for_a_lesson_parses_and_is_its_own() -> None:
         assert recording.truth is None or set(recording.truth.accepted) <= KEYS, recording.name
 
 
-def test_hot_lines_are_marked_once_and_knobs_have_three_truths() -> None:
+def test_each_hot_line_is_marked_and_each_knob_has_three_truths() -> None:
     for case in CASES:
         file, lines = marked(case)
         assert Path(file).is_relative_to(FOLDER) and lines
@@ -84,7 +84,7 @@ def test_hot_lines_are_marked_once_and_knobs_have_three_truths() -> None:
     assert len(truths) == len(KNOBS) == 3 * len({knob for knob, _ in truths})
 
 
-def test_cells_lie_by_their_cause_and_enough_are_kept_aside() -> None:
+def test_each_cell_lies_in_its_folder_and_enough_are_kept_aside() -> None:
     assert sorted((FOLDER / "cells").rglob("*.py")) == sorted(planted.path for planted in CELLS)
     assert sorted((FOLDER / "ranks").rglob("*.py")) == sorted(planted.path for planted in RANKS)
     assert {planted.cause for planted in RANKS} == set(RANK_CAUSES)
@@ -168,7 +168,7 @@ def test_the_clock_counts_the_first_optimizer_only() -> None:
     assert clock.seconds is not None
 
 
-def test_the_clock_counts_updates_by_hand_and_a_short_cell() -> None:
+def test_the_clock_counts_backward_passes_of_updates_by_hand() -> None:
     cell = "import torch\nw = torch.zeros(1, requires_grad=True)\nfor _ in range(8):\n    (w - 1).square().backward()"
     backward = torch.Tensor.backward
     assert seconds_per_step(cell, {}, 2, 5, "by_hand", by_hand=True) > 0
