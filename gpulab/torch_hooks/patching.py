@@ -16,9 +16,15 @@ Args = tuple[Any, ...]
 KeywordArgs = dict[str, Any]
 
 
+_buried: list[tuple[Any, Any, bool]] = []  # replaced once more when they ended: function, what it replaced, inherited
+
+
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace `owner.name` by `make(original)`; put the original back unless somebody replaced ours meanwhile."""
+    """Replace `owner.name` by `make(original)`; put the original back unless somebody replaced ours meanwhile.
+
+    Where that was another of these contexts, whichever ends last puts the original back.
+    """
     inherited = name not in vars(owner)
     original = getattr(owner, name)
     ours = make(original)
@@ -27,10 +33,15 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
         yield
     finally:
         if vars(owner).get(name) is ours:
+            while (below := next((buried for buried in _buried if buried[0] is original), None)) is not None:
+                _buried.remove(below)
+                _, original, inherited = below
             if inherited:
                 delattr(owner, name)
             else:
                 setattr(owner, name, original)
+        else:
+            _buried.append((ours, original, inherited))
 
 
 def heard_before(owner: Any, name: str, hear: Callable[[Args, KeywordArgs], None]) -> AbstractContextManager[None]:

@@ -17,7 +17,6 @@ from gpulab.api.reading import report
 from gpulab.run import Ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
-from tests.support.fork_server import python_with_torch
 from tests.support.kernel_session import Answer, KernelSession, kernel
 
 STEPS = 12
@@ -115,7 +114,7 @@ def record(words: Sequence[str], folder: Path, text: str) -> str:
     (folder / "train.py").write_text(IMPORTS + text)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     said = subprocess.run(
-        [python_with_torch(), *words, "train.py"], capture_output=True, text=True, env=environment, cwd=folder
+        [sys.executable, *words, "train.py"], capture_output=True, text=True, env=environment, cwd=folder
     )
     assert said.returncode == 0, said.stderr
     return said.stdout + said.stderr
