@@ -203,7 +203,7 @@ def test_waiting_in_getitem_reads_as_waiting(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slow_transform_reads_as_work_in_the_transform(workers: int) -> None:
-    found = inside(profiled(DataLoader(Planted(48, transform=Burn(0.004)), batch_size=4, num_workers=workers)))
+    found = inside(profiled(DataLoader(Planted(48, transform=Burn(0.02)), batch_size=4, num_workers=workers)))
     assert found.transform_us > 3 * (found.collate_us + found.read_us)
     assert found.transform_waited_fraction is not None and found.transform_waited_fraction < 0.5
     assert found.wait is not None
