@@ -140,6 +140,10 @@ golden: $(TEST) ## recompute the golden answers, one line for each difference: m
 ablate: $(TEST) ## cells that each special case of the rules serves, from stored runs: make ablate STORE=folder
 	$(BIN)/python -m benchmarks.ablate $(or $(STORE),$(error name the folder: make ablate STORE=folder))
 
+.PHONY: mutants
+mutants: $(TEST) ## faults made on purpose, which the tests must catch: make mutants NAME='part of a name'; BEFORE=checkout
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.mutants '$(NAME)' $(if $(BEFORE),--before $(BEFORE))
+
 .venv-peers: benchmarks/peers-requirements.txt
 	$(PYTHON) -m venv $@
 	$@/bin/python -m pip install -qq --disable-pip-version-check $(PIP_FLAGS) -r $<
