@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from gpulab import intervals as iv
@@ -85,6 +85,7 @@ def test_paint_gives_each_point_to_the_first_layer(
 
 
 @given(pairs, st.integers(0, 8))
+@example([(0, 2), (5, 7)], 3)  # a gap of the very length
 def test_closed_fills_the_short_gaps(raw: list[tuple[int, int]], gap: int) -> None:
     a = made(raw)
     filled = covered(a)
