@@ -97,6 +97,7 @@ def test_what_lives_in_the_notebook_is_refused(session: KernelSession) -> None:
         assert answer.stderr.startswith("UsageError") and "--ranks" in answer.stderr and "ran" not in answer.stdout
 
 
+@pytest.mark.slow("a job whose ranks import torch, the first of its kernel")
 def test_a_rank_that_fails_is_shown_with_its_line(session: KernelSession) -> None:
     answer = session.run(FAILING)
     assert "[rank 1] KeyError: 'sample 13'" in answer.stderr and "cell.py" in answer.stderr

@@ -46,6 +46,7 @@ def compared(session: KernelSession, code: str) -> str:
     return "\n".join(str(display["text/plain"]) for display in answer.displays())
 
 
+@pytest.mark.slow("two ranks import torch and run a comparison in blocks")
 def test_a_straggler_taken_away_is_faster(session: KernelSession) -> None:
     said = compared(session, "%%gpuprofile --ab late_s=0.0 --ranks 2 --pairs 3\ntrain_ddp(40, False, late_s)")
     assert "Faster: late_s=0.0" in said and "3 pairs of blocks" in said
@@ -93,6 +94,7 @@ def test_a_cell_that_fails_as_written_is_an_error(session: KernelSession) -> Non
     assert not of_ranks(session.folder)
 
 
+@pytest.mark.slow("two ranks import torch and run blocks until they are stopped")
 def test_stop_shows_what_was_measured(session: KernelSession) -> None:
     running = session.begin("%%gpuprofile --ab late_s=0.05 --ranks 2 --pairs 30\ntrain_ddp(40, False, late_s)")
     session.wait(running, lambda a: "block 12" in str(a.outputs))

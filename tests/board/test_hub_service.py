@@ -44,6 +44,7 @@ def written(hub: Hub) -> dict[str, list[dict[str, str]]]:
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.slow("a JupyterHub and the servers of its users")
 def test_a_class_on_a_hub(hub: Hub) -> None:
     for user in ("ada", "ben"):
         assert hub.run_in_notebook(user, LESSON.format(name="teacher")) == "wrong\n{}\n"

@@ -95,6 +95,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
         expect(left).to_contain_text(line)
 
 
+@pytest.mark.slow("two trainings, each watched until it is stopped, and a page that is reloaded")
 def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     open_notebook: Callable[..., NotebookPage], shots: Path
 ) -> None:

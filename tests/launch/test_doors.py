@@ -139,6 +139,7 @@ def test_a_script_is_one_job(training: str, words: list[str], tmp_path: Path, ow
     check_job(Store(own_store / "runs"))
 
 
+@pytest.mark.slow("two jobs whose processes import torch and Accelerate")
 def test_ranks_a_script_forks_and_what_to_write(tmp_path: Path, own_store: Path) -> None:
     call = 'if __name__ == "__main__":\n    {}\n'
     said = record(GPULAB, tmp_path, ACCELERATE + call.format("notebook_launcher(training, (2,), num_processes=2)"))

@@ -86,6 +86,7 @@ def test_what_slurm_refuses_is_in_its_words(session: KernelSession, line: str, w
     assert not (session.folder / "store" / "jobs").exists()
 
 
+@pytest.mark.slow("a job array: each setting starts two ranks that import torch")
 def test_a_sweep_is_one_array_and_one_comparison(session: KernelSession) -> None:
     assert session.run(DDP).status == "ok"
     cell = "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 3\ntrain_ddp(40, False, late_s)"

@@ -190,6 +190,7 @@ def quick(share: Path) -> Iterator[Kernel]:
 
 @lessons
 @pytest.mark.timeout(LONG_S + 600)
+@pytest.mark.slow("every cell of a lesson, as short as GPULAB_QUICK makes it; two of them whole")
 def test_a_lesson_runs_on_binder_and_takes_its_solutions(
     entry: Entry,
     tmp_path: Path,

@@ -69,6 +69,7 @@ def test_nothing_was_profiled_yet_and_bad_lines(session: KernelSession) -> None:
         assert f"%gpulab {command}" in session.run(f"%gpulab {command} --help").stdout
 
 
+@pytest.mark.slow("a real climb with a loader that sleeps")
 def test_a_cell_whose_loader_sleeps_ends_with_workers(profiled: KernelSession) -> None:
     profiled.run("random = torch.get_rng_state()")
     answer = profiled.run(CLIMB)
