@@ -136,7 +136,7 @@ class Lesson:
             self._said_none_recorded = True
             return Note(
                 "No recording.",
-                "This gpulab comes without runs of this lesson that were recorded on a GPU, so this part stays empty. "
+                "This gpulab comes without these two runs recorded on a GPU, so this part stays empty. "
                 "(In a clone of gpulab, on a machine with an NVIDIA GPU, make record-gpu records them.)",
             )
         return compare(recordings.open(f"{machine}/{before}"), recordings.open(f"{machine}/{after}"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import traceback
+import warnings
 from contextlib import contextmanager
 from typing import Any
 
@@ -322,6 +323,23 @@ def test_kernels_of_ours_are_not_seen_by_the_users_modes(fake_cuda: FakeCuda) ->
         seen = list(log.seen)
     window.stop()
     assert not [name for name in seen if "add_" in name or "zeros" in name]
+
+
+def test_a_warning_of_each_session_is_not_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.profiler import profiler
+
+    begin = profiler.profile.start
+
+    def warning_start(self: Any) -> None:  # as torch 2.11 does
+        profiler._warn_once("Warning: Profiler clears events at the end of each cycle.")
+        begin(self)
+
+    monkeypatch.setattr(profiler.profile, "start", warning_start)
+    window = Window("cpu")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        window.start()
+    window.stop()
 
 
 def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:

@@ -40,6 +40,7 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch.nn.modules.module", "Module"): ("__call__", "train"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel"): ("__init__", "forward"),
     ("torch.optim.optimizer", "Optimizer"): (),
+    ("torch.profiler.profiler", ""): ("_warn_once",),
     ("torch.utils.data._utils.pin_memory", ""): ("pin_memory",),
     (_LOADERS, "DataLoader"): ("__iter__", "__len__"),
     (_LOADERS, "_BaseDataLoaderIter"): ("__next__",),

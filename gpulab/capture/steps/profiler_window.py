@@ -7,7 +7,6 @@ import re
 import sys
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
@@ -21,6 +20,7 @@ from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
+from gpulab.torch_hooks.patching import replaced
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
 ITERATOR_MARK = "enumerate(DataLoader)#DataLoader.__iter__"  # beside torch's "enumerate(DataLoader)#….__next__"
@@ -36,7 +36,7 @@ _KINETO_LINE = re.compile(
 # (pytorch#192021): so many kernels of ours run before the first step, and one more for each earlier session.
 SACRIFICED = 64
 TEARDOWN = "TEARDOWN_CUPTI"  # Kineto's: "1" takes CUPTI out of the process at the end of a session
-SAFE_TEARDOWN = (12, 6)  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
+SAFE_TEARDOWN = "12.6"  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
 _stays = False  # CUPTI, of a session that is over
 _sessions = 0  # of the profiler on a GPU that this process has begun through us
 
@@ -114,7 +114,8 @@ class Window:
                     activities=activities,
                     experimental_config=_with_arguments() if self._device_kind == "cuda" else None,
                 )
-                self._profile.start()
+                with _unwarned():
+                    self._profile.start()
             if self._device_kind == "cuda":
                 _sacrifice()
         except (RuntimeError, DeviceLost) as e:
@@ -131,7 +132,13 @@ class Window:
         if profile is not None:
             with suppress(Exception):
                 _end(profile)
-        self._teardown.settle()
+        self._settle()
+
+    def _settle(self) -> None:
+        """Remember whether CUPTI stays."""
+        global _stays
+        if self._device_kind == "cuda":
+            _stays = self._teardown.settle()
 
     def _mark_clock(self) -> None:
         """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
@@ -178,7 +185,7 @@ class Window:
         try:
             _end(profile)
         finally:
-            self._teardown.settle()
+            self._settle()
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines)
 
@@ -192,26 +199,24 @@ class Teardown:
 
     def __init__(self) -> None:
         self._asked = False
-        self._on_gpu = False
 
     def ask(self) -> None:
         """Before a session begins."""
         import torch
+        from torch.torch_version import TorchVersion
 
-        self._on_gpu = True
-        version = tuple(map(int, (torch.version.cuda or "0").split(".")[:2]))  # None: AMD's GPUs have no CUPTI
-        if version >= SAFE_TEARDOWN and TEARDOWN not in os.environ:
-            self._asked = True
+        cuda = TorchVersion(torch.version.cuda or "0")  # none: AMD's GPUs have no CUPTI
+        self._asked = cuda >= SAFE_TEARDOWN and TEARDOWN not in os.environ
+        if self._asked:
             os.environ[TEARDOWN] = "1"
 
-    def settle(self) -> None:
-        """After the session has ended: remember whether CUPTI stays."""
-        global _stays
-        if self._on_gpu:
-            _stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
+    def settle(self) -> bool:
+        """After the session has ended: whether CUPTI stays. The environment is as before."""
+        stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
         if self._asked:
             os.environ.pop(TEARDOWN, None)
-        self._asked = self._on_gpu = False
+        self._asked = False
+        return stays
 
 
 def _with_arguments() -> Any:
@@ -222,6 +227,18 @@ def _with_arguments() -> Any:
         return _ExperimentalConfig(expose_kineto_event_metadata=True)
     except TypeError:
         return None
+
+
+@contextmanager
+def _unwarned() -> Iterator[None]:
+    """Without torch 2.11's warning that a session has no earlier events; `warnings` would forget what it has shown."""
+    from torch.profiler import profiler
+
+    if not hasattr(profiler, "_warn_once"):  # an older PyTorch
+        yield
+        return
+    with replaced(profiler, "_warn_once", lambda original: lambda *message: None):
+        yield
 
 
 def _end(profile: Any) -> None:
@@ -259,8 +276,7 @@ def _quiet() -> Iterator[None]:
     except OSError:  # this process has no standard error
         yield
         return
-    with tempfile.TemporaryFile() as caught, warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Warning: Profiler clears events")  # torch 2.9 to 2.12, of each session
+    with tempfile.TemporaryFile() as caught:
         os.dup2(caught.fileno(), 2)
         try:
             yield
