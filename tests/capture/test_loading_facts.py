@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
 from msgspec.structs import replace
-from torch.utils.data import DataLoader
 
 import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
@@ -20,7 +19,8 @@ from gpulab.diagnosis.rules.dataloader_evidence import times_by_cause, waiting_f
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
-from tests.support.loading_datasets import Burn, Planted, slow_collate
+from tests.support.fork_server import python_with_torch
+from tests.support.paths import ROOT
 from tests.support.synthetic import cpu_case
 
 EPS = 1e-6
@@ -171,17 +171,27 @@ def test_without_batches_there_is_nothing_to_say() -> None:
     assert loading(run_of([])) is None
 
 
-def profiled(loader: Any) -> Report:
-    """A cell that trains on it."""
-    model = torch.nn.Linear(4, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with gpulab.profile(show=False, trace=False) as p:
-        for _ in range(2):
-            for batch in loader:
-                model(batch).sum().backward()
-                optimizer.step()
-    assert p.report is not None
-    return p.report
+TRAIN = """
+import gpulab, torch
+from torch.utils.data import DataLoader
+from tests.support.loading_datasets import Burn, Planted, slow_collate
+
+loader = DataLoader({}, batch_size=4)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gpulab.profile(show=False, trace=False):
+    for _ in range(2):
+        for batch in loader:
+            model(batch).sum().backward()
+            optimizer.step()
+"""
+
+
+def profiled(loader: str) -> Report:
+    """A training on it, in a process of its own: CPU time of the tests' other threads would be the dataset's."""
+    subprocess.run([python_with_torch(), "-c", TRAIN.format(loader)], cwd=ROOT, check=True)
+    (stored,) = Store().list()
+    return gpulab.report(Store().load(stored.id))
 
 
 def inside(report: Report) -> LoadingFacts:
@@ -191,7 +201,7 @@ def inside(report: Report) -> LoadingFacts:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_waiting_in_getitem_reads_as_waiting(workers: int) -> None:
-    report = profiled(DataLoader(Planted(48, wait_s=0.05), batch_size=4, num_workers=workers))  # longer than for a core
+    report = profiled(f"Planted(48, wait_s=0.05), num_workers={workers}")  # longer than for a core
     found = inside(report)
     assert found.read_us > 3 * (found.collate_us + found.transform_us)
     assert found.read_waited_fraction is not None and found.read_waited_fraction > 0.5
@@ -203,7 +213,7 @@ def test_waiting_in_getitem_reads_as_waiting(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_slow_transform_reads_as_work_in_the_transform(workers: int) -> None:
-    found = inside(profiled(DataLoader(Planted(48, transform=Burn(0.02)), batch_size=4, num_workers=workers)))
+    found = inside(profiled(f"Planted(48, transform=Burn(0.02)), num_workers={workers}"))
     assert found.transform_us > 3 * (found.collate_us + found.read_us)
     assert found.transform_waited_fraction is not None and found.transform_waited_fraction < 0.5
     assert found.wait is not None
@@ -211,14 +221,14 @@ def test_a_slow_transform_reads_as_work_in_the_transform(workers: int) -> None:
 
 
 def test_a_slow_collate_reads_as_putting_together() -> None:
-    found = inside(profiled(DataLoader(Planted(48), batch_size=4, num_workers=1, collate_fn=slow_collate)))
+    found = inside(profiled("Planted(48), num_workers=1, collate_fn=slow_collate"))
     assert found.collate_us > 3 * (found.transform_us + found.read_us)
     assert found.wait is not None
     assert found.wait.collate_us >= 3 * (found.wait.read_us + found.wait.transform_us)  # all 0: it waited for a core
 
 
 def test_it_is_in_every_view_and_in_the_store() -> None:
-    report = profiled(DataLoader(Planted(48, wait_s=0.001, transform=Burn(0.001)), batch_size=4, num_workers=2))
+    report = profiled("Planted(48, wait_s=0.001, transform=Burn(0.001)), num_workers=2")
     figures = json.loads(json.dumps(report.json()))["loading"]
     assert figures["batches"] == inside(report).batches and len(figures["workers"]) == 2
     assert figures["wait"]["read_us"] >= 0
