@@ -19,11 +19,12 @@ from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.devices.core_clock import MachineClock
 from gpulab.formatting import factor, percent
 from gpulab.lessons.check import QUIETER, Checked, right, undecided, wrong
-from gpulab.options import QUICK_VARIABLE, is_quick
+from gpulab.options import QUICK_VARIABLE, at_most, is_quick
 from gpulab.tuning.compare.statistics import paired
 
 PAIRS = 7
 BUDGET_S = 25.0
+QUICK_PAIRS = 2  # an interval needs as many
 FEWEST_PAIRS = 3  # however long one takes: fewer have no interval worth the name
 _SHORTEST_S = 0.5  # of a reading of the cores: the system counts in hundredths of a second
 
@@ -73,8 +74,9 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
 
     What either raises passes. definitions.md, "Honest comparison" 3 and 4.
     """
-    deadline = time.monotonic() + (0.0 if is_quick() else budget_s)
-    before(), after()
+    pairs, deadline = at_most(pairs, QUICK_PAIRS), time.monotonic() + budget_s
+    if not is_quick():
+        before(), after()
     others = _Others()
     shuffle = random.Random(0)
     seconds: list[tuple[float, float]] = []
@@ -89,7 +91,7 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
     others_fraction = others.fraction()
     a, b = np.array(seconds).T
     estimate = paired(a / b)
-    assert estimate is not None and estimate.interval is not None  # there are FEWEST_PAIRS
+    assert estimate is not None and estimate.interval is not None  # there are two
     before_s, after_s = float(np.median(a)), float(np.median(b))
     return Speed(estimate.ratio, estimate.interval, before_s, after_s, estimate.count, others_fraction)
 

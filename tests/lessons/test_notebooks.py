@@ -36,6 +36,7 @@ from tests.lessons.notebook_kernel import (
     shipped,
 )
 from tests.lessons.whole import whole_lessons
+from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
 
 TEXTS = NOTEBOOKS / "lessons"
@@ -183,7 +184,7 @@ def binder(share: Path) -> Iterator[Kernel]:
 @pytest.fixture(scope="session")
 def quick(share: Path) -> Iterator[Kernel]:
     """The tests' own environment, and nothing measured for longer than it takes to run every line."""
-    install_kernel("gpulab-quick", sys.executable, share, {QUICK_VARIABLE: "1"})
+    install_kernel("gpulab-quick", sys.executable, share, {QUICK_VARIABLE: "1", "PYTHON_EXEC": python_with_torch()})
     with closing(Kernel("gpulab-quick")) as kernel:
         yield kernel
 
