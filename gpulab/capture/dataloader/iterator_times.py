@@ -188,7 +188,7 @@ class FromWorkers:
         assert self._memory is not None
         users = loader.worker_init_fn
         ours = WorkerStart(users, self._memory, self.looks)
-        self._memory.generation, self._memory.on = 1, True
+        self._memory.on = True
         self._iterator = weakref.ref(iterator)
         vars(loader)["worker_init_fn"] = ours
         try:
@@ -203,7 +203,6 @@ class FromWorkers:
         if self._memory is not None:
             self._collect()
             self._forget_answers()
-            self._memory.generation += 1
             self._memory.on = True
 
     def asked(self) -> None:
@@ -241,14 +240,16 @@ class FromWorkers:
 
     def _collect(self) -> None:
         assert self._memory is not None
-        generation, rows = self._memory.generation, self._memory.rows
+        rows = self._memory.rows
         self.threads = self._memory.threads or None
         for worker in range(self._workers):
             written = self._memory.written(worker)
             first = max(self._read[worker], written - rows)
             self.timed.left_out += first - self._read[worker]
-            for its_generation, number, *row in self._memory.read(worker, first, written):
-                answer = self._answer(worker, number) if its_generation == generation else _NEVER
+            made = self._memory.read(worker, first, written)
+            newest = made[-1][0] if made else 0  # a worker that is late makes batches of an epoch that is over
+            for epoch, number, *row in made:
+                answer = self._answer(worker, number) if epoch == newest else _NEVER
                 self.timed.append((worker, *row, *answer))
             self._read[worker] = written
 

@@ -16,15 +16,15 @@ WORD = 8  # bytes
 ROW = struct.Struct("12q")
 ROW_WORDS = 12
 
-_HEAD = 3  # words: whether to time, the generation, the most threads of a worker
+_HEAD = 2  # words: whether to time, the most threads of a worker
 _WORKER_HEAD = 1  # words: rows written so far
-_ON, _GENERATION, _THREADS = 0, 1, 2
+_ON, _THREADS = 0, 1
 
 
 class SharedRows:
     """Room for the newest `rows` rows of each worker. Pickled for a worker, it is the same memory there.
 
-    `on` and `generation` are the training process's to set.
+    `on` is the training process's to set.
     """
 
     def __init__(self, workers: int, rows: int, source: Any = None) -> None:
@@ -43,15 +43,6 @@ class SharedRows:
     @on.setter
     def on(self, wanted: bool) -> None:
         self._words[_ON] = int(wanted)
-
-    @property
-    def generation(self) -> int:
-        """How often the workers began to make batches: counted from 1."""
-        return self._words[_GENERATION]
-
-    @generation.setter
-    def generation(self, number: int) -> None:
-        self._words[_GENERATION] = number
 
     @property
     def threads(self) -> int:

@@ -5,6 +5,7 @@ Workers that are started, not forked, import this module: it needs no more than 
 
 from __future__ import annotations
 
+import itertools
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -37,12 +38,12 @@ class WorkerStart:
 
 
 class _Written:
-    """What one worker times goes to its part of the memory, numbered from 0 in each generation."""
+    """What one worker times goes to its part of the memory, numbered from 0 in each epoch."""
 
-    def __init__(self, memory: SharedRows, worker: int) -> None:
+    def __init__(self, memory: SharedRows, worker: int, epoch: int) -> None:
         self._memory = memory
         self._worker = worker
-        self._generation = memory.generation
+        self._epoch = epoch
         self._next = 0
         self._works = True
 
@@ -54,7 +55,7 @@ class _Written:
         return True
 
     def add(self, row: Row) -> None:
-        self._memory.write(self._worker, (self._generation, self._number, *row))
+        self._memory.write(self._worker, (self._epoch, self._number, *row))
 
     def cost(self, own_ns: int) -> None:
         """Beside the training: nobody waits for it alone."""
@@ -71,13 +72,14 @@ def _time_this_worker(memory: SharedRows, worker: int) -> None:
 
     info = get_worker_info()
     original = _DatasetKind.create_fetcher
+    epochs = itertools.count()
 
     def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
         fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
         if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
             with suppress(Exception):
                 memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
-                time_fetcher(fetcher, dataset, _Written(memory, worker))
+                time_fetcher(fetcher, dataset, _Written(memory, worker, next(epochs)))
         return fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]

@@ -312,9 +312,19 @@ def test_persistent_workers_are_timed_in_each_epoch_and_run() -> None:
     end_workers(loader)
 
 
+def second_is_late(worker: int) -> None:
+    """It begins with the first epoch's batches when the second epoch has begun."""
+    time.sleep(worker * 0.5)
+
+
 def test_unfinished_batches_of_a_broken_epoch_are_dropped() -> None:
     loader = DataLoader(
-        Planted(40, wait_s=0.01), batch_size=2, num_workers=2, prefetch_factor=4, persistent_workers=True
+        Planted(40, wait_s=0.01),
+        batch_size=2,
+        num_workers=2,
+        prefetch_factor=4,
+        persistent_workers=True,
+        worker_init_fn=second_is_late,
     )
 
     class BrokenOff:
