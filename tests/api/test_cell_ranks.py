@@ -49,6 +49,11 @@ loader = torch.utils.data.DataLoader([1, 2, 3])
 """
 
 
+REAL_LAUNCHER = """
+import sys
+from gpulab.launch import launcher
+launcher.python = lambda: sys.executable  # what ends with it is asked here, and it has no fork's parent
+"""
 FAILING = """%%gpuprofile --ranks 2
 import os
 if os.environ["RANK"] == "1":
@@ -59,7 +64,7 @@ train(STEPS)"""
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
     with kernel(tmp_path_factory.mktemp("ranks")) as started:
-        answer = started.run(SETUP)
+        answer = started.run(SETUP + REAL_LAUNCHER)
         assert answer.status == "ok", answer.error
         yield started
 

@@ -41,9 +41,11 @@ from gpulab import recordings as reader
 from gpulab.run import Category, Timeline
 from gpulab.store import folders
 from tests.support import real_traces
+from tests.support.changes import where_changed
 from tests.support.paths import ROOT, TESTS
 from tests.support.timelines import MAIN, STREAM, Span, timeline
 
+pytestmark = where_changed("benchmarks/", "tests/benchmarks/", "planted/", "gpulab/recordings/")
 EVERY = every()
 
 # -- limits ------------------------------------------------------------------------------------------------------------

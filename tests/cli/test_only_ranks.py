@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gpulab.options import check_only_ranks, only_ranks_type
 from gpulab.run import NOT_KEPT, Job
 from gpulab.store.folders import Store, trace_path
 from gpulab.store.jobs import job_of
+from tests.support.fork_server import python_with_torch
 from tests.support.strategies import tiny_run
 
 LATE = """
@@ -88,9 +88,12 @@ def test_a_dropped_trace_is_said_and_its_steps_stay(tmp_path: Path) -> None:
     assert (problem.what, problem.key) == ("rank 1", NOT_KEPT)
 
 
-def test_only_the_slowest_of_two_ranks_keeps_its_trace(tmp_path: Path, own_store: Path) -> None:
+def test_only_the_slowest_of_two_ranks_keeps_its_trace(
+    tmp_path: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
     (tmp_path / "train.py").write_text(LATE)
-    command = [sys.executable, "-m", "gpulab", "record", "--ranks", "2", "--only-ranks", "slowest", "--no-live"]
+    command = [python_with_torch(), "-m", "gpulab", "record", "--ranks", "2", "--only-ranks", "slowest", "--no-live"]
     said = subprocess.run([*command, str(tmp_path / "train.py")], capture_output=True, text=True, env=os.environ.copy())
     assert said.returncode == 0, said.stderr
     assert "Rank 1 arrives last" in said.stderr, "the report was made from all traces"

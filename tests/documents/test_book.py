@@ -12,7 +12,10 @@ from urllib.parse import unquote
 import pytest
 
 from gpulab.lessons.catalogue import LESSONS
+from tests.support.changes import where_changed
 from tests.support.paths import ROOT
+
+pytestmark = where_changed("docs/", "notebooks/", "README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 
 
 class _Links(HTMLParser):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -18,6 +17,7 @@ from gpulab.lessons.data_parallel import (
 from gpulab.lessons.editions import solutions
 from gpulab.lessons.slow_link import SlowLink
 from tests.lessons.notebook_kernel import shipped
+from tests.support.fork_server import python_with_torch
 
 SOLUTIONS = solutions(shipped("11_data_parallel"))
 
@@ -113,11 +113,12 @@ dist.destroy_process_group()
 """
 
 
-def test_two_real_ranks_over_the_link(tmp_path: Path) -> None:
+def test_two_real_ranks_over_the_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The hook gives DDP's own gradients, and sleeps as it says; exercise 1's solution is an all-reduce here, too."""
     script = tmp_path / "ranks.py"
     script.write_text(TWO_RANKS.format(ring=SOLUTIONS["all-reduce"]), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
+    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
+    command = [python_with_torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]
     said = sorted(line for line in done.stdout.splitlines() if line.startswith("rank"))

@@ -39,6 +39,7 @@ from gpulab.lessons.sharing import (
 from gpulab.lessons.sharing_process import WAITING, Stretch, answer
 from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play
 from gpulab.store.folders import Store
+from tests.support.fork_server import python_with_torch
 
 JOB = """
 import sys, time
@@ -77,7 +78,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 # -- the fleet ---------------------------------------------------------------------------------------------------------
 
 
-def test_jobs_are_recorded_each_in_its_own_folder(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_jobs_are_recorded_each_in_its_own_folder(
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
     (folder / "my job.py").write_text(JOB)
     record_jobs("fleet", {"small": "'my job.py' 4", "other": "'my job.py' 8"})
     assert capsys.readouterr().out == "2 jobs recorded in fleet: small, other\n"
@@ -91,7 +95,8 @@ def test_jobs_are_recorded_each_in_its_own_folder(folder: Path, capsys: pytest.C
         record_jobs("fleet", {"none": "no-such-script.py"})
 
 
-def test_a_folder_that_is_not_the_lessons_stays(folder: Path) -> None:
+def test_a_folder_that_is_not_the_lessons_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
     mine = folder / "fleet" / "small" / ".gpulab" / "runs" / "mine"
     mine.mkdir(parents=True)
     (folder / "my job.py").write_text(JOB)

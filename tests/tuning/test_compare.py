@@ -15,7 +15,6 @@ from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Phase, Samples, Series, StepFlag, Steps
-from gpulab.tuning.compare import statistics
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.differences import differences
@@ -78,10 +77,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
 
 @pytest.mark.parametrize("kind", ["heavy tails", "spikes", "drifting"])
 @pytest.mark.parametrize("turns", [3, 20])
-def test_the_interval_covers_1_and_five_percent_are_found(
-    kind: str, turns: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(statistics, "RESAMPLES", 500)
+def test_the_interval_covers_1_and_five_percent_are_found(kind: str, turns: int) -> None:
     rng = np.random.default_rng(5)
     found = [compare_blocks(*_simulated(kind, turns, 0.0, rng)) for _ in range(200)]
     covered = [f.interval is not None and f.interval[0] <= 1 <= f.interval[1] for f in found]
@@ -109,8 +105,7 @@ LOADED = {  # logarithms of the time of blocks on a machine with other work
 
 
 @pytest.mark.parametrize("kind", LOADED)
-def test_a_loaded_machine_gives_no_false_verdict(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics, "RESAMPLES", 500)
+def test_a_loaded_machine_gives_no_false_verdict(kind: str) -> None:
     rng = np.random.default_rng(7)
     same = [compare_blocks(*_simulated(kind, 10, 0.0, rng)) for _ in range(200)]
     assert np.mean([f.interval is not None and f.interval[0] <= 1 <= f.interval[1] for f in same]) >= 0.93

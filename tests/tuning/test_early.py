@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -63,8 +64,9 @@ def ended(noise: Noise, true_ratio: float, seed: int, *, precise: bool = False) 
     return verdict(estimate.ratio, estimate.interval, noise_floor(same[:count]), count), ratios[:count]
 
 
-def played(noise: Noise, true_ratio: float) -> Iterator[tuple[Verdict, Float64]]:
-    return (ended(noise, true_ratio, seed) for seed in range(PLAYED))
+@functools.cache
+def played(noise: Noise, true_ratio: float) -> list[tuple[Verdict, Float64]]:
+    return [ended(noise, true_ratio, seed) for seed in range(PLAYED)]
 
 
 def holds(ratios: Float64, true_ratio: float) -> bool:
@@ -95,19 +97,19 @@ def test_no_difference_is_not_said_of_five_per_cent(true_ratio: float) -> None:
 
 @pytest.mark.parametrize("noise", [normal, quiet])
 def test_a_factor_of_two_needs_few_pairs(noise: Noise) -> None:
-    ends = list(played(noise, 0.5))
+    ends = played(noise, 0.5)
     assert {verdict for verdict, _ in ends} == {"faster"}
     assert np.median([len(ratios) for _, ratios in ends]) <= 4
 
 
 def test_a_quiet_machine_shows_early_that_nothing_changed() -> None:
-    ends = list(played(quiet, 1.0))
+    ends = played(quiet, 1.0)
     assert sum(verdict == "no measurable difference" for verdict, _ in ends) >= 0.95 * PLAYED
     assert np.median([len(ratios) for _, ratios in ends]) <= 8
 
 
 def test_five_per_cent_are_seen_and_do_not_take_all_pairs() -> None:
-    ends = list(played(normal, 1.05))
+    ends = played(normal, 1.05)
     assert sum(verdict == "slower" for verdict, _ in ends) >= 0.9 * PLAYED
     assert np.median([len(ratios) for _, ratios in ends]) <= 20
 
