@@ -246,9 +246,9 @@ class FromWorkers:
             written = self._memory.written(worker)
             first = max(self._read[worker], written - rows)
             self.timed.left_out += first - self._read[worker]
-            made = self._memory.read(worker, first, written)
-            newest = made[-1][0] if made else 0  # a worker that is late makes batches of an epoch that is over
-            for epoch, number, *row in made:
+            written_rows = self._memory.read(worker, first, written)
+            newest = written_rows[-1][0] if written_rows else 0  # a worker that is late makes batches of an epoch that is over
+            for epoch, number, *row in written_rows:
                 answer = self._answer(worker, number) if epoch == newest else _NEVER
                 self.timed.append((worker, *row, *answer))
             self._read[worker] = written
