@@ -247,7 +247,7 @@ class FromWorkers:
             first = max(self._read[worker], written - rows)
             self.timed.left_out += first - self._read[worker]
             written_rows = self._memory.read(worker, first, written)
-            newest = written_rows[-1][0] if written_rows else 0  # a worker that is late makes batches of an epoch that is over
+            newest = written_rows[-1][0] if written_rows else 0  # who is late also makes batches of an earlier epoch
             for epoch, number, *row in written_rows:
                 answer = self._answer(worker, number) if epoch == newest else _NEVER
                 self.timed.append((worker, *row, *answer))
