@@ -17,7 +17,8 @@ TEST := $(VENV)/.stamp-test
 OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 --durations-min 1
-UNIT := --ignore tests/gpu -n 2 --dist loadfile --no-loadscope-reorder
+# more than cores: tests wait, for a sleep that is planted, for a rank, for a kernel
+UNIT := --ignore tests/gpu -n 3 --dist loadfile --no-loadscope-reorder
 
 KEEP_GOING = $(findstring k,$(filter-out --%,$(firstword $(MAKEFLAGS))))
 
@@ -83,7 +84,7 @@ floors: $(TEST) ## import-linter: a module imports only from floors below
 	$(BIN)/lint-imports
 
 .PHONY: unit
-unit: $(TEST) ## pytest without a browser, two processes; make unit FILE=tests/test_cli.py: one file
+unit: $(TEST) ## pytest without a browser, three processes; make unit FILE=tests/test_cli.py: one file
 	$(PYTEST) -m "not browser" $(or $(FILE),$(UNIT))
 
 .PHONY: coverage
