@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -83,7 +84,8 @@ def steps_between(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, *, first: int 
     given.setdefault("phase", int(Phase.TRACED))
     kinds = {"phase": np.uint8, "flags": np.uint8}
     needed = Steps.__struct_fields__[: -len(Steps.__struct_defaults__)]
-    return Steps(**{n: np.broadcast_to(given.get(n, 0), count).astype(kinds.get(n, np.int64)) for n in needed})
+    rows: Any = {n: np.broadcast_to(given.get(n, 0), count).astype(kinds.get(n, np.int64)) for n in needed}
+    return Steps(**rows)
 
 
 def ran(base: Run, recorded: Timeline, bounds_ns: Sequence[tuple[int, int]]) -> Run:
