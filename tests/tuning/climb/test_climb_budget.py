@@ -41,7 +41,7 @@ def climbed(runs: ScriptedRuns, budget_s: float, told: list[Progress] | None = N
 
 @pytest.mark.parametrize("step_s", [0.05, 0.1, 0.2, 0.5, 1.0])
 @pytest.mark.parametrize("budget_s", [12.0, 16.0, 20.0, 24.0, 30.0, 300.0])
-def test_a_climb_takes_its_budget_and_keeps_nothing_that_no_blocks_in_turn_show(
+def test_a_climb_keeps_its_budget_and_only_what_blocks_show(
     monkeypatch: pytest.MonkeyPatch, budget_s: float, step_s: float
 ) -> None:
     """Even a setting that is three times as fast: where no pair of blocks fits the time, that is said."""
