@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import multiprocessing
 import random
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,7 +34,8 @@ from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observe.describe import observed_loader
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Run
-from tests.support.knob_cells import captured
+from tests.support import cells_libraries
+from tests.support.knob_cells import captured, same
 
 LENGTH = 26
 
@@ -242,26 +245,9 @@ def test_options_combine_in_any_order(order: tuple[Knob, ...]) -> None:
     assert len(loader) == 7
 
 
-def test_contexts_leave_in_any_order_and_leave_nothing() -> None:
-    def size() -> int:
-        return len(next(iter(plain()))[0])
-
-    original, outer, inner = DataLoader.__iter__, BATCH_SIZE.applied(2), BATCH_SIZE.applied(13)
-    outer.__enter__(), inner.__enter__()
-    assert size() == 13, "the inner counts"
-    outer.__exit__(None, None, None)
-    assert size() == 13
-    inner.__exit__(None, None, None)
-    assert size() == 4 and DataLoader.__iter__ is original
-    with BATCH_SIZE.applied(13):
-        ours = DataLoader.__iter__
-        DataLoader.__iter__ = lambda self: ours(self)  # type: ignore[method-assign]
-    try:
-        assert size() == 4
-        with BATCH_SIZE.applied(2):
-            assert size() == 2
-    finally:
-        DataLoader.__iter__ = original  # type: ignore[method-assign]
+def test_of_two_values_the_inner_counts() -> None:
+    with BATCH_SIZE.applied(2), BATCH_SIZE.applied(13):
+        assert len(next(iter(plain()))[0]) == 13
 
 
 def test_batch_size_changes_length_keeps_drop_last_and_sampler() -> None:
@@ -415,92 +401,30 @@ def test_verified_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- libraries ---
 
 
-def test_accelerate() -> None:
-    accelerate = pytest.importorskip("accelerate")
-
-    def cell(seen: list[Any]) -> None:
-        accelerator = accelerate.Accelerator(cpu=True)
-        torch.manual_seed(3)
-        model = torch.nn.Linear(2, 1)
-        optimizer = torch.optim.SGD(model.parameters(), 1e-4)
-        model, optimizer, loader = accelerator.prepare(model, optimizer, plain(shuffle=True))
-        seen.append(len(loader))
-        for _ in range(2):
-            for x, _ids in loader:
-                seen.append(x[:, 0].tolist())
-                accelerator.backward(model(x).sum())
-                optimizer.step()
-                optimizer.zero_grad()
-
-    expected, seen, larger = list[Any](), list[Any](), list[Any]()
-    cell(expected)
-    run, logs = measured(lambda: cell(seen), {WORKERS: 2})
-    assert seen == expected
-    assert WORKERS.verify(observation(plain()), 2, logs["workers"], run).state == "took effect"
-    run, logs = measured(lambda: cell(larger), {BATCH_SIZE: 13})
-    assert BATCH_SIZE.verify(observation(plain()), 13, logs["batch_size"], run).state == "took effect"
-    assert larger[0] == 2 and len(larger[1]) == 13
+LIBRARIES = [cells_libraries.accelerated, cells_libraries.lightning_trainer, cells_libraries.hugging_face_trainer]
 
 
-def test_lightning() -> None:
+@pytest.mark.parametrize("cell", LIBRARIES, ids=lambda cell: cell.__name__)
+def test_a_library_trains_with_it_as_without(
+    cell: Callable[..., None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The evaluation's loader is changed, too."""
-    pytest.importorskip("lightning")
-    import lightning
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    pytest.importorskip("lightning.pytorch")  # its import draws random numbers: not within the cell
+    folder = [tmp_path] * ("folder" in inspect.signature(cell).parameters)
 
-    steps: list[int] = []
+    def trained(settings: Mapping[Knob, Value]) -> tuple[list[torch.Tensor], Run, dict[str, KnobEffects]]:
+        keep: list[torch.nn.Module] = []
+        torch.manual_seed(1)
+        run, logs = measured(lambda: cell(keep, *folder), settings)
+        return [p.detach() for p in keep[0].parameters()], run, logs
 
-    class Model(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            steps.append(len(batch[0]))
-            return self.layer(batch[0]).sum()
-
-        def validation_step(self, batch: Any, number: int) -> None:
-            pass
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), 1e-4)
-
-    quiet: dict[str, Any] = dict.fromkeys(
-        ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False
-    )
-
-    def cell() -> None:
-        trainer = lightning.Trainer(max_epochs=2, accelerator="cpu", **quiet)
-        trainer.fit(Model(), plain(shuffle=True), plain())
-
-    run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
-    assert steps == [13] * 4 and logs["workers"].counts["loaders"] == 2
+    as_written, plain_run, _ = trained({})
+    weights, run, logs = trained({WORKERS: 1})
+    assert same(weights, as_written, exactly=True) and plain_run.loader is not None
     assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
-
-
-def test_transformers(tmp_path: Any) -> None:
-    transformers = pytest.importorskip("transformers")
-    sizes: list[int] = []
-
-    class Items(Squares):
-        def __getitem__(self, i: int) -> Any:
-            return {"x": torch.tensor([float(i), 1.0]), "labels": torch.tensor(1.0)}
-
-    class Model(torch.nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(2, 1)
-
-        def forward(self, x: torch.Tensor, labels: torch.Tensor) -> Any:
-            sizes.append(len(x))
-            return {"loss": (self.layer(x)[:, 0] - labels).square().mean()}
-
-    def cell() -> None:
-        arguments = transformers.TrainingArguments(
-            output_dir=str(tmp_path), per_device_train_batch_size=4, num_train_epochs=2, report_to=[], use_cpu=True,
-            save_strategy="no", disable_tqdm=True, logging_strategy="no",
-        )  # fmt: skip
-        transformers.Trainer(Model(), arguments, train_dataset=Items()).train()
-
-    run, logs = measured(cell, {WORKERS: 1, BATCH_SIZE: 13})
-    assert sizes == [13] * 4
-    assert WORKERS.verify(observation(plain()), 1, logs["workers"], run).state == "took effect"
+    _, run, logs = trained({BATCH_SIZE: 7})
+    assert BATCH_SIZE.verify(observation(plain()), 7, logs["batch_size"], run).state == "took effect"
+    assert run.loader is not None and plain_run.loader.batch_size != run.loader.batch_size == 7
+    evaluates = cell is not cells_libraries.accelerated
+    assert (logs["batch_size"].counts["loaders"] > 1) is evaluates

@@ -9,34 +9,28 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import nn
 
-torch = pytest.importorskip("torch")
-
-import torch.nn.functional as F  # noqa: E402
-from hypothesis import HealthCheck, given, settings  # noqa: E402
-from hypothesis import strategies as st  # noqa: E402
-from torch import nn  # noqa: E402
-from torch._dynamo.eval_frame import OptimizedModule  # noqa: E402
-from torch._dynamo.variables import nn_module  # noqa: E402
-from torch.amp import autocast_mode  # noqa: E402
-from torch.nn.modules import module as modules_of_torch  # noqa: E402
-from torch.optim import optimizer as optimizers_of_torch  # noqa: E402
-
-from gpulab.knobs.catalogue import KNOBS  # noqa: E402
-from gpulab.knobs.knob import Knob, KnobEffects, Value  # noqa: E402
-from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.model.amp import AMP  # noqa: E402
-from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
-from gpulab.knobs.model.compile import COMPILE  # noqa: E402
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
-from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.model.tf32 import TF32  # noqa: E402
-from gpulab.knobs.observe.observation import Observation  # noqa: E402
-from gpulab.run import Run, StepFlag  # noqa: E402
-from tests.knobs.scenes import SCENE, calling  # noqa: E402
-from tests.knobs.test_optimizer_knobs import looks  # noqa: E402
-from tests.knobs.test_precision_knobs import settings as precision_settings  # noqa: E402
-from tests.support.knob_cells import Cell, Net, new_cell, observation_of, same, traced  # noqa: E402
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.model.accumulation import ACCUMULATE
+from gpulab.knobs.model.amp import AMP
+from gpulab.knobs.model.attention import ATTENTION
+from gpulab.knobs.model.compile import COMPILE
+from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.model.memory_format import CHANNELS_LAST
+from gpulab.knobs.model.tf32 import TF32
+from gpulab.knobs.observe.observation import Observation
+from gpulab.run import Run, StepFlag
+from tests.knobs.scenes import SCENE, calling
+from tests.knobs.test_optimizer_knobs import looks
+from tests.knobs.test_precision_knobs import settings as precision_settings
+from tests.support.knob_cells import Cell, Net, new_cell, observation_of, same, traced
+from tests.support.leftovers import leftovers
 
 LAST = torch.channels_last
 
@@ -176,7 +170,7 @@ def test_attention_falls_back_and_says_so() -> None:
 
 
 def test_compile_compiles_once_and_is_undone(light_compiler: None, seen: Observation, plain_run: Run) -> None:
-    """That torch's own compiler takes such a model is tested with the planted cells."""
+    """That torch's own compiler takes a model is tested with experiments."""
     plain = new_cell()
     plain.run()
     first = new_cell()
@@ -282,27 +276,12 @@ EVIDENCE = {
 
 def everything(cell: Cell) -> list[object]:
     """All that the knobs could leave behind, in torch and on the user's objects."""
-    hooks = [
-        list(hooks)
-        for module in (modules_of_torch, optimizers_of_torch)
-        for name, hooks in vars(module).items()
-        if name.startswith("_global_") and isinstance(hooks, dict)
-    ]
-    patched = [
-        vars(nn.Module)["__call__"],
-        vars(OptimizedModule)["_initialize"],
-        vars(autocast_mode.autocast)["__enter__"],
-        torch.autograd.backward,
-        torch.compile,
-        vars(nn_module)["unpatched_nn_module_call"],
-        torch._dynamo.utils.unpatched_nn_module_call,
-    ]
     on_modules = [sorted(vars(m)) for m in cell.model.modules()]
     autocast = [torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"), torch.is_autocast_cache_enabled()]
     objects = [id(p) for p in cell.model.parameters()]
     return [
-        hooks, patched, on_modules, autocast, objects, sdp_flags(), precision_settings(), layouts(cell),
-        looks(cell.optimizer),
+        leftovers(sweep=False), torch.compile, on_modules, autocast, objects, sdp_flags(), precision_settings(),
+        layouts(cell), looks(cell.optimizer),
     ]  # fmt: skip
 
 

@@ -27,6 +27,7 @@ from gpulab.run import Device, Run
 from tests.support import cells_libraries
 from tests.support import cells_plain as cells
 from tests.support.knob_cells import captured
+from tests.support.leftovers import leftovers
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +44,7 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
 
 
-def seen_in(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Observed]:
+def seen_in(cell: Callable[[], object], *, trace: bool = False) -> tuple[Run, Observed]:
     """A full capture of a cell that is observed."""
     run, _, seen = captured(cell, observed=True, trace=trace)
     assert seen is not None
@@ -53,18 +54,6 @@ def seen_in(cell: Callable[[], object], *, trace: bool = True) -> tuple[Run, Obs
 def observation(cell: Callable[[], object], *, trace: bool = False) -> Observation:
     run, seen = seen_in(cell, trace=trace)
     return seen.observation(run)
-
-
-def data(samples: int = 24) -> TensorDataset:
-    return TensorDataset(torch.randn(samples, 8), torch.randint(0, 3, (samples,)))
-
-
-def train(net: nn.Module, batches: Any, optimizer: torch.optim.Optimizer | None = None) -> None:
-    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
-    for x, y in batches:
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
 
 
 # -- loops of all kinds ------------------------------------------------------------------------------------------------
@@ -110,9 +99,11 @@ def test_what_limits_a_loader() -> None:
     class Mine(DataLoader[Any]):
         pass
 
-    plain = DataLoader(data(), batch_size=4)
-    own = Mine(data(), batch_sampler=Own(RandomSampler(data()), 4, True), collate_fn=lambda items: items)
-    single = DataLoader(data(), batch_size=None)
+    plain = DataLoader(cells.data(24), batch_size=4)
+    own = Mine(
+        cells.data(24), batch_sampler=Own(RandomSampler(cells.data(24)), 4, True), collate_fn=lambda items: items
+    )
+    single = DataLoader(cells.data(24), batch_size=None)
     found = observation(lambda: [next(iter(loader)) for loader in (plain, own, single)]).loaders
     assert {(o.custom_batch_sampler, o.record.own_collate, o.record.batch_size) for o in found} == {
         (False, False, 4),
@@ -129,7 +120,7 @@ def test_what_was_defined_in_a_notebook_is_told(monkeypatch: pytest.MonkeyPatch)
         pass
 
     Here.__module__ = "__main__"
-    loaders = [DataLoader(torch.utils.data.Subset(Here(torch.ones(4)), [0, 1])), DataLoader(data())]
+    loaders = [DataLoader(torch.utils.data.Subset(Here(torch.ones(4)), [0, 1])), DataLoader(cells.data(24))]
     main = ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
     found = observation(lambda: [list(loader) for loader in loaders]).loaders
@@ -181,7 +172,7 @@ def test_a_module_trains_only_with_backward_in_training_mode() -> None:
     )
 
     def cell() -> None:
-        for x, _ in DataLoader(data(), batch_size=4):
+        for x, _ in DataLoader(cells.data(24), batch_size=4):
             with torch.no_grad():
                 critic(student(x))
             loss(student(x), teacher(x)).backward()
@@ -203,7 +194,7 @@ def test_training_that_begins_long_after_evaluation_is_seen(by_hand: bool) -> No
             for x, _ in batches:
                 net(x)
         if not by_hand:
-            train(net, batches)
+            cells.train(net, batches)
             return
         for x, y in batches:
             cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
@@ -252,7 +243,7 @@ def test_what_cannot_be_described_does_not_harm_the_cell() -> None:
             raise RuntimeError("do not look")
 
     net = Refuses(8, 3)
-    found = observation(lambda: train(net, DataLoader(Odd(*data().tensors), batch_size=4)))
+    found = observation(lambda: cells.train(net, DataLoader(Odd(*cells.data(24).tensors), batch_size=4)))
     assert found.loader is not None and found.loader.record.dataset_length is None
     assert found.modules == () and net.weight.grad is not None
     lazy = observation(lambda: nn.LazyLinear(3)(torch.ones(2, 4)))
@@ -281,33 +272,23 @@ def test_autocast_is_seen_around_and_inside_of_the_call(where: str) -> None:
     assert [m.autocast_dtype for m in observation(cell).modules] == ["bfloat16", None]
 
 
-def test_a_compiled_module_is_seen_and_holds_nothing_of_ours() -> None:
+def test_compiled_modules_are_seen() -> None:
     torch._dynamo.reset()
-    compiled_calls: list[str] = []
-
-    def backend(graph: Any, _: Any) -> Any:
-        compiled_calls.append("compiled")
-        return graph.forward
-
     outside, inside, in_place = (nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 3)) for _ in range(3))
-    before = torch.compile(outside, backend=backend)
-    in_place.compile(backend=backend)
-    made: list[Any] = []
+    before, part = torch.compile(outside, backend="eager"), torch.compile(nn.Linear(8, 3), backend="eager")
+    assert isinstance(part, nn.Module)
+    in_place.compile(backend="eager")
+    partly = nn.Sequential(nn.Linear(8, 8), part)
 
     def cell() -> None:
-        made.append(torch.compile(inside, backend=backend))
-        for module in (before, in_place, *made):
+        for module in (before, in_place, partly, torch.compile(inside, backend="eager")):
             for _ in range(2):
                 cross_entropy(module(torch.ones(2, 8)), torch.zeros(2, dtype=torch.long)).backward()  # type: ignore[no-untyped-call]
 
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message=".*global hooks")
         found = observation(cell).modules
-        assert [(m.class_name, m.compiled, m.trained) for m in found] == [("Sequential", True, True)] * 3
-        count = len(compiled_calls)
-        for module in (before, in_place, *made):
-            module(torch.ones(2, 8)).sum().backward()
-        assert len(compiled_calls) == count  # what was compiled while we watched still fits
+    assert [(m.class_name, m.compiled, m.trained) for m in found] == [("Sequential", True, True)] * 4
     torch._dynamo.reset()
 
 
@@ -323,7 +304,7 @@ def test_a_call_within_a_module_is_not_outermost() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             self.count += 1
             if self.count == 100:
-                next(iter(DataLoader(data())))
+                next(iter(DataLoader(cells.data(24))))
             result: torch.Tensor = self.inner(x)
             return result
 
@@ -344,7 +325,7 @@ def test_a_gradient_scaler_counts_where_it_scales(enabled: bool) -> None:
 
 def test_operators_and_attention_come_from_the_trace(seen: Observation) -> None:
     assert seen.attention == "flash" and "aten::addmm" in seen.operators
-    without = observation(lambda: train(nn.Linear(8, 3), DataLoader(data(48), batch_size=4)), trace=True)
+    without = observation(lambda: cells.train(nn.Linear(8, 3), DataLoader(cells.data(48), batch_size=4)), trace=True)
     assert without.attention is None and "aten::addmm" in without.operators
     assert observation(lambda: nn.Linear(8, 3)(torch.ones(1, 8))).operators == frozenset()
 
@@ -362,7 +343,7 @@ def test_tf32_is_the_setting_while_modules_ran_on_such_a_gpu() -> None:
         nn.Linear(8, 3)(torch.ones(1, 8))
         torch.set_float32_matmul_precision(before)
 
-    run, seen = seen_in(cell, trace=False)
+    run, seen = seen_in(cell)
     assert seen.observation(run).tf32 is None, "on a CPU"
     for capability, tf32 in (("7.5", None), ("9.0", True), ("10.0", True)):
         device = Device("cuda", "GPU", 0, details={"compute_capability": capability})
@@ -372,60 +353,25 @@ def test_tf32_is_the_setting_while_modules_ran_on_such_a_gpu() -> None:
 # -- in nobody's way ---------------------------------------------------------------------------------------------------
 
 
-def patched() -> dict[str, object]:
-    from torch.amp import GradScaler, autocast_mode
-    from torch.nn.modules import module
-    from torch.optim import optimizer
-
-    return {
-        "iter": vars(DataLoader)["__iter__"],
-        "call": vars(nn.Module)["__call__"],
-        "backward": torch.autograd.backward,
-        "scale": vars(GradScaler)["scale"],
-        "autocast": vars(autocast_mode.autocast)["__enter__"],
-        "step hooks": dict(optimizer._global_optimizer_post_hooks),
-        "module hooks": dict(module._global_forward_pre_hooks),
-    }
-
-
-@pytest.mark.parametrize("error", [None, ValueError, KeyboardInterrupt])
-def test_all_is_put_back(error: type[BaseException] | None) -> None:
-    before = patched()
-    net = nn.Linear(8, 3)
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_all_is_put_back_after(error: type[BaseException]) -> None:
+    """What is left would be seen by the fixture that looks after every test."""
 
     def cell() -> None:
         with observe():
-            assert patched() != before
-            train(net, DataLoader(data(), batch_size=4))
-            if error is not None:
-                raise error("mine")
+            assert "patch of Module.__call__" in leftovers(sweep=False)
+            cells.train(nn.Linear(8, 3), DataLoader(cells.data(24), batch_size=4))
+            raise error("mine")
 
-    if error is None:
+    with pytest.raises(error, match="mine"):
         cell()
-    else:
-        with pytest.raises(error, match="mine"):
-            cell()
-    assert patched() == before
-
-
-def test_after_a_module_error_the_next_call_is_outermost() -> None:
-    class Fails(nn.Module):
-        def forward(self) -> None:
-            raise KeyError("mine")
-
-    def cell() -> None:
-        with pytest.raises(KeyError, match="mine"):
-            Fails()()
-        nn.Linear(8, 3)(torch.ones(1, 8))
-
-    assert {m.class_name for m in observation(cell).modules} == {"Fails", "Linear"}
 
 
 def test_no_object_is_kept() -> None:
     with observe() as seen:
-        net, loader = nn.Linear(8, 3), DataLoader(data(), batch_size=4)
+        net, loader = nn.Linear(8, 3), DataLoader(cells.data(24), batch_size=4)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        train(net, loader, optimizer)
+        cells.train(net, loader, optimizer)
         refs = [weakref.ref(thing) for thing in (net, loader, optimizer)]
     assert len(seen.modules.facts) == len(seen.loaders.facts) == len(seen.optimizers.facts) == 1
     assert all(not noted._met for noted in (seen.modules, seen.loaders, seen.optimizers))
@@ -436,7 +382,7 @@ def test_no_object_is_kept() -> None:
 
 def test_other_threads_are_not_watched() -> None:
     def elsewhere() -> None:
-        train(nn.Linear(8, 3), DataLoader(data(), batch_size=4))
+        cells.train(nn.Linear(8, 3), DataLoader(cells.data(24), batch_size=4))
 
     with observe() as seen:
         thread = threading.Thread(target=elsewhere)
@@ -459,10 +405,10 @@ def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPat
     untouched = vars(nn.Module)["__call__"]
     net = nn.Linear(8, 3)
     with observe():
-        train(net, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))] * 200)
+        cells.train(net, [(torch.randn(4, 8), torch.randint(0, 3, (4,)))] * 200)
         assert vars(nn.Module)["__call__"] is untouched
         for _ in range(100):
-            train(net, DataLoader(data(8), batch_size=1))
+            cells.train(net, DataLoader(cells.data(8), batch_size=1))
     assert 0 < sum(entered.values()) <= watch.CALLS_AT_A_TIME * watch.TIMES
 
 
@@ -476,13 +422,5 @@ def test_the_death_of_a_worker_is_not_swallowed() -> None:
 
 
 def test_many_objects_are_not_all_kept() -> None:
-    found = observation(lambda: [list(DataLoader(data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
+    found = observation(lambda: [list(DataLoader(cells.data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
     assert len(found.loaders) == watch.OBJECTS_KEPT
-
-
-def test_a_module_of_which_a_part_is_compiled_is_compiled() -> None:
-    compiled = torch.compile(nn.Linear(8, 3), backend="eager")
-    assert isinstance(compiled, nn.Module)
-    net = nn.Sequential(nn.Linear(8, 8), compiled)
-    assert [m.compiled for m in observation(lambda: net(torch.ones(2, 8))).modules] == [True]
-    torch._dynamo.reset()

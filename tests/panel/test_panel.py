@@ -12,6 +12,7 @@ from typing import Any, TextIO
 
 import ipywidgets
 import pytest
+import torch
 from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
@@ -24,13 +25,14 @@ from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.opening import lab
 from gpulab.panel.panel import Panel, head
 from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
-from gpulab.tuning.function_code import FunctionCode
+from gpulab.tuning.function_code import FunctionCode, TextCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.trial import Trial
 from gpulab.views.running.progress import share_done
 from gpulab.views.wording import lesson_path
 from tests.knobs.scenes import loading
+from tests.tuning.cells import CELL, SETUP, same, weights
 
 PATIENCE_S = 120.0
 SCENE = loading(dataset_length=480, batch_size=16)
@@ -402,29 +404,16 @@ def test_another_ones_redirection_of_stdout_survives_ours() -> None:
 
 
 def test_a_real_run_leaves_the_training_where_it_was() -> None:
-    import torch
-    from torch.utils.data import DataLoader, TensorDataset
-
-    torch.manual_seed(0)
-    model = torch.nn.Linear(4, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    loader = DataLoader(TensorDataset(torch.randn(64, 4), torch.zeros(64, dtype=torch.long)), batch_size=4)
-
-    def train() -> None:
-        print("trained")
-        for x, y in loader:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-    before, random = model.weight.clone(), torch.get_rng_state()
-    opened = PanelSession(FunctionCode(train), save=False)
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, names)
+    before, random = weights(names), torch.get_rng_state()
+    opened = PanelSession(TextCode.parsed(CELL, names), save=False)
     try:
         assert opened.look().result is None
         report = opened.run(batch_size=8).result
     finally:
         opened.close()
-    assert torch.equal(model.weight, before) and torch.equal(torch.get_rng_state(), random)
+    assert same(before, names) and torch.equal(torch.get_rng_state(), random)
     assert opened.observation is not None and opened.observation.loader is not None
     assert opened.observation.loader.record.batch_size == 4 and report is not None
     text = report.text(full=True)

@@ -7,7 +7,7 @@ look at the weights also when the cell does not come to its end.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,15 @@ class Stream(IterableDataset[Any]):
             yield torch.full((8,), i / 70), i % 3
 
 
+def train(net: nn.Module, batches: Iterable[Any], optimizer: torch.optim.Optimizer | None = None) -> None:
+    """An epoch, as a function of the user's."""
+    optimizer = optimizer or torch.optim.SGD(net.parameters(), lr=0.1)
+    for x, y in batches:
+        optimizer.zero_grad()
+        cross_entropy(net(x), y).backward()
+        optimizer.step()
+
+
 # -- a DataLoader and an optimizer ---------------------------------------------------------------------------------
 
 
@@ -80,24 +89,18 @@ def left_early(keep: Kept) -> None:
     loader = DataLoader(data(400), batch_size=4, shuffle=True)
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(loader):
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+    for i, batch in enumerate(loader):
+        train(net, [batch], optimizer)
         if i == 9:
             break
 
 
 def next_by_hand(keep: Kept) -> None:
-    loader = DataLoader(data(96), batch_size=4, shuffle=True)
+    it = iter(DataLoader(data(96), batch_size=4, shuffle=True))
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    it = iter(loader)
     for _ in range(12):
-        x, y = next(it)
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+        train(net, [next(it)], optimizer)
 
 
 def endless(keep: Kept) -> None:
@@ -107,13 +110,11 @@ def endless(keep: Kept) -> None:
     it = iter(loader)
     for _ in range(13):
         try:
-            x, y = next(it)
+            batch = next(it)
         except StopIteration:
             it = iter(loader)
-            x, y = next(it)
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+            batch = next(it)
+        train(net, [batch], optimizer)
 
 
 def workers(keep: Kept, *, persistent: bool = False) -> None:
@@ -121,10 +122,7 @@ def workers(keep: Kept, *, persistent: bool = False) -> None:
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     for _epoch in range(2):
-        for x, y in loader:
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+        train(net, loader, optimizer)
 
 
 def persistent_workers(keep: Kept) -> None:
@@ -132,12 +130,7 @@ def persistent_workers(keep: Kept) -> None:
 
 
 def iterable(keep: Kept) -> None:
-    net = model(keep)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-    for x, y in DataLoader(Stream(), batch_size=5):
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+    train(model(keep), DataLoader(Stream(), batch_size=5))
 
 
 def scheduled(keep: Kept) -> None:
@@ -146,36 +139,27 @@ def scheduled(keep: Kept) -> None:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 24)
     keep.append(scheduler)
-    for x, y in loader:
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+    for batch in loader:
+        train(net, [batch], optimizer)
         scheduler.step()
 
 
-def accumulated(keep: Kept) -> None:
-    loader = DataLoader(data(96), batch_size=4, shuffle=True)
-    net = model(keep)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(loader):
-        (cross_entropy(net(x), y) / 4).backward()
-        if (i + 1) % 4 == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-
-
-def accumulated_over_epochs(keep: Kept) -> None:
-    loader = DataLoader(data(40), batch_size=4, shuffle=True)
+def accumulated(keep: Kept, *, samples: int = 96, epochs: int = 1) -> None:
+    loader = DataLoader(data(samples), batch_size=4, shuffle=True)
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     count = 0
-    for _epoch in range(4):
+    for _epoch in range(epochs):
         for x, y in loader:
             (cross_entropy(net(x), y) / 4).backward()
             count += 1
             if count % 4 == 0:
                 optimizer.step()
                 optimizer.zero_grad()
+
+
+def accumulated_over_epochs(keep: Kept) -> None:
+    accumulated(keep, samples=40, epochs=4)
 
 
 def once_per_epoch(keep: Kept) -> None:
@@ -205,13 +189,13 @@ def scaled(keep: Kept) -> None:
         scaler.update()
 
 
-def gan(keep: Kept) -> None:
-    loader = DataLoader(data(60), batch_size=4, shuffle=True)
+def gan(keep: Kept, batches: Iterable[Any] | None = None) -> None:
+    batches = batches or DataLoader(data(60), batch_size=4, shuffle=True)
     critic, maker = nn.Linear(8, 1), nn.Linear(4, 8)
     keep += [critic, maker]
     d = torch.optim.Adam(critic.parameters(), lr=1e-2)
     g = torch.optim.Adam(maker.parameters(), lr=1e-2)
-    for real, _ in loader:
+    for real, _ in batches:
         fake = maker(torch.randn(len(real), 4))
         d.zero_grad()
         (critic(fake.detach()).mean() - critic(real).mean()).backward()
@@ -221,12 +205,12 @@ def gan(keep: Kept) -> None:
         g.step()
 
 
-def lbfgs(keep: Kept) -> None:
-    loader = DataLoader(data(64), batch_size=8, shuffle=True)
+def lbfgs(keep: Kept, batches: Iterable[Any] | None = None) -> None:
+    batches = batches or DataLoader(data(64), batch_size=8, shuffle=True)
     net = nn.Linear(8, 3)
     keep.append(net)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
-    for x, y in loader:
+    for x, y in batches:
 
         def closure() -> torch.Tensor:
             optimizer.zero_grad()
@@ -269,15 +253,12 @@ def two_loaders_one_endless(keep: Kept) -> None:
 
 def evaluated(keep: Kept) -> None:
     points = data(60)
-    train, val = DataLoader(points, batch_size=6, shuffle=True), DataLoader(points, batch_size=10)
+    training, val = DataLoader(points, batch_size=6, shuffle=True), DataLoader(points, batch_size=10)
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _epoch in range(2):
         net.train()
-        for x, y in train:
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+        train(net, training, optimizer)
         net.eval()
         with torch.no_grad():
             correct = sum(int((net(x).argmax(1) == y).sum()) for x, y in val)
@@ -297,22 +278,17 @@ def evaluated_before_and_anew(keep: Kept) -> None:
 
     evaluate()
     for _epoch in range(3):
-        for x, y in DataLoader(points, batch_size=6, shuffle=True):
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+        train(net, DataLoader(points, batch_size=6, shuffle=True), optimizer)
         evaluate()
 
 
 def evaluated_within_epoch(keep: Kept) -> None:
     """Every fifth step a few batches of validation, left early."""
-    train, val = DataLoader(data(100), batch_size=5, shuffle=True), DataLoader(data(60), batch_size=10)
+    training, val = DataLoader(data(100), batch_size=5, shuffle=True), DataLoader(data(60), batch_size=10)
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(train):
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+    for i, batch in enumerate(training):
+        train(net, [batch], optimizer)
         if i % 5 == 4:
             for xv, _ in itertools.islice(val, 3):
                 net(xv)
@@ -323,20 +299,17 @@ def evaluated_on_training_data(keep: Kept) -> None:
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for _epoch in range(3):
-        for x, y in loader:
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+        train(net, loader, optimizer)
         for x, _ in loader:
             net(x)
 
 
 def evaluated_amid_accumulation(keep: Kept) -> None:
     """Validates every 6 batches, in the middle of every other accumulation of 4."""
-    train, val = DataLoader(data(144), batch_size=6, shuffle=True), DataLoader(data(30), batch_size=10)
+    training, val = DataLoader(data(144), batch_size=6, shuffle=True), DataLoader(data(30), batch_size=10)
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for i, (x, y) in enumerate(train):
+    for i, (x, y) in enumerate(training):
         cross_entropy(net(x), y).backward()
         if (i + 1) % 4 == 0:
             optimizer.step()
@@ -349,14 +322,14 @@ def evaluated_amid_accumulation(keep: Kept) -> None:
 # -- no DataLoader -------------------------------------------------------------------------------------------------
 
 
+def slices(samples: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Batches of 4."""
+    return zip(*(tensor.split(4) for tensor in data(samples).tensors), strict=True)
+
+
 def sliced(keep: Kept) -> None:
-    x, y = data(96).tensors
     net = model(keep)
-    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    for i in range(0, 96, 4):
-        optimizer.zero_grad()
-        cross_entropy(net(x[i : i + 4]), y[i : i + 4]).backward()
-        optimizer.step()
+    train(net, slices(96), torch.optim.AdamW(net.parameters(), lr=1e-2))
 
 
 def memory_mapped(keep: Kept, path: Path) -> None:
@@ -376,74 +349,38 @@ def memory_mapped(keep: Kept, path: Path) -> None:
 
 
 def sliced_scaled_and_scheduled(keep: Kept) -> None:
-    x, y = data(96).tensors
     net = model(keep)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 5)
     scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
     keep += [scheduler, scaler]
-    for i in range(0, 96, 4):
+    for x, y in slices(96):
         optimizer.zero_grad()
-        scaler.scale(cross_entropy(net(x[i : i + 4]), y[i : i + 4])).backward()
+        scaler.scale(cross_entropy(net(x), y)).backward()
         scaler.step(optimizer)
         scaler.update()
         scheduler.step()
 
 
 def sliced_gan(keep: Kept) -> None:
-    critic, maker = nn.Linear(8, 1), nn.Linear(4, 8)
-    keep += [critic, maker]
-    d = torch.optim.Adam(critic.parameters(), lr=1e-2)
-    g = torch.optim.Adam(maker.parameters(), lr=1e-2)
-    points = data(80).tensors[0]
-    for i in range(20):
-        real, fake = points[4 * i : 4 * i + 4], maker(torch.randn(4, 4))
-        d.zero_grad()
-        (critic(fake.detach()).mean() - critic(real).mean()).backward()
-        d.step()
-        g.zero_grad()
-        (-critic(fake).mean()).backward()
-        g.step()
+    gan(keep, slices(80))
 
 
 def sliced_lbfgs(keep: Kept) -> None:
-    x, y = data(32).tensors
-    net = nn.Linear(8, 3)
-    keep.append(net)
-    optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = cross_entropy(net(x), y)
-        loss.backward()
-        return loss
-
-    for _ in range(8):
-        optimizer.step(closure)
+    lbfgs(keep, [data(32).tensors] * 8)
 
 
 def optimizers_compared(keep: Kept) -> None:
     """The same model trained twice, by two optimizers, one after the other."""
-    x, y = data(32).tensors
     for kind in (torch.optim.SGD, torch.optim.AdamW):
         net = model(keep)
-        optimizer = kind(net.parameters(), lr=1e-2)
-        for _ in range(10):
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+        train(net, [data(32).tensors] * 10, kind(net.parameters(), lr=1e-2))
 
 
 def cached(keep: Kept) -> None:
     """All batches are fetched first, then used over and over."""
     batches = list(DataLoader(data(40), batch_size=4, shuffle=True))
-    net = model(keep)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for _epoch in range(2):
-        for x, y in batches:
-            optimizer.zero_grad()
-            cross_entropy(net(x), y).backward()
-            optimizer.step()
+    train(model(keep), 2 * batches)
 
 
 # -- no optimizer --------------------------------------------------------------------------------------------------
@@ -547,10 +484,4 @@ def many_steps(keep: Kept) -> None:
 
 
 def six_steps(keep: Kept) -> None:
-    loader = DataLoader(data(24), batch_size=4, shuffle=True)
-    net = model(keep)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    for x, y in loader:
-        optimizer.zero_grad()
-        cross_entropy(net(x), y).backward()
-        optimizer.step()
+    train(model(keep), DataLoader(data(24), batch_size=4, shuffle=True))

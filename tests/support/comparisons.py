@@ -15,6 +15,7 @@ from tests.support import synthetic
 from tests.support.synthetic import MS
 
 PARTS_A = {"data_wait": 0.6, "compute": 0.3, "optimizer": 0.05}
+RESTORED = "weights, optimizer state, random numbers, data order"
 DIFF = """--- the cell
 +++ the cell with workers=2
 @@ -1,1 +1,1 @@
@@ -131,14 +132,9 @@ def batch(size: int, step_ms: float, seed: int) -> Side:
     )
 
 
-def restored() -> str:
-    """What the engine says that it put back."""
-    return "weights, optimizer state, random numbers, data order"
-
-
 def a_comparison(b: Side | None = None, a: Side | None = None) -> Comparison:
     """A against B."""
-    return compare_blocks(a or as_written(), b or faster(), restored=restored())
+    return compare_blocks(a or as_written(), b or faster(), restored=RESTORED)
 
 
 def a_sweep() -> Experiment:
@@ -146,7 +142,7 @@ def a_sweep() -> Experiment:
     a = as_written()
     others = [batch(64, 60.0, 11), batch(128, 100.0, 12), batch(256, 198.0, 13), out_of_memory()]
     why = "another batch size is another training"
-    compared = tuple(compare_blocks(a, b, restored=restored(), changes_training=why) for b in others)
+    compared = tuple(compare_blocks(a, b, restored=RESTORED, changes_training=why) for b in others)
     return Experiment((compared[0].a, *(c.b for c in compared)), compared, 74.0, name="batch")
 
 

@@ -246,10 +246,6 @@ class FakeCuda:
         self.call("current_device")
         return self.current
 
-    def set_device(self, device: Any) -> None:
-        self.call("set_device", self.index(device), context=True)  # since CUDA 12
-        self.current = self.index(device)
-
     def current_stream(self, device: Any = None) -> FakeStream:
         self.call("current_stream")
         return self._streams[self.index(device)]
@@ -318,7 +314,7 @@ class FakeCuda:
 def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     """Put the fake in the place of `torch.cuda`'s own functions until the test ends."""
     FakeEvent.fake = FakeGpuTensor.fake = fake
-    calls = ("synchronize", "current_device", "set_device", "current_stream", "is_current_stream_capturing")
+    calls = ("synchronize", "current_device", "current_stream", "is_current_stream_capturing")
     memory = ("memory_stats", "memory_stats_as_nested_dict", "mem_get_info", "reset_peak_memory_stats", "empty_cache")
     for name in (*calls, *memory, "get_device_properties", "get_rng_state_all", "set_rng_state_all"):
         monkeypatch.setattr(torch.cuda, name, getattr(fake, name))
@@ -330,7 +326,6 @@ def install(fake: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
         "memory_allocated": lambda device=None: fake.memory_stats(device).get("allocated_bytes.all.current", 0),
         "memory_reserved": lambda device=None: fake.memory_stats(device).get("reserved_bytes.all.current", 0),
         "max_memory_allocated": lambda device=None: fake.memory_stats(device).get("allocated_bytes.all.peak", 0),
-        "max_memory_reserved": lambda device=None: fake.memory_stats(device).get("reserved_bytes.all.peak", 0),
         "manual_seed_all": lambda seed: None,
         "Event": FakeEvent,
     }

@@ -5,6 +5,7 @@ A script is plain JSON (`FakeScript`). Values are lists that are read in turn, t
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
@@ -25,6 +26,14 @@ ERROR_CODES = {
     "LibRmVersionMismatch": 18,
     "Unknown": 999,
 }
+
+READINGS = (  # numbers of a whole GPU, which are read from the script
+    "nvmlDeviceGetTotalEnergyConsumption",
+    "nvmlDeviceGetClockInfo",
+    "nvmlDeviceGetTemperature",
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetCurrentClocksThrottleReasons",
+)
 
 
 class FakeDevice(TypedDict):
@@ -112,7 +121,7 @@ def fake_nvml(script: FakeScript) -> ModuleType:
         c_nvmlGpmMetricsGet_t=GpmRequest,
         state=fake,
     )
-    for name in dir(fake):
+    for name in {*dir(fake), *READINGS}:
         if name.startswith("nvml"):
             setattr(module, name, fake.scripted(name))
     return module
@@ -172,7 +181,7 @@ class _Fake:
 
     def scripted(self, name: str) -> Callable[..., object]:
         """The function, failing and dying where the script says so."""
-        answer: Callable[..., object] = getattr(self, name)
+        answer: Callable[..., object] = getattr(self, name, functools.partial(self._reading, name))
 
         def call(*args: object) -> object:
             self.calls[name] = self.calls.get(name, 0) + 1
@@ -194,6 +203,10 @@ class _Fake:
         if not values:
             raise NVMLError(ERROR_CODES["NotSupported"])
         return values[min(self.calls.get(name, 1), len(values)) - 1]
+
+    def _reading(self, name: str, handle: Handle, _which: int = 0) -> int:
+        self._whole(handle)
+        return int(self._value(name))
 
     def _whole(self, handle: Handle) -> FakeDevice:
         """A GPU that is asked for what no MIG part tells of itself."""
@@ -263,31 +276,10 @@ class _Fake:
         return SimpleNamespace(used=used, total=total, free=total - used)
 
     def nvmlDeviceGetPowerUsage(self, handle: Handle) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetPowerUsage"))
+        return self._reading("nvmlDeviceGetPowerUsage", handle)
 
     def nvmlDeviceGetPowerManagementLimit(self, _handle: Handle) -> int:
         return 700_000
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, handle: Handle) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetTotalEnergyConsumption"))
-
-    def nvmlDeviceGetClockInfo(self, handle: Handle, _clock: int) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetClockInfo"))
-
-    def nvmlDeviceGetTemperature(self, handle: Handle, _sensor: int) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetTemperature"))
-
-    def nvmlDeviceGetCurrentClocksEventReasons(self, handle: Handle) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetCurrentClocksEventReasons"))
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, handle: Handle) -> int:
-        self._whole(handle)
-        return int(self._value("nvmlDeviceGetCurrentClocksThrottleReasons"))
 
     def nvmlDeviceGetComputeRunningProcesses(self, _handle: Handle) -> list[SimpleNamespace]:
         return [SimpleNamespace(pid=pid, usedGpuMemory=2**30) for pid in self.script.get("processes", [])]

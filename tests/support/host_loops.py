@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from gpulab.run import Category, Memory, Phase, Place, Run, Samples, StackSamples, Steps
 from tests.support import synthetic
-from tests.support.timelines import MAIN, Span, timeline
+from tests.support.timelines import MAIN, Span, steps_between, timeline
 
 LOOK_US = 2_000.0  # from one look to the next
 
@@ -87,13 +87,9 @@ class HostLoop:
         usual_us = float(np.median(traced[:, 1] - traced[:, 0]))
         count = len(traced)
         before = np.arange(-count, 0)[:, None] * usual_us + [0.0, usual_us]
-        start_ns, end_ns = (np.concatenate((before, traced)) * 1e3).astype(np.int64).T
-        ones = np.ones(2 * count, np.int64)
-        phase = [int(Phase.MEASURED)] * count + [int(Phase.TRACED)] * count
-        return Steps(
-            np.arange(2 * count), start_ns, end_ns, 0 * ones, 0 * ones, 0 * ones, -ones,
-            np.array(phase, np.uint8), np.zeros(2 * count, np.uint8),
-        )  # fmt: skip
+        bounds_ns = np.concatenate((before, traced)) * 1e3
+        phase = [Phase.MEASURED] * count + [Phase.TRACED] * count
+        return steps_between(*bounds_ns.T, sample_count=-1, phase=phase)
 
     def _add(self, name: str, category: Category, start_us: float) -> None:
         start_ns, end_ns = round(start_us * 1e3), round(self.now_us * 1e3)

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.context import RuleContext
-from gpulab.run import Category, Device, Memory, Phase, Run, Samples, Steps, TraceOrigin
+from gpulab.run import Category, Device, Memory, Phase, Run, Samples, TraceOrigin
 from gpulab.thresholds import DEFAULT, Thresholds
 from tests.support import synthetic
-from tests.support.timelines import MAIN, STREAM, Span, timeline
+from tests.support.timelines import MAIN, STREAM, Span, steps_between, timeline
 
 START_US = 5  # of a call that starts something
 DEVICES = {
@@ -100,60 +100,40 @@ class Machine:
         self._span(f"ProfilerStep#{len(self.steps)}", Category.USER_ANNOTATION, self._begun, self.host)
         self._begun, self._waited = self.host, 0.0
 
-    def case(
-        self,
-        gpu: str = "V100",
-        *,
-        memory: Memory | None = None,
-        samples: Samples | None = None,
-        unprofiled_us: float | None = None,
-        options: tuple[str, ...] = (),
-        thresholds: Thresholds = DEFAULT,
-        **changes: Any,
-    ) -> RuleContext:
-        """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
-        return RuleContext(self.facts(gpu, memory, samples, unprofiled_us, options, changes), thresholds)
+    def case(self, gpu: str = "V100", thresholds: Thresholds = DEFAULT, **given: Any) -> RuleContext:
+        """The figures with thresholds."""
+        return RuleContext(self.facts(gpu, **given), thresholds)
 
     def facts(
         self,
         gpu: str = "V100",
-        memory: Memory | None = None,
-        samples: Samples | None = None,
+        *,
         unprofiled_us: float | None = None,
         options: tuple[str, ...] = (),
-        changes: dict[str, Any] | None = None,
+        **changes: Any,
     ) -> Facts:
-        """The same without thresholds."""
+        """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
         found = timeline(self.spans)
         traced, before = len(self.steps), len(self.steps) if unprofiled_us is not None else 0
         ahead = [(i - before) * (unprofiled_us or 0.0) * 1e3 for i in range(before)]
         start = np.array([*ahead, *(s * 1e3 for s, _, _ in self.steps)], dtype=np.int64)
         end = np.array([*(a + (unprofiled_us or 0.0) * 1e3 for a in ahead), *(e * 1e3 for _, e, _ in self.steps)])
         wait = np.array([0.0] * before + [w * 1e3 for _, _, w in self.steps])
-        numbers = np.arange(before + traced)
-        ones = np.ones(before + traced, dtype=np.int64)
-        phase = [int(Phase.MEASURED)] * before + [int(Phase.TRACED)] * traced
-        steps = Steps(
-            numbers, start, end.astype(np.int64), wait.astype(np.int64), 0 * ones, ones, ones * 8,
-            np.array(phase, np.uint8), np.zeros(before + traced, np.uint8),
-        )  # fmt: skip
+        phase = [Phase.MEASURED] * before + [Phase.TRACED] * traced
+        steps = steps_between(start, end, data_wait_ns=wait, batch_count=1, sample_count=8, phase=phase)
         name, capability = DEVICES[gpu]
         device = Device("cuda", name, 0, memory_total_bytes=32 << 30, details={"compute_capability": capability})
         base = synthetic.cpu_case().facts.run
+        unmeasured = {"loader": None, "missing": (), "pauses": (), "memory": Memory(), "samples": Samples()}
         run: Run = replace(
             base,
             device=device,
             steps=steps,
             timeline=found,
             traced_numbers=tuple(range(before, before + traced)),
-            memory=memory or Memory(),
-            samples=samples or Samples(),
             origin=TraceOrigin("made.json", 1, 1, "ns", 0, len(found), options=options),
             source="trace",
-            loader=None,
-            missing=(),
-            pauses=(),
-            **(changes or {}),
+            **{**unmeasured, **changes},
         )
         run.check()
         return facts(run)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import NoneType
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
 import numpy as np
 from hypothesis import strategies as st
 from msgspec import Struct
@@ -25,11 +28,12 @@ from gpulab.run import (
     Steps,
     Timeline,
 )
+from tests.support.timelines import steps_between
 
+T = TypeVar("T")
 NS = 10**12
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 counts = st.integers(0, 2**53)
-optional_counts = st.none() | counts
 packages = st.dictionaries(texts, texts, max_size=3)
 details = st.dictionaries(
     texts, st.none() | texts | st.integers(-(2**63), 2**64 - 1) | st.floats(allow_nan=False, allow_infinity=False)
@@ -101,43 +105,28 @@ def timelines(draw: st.DrawFn, max_count: int = 10) -> Timeline:
     )
 
 
-run_settings = st.builds(
-    Settings,
-    name=texts,
-    steps=optional_counts,
-    warmup=optional_counts,
-    trace_steps=optional_counts,
-    trace=st.booleans(),
-    live=st.booleans(),
-    save=st.booleans(),
-    device=texts,
-    whole=st.booleans(),
-)
-devices = st.builds(
-    Device,
-    kind=st.sampled_from(["cpu", "cuda"]),
-    name=texts,
-    index=optional_counts,
-    uuid=st.none() | texts,
-    memory_total_bytes=optional_counts,
-    details=details,
-)
-environments = st.builds(
-    Environment,
-    python=texts,
-    platform=texts,
-    cpu=texts,
-    logical_cores=optional_counts,
-    usable_cores=st.none() | st.floats(0, 1e4),
-    memory_total_bytes=optional_counts,
-    packages=packages,
-    hostname=texts,
-)
-loaders = st.builds(Loader, dataset=texts)
-memories = st.builds(Memory, optional_counts, optional_counts, optional_counts, optional_counts)
-observers = st.builds(Observer, counts, counts, optional_counts, optional_counts, counts, st.none() | texts)
-missings = st.builds(Missing, texts, texts, optional_counts, texts)
-choices = st.builds(Choice, texts, texts, texts)
+VALUES: dict[object, st.SearchStrategy[Any]] = {
+    str: texts,
+    bool: st.booleans(),
+    int: counts,
+    float: st.floats(0, 1e4),
+    dict[str, str]: packages,
+    dict[str, str | int | float | None]: details,
+}
+
+
+def whole(kind: type[T]) -> st.SearchStrategy[T]:
+    """A record with any values of its fields' types."""
+    return st.builds(kind, **{name: _values(hint) for name, hint in get_type_hints(kind).items()})
+
+
+def _values(hint: object) -> st.SearchStrategy[Any]:
+    if hint in VALUES:
+        return VALUES[hint]
+    members = get_args(hint)
+    if get_origin(hint) is Literal:
+        return st.sampled_from(members)
+    return st.one_of(*(st.none() if member is NoneType else _values(member) for member in members))
 
 
 @st.composite
@@ -148,9 +137,9 @@ def runs(draw: st.DrawFn) -> Run:
         id=draw(st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,30}", fullmatch=True)),
         created=draw(st.datetimes().map(lambda t: t.isoformat() + "+00:00")),
         source=draw(st.sampled_from(["cell", "statement", "block", "script", "trace"])),
-        settings=draw(run_settings),
-        device=draw(devices),
-        environment=draw(environments),
+        settings=draw(whole(Settings)),
+        device=draw(whole(Device)),
+        environment=draw(whole(Environment)),
         steps=found,
         samples=Samples(tuple(draw(st.lists(series(), max_size=2)))),
         timeline=draw(st.none() | timelines()),
@@ -159,32 +148,22 @@ def runs(draw: st.DrawFn) -> Run:
         step_source=draw(texts),
         outcome_detail=draw(texts),
         code=draw(texts),
-        loader=draw(st.none() | loaders),
-        memory=draw(memories),
-        observer=draw(observers),
-        missing=tuple(draw(st.lists(missings, max_size=2))),
-        choices=tuple(draw(st.lists(choices, max_size=2))),
+        loader=draw(st.none() | whole(Loader)),
+        memory=draw(whole(Memory)),
+        observer=draw(whole(Observer)),
+        missing=tuple(draw(st.lists(whole(Missing), max_size=2))),
+        choices=tuple(draw(st.lists(whole(Choice), max_size=2))),
         traced_numbers=tuple(found.number[:2].tolist()),
     )
 
 
 def tiny_run(id: str = "20250101-000000-aaaaaa", *, name: str = "", step_ms: float = 10.0, count: int = 6) -> Run:
     """A small fixed run: warm-up, measured and traced steps of equal length, one curve, a timeline of two spans."""
-    start = (np.arange(count) * step_ms * 1e6).astype(np.int64)
-    end = start + int(step_ms * 1e6)
-    phase = np.full(count, Phase.MEASURED, np.uint8)
-    phase[:1], phase[-1:] = Phase.WARMUP, Phase.TRACED
-    found = Steps(
-        number=np.arange(count, dtype=np.int64),
-        start_ns=start,
-        end_ns=end,
-        data_wait_ns=(end - start) // 2,
-        optimizer_ns=(end - start) // 10,
-        batch_count=np.ones(count, np.int64),
-        sample_count=np.full(count, 32, np.int64),
-        phase=phase,
-        flags=np.zeros(count, np.uint8),
-    )
+    step_ns = int(step_ms * 1e6)
+    start = np.arange(count) * step_ns
+    phase = [Phase.WARMUP, *[Phase.MEASURED] * (count - 2), Phase.TRACED]
+    waits = {"data_wait_ns": step_ns // 2, "optimizer_ns": step_ns // 10}
+    found = steps_between(start, start + step_ns, phase=phase[-count:], batch_count=1, sample_count=32, **waits)
     last = int(start[-1])
     timeline = Timeline(
         start_ns=np.array([last, last + 1000], np.int64),
@@ -195,7 +174,7 @@ def tiny_run(id: str = "20250101-000000-aaaaaa", *, name: str = "", step_ms: flo
         correlation=np.zeros(2, np.int64),
         names=("aten::linear", "aten::addmm"),
         lanes=(Lane("thread", 1, 1, "main"),),
-        window_ns=(last, int(end[-1])),
+        window_ns=(last, last + step_ns),
         training_lane=0,
         extra={"bytes": np.array([np.nan, 4.0])},
     )
@@ -210,7 +189,7 @@ def tiny_run(id: str = "20250101-000000-aaaaaa", *, name: str = "", step_ms: flo
         steps=found,
         samples=Samples((curve,)),
         timeline=timeline,
-        wall_ns=int(end[-1]),
+        wall_ns=last + step_ns,
         outcome="completed",
         step_source="DataLoader",
         traced_numbers=(count - 1,),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct, field
 from msgspec.structs import replace
 
@@ -75,11 +77,18 @@ def spans_of(recorded: Timeline) -> list[Span]:
     return [Span(recorded.names[n], Category(c), lane, s, d, key) for n, c, lane, s, d, key in rows]
 
 
+def steps_between(start_ns: npt.ArrayLike, end_ns: npt.ArrayLike, *, first: int = 0, **columns: npt.ArrayLike) -> Steps:
+    """Steps with these bounds, profiled unless told otherwise; each of the other columns is 0 or as given."""
+    count = len(np.atleast_1d(start_ns))
+    given = {"number": np.arange(first, first + count), "start_ns": start_ns, "end_ns": end_ns, **columns}
+    given.setdefault("phase", int(Phase.TRACED))
+    kinds = {"phase": np.uint8, "flags": np.uint8}
+    needed = Steps.__struct_fields__[: -len(Steps.__struct_defaults__)]
+    rows: Any = {n: np.broadcast_to(given.get(n, 0), count).astype(kinds.get(n, np.int64)) for n in needed}
+    return Steps(**rows)
+
+
 def ran(base: Run, recorded: Timeline, bounds_ns: Sequence[tuple[int, int]]) -> Run:
     """The run with this timeline and profiled steps between these bounds, numbered from 1."""
-    count = len(bounds_ns)
-    nothing, numbers = np.zeros(count, np.int64), np.arange(1, count + 1, dtype=np.int64)
-    start, end = np.array(bounds_ns, np.int64).reshape(-1, 2).T
-    phase, flags = np.full(count, Phase.TRACED, np.uint8), np.zeros(count, np.uint8)
-    steps = Steps(numbers, start, end, nothing, nothing, nothing, nothing - 1, phase, flags)
-    return replace(base, steps=steps, timeline=recorded, traced_numbers=tuple(numbers.tolist()))
+    steps = steps_between(*np.array(bounds_ns, np.int64).reshape(-1, 2).T, first=1, sample_count=-1)
+    return replace(base, steps=steps, timeline=recorded, traced_numbers=tuple(steps.number.tolist()))

@@ -13,13 +13,25 @@ import time
 import numpy as np
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 torch.manual_seed(0)
 hidden = 16
 pause = 0.0
-data = TensorDataset(torch.randn(96, 8), torch.randint(0, 3, (96,)))
-model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.ReLU(), nn.Linear(16, 3))
+class Points(Dataset):
+    def __init__(self):
+        self.x, self.y = torch.randn(96, 8), torch.randint(0, 3, (96,))
+    def __len__(self):
+        return 96
+    def __getitem__(self, i):
+        return self.x[i], self.y[i]
+class Attention(nn.Module):
+    def forward(self, x):
+        x = x.unflatten(1, (1, 4, 4))
+        return nn.functional.scaled_dot_product_attention(x, x, x).flatten(1)
+data = Points()
+layers = nn.Unflatten(1, (2, 2, 2)), nn.Conv2d(2, 16, 2), nn.Flatten(), Attention(), nn.BatchNorm1d(16), nn.Dropout(0.2)
+model = nn.Sequential(*layers, nn.ReLU(), nn.Linear(16, 3))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 loader = DataLoader(data, batch_size=4, shuffle=True)
 """

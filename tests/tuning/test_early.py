@@ -95,23 +95,21 @@ def test_no_difference_is_not_said_of_five_per_cent(true_ratio: float) -> None:
     assert said.count("no measurable difference") <= 0.02 * len(said)
 
 
-@pytest.mark.parametrize("noise", [normal, quiet])
-def test_a_factor_of_two_needs_few_pairs(noise: Noise) -> None:
-    ends = played(noise, 0.5)
-    assert {verdict for verdict, _ in ends} == {"faster"}
-    assert np.median([len(ratios) for _, ratios in ends]) <= 4
-
-
-def test_a_quiet_machine_shows_early_that_nothing_changed() -> None:
-    ends = played(quiet, 1.0)
-    assert sum(verdict == "no measurable difference" for verdict, _ in ends) >= 0.95 * PLAYED
-    assert np.median([len(ratios) for _, ratios in ends]) <= 8
-
-
-def test_five_per_cent_are_seen_and_do_not_take_all_pairs() -> None:
-    ends = played(normal, 1.05)
-    assert sum(verdict == "slower" for verdict, _ in ends) >= 0.9 * PLAYED
-    assert np.median([len(ratios) for _, ratios in ends]) <= 20
+@pytest.mark.parametrize(
+    ("noise", "true_ratio", "said", "share", "pairs"),
+    [
+        (normal, 0.5, "faster", 1.0, 4),
+        (quiet, 0.5, "faster", 1.0, 4),
+        (quiet, 1.0, "no measurable difference", 0.95, 8),
+        (normal, 1.05, "slower", 0.9, 20),
+    ],
+)
+def test_what_is_clear_is_decided_early(
+    noise: Noise, true_ratio: float, said: Verdict, share: float, pairs: int
+) -> None:
+    ends = played(noise, true_ratio)
+    assert sum(verdict == said for verdict, _ in ends) >= share * PLAYED
+    assert np.median([len(ratios) for _, ratios in ends]) <= pairs
 
 
 def test_what_ends_early_is_decided() -> None:

@@ -14,31 +14,20 @@ from hypothesis import strategies as st
 from msgspec.structs import asdict, replace
 
 from gpulab.knobs.variables import Variables
-from gpulab.run import Loader, Run, StepFlag, Steps
+from gpulab.run import Loader, Run, StepFlag
 from gpulab.tuning import schedule
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.schedule import Size
 from gpulab.tuning.trial import Setting
 from tests.support.synthetic import no_trace_case
+from tests.support.timelines import steps_between
 
 
 def run_of(count: int, step_ms: float, workers: int = 0, outcome: str = "stopped") -> Run:
     base = no_trace_case().run
-    number = np.arange(1, count + 1)
-    end = (number * step_ms * 1e6).astype(np.int64)
-    zero = np.zeros(count, np.int64)
-    steps = Steps(
-        number,
-        end - int(step_ms * 1e6),
-        end,
-        zero,
-        zero,
-        zero + 1,
-        zero + 8,
-        zero.astype(np.uint8),
-        zero.astype(np.uint8),
-    )
+    end = (np.arange(1, count + 1) * step_ms * 1e6).astype(np.int64)
+    steps = steps_between(end - int(step_ms * 1e6), end, first=1, batch_count=1, sample_count=8, phase=0)
     loader = Loader("D", 800, 8, workers, 2 if workers else None, False, False, 100, False)
     return replace(base, steps=steps, loader=loader, outcome=outcome, traced_numbers=(), timeline=None)
 

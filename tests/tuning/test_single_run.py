@@ -7,11 +7,13 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 from msgspec.structs import replace
+from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.errors import UsageError
-from gpulab.run import Change, Device, Run
+from gpulab.run import Change, Run
 from gpulab.tuning import single_run
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan
@@ -19,43 +21,15 @@ from gpulab.tuning.record import Experiment
 from gpulab.tuning.resolve import check_names, refusals, resolve_arm
 from gpulab.tuning.runner import Runner
 from gpulab.tuning.single_run import Changing
+from tests.tuning.cells import CELL as LOOP
 
-SETUP = """
-import torch
-from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, SequentialSampler, TensorDataset
-torch.manual_seed(0)
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.into = nn.Linear(8, 8)
-    def forward(self, x):
-        return nn.functional.scaled_dot_product_attention(*[self.into(x)] * 3).mean(1)
-model = Net()
-data = TensorDataset(torch.randn(64, 4, 8), torch.randint(0, 8, (64,)))
-loader = DataLoader(data, batch_size=4)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-"""
-LOOP = """
-for x, y in loader:
-    loss = nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
 NO_READER = TextCode.parsed("lr = 0.1", {})
 OWN_SAMPLER = """
+from torch.utils.data import BatchSampler, SequentialSampler
 class Batches(BatchSampler):
     pass
 loader = DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, False))
 """
-
-
-@pytest.fixture
-def names() -> dict[str, Any]:
-    found: dict[str, Any] = {"__name__": "__main__"}  # as in a notebook
-    exec(SETUP, found)
-    return found
 
 
 def ran(cell: str, names: dict[str, Any], **settings: Any) -> tuple[Change, ...]:
@@ -78,7 +52,7 @@ def test_real_changes_take_effect(names: dict[str, Any]) -> None:
     changes = ran(LOOP, names, amp="bf16", attention="math", batch_size=2, fused_optimizer=True)
     assert {change.state for change in changes} == {"took effect"}, changes
     assert [change.found for change in changes] == ["", "", "4", "off"]
-    evidence = ("gave bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_sgd_")
+    evidence = ("gave bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_adamw_")
     assert all(words in change.evidence for words, change in zip(evidence, changes, strict=True)), changes
 
 
@@ -89,6 +63,7 @@ def test_autocast_of_the_cell_is_switched_off(names: dict[str, Any]) -> None:
 
 
 def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> None:
+    exec("model = nn.Linear(8, 3)", names)
     layout, batch, amp, lr = ran("lr = 0.1\n" + LOOP, names, channels_last=True, batch_size=4, amp="off", lr=0.5)
     assert {change.state for change in (layout, batch, amp, lr)} == {"no effect"}
     assert "no module of the cell has a 2-dimensional convolution" in layout.evidence
@@ -134,24 +109,6 @@ def changing_scene(code: TextCode) -> Any:
 # -- what is certain before anything runs ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"prefetch": 4}, "set workers=2 in the same command"),
-        ({"tf32": True}, "TF32 is a format of NVIDIA GPUs"),
-        ({"compile": "reduce-overhead"}, "CUDA graphs"),
-    ],
-)
-def test_what_certainly_cannot_be_is_said_at_once(
-    names: dict[str, Any], settings: dict[str, Any], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpulab.tuning.resolve.detect_device", lambda requested: Device("cpu", "CPU"))
-    code = TextCode.parsed(LOOP, names)
-    assert words in Changing(Arm(settings), code).decided.refused
-    with pytest.raises(UsageError, match=words):
-        check_names([Arm(settings)], code)
-
-
 LOCAL = """
 class Items(Dataset):
     def __len__(self):
@@ -184,7 +141,7 @@ def test_workers_that_cannot_import_the_dataset(
     with pytest.raises(UsageError, match=r"workers=2: .*spawn cannot import it from there; move it to a \.py file"):
         check_names([Arm({"workers": 2})], code)
     assert not refusals({"workers": 0}, code)
-    names["loader"] = names["DataLoader"](names["data"], batch_size=4)
+    names["loader"] = DataLoader(TensorDataset(torch.ones(8)), batch_size=4)
     assert not refusals({"workers": 2}, TextCode.parsed(f"len(items)\n{LOOP}", names)), "it is not loaded from"
 
 
@@ -240,6 +197,7 @@ def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]
 
 
 def test_a_setting_that_was_refused_has_no_edit(names: dict[str, Any]) -> None:
+    exec("model = nn.Linear(8, 3)", names)
     found = compared(names, channels_last=True)
     assert found.sides[1].failure and found.sides[1].edit == ""
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader import loader_options
+from gpulab.run import Device
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import check
@@ -48,6 +49,8 @@ THERE = "{}: the cell has this as written, so there is nothing to compare."
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": "many"}], "batch_size is 4 in the code"),
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": 8}, {"batch_size": "many"}], "batch_size is 4 in the"),
         (GIVEN, [{"batch_size": 5000}], "the largest is batch_size=12"),
+        (GIVEN, [{"prefetch": 4}], "set workers=2 in the same command"),
+        (GIVEN, [{"tf32": True}], "TF32 is a format of NVIDIA GPUs"),
         (GIVEN, [{"workers": 1}], ""),
         (GIVEN, [{"workers": 0, "batch_size": 2}], ""),
         (GIVEN, [{"lr": 1}], ""),
@@ -60,6 +63,7 @@ def test_what_cannot_act_is_said_before_anything_runs(
     names: dict[str, Any], code: str, arms: list[dict[str, Any]], words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loader_options, "pins_nothing_here", lambda: True)
+    monkeypatch.setattr("gpulab.tuning.resolve.detect_device", lambda requested: Device("cpu", "CPU"))
     if words:
         assert words in refused(code, names, *arms)
     else:

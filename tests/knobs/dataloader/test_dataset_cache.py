@@ -117,27 +117,17 @@ def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) 
     assert not cache._kept
 
 
-def augmented_by_torch(i: int) -> Any:
-    return torch.rand(3), i
-
-
-def augmented_by_numpy(i: int) -> Any:
-    return torch.tensor(np.random.rand(3)), i
-
-
-def augmented_sometimes(i: int) -> Any:
-    return torch.full((3,), -1.0 if random.random() < 0.01 else float(i)), i
-
-
 own = np.random.default_rng(1)
+AUGMENTED: dict[str, Callable[[int], Any]] = {
+    "torch": lambda i: (torch.rand(3), i),
+    "numpy": lambda i: (torch.tensor(np.random.rand(3)), i),
+    "sometimes": lambda i: (torch.full((3,), -1.0 if random.random() < 0.01 else float(i)), i),
+    "its own": lambda i: (torch.tensor(own.random(3)), i),
+}
 
 
-def augmented_by_its_own(i: int) -> Any:
-    return torch.tensor(own.random(3)), i
-
-
-@pytest.mark.parametrize("make", [augmented_by_torch, augmented_by_numpy, augmented_sometimes, augmented_by_its_own])
-def test_random_augmentation_is_refused_and_data_stay(make: Callable[[int], Any], cache: DatasetCache) -> None:
+@pytest.mark.parametrize("kind", AUGMENTED)
+def test_random_augmentation_is_refused_and_data_stay(kind: str, cache: DatasetCache) -> None:
     def seeded() -> list[Any]:
         global own
         own = np.random.default_rng(1)
@@ -146,12 +136,12 @@ def test_random_augmentation_is_refused_and_data_stay(make: Callable[[int], Any]
         random.seed(0)
         return data(loader)
 
-    loader = DataLoader(Counted(make), 4, shuffle=True)
+    loader = DataLoader(Counted(AUGMENTED[kind]), 4, shuffle=True)
     expected = seeded()
     with cache.applied(True) as log:
         seen = seeded()
     assert "random augmentation" in log.refused[0] and "loaders" not in log.counts
-    if make is not augmented_by_its_own:  # whose random numbers nobody else can put back
+    if kind != "its own":  # whose random numbers nobody else can put back
         assert seen == expected
 
 
@@ -241,7 +231,7 @@ def test_verified_from_a_run(cache: DatasetCache) -> None:
         done, logs, _ = captured(lambda: data(loader), (cache, on), trace=False)
         return done, logs["cache"]
 
-    loader, random = DataLoader(Counted(), 4), DataLoader(Counted(augmented_by_torch), 4)
+    loader, random = DataLoader(Counted(), 4), DataLoader(Counted(AUGMENTED["torch"]), 4)
     (cached, log), (plain, off), (refused, why) = run(loader, on=True), run(loader, on=False), run(random, on=True)
     seen = observation(loader)
     assert cache.verify(seen, True, log, cached).state == "took effect"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from gpulab.knobs.distributed.comm_hook import COMM_HOOK
@@ -33,18 +34,24 @@ def batches() -> list[torch.Tensor]:
     return [torch.randn(8, 16, generator=numbers) for _ in range(STEPS)]
 
 
-def train(wrap: Callable[[nn.Module], Any] = DistributedDataParallel) -> tuple[list[float], Any]:
+def train(
+    wrap: Callable[[nn.Module], Any] = DistributedDataParallel,
+    after: Callable[[int, Any], None] = lambda i, model: None,
+) -> tuple[list[float], Any]:
+    """`after` is called when that many steps are over."""
     model = wrap(network())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for x in batches():
+    for i, x in enumerate(batches(), start=1):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+        after(i, model)
     return weights(model), model
 
 
 def weights(model: nn.Module) -> list[float]:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).tolist()
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole]).tolist()
 
 
 def under(knob: Knob, value: Value, run: Callable[[], tuple[list[float], Any]]) -> tuple[list[float], Any, KnobEffects]:
@@ -67,17 +74,12 @@ def accumulated_by_hand(batches_of_a_step: int) -> list[float]:
 
 
 def averaged_by_hand(period: int) -> list[float]:
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for i, x in enumerate(batches()):
-        optimizer.zero_grad()
-        model(x).square().mean().backward()
-        optimizer.step()
-        if (i + 1) % period == 0:
-            for p in model.parameters():
-                dist.all_reduce(p.data)
-                p.data /= dist.get_world_size()
-    return weights(model)
+    def average(i: int, model: nn.Module) -> None:
+        for p in model.parameters() if i % period == 0 else ():
+            dist.all_reduce(p.data)
+            p.data /= dist.get_world_size()
+
+    return train(lambda model: model, average)[0]
 
 
 def largest_difference(a: list[float], b: list[float]) -> float:
@@ -87,23 +89,13 @@ def largest_difference(a: list[float], b: list[float]) -> float:
 def sharded() -> dict[str, object]:
     from torch.distributed.fsdp import fully_shard
 
-    def train_sharded() -> tuple[list[float], Any]:
-        model = network()
-        for layer in model.children():
-            if isinstance(layer, nn.Linear):
-                fully_shard(layer)
-        fully_shard(model)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        for x in batches():
-            optimizer.zero_grad()
-            model(x).square().mean().backward()
-            optimizer.step()
-        parameters: list[Any] = list(model.parameters())
-        full = [p.full_tensor().flatten() for p in parameters]
-        return torch.cat(full).detach().tolist(), model
+    def shard(model: nn.Module) -> nn.Module:
+        for module in (*(layer for layer in model.children() if isinstance(layer, nn.Linear)), model):
+            fully_shard(module)
+        return model
 
-    plain, _ = train_sharded()
-    kept, _, effects = under(RESHARD_AFTER_FORWARD, False, train_sharded)
+    plain, _ = train(shard)
+    kept, _, effects = under(RESHARD_AFTER_FORWARD, False, lambda: train(shard))
     return {"difference": largest_difference(plain, kept), "counts": effects.counts}
 
 

@@ -6,7 +6,6 @@ import builtins
 import io
 import json
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,6 @@ from msgspec.structs import replace
 from torch.utils.data import DataLoader
 
 import gpulab
-from gpulab.api import headspace
 from gpulab.errors import UsageError
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.headspace import cold_files
@@ -111,22 +109,6 @@ def test_a_cell_without_a_loader_is_refused_and_put_back() -> None:
     assert torch.equal(given["model"].weight, before)
     with pytest.raises(ZeroDivisionError):
         gpulab.headspace("for batch in loader:\n    1 / 0", namespace=names(DataLoader(Planted(8))), show=False)
-
-
-def test_stop_ends_it_with_what_there_is() -> None:
-    given = names(DataLoader(Planted(64, wait_s=0.002), batch_size=4))
-    before = given["model"].weight.clone()
-    test = Differential(TextCode.parsed(CELL, given), budget_s=600, steps=4, pairs=20)
-
-    def tell(progress: Any) -> None:
-        if progress.what.startswith("block 5 "):
-            threading.Thread(target=test.stop).start()
-
-    test.tell = tell
-    found = test.headspace()
-    assert found.experiment.stopped and torch.equal(given["model"].weight, before)
-    report = HeadspaceReport(found)
-    assert "stopped early" in " ".join(report.text(full=True).split())
 
 
 def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
@@ -258,13 +240,6 @@ def test_a_dropped_file_is_not_in_memory(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("line", ["--budgt 3", "--steps 0", "--budget nan", "more"])
-def test_a_wrong_line_is_one_sentence(line: str) -> None:
-    with pytest.raises(UsageError) as e:
-        headspace.magic(line)
-    assert "\n" not in str(e.value) and ("--" in str(e.value) or "more" in str(e.value))
 
 
 def measured(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.climb.html_figure import of_ladder
@@ -55,7 +54,7 @@ def test_a_huge_noise_floor_stays_on_the_axis() -> None:
 
 
 def test_colours_are_those_of_the_verdict() -> None:
-    slower = compare_blocks(made.as_written(), made.faster(blocks=made.blocks(1, 76.0)), restored=made.restored())
+    slower = made.a_comparison(made.faster(blocks=made.blocks(1, 76.0)))
     found = {c.verdict: html_figure.factor_range(c).colour for c in (made.a_comparison(), slower)}
     assert found == {verdict: VERDICTS[verdict] for verdict in ("faster", "slower")}
 
