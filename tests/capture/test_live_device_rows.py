@@ -49,8 +49,12 @@ class OldestEvent(Struct):
     def name(self) -> str:
         return self.spelled
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.activity in ("kernel", "gpu_memcpy")
+
     def device_type(self) -> str:
-        return "DeviceType.CUDA" if self.activity in ("kernel", "gpu_memcpy") else "DeviceType.CPU"
+        return "DeviceType.CUDA" if self.on_gpu else "DeviceType.CPU"
 
     def is_user_annotation(self) -> bool:
         return self.activity == "user_annotation"
@@ -68,7 +72,7 @@ class OldestEvent(Struct):
         return 0
 
     def device_resource_id(self) -> int:
-        return 7 if self.activity in ("kernel", "gpu_memcpy") else 1
+        return 7 if self.on_gpu else 1
 
 
 class OlderEvent(OldestEvent):
@@ -159,11 +163,7 @@ def test_the_window_ends_when_the_gpu_has() -> None:
     assert recorded([*rows(Event), late]).window_ns == (0, 1_600_000)
 
 
-def test_nothing_is_asked_of_rows_of_the_host() -> None:
+def test_nothing_is_asked_of_rows_of_the_host_or_of_an_older_pytorch() -> None:
     Event.asked.clear()
-    host = [e for e in rows(Event) if e.activity in ("cpu_op", "cuda_runtime")]
-    assert recorded(host).extra == {} and Event.asked == []
-
-
-def test_an_older_pytorch_says_nothing() -> None:
+    assert recorded([e for e in rows(Event) if not e.on_gpu]).extra == {} and Event.asked == []
     assert recorded(rows(OlderEvent)).extra == {}

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,22 @@ def step(x: torch.Tensor) -> None:
     optimizer.step()
 
 
+def train_until_death(how: int, pids: list[int]) -> None:
+    """Five steps, after which the worker whose number is in `pids` ends."""
+    received = multiprocessing.Event()
+    batches: Any = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
+    pids.extend(w.pid for w in batches._workers)
+    for number, x in enumerate(batches, 1):
+        step(x)
+        if number == 5:
+            received.set()
+
+
+def train_four_steps() -> None:
+    for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
+        step(x)
+
+
 def lost(run: Run, key: str = "loader") -> Missing:
     (missing,) = [m for m in run.missing if m.key == key]
     return missing
@@ -65,17 +82,8 @@ def lost(run: Run, key: str = "loader") -> Missing:
 def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str) -> None:
     pids: list[int] = []
 
-    def cell() -> None:
-        received = multiprocessing.Event()
-        batches: Any = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
-        pids.extend(w.pid for w in batches._workers)
-        for number, x in enumerate(batches, 1):
-            step(x)
-            if number == 5:
-                received.set()
-
     with pytest.raises(RuntimeError) as caught, gpulab.profile("deadly", show=False, save=False) as p:
-        cell()
+        train_until_death(how, pids)
     assert re.match(rf"DataLoader worker \(pid(\(s\))? {pids[0]}\)", str(caught.value))
     assert not own_frames(caught.value)
     run = p.run
@@ -91,17 +99,10 @@ def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str)
 
 @pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_run_that_goes_on_without_its_worker_says_since_when() -> None:
-    received = multiprocessing.Event()
     with gpulab.profile("deadly", show=False, save=False) as p:
-        try:
-            for number, x in enumerate(DataLoader(Deadly(signal.SIGKILL, received), batch_size=4, num_workers=1), 1):
-                step(x)
-                if number == 5:
-                    received.set()
-        except RuntimeError:
-            pass
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-            step(x)
+        with suppress(RuntimeError):
+            train_until_death(signal.SIGKILL, [])
+        train_four_steps()
     run = p.run
     assert run.outcome == "completed" and len(run.steps) == 9
     missing = lost(run)
@@ -117,12 +118,8 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
 
     monkeypatch.setattr(loop, "samples_in", interrupted)
 
-    def cell() -> None:
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-            step(x)
-
     with pytest.raises(RuntimeError, match="pid 41"), gpulab.profile("signal", show=False, save=False) as p:
-        cell()
+        train_four_steps()
     assert lost(p.run).reason == "worker process 41 killed by signal: Killed"
     assert not [m for m in p.run.missing if m.key == "steps"]
 
@@ -141,8 +138,7 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     before = signal.signal(signal.SIGCHLD, handle)
     try:
         with gpulab.profile("earlier", show=False, save=False) as p:
-            for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-                step(x)
+            train_four_steps()
         assert signal.getsignal(signal.SIGCHLD) is handle, "put back"
     finally:
         signal.signal(signal.SIGCHLD, before)

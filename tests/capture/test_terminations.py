@@ -43,19 +43,16 @@ def test_each_signal_is_told_and_delivered_at_the_end(handler_before: list[str])
     for _ in range(3):
         signal.raise_signal(TERM)
     assert told == ["soon", "at once", "at once"] and not handler_before
+    without = Terminations(lambda: None, lambda: None)
+    without.begin()
+    without.end()
+    without.deliver()
+    assert not handler_before, "it had no signal"
     terminations.end()
     terminations.end()
     terminations.deliver()
     terminations.deliver()
     assert handler_before == ["before"]
-
-
-def test_without_a_signal_nothing_is_delivered(handler_before: list[str]) -> None:
-    terminations = Terminations(lambda: None, lambda: None)
-    terminations.begin()
-    terminations.end()
-    terminations.deliver()
-    assert not handler_before
 
 
 def test_a_handler_that_the_code_sets_is_the_one_that_is_asked(handler_before: list[str]) -> None:
@@ -259,20 +256,14 @@ def terminated(tmp_path: Path, script: str, *, at: str = "training", signals: in
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "words"),
-    [
-        (TRAINING.format(after=""), -TERM, ""),
-        (OWN + TRAINING.format(after=""), 7, "own"),
-        (
-            FLAG + TRAINING.format(after="if stop: print('checkpoint at', step, flush=True); sys.exit(5)"),
-            5,
-            "checkpoint",
-        ),
-    ],
+    ("before", "after", "code", "words"),
+    [("", "", -TERM, ""), (OWN, "", 7, "own"), (FLAG, CHECKPOINT, 5, "checkpoint")],
     ids=["no handler", "a handler that exits", "a handler that sets a flag"],
 )
-def test_a_script_is_asked_to_end(tmp_path: Path, own_store: Path, script: str, code: int, words: str) -> None:
-    status, said = terminated(tmp_path, script)
+def test_a_script_is_asked_to_end(
+    tmp_path: Path, own_store: Path, before: str, after: str, code: int, words: str
+) -> None:
+    status, said = terminated(tmp_path, before + TRAINING.format(after=after))
     assert status == code, said
     runs = Store(own_store / "runs")
     (entry,) = runs.list()

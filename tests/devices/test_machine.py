@@ -8,25 +8,19 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpulab.api.doctor import Examination, render
-from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
+from gpulab.devices import cuda_probe, doctor, machine, nvml
 from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
+from tests.devices.test_cgroups import written
 from tests.support import fake_nvml as fakes
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
 
 
 @pytest.fixture(autouse=True)
@@ -34,57 +28,34 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "affinity_cores", lambda: 8)
 
 
+V2, V1 = "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/x/cpu.cfs_"
+
+
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("group", "files", "cores"),
     [
-        ({}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2),
+        ("", {}, 8),
+        ("0::/", {V2: "150000 100000"}, 1.5),
+        ("0::/", {V2: "max 100000"}, 8),
+        ("0::/", {V2: "garbage"}, 8),
+        ("0::/", {V2: "6400000 100000"}, 8),
+        ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "200000 100000"}, 2),
+        ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "200000 100000", "sys/fs/cgroup/a/b/cpu.max": "400000 100000"}, 2),
+        ("3:cpu:/x", {f"{V1}quota_us": "-1", f"{V1}period_us": "100000"}, 8),
         (
+            "3:cpu,cpuacct:/docker/x\n1:memory:/docker/x",
             {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n",
-            },
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n1:memory:/docker/x\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+                f"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_{n}_us": f"{us}\n"
+                for n, us in (("quota", 300000), ("period", 100000))
             },
             3,
         ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/x\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
-            },
-            8,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "garbage"}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
     ],
 )
-def test_usable_cores_are_affinity_cut_by_the_quota(files: Mapping[str, str], cores: float, tmp_path: Path) -> None:
-    assert machine.usable_cores(tree(tmp_path, files)) == cores
-
-
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
-        ({"proc/self/cgroup": "0::/j\n", "sys/fs/cgroup/j/memory.max": "2147483648\n"}, 2**31),
-        ({"proc/self/cgroup": "4:memory:/d\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824"}, 2**30),
-        ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
-    ],
-)
-def test_memory_limit(files: Mapping[str, str], limit: int | None, tmp_path: Path) -> None:
-    assert cgroups.memory_limit_bytes(tree(tmp_path, files)) == limit
+def test_usable_cores_are_affinity_cut_by_the_quota(
+    group: str, files: Mapping[str, str], cores: float, tmp_path: Path
+) -> None:
+    assert machine.usable_cores(written(tmp_path, {"proc/self/cgroup": f"{group}\n", **files})) == cores
 
 
 def test_environment_names_what_matters() -> None:
@@ -120,23 +91,18 @@ class FakeCuda(SimpleNamespace):
         return bool(self.running)
 
     def device_count(self) -> int:
-        assert self.running, "CUDA is started"
-        return 2
+        return self._answer(2)
 
     def current_device(self) -> int:
-        assert self.running, "CUDA is started"
-        return 1
+        return self._answer(1)
 
     def get_device_properties(self, index: int) -> SimpleNamespace:
+        known = {"total_memory": 2**34, "multi_processor_count": 40, "major": 7, "minor": 5}
+        return self._answer(SimpleNamespace(name=f"GPU {index}", uuid=f"0000-{index}", **known))
+
+    def _answer(self, value: Any) -> Any:
         assert self.running, "CUDA is started"
-        return SimpleNamespace(
-            name=f"GPU {index}",
-            uuid=f"0000-{index}",
-            total_memory=2**34,
-            multi_processor_count=40,
-            major=7,
-            minor=5,
-        )
+        return value
 
 
 def with_torch(
@@ -248,14 +214,9 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(asked: str | None, uuids:
 def split_h100() -> fakes.FakeScript:
     """A whole H100, and one in two MIG parts."""
     script = fakes.h100("GPU-whole")
+    name = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     parts: list[fakes.FakeDevice] = [
-        {
-            "name": f"NVIDIA H100 80GB HBM3 MIG 3g.40gb {n}",
-            "uuid": f"MIG-{n}",
-            "memory_bytes": 40 * 2**30,
-            "sm_count": 60,
-        }
-        for n in "xy"
+        {"name": f"{name} {n}", "uuid": f"MIG-{n}", "memory_bytes": 40 * 2**30, "sm_count": 60} for n in "xy"
     ]
     script["devices"].append({"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-split", "parts": parts})
     return script
@@ -355,12 +316,17 @@ def test_the_doctor_says_why_kernels_do_not_come_back(
 ) -> None:
     with_torch(monkeypatch, fakes.h100())
     answers_with(monkeypatch, stdout, stderr, code)
-    checks = {c.name: c for c in doctor.examine()}
-    check = checks["GPU work in the trace"]
+    checks = doctor.examine()
+    check = trial(checks)
     assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
-    text = " ".join(render(list(checks.values())).split())
+    text = " ".join(render(checks).split())
     assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
+
+
+def trial(checks: Sequence[doctor.Check]) -> doctor.Check:
+    """Whether kernels come back."""
+    return next(check for check in checks if check.name == "GPU work in the trace")
 
 
 def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -375,7 +341,7 @@ def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> N
     with_torch(monkeypatch, fakes.h100())
     answers_with(monkeypatch, '{"kernels": 63}', "CUPTI says something harmless")
     checks = doctor.examine()
-    check = next(c for c in checks if c.name == "GPU work in the trace")
+    check = trial(checks)
     assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
     assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
 
@@ -399,7 +365,7 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")
 def test_without_a_gpu_the_doctor_tries_nothing() -> None:
     checks = doctor.examine(try_tracing=lambda: pytest.fail("tried"))
-    check = next(c for c in checks if c.name == "GPU work in the trace")
+    check = trial(checks)
     assert (check.state, check.evidence, check.next_step) == ("absent", "not tried: no GPU", "")
 
 
@@ -407,30 +373,26 @@ def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[
     return {c.name: c for c in doctor.examine(store, fakes.fake_nvml(script))}
 
 
-def test_the_doctor_without_a_driver() -> None:
-    checks = checks_by_name(fakes.no_driver())
-    assert checks["NVIDIA driver"].state == "absent"
-    assert "CPU" in checks["NVIDIA driver"].next_step
+REFUSED: fakes.FakeScript = {**fakes.h100(), "errors": {"nvmlDeviceGetPowerUsage": "NotSupported"}, "processes": [1]}
 
 
-def test_the_doctor_on_a_hopper_with_a_refused_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "sees_host_pids", lambda: True)
-    script = fakes.h100()
-    script["errors"] = {"nvmlDeviceGetPowerUsage": "NotSupported"}
-    script["processes"] = [1]
-    checks = checks_by_name(script)
-    assert checks["GPU 0 curves"].state == "limited"
-    assert "not power (not supported" in checks["GPU 0 curves"].evidence
-    assert checks["GPU 0 hardware counters"].state == "ok"
-    assert "pid 1" in checks["GPU 0 other processes"].evidence
-
-
-def test_the_doctor_on_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "sees_host_pids", lambda: False)
-    checks = checks_by_name(fakes.t4())
-    assert checks["GPU 0 hardware counters"].state == "absent"
-    assert "not measurable" in checks["GPU 0 hardware counters"].next_step
-    assert "container" in checks["GPU 0 other processes"].evidence
+@pytest.mark.parametrize(
+    ("script", "name", "state", "said"),
+    [
+        (fakes.no_driver(), "NVIDIA driver", "absent", "CPU"),
+        (fakes.t4(), "GPU 0 hardware counters", "absent", "not measurable"),
+        (fakes.t4(), "GPU 0 other processes", "absent", "container"),
+        (REFUSED, "GPU 0 curves", "limited", "not power (not supported"),
+        (REFUSED, "GPU 0 hardware counters", "ok", ""),
+        (REFUSED, "GPU 0 other processes", "ok", "pid 1"),
+    ],
+)
+def test_what_the_doctor_says_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, script: fakes.FakeScript, name: str, state: str, said: str
+) -> None:
+    monkeypatch.setattr(nvml, "sees_host_pids", lambda: "processes" in script)
+    check = checks_by_name(script)[name]
+    assert check.state == state and said in f"{check.evidence} {check.next_step}"
 
 
 def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -459,18 +421,15 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_the_doctors_output_in_a_notebook_is_escaped_and_whole() -> None:
-    checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), doctor.Check("PyTorch", "ok", "there")]
+    torch = doctor.Check("PyTorch\x1b[31m", "ok", "there\x1b[0m\n", "next\x07")
+    checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), torch]
     shown = Examination(checks)
     html = shown._repr_html_()
     assert "<script>" not in html and "<this>" not in html and "<b>" not in html
     for words in ("a &lt;b&gt;", "seen &amp; &lt;script&gt;", "→ do &lt;this&gt;", ">partly<", "PyTorch", "One point"):
         assert words in html
     assert repr(shown) == render(checks).rstrip()
-
-
-def test_the_doctors_text_holds_no_escape_sequences() -> None:
-    text = render([doctor.Check("name\x1b[31m", "limited", "found\x1b[0m\n", "next\x07")])
-    assert all(ch.isprintable() or ch == "\n" for ch in text)
+    assert all(ch.isprintable() or ch == "\n" for ch in repr(shown)), "it holds no escape sequences"
 
 
 def test_another_thread_may_be_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
+from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, alerts_of
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
 from gpulab.run import Alert, Phase, Samples, Series
@@ -40,18 +40,6 @@ def played(steps: list[tuple[float, float]], end_s: float | None = None) -> tupl
         at += wall
         alerts.steps(at, wall, wall * share)
     return alerts.all(at if end_s is None else end_s)
-
-
-@given(rows)
-def test_smoothing_against_the_definition(steps: list[tuple[float, float]]) -> None:
-    smoothed, at, seen = Smoothed(), 0.0, list[tuple[float, float, float]]()
-    for wall, share in steps:
-        at += wall
-        seen.append((at, wall * share, wall))
-        kept = [row for row in seen if row[0] > at - SMOOTHED_S] or seen[-1:]
-        assert smoothed.add(at, wall * share, wall) == pytest.approx(
-            sum(r[1] for r in kept) / sum(r[2] for r in kept), abs=1e-9
-        )
 
 
 def by_hand(steps: list[tuple[float, float]]) -> list[tuple[float, float | None]]:
@@ -101,17 +89,13 @@ def test_it_does_not_flicker() -> None:
     assert played([*wavering, *[(0.5, 0.3)] * 20])[0].until_ns is not None
 
 
-def test_a_long_silence_between_steps_ends_it_too() -> None:
+def test_an_alert_ends_where_no_step_comes_any_more() -> None:
     alerts = Alerts(DEFAULT)
     for at in (*range(1, 31), *range(91, 121)):
         alerts.steps(float(at), 1.0, 0.9)
     first, second = alerts.all(120)
     assert (first.until_ns, second.since_ns, second.until_ns) == (30_000_000_000, 91_000_000_000, None)
-
-
-def test_an_alert_ends_where_no_step_comes_any_more() -> None:
-    (alert,) = played([(0.5, 0.9)] * 60, end_s=100)
-    assert alert.until_ns == 30_000_000_000
+    assert played([(0.5, 0.9)] * 60, end_s=100)[0].until_ns == 30_000_000_000
 
 
 def test_an_idle_gpu_is_told_unless_the_data_is_why() -> None:
@@ -119,10 +103,8 @@ def test_an_idle_gpu_is_told_unless_the_data_is_why() -> None:
     for i in range(60):
         alerts.utilization(0.5 * i, 4)
     (idle,) = alerts.all(30)
-    assert (
-        idle.key == "gpu_idle"
-        and idle.words == "The GPU has been idle for 30 s: 96 % of that time it had nothing to do."
-    )
+    assert idle.key == "gpu_idle"
+    assert idle.words == "The GPU has been idle for 30 s: 96 % of that time it had nothing to do."
     both = Alerts(DEFAULT)
     for i in range(60):
         both.utilization(0.5 * i, 4)
@@ -234,8 +216,7 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     assert not [t for t in threading.enumerate() if t.name == "gpulab-alerts"]
 
 
-def test_only_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert alert_lines_or_none() is None
-    monkeypatch.setattr(sys, "stderr", None)
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_only_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
     assert alert_lines_or_none() is None

@@ -7,13 +7,8 @@ from gpulab.capture.pauses.line_watch import throughout
 FIT, HOT, UPDATE = ("train.py", 9, "main"), ("train.py", 4, "metric"), ("train.py", 6, "main")
 
 
-def test_a_line_that_takes_nearly_all_the_time_holds_no_step() -> None:
-    assert throughout([(HOT,)] * 100, {UPDATE}) == set()
-
-
-def test_a_line_that_calls_the_update_holds_the_steps() -> None:
-    assert throughout([(HOT, FIT)] * 60 + [(FIT,)] * 40, {FIT, UPDATE}) == {FIT}
-
-
-def test_without_an_update_what_is_always_there_holds_them() -> None:
-    assert throughout([(HOT, FIT)] * 60 + [(FIT,)] * 40, set()) == {FIT}
+def test_which_lines_hold_the_steps() -> None:
+    looks = [(HOT, FIT)] * 60 + [(FIT,)] * 40
+    assert throughout([(HOT,)] * 100, {UPDATE}) == set(), "it takes nearly all the time, and that is all"
+    assert throughout(looks, {FIT, UPDATE}) == {FIT}, "it calls the update"
+    assert throughout(looks, set()) == {FIT}, "without an update, what is always there"

@@ -38,101 +38,52 @@ class Marks:
     def __init__(self) -> None:
         self.passes, self.t, self.found = Passes(), 0, list[Pass]()
 
-    def _ask(self, loader: int, *, fresh: bool, batch: bool, end: bool) -> None:
-        self.t += 1
-        self.found += self.passes.asked(loader, self.t, fresh=fresh)
-        self.t += 1
-        self.passes.answered(self.t, batch=batch, end=end)
-
-    def begin(self, loader: int) -> None:
-        self._ask(loader, fresh=True, batch=False, end=False)
-
-    def batch(self, loader: int) -> None:
-        self._ask(loader, fresh=False, batch=True, end=False)
-
-    def end(self, loader: int) -> None:
-        self._ask(loader, fresh=False, batch=False, end=True)
-
-    def train(self) -> None:
-        self.t += 1
-        self.found += self.passes.trained()
-
-    def whole(self, loader: int, batches: int, *, trains: bool) -> None:
-        self.begin(loader)
-        for _ in range(batches):
-            self.batch(loader)
-            if trains:
-                self.train()
-        self.end(loader)
+    def play(self, script: str) -> None:
+        """`9(` begins a pass of loader 9, `9` is a batch of it, `9)` its end; `train` is a step."""
+        for mark in script.split():
+            self.t += 1
+            if mark == "train":
+                self.found += self.passes.trained()
+                continue
+            self.found += self.passes.asked(int(mark[0]), self.t, fresh=mark.endswith("("))
+            self.t += 1
+            self.passes.answered(self.t, batch=mark.isdigit(), end=mark.endswith(")"))
 
     def evaluations(self) -> list[tuple[int, int]]:
         self.found += self.passes.finish()
         return [(p.loader, p.batches) for p in self.found]
 
 
-def test_a_pass_without_training_is_evaluation() -> None:
+@pytest.mark.parametrize(
+    ("script", "evaluations"),
+    [
+        ("1( 1 train 1 train 9( 9 9 9 9) 1 train 9( 9 1 train 1)", [(9, 3), (9, 1)]),
+        ("1( 2( 1 2 train 1 2 train 1 2 train 1 2 train", []),
+        ("1( 1 1) train 1( 1 1) train 1( 1 1) train", []),  # Accelerate: the end is known before the last batch trains
+    ],
+    ids=["within an epoch, whole or left early", "two loaders feed each step", "one batch ahead"],
+)
+def test_which_passes_evaluate(script: str, evaluations: list[tuple[int, int]]) -> None:
     marks = Marks()
-    marks.whole(9, 3, trains=False)
-    for _ in range(2):
-        marks.whole(1, 5, trains=True)
-        marks.whole(9, 3, trains=False)
-    marks.whole(1, 5, trains=False)  # accuracy on the training data
-    assert marks.evaluations() == [(9, 3), (9, 3), (9, 3), (1, 5)]
+    marks.play(script)
+    assert marks.evaluations() == evaluations
 
 
-def test_evaluation_within_an_epoch_whole_or_left_early() -> None:
-    marks = Marks()
-    marks.begin(1)
-    for i in range(6):
-        marks.batch(1)
-        if i == 2:
-            marks.whole(9, 4, trains=False)
-        if i == 4:
-            marks.begin(9)
-            marks.batch(9)
-        marks.train()
-    assert sorted(marks.evaluations()) == [(9, 1), (9, 4)]
+WHOLE = {"train": (1, "1 train "), "accuracy on the training data": (1, "1 "), "evaluate": (9, "9 ")}
 
 
-def test_two_loaders_that_feed_each_step_are_both_training() -> None:
-    marks = Marks()
-    marks.begin(1)
-    marks.begin(2)
-    for _ in range(4):
-        marks.batch(1)
-        marks.batch(2)
-        marks.train()
-    assert marks.evaluations() == []
-
-
-def test_a_loop_that_asks_one_batch_ahead_does_not_evaluate() -> None:
-    marks = Marks()
-    for _ in range(3):  # Accelerate: the end is known before the last batch is trained on
-        marks.begin(1)
-        marks.batch(1)
-        marks.end(1)
-        marks.train()
-    assert marks.evaluations() == []
-
-
-@given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 5)), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(sorted(WHOLE)), st.integers(1, 5)), max_size=12))
 def test_whole_passes_in_any_order(plan: list[tuple[str, int]]) -> None:
     marks = Marks()
     for what, batches in plan:
-        marks.whole(1 if what == "train" else 9, batches, trains=what == "train")
-    assert marks.evaluations() == [(9, n) for what, n in plan if what == "evaluate"]
+        loader, batch = WHOLE[what]
+        marks.play(f"{loader}( {batch * batches}{loader})")
+    assert marks.evaluations() == [(WHOLE[what][0], n) for what, n in plan if what != "train"]
 
 
 def test_left_passes_are_bounded_and_none_is_lost() -> None:
     marks = Marks()
-    marks.begin(1)
-    for _ in range(500):
-        marks.batch(1)
-        marks.train()
-        marks.begin(9)
-        marks.batch(9)
-    marks.batch(1)
-    marks.train()
+    marks.play("1( " + "1 train 9( 9 " * 500 + "1 train")
     assert len(marks.passes._left) < 100
     assert marks.evaluations() == [(9, 1)] * 500
 

@@ -28,10 +28,7 @@ def item(i):
 )
 def test_a_line_is_within_its_loops(line: int, units: tuple[tuple[int, int], ...]) -> None:
     assert units_of(SOURCE, line) == units
-
-
-def test_source_that_is_no_python_has_no_units() -> None:
-    assert units_of(["%time x = (", "}"], 1) == ()
+    assert units_of(["%time x = (", "}"], 1) == (), "it is no Python"
 
 
 def test_the_loop_over_steps_is_no_unit() -> None:

@@ -42,10 +42,6 @@ def test_what_is_asked_for_is_done(total: int | None, warmup: int, trace_steps: 
         assert schedule.windows[-1].length == trace_steps
 
 
-def test_no_trace_means_no_window() -> None:
-    assert plan(Settings(trace=False), 100).windows == ()
-
-
 def test_every_choice_has_a_reason() -> None:
     assert all(c.reason for c in plan(Settings(), 50).choices)
 
