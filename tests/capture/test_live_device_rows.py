@@ -163,7 +163,7 @@ def test_the_window_ends_when_the_gpu_has() -> None:
     assert recorded([*rows(Event), late]).window_ns == (0, 1_600_000)
 
 
-def test_nothing_is_asked_of_rows_of_the_host_or_of_an_older_pytorch() -> None:
+def test_nothing_is_asked_of_rows_of_the_host() -> None:
     Event.asked.clear()
     assert recorded([e for e in rows(Event) if not e.on_gpu]).extra == {} and Event.asked == []
     assert recorded(rows(OlderEvent)).extra == {}

@@ -152,14 +152,11 @@ def test_no_share_of_a_batch_is_more_than_the_batch(rows: list[Made]) -> None:
         assert fraction is None or -EPS <= fraction <= 1 + EPS
 
 
-def test_why_no_core_worked_is_unknown_where_nothing_tells() -> None:
+def test_what_nothing_tells_is_unknown() -> None:
     quiet = Made(worker=0, start=0, parts=(10**6, 0, 0), cpu=(0.1, 0.0, 0.0), core=-1, asked=0, hand=0, pin=0, items=4)
     known = loading(run_of([quiet] * 8))
     assert known is not None
     assert known.read_waited_fraction is None and known.core_wait_fraction is None
-
-
-def test_without_batches_there_is_nothing_to_say() -> None:
     assert loading(cpu_case().run) is None
     assert loading(run_of([])) is None
 

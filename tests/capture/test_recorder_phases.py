@@ -28,7 +28,7 @@ class FakeWindow(Struct, dict=True):
     refuses: str = ""
     age_s: float = 0.0
     open: bool = False
-    marks: list[int] = field(default_factory=list)
+    marks: list[tuple[int, int]] = field(default_factory=list)
     start_cost_ns: int = 5
     stop_cost_ns: int = 7
 
@@ -44,7 +44,7 @@ class FakeWindow(Struct, dict=True):
 
     def step_begins(self, number: int) -> None:
         assert self.open
-        self.marks.append(number)
+        self.marks.append((number, 0))
 
     def loader_begins(self) -> None:
         assert self.open
@@ -90,6 +90,13 @@ class Loop:
         return self.phases
 
 
+def whole() -> Loop:
+    """A loop of which all is asked for."""
+    loop = Loop(Settings(whole=True))
+    loop.phases.profile_whole()
+    return loop
+
+
 def recording(phases: Phases) -> object:
     """What the phases keep: of a fake window it is the text that names the window."""
     return phases.recording
@@ -119,7 +126,8 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_an_early_window_is_replaced_by_the_later_one() -> None:
     loop = Loop().steps(60)
-    assert [w.marks for w in loop.windows] == [[*range(w.after + 1, w.after + w.length + 1)] for w in (EARLY, LATE)]
+    marked = [[number for number, _ in window.marks] for window in loop.windows]
+    assert marked == [[*range(w.after + 1, w.after + w.length + 1)] for w in (EARLY, LATE)]
     phases = loop.finish()
     assert recording(phases) == "recording 2"
     assert phases.traced == tuple(range(LATE.after + 1, LATE.after + LATE.length + 1))
@@ -165,8 +173,7 @@ def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
 @pytest.mark.parametrize(("stepless", "limit_s"), [(True, 10.0), (False, 30.0)])
 def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadlines: list[Any]) -> None:
     assert (schedule.TRACE_STEPLESS_LIMIT_S, schedule.TRACE_HARD_LIMIT_S) == (10.0, 30.0)
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     assert deadlines[0].after_s == 10.0, "asked from then on, again and again"
     loop.open.age_s = limit_s
     assert not loop.phases.end_overdue(stepless=stepless)
@@ -179,9 +186,7 @@ def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadl
 
 
 def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:
-    asked = Loop(Settings(whole=True))
-    asked.phases.profile_whole()
-    assert asked.steps(20).finish().traced == tuple(range(1, 21))
+    assert whole().steps(20).finish().traced == tuple(range(1, 21))
     guessed = Loop()
     guessed.phases.profile_whole()
     phases = guessed.steps(1).phases
@@ -190,13 +195,11 @@ def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:
 
 
 def test_what_could_not_be_ended_in_time_is_said() -> None:
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     loop.open.age_s = 41.0
     said = loop.finish(stepless=True).choices[-1]
     assert (said.what, said.value) == ("profiled window", "41.0 s") and "10 s" in said.reason
-    quick = Loop(Settings(whole=True))
-    quick.phases.profile_whole()
+    quick = whole()
     quick.open.age_s = 9.0
     assert all(c.value != "9.0 s" for c in quick.finish(stepless=True).choices)
 
@@ -257,8 +260,7 @@ def test_without_a_trace_nothing_is_opened_or_missing() -> None:
 
 
 def test_giving_up_stops_the_profiler_whatever_it_says() -> None:
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     loop.open.stop = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     loop.windows[0].open = False
     loop.phases.abandon()
@@ -297,7 +299,7 @@ def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest
     assert loop.windows == [], "a slow start does not advance the window"
     clock[0] += schedule.GPU_PATIENCE_S + 1
     loop.steps(4)
-    assert loop.windows[0].marks[0] == 5, "after one step of warm-up and three measured ones"
+    assert loop.windows[0].marks[0][0] == 5, "after one step of warm-up and three measured ones"
     assert loop.finish().traced == (6, 7)
 
 
@@ -311,7 +313,7 @@ def test_windows_neither_open_nor_end_in_a_graph_capture(monkeypatch: pytest.Mon
     assert loop.windows == []
     capturing[0] = False
     loop.steps(2)
-    assert loop.open.marks[0] == early.after + 4
+    assert loop.open.marks[0][0] == early.after + 4
     capturing[0] = True
     loop.steps(early.lead_in + early.length + 1)
     assert loop.open.open

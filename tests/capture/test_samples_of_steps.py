@@ -61,7 +61,7 @@ def test_another_number_of_rows_is_compared_per_sample() -> None:
     assert any("16 and 64" in note for note in found.notes)
 
 
-def test_more_backward_passes_are_more_samples_and_the_same_inputs_are_not() -> None:
+def test_more_backward_passes_are_more_samples() -> None:
     more, same = (_compared((((16, 8),),), (((16, 8),),) * n, ms) for n, ms in ((4, 76.0), (1, 38.5)))
     assert (more.unit, more.verdict) == ("sample", "faster")
     assert (same.unit, same.verdict) == ("step", "no measurable difference")

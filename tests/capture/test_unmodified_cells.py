@@ -556,20 +556,6 @@ def test_the_cells_exception_passes_and_the_run_is_kept(error: BaseException, at
     assert p.report.text(full=True)
 
 
-def test_an_exception_while_loading_passes_from_a_worker() -> None:
-    class Torn(cells.Noisy):
-        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-            if i == 30:
-                raise OSError("torn file")
-            return super().__getitem__(i)
-
-    torn = torch.utils.data.DataLoader(Torn(), batch_size=4, num_workers=1)
-    with pytest.raises(OSError, match="torn file"), gpulab.profile("torn", show=False, save=False) as p:
-        list(training(torn))
-    assert p.run.outcome == "failed" and len(p.run.steps) == 7
-    p.run.check()
-
-
 # -- long and short -------------------------------------------------------------------------------------------------
 
 

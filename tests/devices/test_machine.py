@@ -21,6 +21,7 @@ from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
 from tests.devices.test_cgroups import written
 from tests.support import fake_nvml as fakes
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -72,9 +73,7 @@ def test_the_cpu_is_a_device_without_torch() -> None:
         "import sys; from gpulab.devices.machine import detect_device;"
         "print(detect_device('cpu').kind, 'torch' in sys.modules)"
     )
-    folder = Path(machine.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["cpu", "False"]
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).split() == ["cpu", "False"]
 
 
 @pytest.mark.parametrize("requested", ["gpu", "mps", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "", "cuda:0:1"])
@@ -162,29 +161,6 @@ def test_without_nvml_a_running_cuda_is_still_a_device(monkeypatch: pytest.Monke
     assert (device.kind, device.details["driver"], device.details["nvml_index"]) == ("cuda", None, None)
 
 
-def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, two_t4())
-    with pytest.raises(UsageError, match='"cuda:2" does not exist: PyTorch sees 2 GPUs'):
-        machine.detect_device("cuda:2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.detect_device("auto").kind == "cpu"
-    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
-        machine.detect_device("cuda")
-
-
-def test_a_pytorch_that_cannot_use_the_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, two_t4(), cuda=None)
-    with pytest.raises(UsageError, match="built for the CPU only"):
-        machine.detect_device("cuda")
-    assert machine.detect_device("auto").kind == "cpu"
-    old = two_t4()
-    old["cuda"] = 11040
-    with_torch(monkeypatch, old)
-    with pytest.raises(UsageError, match=r"needs CUDA 12\.6, the NVIDIA driver runs CUDA 11\.4 at most"):
-        machine.detect_device("cuda:0")
-    assert machine.detect_device("auto").kind == "cpu"
-
-
 @pytest.mark.parametrize(
     ("asked", "uuids"),
     [
@@ -229,8 +205,38 @@ def test_a_mig_part_is_a_device_with_its_own_memory_and_sms(monkeypatch: pytest.
     assert (device.index, device.uuid, device.name) == (0, "MIG-y", "NVIDIA H100 80GB HBM3 MIG 3g.40gb y")
     assert (device.memory_total_bytes, device.details["sm_count"]) == (40 * 2**30, 60)
     assert device.details["nvml_index"] == 1, "the GPU it is a part of"
-    with pytest.raises(UsageError, match="PyTorch sees 1 GPU"):
-        machine.detect_device("cuda:1")
+
+
+T4S, HIDDEN, PART = two_t4(), {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "MIG-y"}
+TOO_OLD: fakes.FakeScript = {**T4S, "cuda": 11040}
+
+
+@pytest.mark.parametrize(
+    ("script", "cuda", "environ", "requested", "said"),
+    [
+        (T4S, "12.6", {}, "cuda:2", '"cuda:2" does not exist: PyTorch sees 2 GPUs'),
+        (split_h100(), "12.6", PART, "cuda:1", "PyTorch sees 1 GPU"),
+        (T4S, "12.6", HIDDEN, "cuda", "PyTorch finds no GPU"),
+        (fakes.no_driver(), "12.6", {}, "cuda", "PyTorch finds no GPU"),  # and no other process is asked
+        (T4S, None, {}, "cuda", "built for the CPU only"),
+        (TOO_OLD, "12.6", {}, "cuda:0", r"needs CUDA 12\.6, the NVIDIA driver runs CUDA 11\.4 at most"),
+    ],
+)
+def test_why_a_gpu_cannot_be_used_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    script: fakes.FakeScript,
+    cuda: str | None,
+    environ: Mapping[str, str],
+    requested: str,
+    said: str,
+) -> None:
+    with_torch(monkeypatch, script, cuda=cuda)
+    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=said):
+        machine.detect_device(requested)
+    assert machine.detect_device("auto").kind == ("cuda" if "PyTorch sees" in said else "cpu")
 
 
 ANSWER = {"name": "H100", "uuid": "whole", "memory_total_bytes": 2**36, "sm_count": 132, "compute_capability": "9.0"}
@@ -261,14 +267,6 @@ def test_the_order_of_different_gpus_follows_the_bus(monkeypatch: pytest.MonkeyP
     with_torch(monkeypatch, {"devices": [{"name": n, "uuid": f"GPU-{n}"} for n in ("T4", "H100")]})
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
     assert [machine.detect_device(f"cuda:{i}").name for i in (0, 1)] == ["T4", "H100"]
-
-
-def test_no_other_process_is_asked_where_nothing_hints_at_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, fakes.no_driver())
-    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
-    assert machine.detect_device("auto").kind == "cpu"
-    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
-        machine.detect_device("cuda")
 
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "", code: int = 0) -> None:
@@ -381,10 +379,10 @@ REFUSED: fakes.FakeScript = {**fakes.h100(), "errors": {"nvmlDeviceGetPowerUsage
     [
         (fakes.no_driver(), "NVIDIA driver", "absent", "CPU"),
         (fakes.t4(), "GPU 0 hardware counters", "absent", "not measurable"),
-        (fakes.t4(), "GPU 0 other processes", "absent", "container"),
+        (fakes.t4(), "GPU 0 other processes", "limited", "container"),
         (REFUSED, "GPU 0 curves", "limited", "not power (not supported"),
         (REFUSED, "GPU 0 hardware counters", "ok", ""),
-        (REFUSED, "GPU 0 other processes", "ok", "pid 1"),
+        (REFUSED, "GPU 0 other processes", "limited", "pid 1"),
     ],
 )
 def test_what_the_doctor_says_of_a_gpu(

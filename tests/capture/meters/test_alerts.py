@@ -11,20 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
 from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, alerts_of
+from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
-from gpulab.run import Alert, Phase, Samples, Series
+from gpulab.run import Alert, Phase, Samples, Series, Settings
 from gpulab.thresholds import DEFAULT
 from gpulab.views.running.alert_lines import AlertLines, alert_lines_or_none
 from tests.support import synthetic
-
-torch = pytest.importorskip("torch")
+from tests.support.loading_datasets import Planted
 
 rows = st.lists(
     st.tuples(st.integers(1, 40).map(lambda n: n / 8), st.integers(0, 16).map(lambda n: n / 16)),
@@ -146,20 +147,6 @@ class Watch:
 def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch import Tensor, zeros
-    from torch.utils.data import Dataset
-
-    from gpulab.capture.recorder import Capture
-    from gpulab.run import Settings
-
-    class Slow(Dataset[Tensor]):
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, i: int) -> Tensor:
-            time.sleep(0.02)
-            return zeros(4)
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpulab.toml").write_text("[thresholds]\nalert_after_s = 0.2\n")
     model = torch.nn.Linear(4, 2)
@@ -168,7 +155,7 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     capture = Capture(Settings(trace=False), "block", "", watch)
     capture.start()
     try:
-        for x in torch.utils.data.DataLoader(Slow(), batch_size=2):
+        for x in torch.utils.data.DataLoader(Planted(60, wait_s=0.02), batch_size=2):
             model(x).sum().backward()
             optimizer.step()
             watch.look()

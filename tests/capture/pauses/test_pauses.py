@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,20 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpulab.analysis.breakdown import breakdown, placed
 from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, GradOff, Stretch
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.run import Pause
+from tests.support import synthetic
 from tests.support.kernel_session import kernel
-
-torch = pytest.importorskip("torch")
-
 
 NO_STEPS = np.zeros(0, dtype=np.int64)
 MS = 1_000_000
@@ -286,8 +287,6 @@ def test_a_library_imported_during_the_run_is_hooked_later() -> None:
 
 
 def test_other_threads_are_not_heard() -> None:
-    import threading
-
     pauses = Pauses()
     handler = logging.StreamHandler(io.StringIO())
     record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
@@ -370,10 +369,6 @@ def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
 
 
 def test_a_pause_not_named_by_the_trace_is_other() -> None:
-
-    from gpulab.analysis.breakdown import breakdown, placed
-    from tests.support import synthetic
-
     for case in (synthetic.cpu_case(), synthetic.gpu_case()):
         run = case.run
         assert run.timeline is not None

@@ -1,9 +1,10 @@
-"""Which statement and which loops enclose a line."""
+"""Which statement and which loops enclose a line, and which lines hold the steps within them."""
 
 from __future__ import annotations
 
 import pytest
 
+from gpulab.capture.pauses.line_watch import throughout
 from gpulab.capture.pauses.source_lines import Naming
 from gpulab.capture.pauses.statements import units_of
 
@@ -46,3 +47,11 @@ def test_excerpts_that_touch_are_one() -> None:
     (excerpt,) = naming.excerpts
     assert (excerpt.file, excerpt.first, len(excerpt.lines)) == ("cell", 1, 12)
     assert excerpt.lines[5] == "        x * x"
+
+
+def test_which_lines_hold_the_steps() -> None:
+    fit, hot, update = ("train.py", 9, "main"), ("train.py", 4, "metric"), ("train.py", 6, "main")
+    looks = [(hot, fit)] * 60 + [(fit,)] * 40
+    assert throughout([(hot,)] * 100, {update}) == set(), "it takes nearly all the time, and that is all"
+    assert throughout(looks, {fit, update}) == {fit}, "it calls the update"
+    assert throughout(looks, set()) == {fit}, "without an update, what is always there"
