@@ -8,10 +8,8 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import numpy as np
-import pytest
 from msgspec import Struct
 
-from gpulab.analysis.gpu.kernels import copies, kernels
 from gpulab.run import Timeline
 from gpulab.trace.kineto_file import read_trace
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
@@ -107,15 +105,6 @@ def recorded(events: list[OldestEvent]) -> Timeline:
     results = SimpleNamespace(events=lambda: marked)
     profile = SimpleNamespace(profiler=SimpleNamespace(kineto_results=results))
     return Recording(profile, began_ns=0, ended_ns=1_000_000, clock_ns=-10).timeline(0)
-
-
-def test_copies_and_kernels_of_a_live_window_have_their_sizes() -> None:
-    live = recorded(rows(Event))
-    windows = np.array([live.window_ns])
-    (copy,) = copies(live, windows)
-    assert copy.bytes == 4_000_000 and copy.gb_per_s == pytest.approx(20.0)
-    assert kernels(live, windows).est_achieved_occupancy_pct == 75
-    assert np.nanmax(live.extra["blocks_per_sm"]) == 12.5
 
 
 def test_the_oldest_pytorch_has_the_same_categories() -> None:

@@ -25,6 +25,9 @@ from gpulab.capture.steps import loop
 from gpulab.run import Missing, Run
 from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
 
@@ -75,7 +78,6 @@ def lost(run: Run, key: str = "loader") -> Missing:
     return missing
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(
     ("how", "said"), [(signal.SIGKILL, r"killed by signal(: Killed| 9 \(SIGKILL\))"), (-7, "exit code 7")]
 )
@@ -97,7 +99,6 @@ def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str)
     assert "DataLoader worker" in p.report.text(full=True)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_run_that_goes_on_without_its_worker_says_since_when() -> None:
     with gpulab.profile("deadly", show=False, save=False) as p:
         with suppress(RuntimeError):
@@ -124,7 +125,6 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
     assert not [m for m in p.run.missing if m.key == "steps"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -146,20 +146,11 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     assert "gpulab failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("DataLoader timed out after 5 seconds", None),
-        ("CUDA error", None),
-        ("", None),
-        (
-            "DataLoader worker (pid(s) 4, 51) exited unexpectedly",
-            "worker processes 4, 51 exited unexpectedly",
-        ),
-    ],
-)
-def test_which_errors_are_deaths(error: str, said: str | None) -> None:
-    assert worker_faults.death(error) == said
+def test_which_errors_are_deaths() -> None:
+    for error in ("DataLoader timed out after 5 seconds", "CUDA error", ""):
+        assert worker_faults.death(error) is None
+    death = worker_faults.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly")
+    assert death == "worker processes 4, 51 exited unexpectedly"
 
 
 # -- workers that cannot start -----------------------------------------------------------------------------------------
@@ -197,7 +188,7 @@ def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]
     path = tmp_path / "training.py"
     path.write_text(code)
     argv = [str(path)] if script else ["-c", code]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     command = [python_with_torch(), *argv]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
@@ -242,6 +233,14 @@ class Plain(Dataset[Any]):
         self.transform = transform
 
 
+class Refuses:
+    """To be looked at."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("no")
+
+
 class Careful(Plain):
     """Leaves out of its pickle what workers cannot get."""
 
@@ -283,6 +282,7 @@ def test_what_workers_can_get_is_not_foretold_to_fail(notebook: type, monkeypatc
     fork = torch.multiprocessing.get_context("fork")
     for loader in (
         Held(Plain()),
+        Held(Refuses()),
         Held(Careful(transform=mine)),
         Held(mine, num_workers=0),
         Held(mine, multiprocessing_context=fork),
@@ -300,19 +300,8 @@ def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> 
         class Loader: multiprocessing_context = None
         print(start_method(Loader()), multiprocessing.get_start_method(allow_none=True))
     """
-    argv = [sys.executable, "-c", textwrap.dedent(code)]
-    cwd = Path(gpulab.__file__).parents[1]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=cwd)
-    assert done.stdout.split() == [multiprocessing.get_all_start_methods()[0], "None"]
-
-
-def test_an_object_that_refuses_to_be_looked_at_is_left_alone(notebook: type) -> None:
-    class Refuses:
-        @property
-        def __dict__(self) -> Any:  # type: ignore[override]
-            raise ValueError("no")
-
-    assert worker_faults.cannot_start(Held(Refuses())) is None
+    said = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True, cwd=ROOT)
+    assert said.split() == [multiprocessing.get_all_start_methods()[0], "None"]
 
 
 def test_a_prophecy_that_does_not_come_true_is_not_in_the_record(notebook: type, capsys: Any) -> None:

@@ -32,12 +32,15 @@ from gpulab.snapshot import tensors
 from gpulab.snapshot.state import Restored, State
 from gpulab.snapshot.tensors import TooLarge
 
-START = """
-import random
+IMPORTS = """
+import collections, dataclasses, functools, itertools, random, types, weakref
 import numpy as np, torch
 from torch import nn
 from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
 torch.manual_seed(3)
+"""
+START = """
 x, y = torch.randn(32, 6), torch.randint(0, 4, (32,))
 model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 4))
 losses = []
@@ -56,9 +59,9 @@ for _ in range(4):
 
 
 def notebook(*cells: str) -> dict[str, Any]:
-    """The namespace after these cells."""
+    """The namespace after these cells, and one of imports before."""
     namespace: dict[str, Any] = {"__name__": "__main__"}
-    for cell in cells:
+    for cell in (IMPORTS, *cells):
         run(namespace, cell)
     return namespace
 
@@ -200,7 +203,6 @@ SEVEN = "with torch.no_grad(): model[0].weight[1] = 7.\nassert (view[0] == 7).al
 BUFFER = "both = torch.arange(24.)\na, b = nn.Parameter(both[:12].view(3, 4)), nn.Parameter(both[12:].view(4, 3).t())"
 LIGHTNING = """
 import lightning.pytorch as pl
-from torch.utils.data import DataLoader, TensorDataset
 class Net(pl.LightningModule):
     def __init__(self):
         super().__init__()
@@ -237,7 +239,6 @@ trainer = Trainer(model=model, train_dataset=Sentences(16), args=TrainingArgumen
 
 ACCELERATE = """
 from accelerate import Accelerator
-from torch.utils.data import DataLoader, TensorDataset
 accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
@@ -308,11 +309,11 @@ def test_a_scheduler(made: str, lr: str) -> None:
 
 
 def test_tied_weights_stay_tied_and_are_copied_once() -> None:
-    namespace = notebook("import torch; from torch import nn", "a, b = nn.Linear(50, 50), nn.Linear(50, 50)")
+    namespace = notebook("a, b = nn.Linear(50, 50), nn.Linear(50, 50)")
     untied = State.of(namespace, None).bytes
-    parted = notebook("import torch; from torch import nn", BUFFER)
+    parted = notebook(BUFFER)
     assert State.of(parted, None).bytes == 24 * 4, "parameters in one buffer"
-    column = notebook("import torch; data = torch.zeros(1000, 1000); w = torch.zeros(1000, requires_grad=True)")
+    column = notebook("data = torch.zeros(1000, 1000); w = torch.zeros(1000, requires_grad=True)")
     run(column, "column = data[:, 3]; row = data[3]; model = torch.nn.Linear(1000, 1)")
     assert State.of(column, None).bytes == 4 * (1000 + 1000 + 1001), "a column does not cost the whole"
     run(namespace, "b.weight = a.weight")
@@ -346,9 +347,6 @@ def test_tied_weights_stay_tied_and_are_copied_once() -> None:
 )
 def test_what_a_cell_can_do_to_a_module(change: str) -> None:
     made = """
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1))
     image = torch.randn(2, 3, 8, 8)
     """
@@ -366,8 +364,6 @@ def test_what_a_cell_can_do_to_a_module(change: str) -> None:
 
 def test_a_raw_loop_without_modules() -> None:
     made = """
-    import torch
-    torch.manual_seed(0)
     w, b = torch.randn(1000, 300, requires_grad=True), torch.zeros(300, requires_grad=True)
     layers = [(w, b)]
     total = torch.zeros(())
@@ -390,9 +386,6 @@ def test_a_raw_loop_without_modules() -> None:
 
 def test_training_state_is_put_back_however_large() -> None:
     made = """
-    import torch
-    from torch import nn
-    torch.manual_seed(0)
     model = nn.Linear(600, 600)
     model.register_buffer("table", torch.zeros(2**19))
     table = model.table
@@ -416,7 +409,6 @@ def test_training_state_is_put_back_however_large() -> None:
 
 def test_containers_of_the_user_are_named_and_put_back() -> None:
     made = """
-    import collections, types
     seen, best, done = [1, [2]], {"loss": 1.0}, {3}
     recent = collections.deque([1, 2], maxlen=2)
     counts, order = collections.Counter("aab"), collections.OrderedDict(a=1, b=2)
@@ -464,7 +456,6 @@ TAKEN = {  # what the cell takes from, how if not by next(it), and what is named
     "a large tensor in a list": ("[{'a': torch.zeros(2**19)}]", "it[0]['a'].add_(1)", "it[0]['a']"),
 }
 GENERATORS = """
-import itertools, torch, weakref
 class Batch: pass
 held = []
 def numbers():
@@ -501,7 +492,6 @@ def test_what_a_cell_takes_from_for_good_is_named(taken: tuple[str, ...], begun:
 
 def test_generators_that_the_code_can_reach() -> None:
     made = START + textwrap.dedent("""
-    from torch.utils.data import DataLoader, TensorDataset
     g = torch.Generator(); g.manual_seed(1)
     loader = DataLoader(TensorDataset(x, y), batch_size=8, shuffle=True, generator=g)
     rng, old, mt = np.random.default_rng(1), np.random.RandomState(2), np.random.Generator(np.random.MT19937(3))
@@ -521,7 +511,6 @@ def test_generators_that_the_code_can_reach() -> None:
 
 def test_a_generator_is_found_through_functions() -> None:
     made = """
-    import functools, random, torch
     rng = random.Random(1)
     def make():
         hidden, count = random.Random(2), 0
@@ -545,7 +534,6 @@ def test_a_generator_is_found_through_functions() -> None:
 
 def test_methods_lead_to_the_globals_they_use() -> None:
     made = """
-    import torch
     class Learner:
         def __init__(self): self.name = "a"
         def fit(self): self.step()
@@ -612,8 +600,6 @@ def test_nameless_roots_are_followed_and_end_with_the_state() -> None:
 
 def test_what_cannot_be_put_back_is_named() -> None:
     made = """
-    import torch
-    from torch import nn
     lazy, meta = nn.LazyLinear(3), nn.Linear(2, 2, device="meta")
     sparse = nn.Parameter(torch.eye(3).to_sparse())
     class Wrapped(torch.Tensor):
@@ -636,7 +622,7 @@ def test_what_cannot_be_put_back_is_named() -> None:
 
 @pytest.mark.parametrize("free", [0, 10_000])
 def test_a_state_larger_than_free_memory_is_refused(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    namespace = notebook("import torch; model = torch.nn.Linear(100, 100, bias=False); a = 1")
+    namespace = notebook("model = nn.Linear(100, 100, bias=False); a = 1")
     monkeypatch.setattr(tensors, "free_host_bytes", lambda: free)
     with pytest.raises(TooLarge) as refused:
         State.of(namespace, None)
@@ -707,7 +693,6 @@ def test_only_what_lives_in_python_is_put_back(tmp_path: Path) -> None:
 
 def test_slots_and_dataclasses() -> None:
     made = """
-    import dataclasses
     class Slotted:
         __slots__ = ("a", "__b", "late")
         def __init__(self): self.a, self.__b = 1, [2]
@@ -731,9 +716,7 @@ def test_more_objects_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> Non
     from gpulab.snapshot import walk
 
     monkeypatch.setattr(walk, "MOST", 500)
-    namespace = notebook(
-        "data = [[[i], [i]] for i in range(2000)]", "import torch; model = torch.nn.Sequential(torch.nn.Linear(2, 2))"
-    )
+    namespace = notebook("data = [[[i], [i]] for i in range(2000)]", "model = nn.Sequential(nn.Linear(2, 2))")
     state = State.of(namespace, None)
     run(namespace, "model[0].weight.data.zero_()")
     restored = state.restore()
@@ -786,10 +769,6 @@ CHANGES = (
 @given(st.lists(st.tuples(st.sampled_from(CHANGES), st.integers(0, 1)), min_size=1, max_size=12))
 def test_any_sequence_of_changes_is_undone(changes: list[tuple[str, int]]) -> None:
     made = """
-    import random
-    import numpy as np, torch
-    from torch import nn
-    torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     model[1].weight = model[0].weight
     optimizer = torch.optim.AdamW([{'params': model[0].parameters()}, {'params': [model[1].bias]}], 0.1)

@@ -40,7 +40,6 @@ from tests.support.loading_datasets import (
     StandIns,
     Stream,
     offset,
-    slow_collate,
 )
 
 PARTS = ("read_ns", "transform_ns", "collate_ns")
@@ -83,14 +82,7 @@ def timed(run: Run) -> Batches:
     return b
 
 
-def largest(b: Batches) -> str:
-    return max(PARTS, key=lambda part: float(np.median(getattr(b, part))))
-
-
-START = [(0, None), (2, "fork"), (2, "spawn")]
-
-
-@pytest.mark.parametrize(("workers", "method"), START)
+@pytest.mark.parametrize(("workers", "method"), [(0, None), (2, "fork"), (2, "spawn")])
 def test_every_batch_is_timed_where_it_is_made(workers: int, method: str | None) -> None:
     dataset = Planted(24, transform=Burn(0.005))
     init = offset if workers else None
@@ -101,7 +93,7 @@ def test_every_batch_is_timed_where_it_is_made(workers: int, method: str | None)
     assert len(b) == len(run.steps) == 6 and set(b.item_count.tolist()) == {4}
     assert set(b.worker.tolist()) == (set(range(workers)) if workers else {-1})
     assert (b.answered_ns >= 0).all() and (np.diff(b.answered_ns) > 0).all()
-    assert largest(b) == "transform_ns"
+    assert max(PARTS, key=lambda part: float(np.median(getattr(b, part)))) == "transform_ns"
     values = torch.cat(had)[:, 0].tolist()
     assert values == [i + (100.0 if workers else 0.0) for i in range(24)], "the user's worker_init_fn did its work"
     assert not [m for m in run.missing if m.key == "workers_inside"]
@@ -128,28 +120,6 @@ def test_whether_the_loop_makes_its_loader_anew(anew: bool) -> None:
     epochs = itertools.chain.from_iterable(DataLoader(dataset, batch_size=4) if anew else first for _ in range(3))
     run, _ = trained(epochs)
     assert run.loader is not None and run.loader.remade is anew and run.loader.batch_tensors == 1
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize(
-    ("part", "waits", "make"),
-    [
-        ("read_ns", True, lambda w: DataLoader(Planted(24, wait_s=0.01), batch_size=4, num_workers=w)),
-        ("read_ns", False, lambda w: DataLoader(Planted(24, work_s=0.005), batch_size=4, num_workers=w)),
-        ("collate_ns", False, lambda w: DataLoader(Planted(24), batch_size=4, num_workers=w, collate_fn=slow_collate)),
-    ],
-)
-def test_the_planted_part_is_largest_and_waiting_is_not_work(
-    workers: int, part: str, waits: bool, make: Callable[[int], Any]
-) -> None:
-    b = timed(trained(make(workers))[0])
-    assert largest(b) == part
-    cpu = getattr(b, part.replace("_ns", "_cpu_ns")).sum()
-    if waits:
-        assert cpu < 0.5 * getattr(b, part).sum()
-    else:
-        crowded = np.maximum(b.core_wait_ns, 0).sum()
-        assert cpu + crowded > 0.5 * getattr(b, part).sum()
 
 
 @pytest.mark.parametrize(
@@ -262,12 +232,8 @@ def test_batches_after_one_that_failed_keep_their_own_times() -> None:
 
 def test_a_worker_that_dies_loses_no_batch_before_it() -> None:
     loader = DataLoader(Dying(40), batch_size=4, num_workers=1, prefetch_factor=1)
-    with (
-        pytest.raises(RuntimeError, match="exited unexpectedly"),
-        gpulab.profile(show=False, save=False, trace=False) as p,
-    ):
-        for _ in loader:
-            pass
+    with pytest.raises(RuntimeError, match="exited"), gpulab.profile(show=False, save=False, trace=False) as p:
+        list(loader)
     assert p.run is not None and any(m.key == "loader" for m in p.run.missing)
     assert len(timed(p.run)) == 5
 

@@ -27,6 +27,8 @@ from gpulab.run import Device, Float32
 from tests.support import fake_nvml as fakes
 from tests.support.paths import ROOT, TESTS
 
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
+
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
 PATIENCE_S = 120.0
@@ -156,7 +158,6 @@ CANNOT_BEGIN = {
 }
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(("broken", "said"), CANNOT_BEGIN.values(), ids=CANNOT_BEGIN)
 def test_why_there_are_no_curves_is_said(
     broken: tuple[Any, str, str] | None, said: str, monkeypatch: pytest.MonkeyPatch
@@ -179,7 +180,6 @@ def is_quiet(sampler: Sampler) -> bool:
     return sampler._last_ns == before_ns
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "END_TIMEOUT_S", 0.2)
     sampler = started()
@@ -205,7 +205,6 @@ def test_stop_at_once_twice_and_without_start() -> None:
     assert Sampler(os.getpid(), CPU, 0).stop()[1] == ()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
 def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
     sampler = started()
     until(sampler.series, "the legend")
@@ -216,7 +215,6 @@ def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
     assert sampler.stop()[1] == ()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="kill")
 @pytest.mark.parametrize("workers", [False, True], ids=["alone", "a forked worker holds our pipe"])
 def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
     program = f"""
