@@ -125,9 +125,7 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
     assert not [m for m in p.run.missing if m.key == "steps"]
 
 
-def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_lost_worker_of_an_earlier_cell_costs_no_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Its handler looks after all of them whenever a child process ends: so does the sampling process, with the run."""
     heard = []
 
@@ -156,15 +154,12 @@ def test_which_errors_are_deaths() -> None:
 # -- workers that cannot start -----------------------------------------------------------------------------------------
 
 NOTEBOOK = """
-import functools, sys
 import torch, gpulab
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 class Squares(Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return torch.tensor(float(i * i))
-def together(items): return torch.stack(items)
-def prepare(worker): pass
 
 def main(**options):
     with gpulab.profile("workers", show=False, save=False) as p:
@@ -184,15 +179,12 @@ SQUARES = "[0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0]"
 
 def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]:
     """What a program wrote, as a file or, as in a notebook, with a main module that is none."""
-    code = textwrap.dedent(NOTEBOOK) % options
+    code = NOTEBOOK % options
     path = tmp_path / "training.py"
     path.write_text(code)
-    argv = [str(path)] if script else ["-c", code]
+    command = [python_with_torch(), *([str(path)] if script else ["-c", code])]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
-    command = [python_with_torch(), *argv]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
-    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr
 
 

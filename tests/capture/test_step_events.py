@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -55,35 +54,21 @@ def test_a_step_takes_what_the_gpu_takes_for_it(fake_cuda: FakeCuda, work_ns: li
     fake_cuda.clock_ns = None
 
 
-def cell(fake: FakeCuda, steps: int, work_ns: int, leave_after: int | None = None) -> Callable[[], None]:
-    """A training loop that never waits for the GPU; a step takes a millisecond of the host."""
-    fake.clock_ns = 0
-    model = torch.nn.Linear(2, 2)
+@pytest.mark.parametrize("leave_after", [None, 6])
+def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda, leave_after: int | None) -> None:
+    """The loop never waits for the GPU; one that is left by `break` keeps its whole steps, too."""
+    fake_cuda.start()
+    fake_cuda.clock_ns = 0
+    model, steps = torch.nn.Linear(2, 2), leave_after or 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(torch.ones(steps, 2), batch_size=1)  # type: ignore[arg-type]
-
-    def run() -> None:
-        for i, batch in enumerate(data):
-            optimizer.zero_grad()
+    with ShortRun(steps, on_gpu=True) as block:
+        for i, batch in enumerate(torch.utils.data.DataLoader(torch.ones(20, 2), batch_size=1)):  # type: ignore[arg-type]
             model(batch).sum().backward()
-            fake.enqueue(work_ns)
-            fake.clock_ns = (fake.clock_ns or 0) + MS
+            fake_cuda.enqueue(40 * MS)
+            fake_cuda.clock_ns = (fake_cuda.clock_ns or 0) + MS
             optimizer.step()
             if i + 1 == leave_after:
                 break
-
-    return run
-
-
-@pytest.mark.parametrize("leave_after", [None, 6])
-def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda, leave_after: int | None) -> None:
-    """A loop that is left by `break` keeps its whole steps, too."""
-    fake_cuda.start()
-    run = cell(fake_cuda, 20, 40 * MS, leave_after)
-    steps = leave_after or 10
-    block = ShortRun(steps, on_gpu=True)
-    with block:
-        run()
     assert len(block.steps) == steps and "synchronize" not in fake_cuda.calls
     assert (block.steps.time_ns[1 : steps - 1] == 40 * MS).all()
     assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns, "the GPU was waited for at the end"
@@ -93,8 +78,7 @@ def test_a_boundary_in_a_graph_capture_leaves_the_graph_alone(fake_cuda: FakeCud
     fake_cuda.start()
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    block = ShortRun(6, on_gpu=True)
-    with block:
+    with ShortRun(6, on_gpu=True) as block:
         for i in range(6):
             model(torch.ones(2)).sum().backward()
             if i == 3:

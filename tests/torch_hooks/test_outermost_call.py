@@ -104,7 +104,7 @@ def test_recomputed_calls_of_a_backward_pass_are_not_outermost() -> None:
     from torch.utils.checkpoint import checkpoint
 
     class Saving(nn.Sequential):
-        def forward(self, x: Any) -> Any:  # type: ignore[override]
+        def forward(self, x: Any) -> Any:
             return checkpoint(self[0], x, use_reentrant=False)
 
     notes: list[str] = []
@@ -130,7 +130,7 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
     torch.compiler.reset()
     try:
         with around_outermost(Layer.AUTOCAST, noting("a", notes)):
-            compiled = torch.compile(model, backend=graphs)
+            compiled: Any = torch.compile(model, backend=graphs)
             in_place = Net()
             in_place.compile(backend=graphs)
             compiled(X), compiled(X), in_place(X)
@@ -149,7 +149,7 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
 class InPieces(nn.Sequential):
     """Its parts are called after a graph break each."""
 
-    def forward(self, x: Any) -> Any:  # type: ignore[override]
+    def forward(self, x: Any) -> Any:
         for part in self:
             x = part(x)
             torch._dynamo.graph_break()
@@ -217,7 +217,7 @@ def test_steps_are_told_by_turn_and_back(reverse: bool) -> None:
             undo.enter_context(around_steps(turn, Noting(turn.name, notes)))
         optimizer = new_cell().optimizer
         optimizer.step()
-        optimizer.step(lambda: torch.tensor(0.0))
+        optimizer.step(lambda: 0.0)
         on_another_thread(optimizer.step)
     optimizer.step()
     told = ["before SCALING", "before ACCUMULATING", "after ACCUMULATING", "after SCALING"]

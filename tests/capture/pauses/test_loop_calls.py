@@ -120,8 +120,7 @@ def test_an_event_names_the_users_callback(pauses: Pauses, clock: Clock) -> None
     CallbackHandler(Watch()).call_event("on_step_end")
     ((kind, _, _, spot, detail),) = pauses.heard
     assert (kind, detail) == ("callback", "Watch.on_step_end")
-    assert spot is not None
-    assert spot[1] == Watch.on_step_end.__code__.co_firstlineno
+    assert spot is not None and spot[1] == Watch.on_step_end.__code__.co_firstlineno
 
 
 def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clock) -> None:
@@ -129,6 +128,8 @@ def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clo
     assert not pauses.heard
     Writer(clock, pauses).evaluate()
     assert [p[0] for p in pauses.heard] == ["evaluation"]
+    pauses.finish(np.array([0], dtype=np.int64), trains=False)
+    assert not pauses.heard, "a run that only evaluates has none"
 
 
 def test_an_evaluation_counts_once(pauses: Pauses, clock: Clock) -> None:
@@ -147,12 +148,6 @@ def test_a_callback_that_evaluates_is_evaluation(pauses: Pauses, clock: Clock) -
     pauses._evaluated = [Stretch(start_ns + 5 * MS, end_ns)]
     pauses.finish(np.array([0], dtype=np.int64), trains=True)
     assert [p[0] for p in pauses.heard] == ["evaluation"]
-
-
-def test_a_run_that_only_evaluates_has_no_pauses(pauses: Pauses, clock: Clock) -> None:
-    Writer(clock).evaluate()
-    pauses.finish(np.array([0], dtype=np.int64), trains=False)
-    assert not pauses.heard
 
 
 def test_what_takes_half_of_a_callback_gives_its_kind() -> None:
@@ -175,5 +170,4 @@ def test_the_libraries_have_these_calls(call: tuple[str, str, str, str]) -> None
         found = vars(importlib.import_module(module)).get(owner)
     except ImportError:
         pytest.skip(f"{module} is not installed")
-    assert found is not None
-    assert callable(getattr(found, name))
+    assert found is not None and callable(getattr(found, name))

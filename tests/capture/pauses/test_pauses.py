@@ -122,22 +122,16 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
         pauses.add("checkpoint_save", t_ns, t_ns + 6_000_000, None)
         pauses.trained()
     more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
-    assert [(kind, start) for kind, start, *_ in pauses.heard] == [
-        ("checkpoint_save", 1_000_000),
-        ("gc", 60_000_000),
-        ("checkpoint_save", 60_000_000),
-    ]
+    kept = [("checkpoint_save", 1_000_000), ("gc", 60_000_000), ("checkpoint_save", 60_000_000)]
+    assert [(kind, start) for kind, start, *_ in pauses.heard] == kept
     assert [(s.kind, s.count, s.total_ns) for s in more] == [("gc", 1, 400)]
 
 
 def test_without_training_nothing_is_evaluation() -> None:
     pauses = Pauses()
-    pauses.asked(1, None, 0, fresh=True)
-    pauses.passes.answered(1, batch=False, end=False)
-    pauses.asked(1, None, 2, fresh=False)
-    pauses.passes.answered(3, batch=True, end=False)
-    pauses.asked(1, None, 4, fresh=False)
-    pauses.passes.answered(5, batch=False, end=True)
+    for t_ns, answer in enumerate(("iterator", "batch", "end")):
+        pauses.asked(1, None, t_ns, fresh=answer == "iterator")
+        pauses.passes.answered(t_ns, batch=answer == "batch", end=answer == "end")
     pauses.finish(NO_STEPS, trains=False)
     assert pauses.heard == []
 
@@ -158,9 +152,7 @@ def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
     each_tenth = [(t, t + 5) for t in range(100, 1000, 100)]
     each = [(t + 1, t + 4) for t in range(0, 1000, 10)]
     found = stretches(each_tenth).evaluations([], starts)
-    assert [(s.start_ns // MS, s.end_ns // MS) for s in found] == each_tenth and {s.spot for s in found} == {
-        ("f", 1, "")
-    }
+    assert [(s.start_ns // MS, s.end_ns // MS, s.spot) for s in found] == [(*t, ("f", 1, "")) for t in each_tenth]
     assert stretches(each).evaluations([], starts) == ()
     both = stretches(each)
     both._stretches += stretches(each_tenth, ("sample", 2, ""))._stretches
@@ -216,7 +208,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     pauses = Pauses()
     layer = torch.nn.Linear(2, 2)
 
-    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    @torch.inference_mode()
     def sample() -> Any:
         time.sleep(0.002)
         return layer(torch.ones(2))
@@ -250,11 +242,7 @@ def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) ->
         gc.collect()
     assert {t: _found(t) for t in TARGETS} == before and gc.callbacks == callbacks
     saves = [(p[4], p[3] and p[3][0]) for p in pauses.heard if p[0] == "checkpoint_save"]
-    assert saves == [
-        ("numpy.savez: a.npz", __file__),
-        ("torch.save: a.pt", __file__),
-        ("torch.save: b.pt", __file__),
-    ]
+    assert saves == [(said, __file__) for said in ("numpy.savez: a.npz", "torch.save: a.pt", "torch.save: b.pt")]
     torch.save({}, tmp_path / "c.pt")
     assert len([p for p in pauses.heard if p[0] == "checkpoint_save"]) == 3
 
@@ -265,25 +253,25 @@ def _found(target: Any) -> Any:
     return None if owner is None else vars(owner).get(target.name)
 
 
-def test_a_library_imported_during_the_run_is_hooked_later() -> None:
+def test_a_library_imported_during_the_run_is_hooked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "lightning.pytorch.trainer.trainer"
-    kept = sys.modules.get(name)
+
+    class Trainer:
+        def save_checkpoint(self, path: str) -> str:
+            torch.save({}, io.BytesIO())
+            return path
+
     made: Any = type(sys)(name)
-    made.Trainer = type("Trainer", (), {"save_checkpoint": lambda self, path: torch.save({}, io.BytesIO()) or path})
+    made.Trainer = Trainer
+    monkeypatch.delitem(sys.modules, name, raising=False)
     pauses = Pauses()
-    try:
-        sys.modules.pop(name, None)
-        with ExitStack() as undo:
-            hooks = PauseHooks(pauses, undo)
-            hooks.install()
-            sys.modules[name] = made
-            hooks.look()
-            assert made.Trainer().save_checkpoint("last.ckpt") == "last.ckpt"
-        assert [p[4] for p in pauses.heard] == ["Trainer.save_checkpoint: last.ckpt"]
-    finally:
-        sys.modules.pop(name, None)
-        if kept is not None:
-            sys.modules[name] = kept
+    with ExitStack() as undo:
+        hooks = PauseHooks(pauses, undo)
+        hooks.install()
+        monkeypatch.setitem(sys.modules, name, made)
+        hooks.look()
+        assert made.Trainer().save_checkpoint("last.ckpt") == "last.ckpt"
+    assert [p[4] for p in pauses.heard] == ["Trainer.save_checkpoint: last.ckpt"]
 
 
 def test_other_threads_are_not_heard() -> None:

@@ -51,7 +51,7 @@ def test_excerpts_that_touch_are_one() -> None:
 
 def test_which_lines_hold_the_steps() -> None:
     fit, hot, update = ("train.py", 9, "main"), ("train.py", 4, "metric"), ("train.py", 6, "main")
-    looks = [(hot, fit)] * 60 + [(fit,)] * 40
+    looks: list[tuple[tuple[str, int, str], ...]] = [(hot, fit)] * 60 + [(fit,)] * 40
     assert throughout([(hot,)] * 100, {update}) == set(), "it takes nearly all the time, and that is all"
     assert throughout(looks, {fit, update}) == {fit}, "it calls the update"
     assert throughout(looks, set()) == {fit}, "without an update, what is always there"
