@@ -161,28 +161,20 @@ class Squares(Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return torch.tensor(float(i * i))
 
-def main(**options):
-    with gpulab.profile("workers", show=False, save=False) as p:
-        got = []
-        try:
-            for batch in DataLoader(batch_size=4, num_workers=1, **options): got += batch.tolist()
-        except RuntimeError as e:
-            got = "failed"
-    print(got, sorted({m.key for m in p.run.missing} & {"workers", "loader"}))
-
-if __name__ == "__main__":
-    main(%s)
+with gpulab.profile("workers", show=False, save=False) as p:
+    got = []
+    try:
+        for batch in DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="%s"):
+            got += batch.tolist()
+    except RuntimeError as e:
+        got = "failed"
+print(got, sorted({m.key for m in p.run.missing} & {"workers", "loader"}))
 """
 
-SQUARES = "[0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0]"
 
-
-def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]:
-    """What a program wrote, as a file or, as in a notebook, with a main module that is none."""
-    code = NOTEBOOK % options
-    path = tmp_path / "training.py"
-    path.write_text(code)
-    command = [python_with_torch(), *([str(path)] if script else ["-c", code])]
+def run_notebook(tmp_path: Path, start_method: str) -> tuple[str, str]:
+    """What a program wrote whose main module is no file, as in a notebook."""
+    command = [python_with_torch(), "-c", NOTEBOOK % start_method]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr
@@ -193,21 +185,16 @@ def predicted(stderr: str) -> list[str]:
 
 
 def test_a_notebook_dataset_is_predicted_to_fail_with_spawn(tmp_path: Path) -> None:
-    out, stderr = run_python(tmp_path, "dataset=Squares(), multiprocessing_context='spawn'", script=False)
+    out, stderr = run_notebook(tmp_path, "spawn")
     assert out == "failed ['loader', 'workers']", "torch's own failure came, as predicted"
     (line,) = predicted(stderr)
     assert stderr.startswith(line), "before it happened"
     assert "start method spawn" in line and "Squares" in line and ".py file" in line and "num_workers=0" in line
 
 
-@pytest.mark.parametrize(
-    ("options", "script"),
-    [("multiprocessing_context='spawn'", True), ("multiprocessing_context='fork'", False)],
-    ids=["a script", "forked"],
-)
-def test_nothing_is_foretold_where_the_workers_do_start(tmp_path: Path, options: str, script: bool) -> None:
-    out, stderr = run_python(tmp_path, f"dataset=Squares(), {options}", script=script)
-    assert out == f"{SQUARES} []" and not predicted(stderr)
+def test_nothing_is_foretold_where_the_workers_do_start(tmp_path: Path) -> None:
+    out, stderr = run_notebook(tmp_path, "fork")
+    assert out == "[0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0] []" and not predicted(stderr)
 
 
 class Held:

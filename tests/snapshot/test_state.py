@@ -28,7 +28,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpulab.errors import GpulabError
-from gpulab.snapshot import tensors
+from gpulab.snapshot import tensors, walk
 from gpulab.snapshot.state import Restored, State
 from gpulab.snapshot.tensors import TooLarge
 
@@ -635,23 +635,14 @@ def test_a_state_larger_than_free_memory_is_refused(free: int, monkeypatch: pyte
     assert drawn() == before and namespace["a"] == 1 and state.bytes == 0
 
 
-class Numbers(torch.utils.data.Dataset[Any]):
-    """For workers, which must be able to import it."""
-
-    def __len__(self) -> int:
-        return 24
-
-    def __getitem__(self, i: int) -> torch.Tensor:
-        return torch.tensor(float(i))
-
-
 def children() -> set[int]:
     return {child.pid for child in psutil.Process().children(recursive=True)}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
 def test_persistent_workers_of_the_cell_are_shut_down() -> None:
-    loader = torch.utils.data.DataLoader(Numbers(), 4, shuffle=True, num_workers=1, persistent_workers=True)
+    numbers: Any = range(24)
+    loader = torch.utils.data.DataLoader(numbers, 4, shuffle=True, num_workers=1, persistent_workers=True)
     namespace: dict[str, Any] = {"loader": loader}
     before, cell = children(), "order = [b.tolist() for b in loader]"
     state = State.of(namespace, None)
@@ -713,8 +704,6 @@ def test_slots_and_dataclasses() -> None:
 
 
 def test_more_objects_than_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.snapshot import walk
-
     monkeypatch.setattr(walk, "MOST", 500)
     namespace = notebook("data = [[[i], [i]] for i in range(2000)]", "model = nn.Sequential(nn.Linear(2, 2))")
     state = State.of(namespace, None)

@@ -146,11 +146,20 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
     assert vars(nn_module)["unpatched_nn_module_call"] is original
 
 
-class InPieces(nn.Sequential):
+class Part(nn.Linear):
+    def forward(self, x: Any) -> Any:
+        return super().forward(x).relu()
+
+
+class InPieces(nn.Module):
     """Its parts are called after a graph break each."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.ModuleList(Part(4, 4) for _ in range(12))
+
     def forward(self, x: Any) -> Any:
-        for part in self:
+        for part in self.parts:
             x = part(x)
             torch._dynamo.graph_break()
         return x
@@ -162,7 +171,7 @@ def test_a_module_compiled_in_pieces_stays_so_under_the_patch() -> None:
     def graphs(wrapped: bool) -> int:
         found = Graphs()
         torch.compiler.reset()
-        model = InPieces(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU()) for _ in range(12)))
+        model = InPieces()
         model.compile(backend=found)
         with ExitStack() as undo:
             if wrapped:
