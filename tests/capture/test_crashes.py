@@ -132,7 +132,11 @@ CAPTURING += "    graph.__exit__(None, None, None)\n"
 def test_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda, trains: str) -> None:
     with gpulab.profile(show=False, save=False, live=False, device="cuda", steps=30) as profile:
         exec(CAPTURING.replace("optimizer.step()", trains), names)
+    assert fake_cuda.violations == [] and fake_cuda.captured == []
     assert len(profile.run.steps) >= 30
+
+
+def test_blocks_of_steps_inside_a_graph_capture(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
     compared(CAPTURING, {"workers": 1}, names)
     assert fake_cuda.violations == [] and fake_cuda.captured == []
 
@@ -208,7 +212,9 @@ def test_a_knob_that_cannot_be_taken_out_after_it(names: dict[str, Any], monkeyp
                 torch.cuda.synchronize()
 
     monkeypatch.setattr(LoaderOption, "applied", waits_at_its_end)
-    lost(CELL, {"workers": 1, "fails_at": 5}, names)
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(CELL, {"workers": 1, "fails_at": 5}, names)
+    assert "in fail\n" in lines(caught.value)
 
 
 def test_a_record_that_fails_does_not_hide_the_users_error(

@@ -26,6 +26,7 @@ SLURM = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_PROCID": "1", "SLURM
 )
 def test_a_process_by_itself_is_no_rank(environment: dict[str, str]) -> None:
     assert current_job(environment) is None
+    assert cluster_id(environment) == environment.get("SLURM_JOB_ID", "")
 
 
 ELASTIC = {**TORCHRUN, "TORCHELASTIC_RUN_ID": "abc"}
@@ -53,10 +54,6 @@ def test_what_each_launcher_says(environment: dict[str, str], job: Job) -> None:
     found = current_job(environment)
     assert found is not None and found.node == platform.node()
     assert replace(found, node="") == replace(job, node="")
-
-
-def test_the_job_of_a_process_outside_a_step_has_an_id() -> None:
-    assert cluster_id({"SLURM_JOB_ID": "77"}) == "77" and cluster_id({}) == ""
 
 
 def test_ranks_without_a_name_are_told_by_who_started_them() -> None:

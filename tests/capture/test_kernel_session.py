@@ -409,14 +409,14 @@ def test_the_extension_unloads_and_reloads(session: KernelSession) -> None:
     session.run("%%gpuprofile --no-live --no-save\n1 + 1").report()
 
 
-@pytest.mark.parametrize("first", ["%%time\n%%gpuprofile --no-save", "%%gpuprofile --no-save\n%%time"])
-def test_time_around_and_inside(session: KernelSession, first: str) -> None:
+def test_time_around_and_inside(session: KernelSession) -> None:
     saved = "sorted(p.name for p in __import__('gpulab').runs.store.root.glob('*'))"
     before = session.value(saved)
-    answer = session.run(f"{first}\nm = train(DataLoader(Slow(20), batch_size=2))\n6 * 7")
-    assert "Wall time" in answer.stdout and shown_value(answer) == "42"
-    assert "Saving was switched off." in answer.report()[1] and session.value(saved) == before
-    answer = session.run(f"{first}\ndef f():\n    1 / 0\nf()")
+    for first in ("%%time\n%%gpuprofile --no-save", "%%gpuprofile --no-save\n%%time"):
+        answer = session.run(f"{first}\nm = train(DataLoader(Slow(20), batch_size=2))\n6 * 7")
+        assert "Wall time" in answer.stdout and shown_value(answer) == "42"
+        assert "Saving was switched off." in answer.report()[1] and session.value(saved) == before
+    answer = session.run("%%time\n%%gpuprofile --no-save\ndef f():\n    1 / 0\nf()")
     assert answer.error is not None and not own_frames(answer.error[2])
     assert "Cell In" in answer.error[2] and "in f()" in answer.error[2]
 

@@ -55,6 +55,7 @@ def test_our_time_never_exceeds_what_a_step_has() -> None:
 
 def test_the_figures_are_without_our_time() -> None:
     run = run_of(wait=0.25)
+    assert not len(run.steps.own_ns) and (run.steps.time_ns == run.steps.wall_ns).all(), "as an older record"
     wall_us = float(np.median(run.steps.wall_ns)) / 1e3
     own = np.full(len(run.steps), 2_000 * US, np.int64)
     figures = facts(replace(run, steps=replace(run.steps, own_ns=own)))
@@ -63,9 +64,3 @@ def test_the_figures_are_without_our_time() -> None:
     assert figures.observer_us_per_step == pytest.approx(2_000)
     outside = facts(run).outside_steps_fraction
     assert figures.outside_steps_fraction == pytest.approx(outside)
-
-
-def test_an_older_record_has_its_wall_times() -> None:
-    steps = run_of().steps
-    assert not len(steps.own_ns)
-    assert (steps.time_ns == steps.wall_ns).all()

@@ -143,16 +143,11 @@ def test_names_of_real_traces_say_what_they_said() -> None:
 
 
 @pytest.mark.parametrize("trace", loaded_traces.ALL)
-def test_every_name_of_a_real_trace_is_among_them(trace: str) -> None:
-    t = loaded_traces.trace(trace).timeline
-    names = {t.names[i] for i in np.unique(t.name_id[spans.in_category(t, Category.KERNEL)]).tolist()}
-    assert names <= set(golden())
-
-
-@pytest.mark.parametrize("trace", loaded_traces.ALL)
-def test_breakdown_and_classes_agree_on_communication(trace: str) -> None:
+def test_names_of_a_real_trace_are_among_them_and_agree(trace: str) -> None:
+    """Breakdown and classes have the same communication."""
     t = loaded_traces.trace(trace).timeline
     kernel = spans.in_category(t, Category.KERNEL)
+    assert {t.names[i] for i in np.unique(t.name_id[kernel]).tolist()} <= set(golden())
     counted = kernel & spans.named(t, spans.is_communication)
     classed = kernel & spans.named(t, lambda name: class_of(name) == "communication")
     assert (counted == classed).all()
