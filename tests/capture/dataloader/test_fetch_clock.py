@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture.dataloader import fetch_clock, iterator_times
+from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.capture.dataloader.compute_threads import ComputeThreads
 from gpulab.capture.dataloader.iterator_times import Here
@@ -387,6 +387,14 @@ def test_a_stand_in_is_what_it_stands_for() -> None:
     assert type(copy.copy(ours)) is Burn and type(copy.deepcopy(ours)) is Burn
     assert type(pickle.loads(pickle.dumps(ours))) is Burn
     assert bool(fetch_clock._Timed([], fetch_clock._Spent())) is False
+
+
+def test_a_ring_keeps_the_newest_rows() -> None:
+    memory = shared_rows.SharedRows(2, 3)
+    for i in range(5):
+        memory.write(1, (i,) * shared_rows.ROW_WORDS)
+    assert memory.written(0) == 0 and memory.written(1) == 5
+    assert [row[0] for row in memory.read(1, 2, 5)] == [2, 3, 4]
 
 
 def one_batch() -> tuple[int, ...]:

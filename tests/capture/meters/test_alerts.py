@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, alerts_of
+from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
@@ -41,6 +41,18 @@ def played(steps: list[tuple[float, float]], end_s: float | None = None) -> tupl
         at += wall
         alerts.steps(at, wall, wall * share)
     return alerts.all(at if end_s is None else end_s)
+
+
+@given(rows)
+def test_smoothing_against_the_definition(steps: list[tuple[float, float]]) -> None:
+    smoothed, at, seen = Smoothed(), 0.0, list[tuple[float, float, float]]()
+    for wall, share in steps:
+        at += wall
+        seen.append((at, wall * share, wall))
+        kept = [row for row in seen if row[0] > at - SMOOTHED_S] or seen[-1:]
+        assert smoothed.add(at, wall * share, wall) == pytest.approx(
+            sum(r[1] for r in kept) / sum(r[2] for r in kept), abs=1e-9
+        )
 
 
 def by_hand(steps: list[tuple[float, float]]) -> list[tuple[float, float | None]]:
