@@ -68,6 +68,17 @@ def compared(cell: str, knobs: dict[str, object], names: dict[str, Any], **more:
     return gpulab.experiment(cell, knobs, namespace=names, **given)
 
 
+def lost(cell: str, knobs: dict[str, object], names: dict[str, Any]) -> Experiment:
+    """The experiment in which the cell loses the GPU: the user's own exception is raised, from the user's line."""
+    with pytest.raises(RuntimeError, match=ASSERT) as caught:
+        compared(cell, knobs, names)
+    assert "in fail\n" in lines(caught.value) and profiler_is_off()
+    assert caught.value.__notes__ == [NEXT_STEP]
+    experiment = gpulab.experiments[-1].result
+    assert isinstance(experiment, Experiment)
+    return experiment
+
+
 def lines(error: BaseException) -> str:
     """The lines of code in its traceback."""
     return "".join(traceback.format_tb(error.__traceback__))
@@ -78,10 +89,15 @@ def profiler_is_off() -> bool:
     return not torch._C._autograd._profiler_enabled() and not torch.autograd.profiler._is_profiler_enabled
 
 
-def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start()
+def opened() -> Window:
     window = Window("cuda")
     window.start()
+    return window
+
+
+def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
+    fake_cuda.start()
+    window = opened()
     torch.ones(3) + 1
     fake_cuda.error = ASSERT
     recording = window.stop()
@@ -93,8 +109,7 @@ def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.current = 0  # the code says cuda:1 wherever it means it
-    window = Window("cuda")
-    window.start()
+    window = opened()
     fake_cuda.current = 1
     fake_cuda.enqueue(5_000_000)
     fake_cuda.current = 0
@@ -103,8 +118,7 @@ def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
 
 
 def test_a_window_on_code_of_the_cpu_starts_no_cuda(fake_cuda: FakeCuda) -> None:
-    window = Window("cuda")
-    window.start()
+    window = opened()
     torch.ones(3) + 1
     assert "aten::add" in window.stop().timeline(0).names
     assert fake_cuda.started_by is None and fake_cuda.contexts == []
@@ -142,22 +156,12 @@ def test_a_profiled_block(names: dict[str, Any], step: int) -> None:
 @pytest.mark.parametrize("step", [1, 5, 20])
 def test_the_cell_as_written_fails(names: dict[str, Any], step: int) -> None:
     names["fails_at"] = step
-    with pytest.raises(RuntimeError, match=ASSERT) as caught:
-        compared(CELL, {"workers": 1}, names)
-    assert "in fail\n" in lines(caught.value) and profiler_is_off()
-    assert caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].result
-    assert isinstance(experiment, Experiment) and experiment.stopped
-    assert f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
+    experiment = lost(CELL, {"workers": 1}, names)
+    assert experiment.stopped and f"{ASSERT}. {NEXT_STEP}" in " ".join(experiment.notes)
 
 
 def test_an_arm_fails(names: dict[str, Any]) -> None:
-    with pytest.raises(RuntimeError, match=ASSERT) as caught:
-        compared(CELL, {"fails_at": [5, -2]}, names)
-    assert "in fail\n" in lines(caught.value) and profiler_is_off() and caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].result
-    assert isinstance(experiment, Experiment)
-    sides = experiment.sides
+    sides = lost(CELL, {"fails_at": [5, -2]}, names).sides
     assert ASSERT in sides[1].failure and sides[2].facts is None, "nothing more was run"
 
 
@@ -165,12 +169,7 @@ def test_a_block_of_an_arm_fails(names: dict[str, Any], fake_cuda: FakeCuda) -> 
     cell = "gpu.fake.calls.append('run')\n" + CELL.replace(
         "number == fails_at", "fails_at == -2 and gpu.fake.calls.count('run') > 2"
     )
-    with pytest.raises(RuntimeError, match=ASSERT) as caught:
-        compared(cell, {"fails_at": [-2]}, names)
-    assert "in fail\n" in lines(caught.value) and caught.value.__notes__ == [NEXT_STEP]
-    experiment = gpulab.experiments[-1].result
-    assert isinstance(experiment, Experiment)
-    side = experiment.sides[1]
+    side = lost(cell, {"fails_at": [-2]}, names).sides[1]
     assert side.facts is not None and ASSERT in side.failure
     assert "run" not in fake_cuda.calls[fake_cuda.calls.index("launch") :], "nothing more was run"
 
@@ -191,17 +190,14 @@ def test_nothing_is_foretold_where_no_kernel_comes_back(names: dict[str, Any]) -
     assert predicted.refused == "there is no trace of the GPU's work to play again" and predicted.ratio is None
 
 
-def test_an_experiment_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
-    fake_cuda.error = ASSERT
-    with pytest.raises(DeviceLost, match="Restart the kernel"):
-        compared(CELL, {"workers": 1}, names)
-
-
-def test_a_cell_on_a_gpu_that_is_lost_already_runs(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+def test_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
+    """A cell runs, for it may not need it; an experiment does not."""
     fake_cuda.error = ASSERT
     with gpulab.profile(show=False, save=False, live=False, whole=True) as profile:
         exec(CELL, names)
     assert profile.run.outcome == "completed" and len(profile.run.steps) == 100
+    with pytest.raises(DeviceLost, match="Restart the kernel"):
+        compared(CELL, {"workers": 1}, names)
 
 
 def test_a_knob_that_cannot_be_taken_out_after_it(names: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,9 +294,7 @@ def test_each_session_begins_with_kernels_that_may_be_lost(
     counts: list[int] = []
     for _ in range(2):
         counts.append(0)
-        window = Window("cuda")
-        window.start()
-        window.stop()
+        opened().stop()
     assert counts[0] >= SACRIFICED and counts[1] == counts[0] + 1, "one more is lost with each session of a process"
 
 
@@ -343,8 +337,7 @@ def test_a_warning_of_each_session_is_not_the_users(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_window_asks_kineto_for_sizes_and_occupancy() -> None:
-    window = Window("cuda")
-    window.start()
+    window = opened()
     torch.ones(3) + 1
     events = window.stop().profile.profiler.kineto_results.events()
     (event,) = [e for e in events if e.name() == "aten::add"]
@@ -363,8 +356,7 @@ def test_the_profiler_leaves_the_process_where_that_is_safe(
     if by_the_user is not None:
         monkeypatch.setenv(TEARDOWN, by_the_user)
     for _ in range(2):
-        profile = gpulab.profile(show=False, save=False, live=False)
-        with profile:
+        with gpulab.profile(show=False, save=False, live=False) as profile:
             exec(CELL, names)
     run = profile.run
     assert run.observer.profiler_stays == stays

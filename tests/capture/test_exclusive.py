@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -32,29 +32,14 @@ def compared() -> None:
     gpulab.experiment(train, {"channels_last": True}, pairs=1, save=False, show=False)
 
 
-@pytest.fixture
-def on_another_thread() -> Callable[[Callable[[], None]], BaseException | None]:
-    def run(work: Callable[[], None]) -> BaseException | None:
-        raised: list[BaseException] = []
-
-        def caught() -> None:
-            try:
-                work()
-            except BaseException as e:
-                raised.append(e)
-
-        thread = threading.Thread(target=caught, name="other")
-        thread.start()
-        thread.join()
-        return raised[0] if raised else None
-
-    return run
+def on_another_thread(work: Callable[[], None]) -> BaseException | None:
+    """What it raises there."""
+    with ThreadPoolExecutor(1, thread_name_prefix="other") as pool:
+        return pool.submit(work).exception()
 
 
 @pytest.mark.parametrize("work", [profiled, compared])
-def test_a_second_thread_is_refused_and_may_come_later(
-    work: Callable[[], None], on_another_thread: Callable[[Callable[[], None]], BaseException | None]
-) -> None:
+def test_a_second_thread_is_refused_and_may_come_later(work: Callable[[], None]) -> None:
     with gpulab.profile(save=False, live=False, show=False, trace=False) as first:
         refused = on_another_thread(work)
         train()
@@ -71,9 +56,7 @@ def test_a_run_inside_a_run_of_the_same_thread_is_allowed() -> None:
     assert len(outer.run.steps) == 6
 
 
-def test_the_place_is_free_again_after_an_error(
-    monkeypatch: pytest.MonkeyPatch, on_another_thread: Callable[[Callable[[], None]], BaseException | None]
-) -> None:
+def test_the_place_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ZeroDivisionError), gpulab.profile(save=False, live=False, show=False, trace=False):
         raise ZeroDivisionError
     assert on_another_thread(profiled) is None
@@ -85,7 +68,5 @@ def test_the_place_is_free_again_after_an_error(
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    thread = threading.Thread(target=exclusive.take)
-    thread.start()
-    thread.join()
+    assert on_another_thread(exclusive.take) is None
     profiled()

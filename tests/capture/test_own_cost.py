@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-from typing import Any
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.capture.dataloader import fetch_clock
-from gpulab.capture.dataloader.fetch_clock import time_fetcher
 from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.run import Steps
 from tests.support.rule_cases import run_of
@@ -60,6 +55,7 @@ def test_our_time_never_exceeds_what_a_step_has() -> None:
 
 def test_the_figures_are_without_our_time() -> None:
     run = run_of(wait=0.25)
+    assert not len(run.steps.own_ns) and (run.steps.time_ns == run.steps.wall_ns).all(), "as an older record"
     wall_us = float(np.median(run.steps.wall_ns)) / 1e3
     own = np.full(len(run.steps), 2_000 * US, np.int64)
     figures = facts(replace(run, steps=replace(run.steps, own_ns=own)))
@@ -68,52 +64,3 @@ def test_the_figures_are_without_our_time() -> None:
     assert figures.observer_us_per_step == pytest.approx(2_000)
     outside = facts(run).outside_steps_fraction
     assert figures.outside_steps_fraction == pytest.approx(outside)
-
-
-def test_an_older_record_has_its_wall_times() -> None:
-    steps = run_of().steps
-    assert not len(steps.own_ns)
-    assert (steps.time_ns == steps.wall_ns).all()
-
-
-class _Sink:
-    def __init__(self) -> None:
-        self.own_ns: list[int] = []
-
-    def begins(self) -> bool:
-        return True
-
-    def add(self, row: fetch_clock.Row) -> None:
-        """The row is somebody else's."""
-
-    def cost(self, own_ns: int) -> None:
-        self.own_ns.append(own_ns)
-
-    def broken(self) -> None:
-        raise AssertionError("the timing broke")
-
-
-class _Fetcher:
-    auto_collation = True
-
-    def __init__(self, clock: SimpleNamespace) -> None:
-        self.clock, self.collate_fn = clock, list
-
-    def fetch(self, index: Any) -> Any:
-        self.clock.now_ns += 500 * US
-        return self.collate_fn([index])
-
-
-def test_timing_a_batch_knows_its_own_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = SimpleNamespace(now_ns=0)
-
-    def read() -> int:
-        clock.now_ns += 3 * US  # each look at the clock
-        return int(clock.now_ns)
-
-    monkeypatch.setattr(fetch_clock, "perf_counter_ns", read)
-    sink, fetcher = _Sink(), _Fetcher(clock)
-    undo = time_fetcher(fetcher, object(), sink)
-    fetcher.fetch(1)
-    undo()
-    assert sink.own_ns == [2 * 3 * US]  # before the batch and after it

@@ -17,7 +17,8 @@ from gpulab.capture.steps.profiler_window import ProfilerUnavailable
 from gpulab.devices import gpus_in_use
 from gpulab.run import Phase, Settings
 
-DEFAULTS = Settings()
+EARLY, LATE = schedule.plan(Settings(), None).windows
+ON_GPU = schedule.plan(Settings(), None, on_gpu=True).windows
 
 
 class FakeWindow(Struct, dict=True):
@@ -89,6 +90,13 @@ class Loop:
         return self.phases
 
 
+def whole() -> Loop:
+    """A loop of which all is asked for."""
+    loop = Loop(Settings(whole=True))
+    loop.phases.profile_whole()
+    return loop
+
+
 def recording(phases: Phases) -> object:
     """What the phases keep: of a fake window it is the text that names the window."""
     return phases.recording
@@ -118,60 +126,54 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 def test_an_early_window_is_replaced_by_the_later_one() -> None:
     loop = Loop().steps(60)
-    early, late = schedule.plan(Settings(), None).windows
-    assert [w.marks for w in loop.windows] == [
-        [(n, 0) for n in range(w.after + 1, w.after + w.length + 1)] for w in (early, late)
-    ]
+    marked = [[number for number, _ in window.marks] for window in loop.windows]
+    assert marked == [[*range(w.after + 1, w.after + w.length + 1)] for w in (EARLY, LATE)]
     phases = loop.finish()
     assert recording(phases) == "recording 2"
-    assert phases.traced == tuple(range(late.after + 1, late.after + late.length + 1))
+    assert phases.traced == tuple(range(LATE.after + 1, LATE.after + LATE.length + 1))
     assert [i + 1 for i, p in enumerate(loop.seen) if p is Phase.TRACED] == [
-        n for w in (early, late) for n in range(w.after + 1, w.after + w.length + 1)
+        n for w in (EARLY, LATE) for n in range(w.after + 1, w.after + w.length + 1)
     ]
     assert phases.cost_ns == 2 * (5 + 7)
     assert not phases.missing
 
 
-def test_a_run_that_ends_within_its_window_keeps_the_whole_steps() -> None:
-    early = schedule.plan(Settings(), None).windows[0]
-    loop = Loop().steps(early.after + 1)
-    phases = loop.finish()
-    assert phases.traced == (early.after + 1,) and recording(phases) == "recording 1"
-
-
-def test_a_second_window_without_a_whole_step_is_not_taken() -> None:
-    early, late = schedule.plan(Settings(), None).windows
-    loop = Loop().steps(late.after)
-    assert loop.open.number == 2
-    phases = loop.finish()
-    assert recording(phases) == "recording 1" and phases.traced[0] == early.after + 1
+@pytest.mark.parametrize(
+    ("steps", "on_gpu", "kept", "traced"),
+    [
+        (EARLY.after + 1, False, 1, (EARLY.after + 1,)),  # within its window: the whole steps
+        (LATE.after, False, 1, (EARLY.after + 1, EARLY.after + 2)),  # the second has no whole step
+        (60, True, 2, tuple(range(ON_GPU[1].after + 2, ON_GPU[1].after + ON_GPU[1].length + 2))),  # not the first step
+        (ON_GPU[0].after + 1, True, 1, (ON_GPU[0].after + 1,)),  # there is no other
+    ],
+)
+def test_which_steps_are_kept(steps: int, on_gpu: bool, kept: int, traced: tuple[int, ...]) -> None:
+    phases = Loop(on_gpu=on_gpu).steps(steps).finish()
+    assert recording(phases) == f"recording {kept}" and phases.traced == traced
 
 
 def test_a_slow_window_ends_at_the_next_boundary_and_says_so() -> None:
-    late = schedule.plan(Settings(), None).windows[1]
-    loop = Loop().steps(late.after)
+    loop = Loop().steps(LATE.after)
     loop.open.age_s = schedule.TRACE_LIMIT_S + 1
     phases = loop.steps(1).finish()
-    assert phases.traced == (late.after + 1,)
+    assert phases.traced == (LATE.after + 1,)
     assert phases.truncated == f"ended after 1 steps: longer than {schedule.TRACE_LIMIT_S:g} s"
 
 
 def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
-    early, late = schedule.plan(Settings(), None).windows
-    loop = Loop().steps(early.after)
+    loop = Loop().steps(EARLY.after)
     loop.open.age_s = schedule.TRACE_HARD_LIMIT_S + 1
     assert loop.phases.end_overdue(stepless=False)
     assert recording(loop.phases) == "recording 1", "nothing better is there yet"
     assert "one step ran longer" in (loop.phases.truncated or "")
-    phases = loop.steps(late.after + late.length).finish()
+    phases = loop.steps(LATE.after + LATE.length).finish()
     assert recording(phases) == "recording 2" and phases.truncated is None
 
 
 @pytest.mark.parametrize(("stepless", "limit_s"), [(True, 10.0), (False, 30.0)])
 def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadlines: list[Any]) -> None:
     assert (schedule.TRACE_STEPLESS_LIMIT_S, schedule.TRACE_HARD_LIMIT_S) == (10.0, 30.0)
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     assert deadlines[0].after_s == 10.0, "asked from then on, again and again"
     loop.open.age_s = limit_s
     assert not loop.phases.end_overdue(stepless=stepless)
@@ -184,9 +186,7 @@ def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadl
 
 
 def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:
-    asked = Loop(Settings(whole=True))
-    asked.phases.profile_whole()
-    assert asked.steps(20).finish().traced == tuple(range(1, 21))
+    assert whole().steps(20).finish().traced == tuple(range(1, 21))
     guessed = Loop()
     guessed.phases.profile_whole()
     phases = guessed.steps(1).phases
@@ -195,13 +195,11 @@ def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:
 
 
 def test_what_could_not_be_ended_in_time_is_said() -> None:
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     loop.open.age_s = 41.0
     said = loop.finish(stepless=True).choices[-1]
     assert (said.what, said.value) == ("profiled window", "41.0 s") and "10 s" in said.reason
-    quick = Loop(Settings(whole=True))
-    quick.phases.profile_whole()
+    quick = whole()
     quick.open.age_s = 9.0
     assert all(c.value != "9.0 s" for c in quick.finish(stepless=True).choices)
 
@@ -212,14 +210,12 @@ def test_steps_taken_back_are_profiled_anew() -> None:
     loop.phases.begin_again()
     loop.done = 0
     assert recording(loop.phases) is None and loop.phases.traced == ()
-    early = schedule.plan(Settings(), None).windows[0]
     phases = loop.steps(8).finish()
-    assert phases.traced == (early.after + 1, early.after + 2) and recording(phases) == "recording 2"
+    assert phases.traced == (EARLY.after + 1, EARLY.after + 2) and recording(phases) == "recording 2"
 
 
 def test_within_a_backward_pass_the_profiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = schedule.plan(Settings(), None).windows[1]
-    loop = Loop().steps(late.after)
+    loop = Loop().steps(LATE.after)
     window = loop.open
     monkeypatch.setattr(module, "in_backward", lambda: True)
     window.age_s = 1e9
@@ -264,8 +260,7 @@ def test_without_a_trace_nothing_is_opened_or_missing() -> None:
 
 
 def test_giving_up_stops_the_profiler_whatever_it_says() -> None:
-    loop = Loop(Settings(whole=True))
-    loop.phases.profile_whole()
+    loop = whole()
     loop.open.stop = lambda: 1 / 0  # type: ignore[method-assign,assignment,return-value]
     loop.windows[0].open = False
     loop.phases.abandon()
@@ -295,61 +290,33 @@ def test_nothing_is_due_before_it_is_said_to_be(steps: int | None, asked: int | 
 # -- on a GPU ----------------------------------------------------------------------------------------------------------
 
 
-def test_on_a_gpu_the_first_step_of_a_window_does_not_count() -> None:
-    early, late = schedule.plan(Settings(), None, on_gpu=True).windows
-    phases = Loop(on_gpu=True).steps(60).finish()
-    assert early.lead_in == late.lead_in == 1
-    assert phases.traced == tuple(range(late.after + 2, late.after + late.length + 2))
-
-
-def test_on_a_gpu_a_window_that_ends_in_its_first_step_keeps_it() -> None:
-    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
-    assert Loop(on_gpu=True).steps(early.after + 1).finish().traced == (early.after + 1,)
-
-
 def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
     loop = Loop(on_gpu=True)
     clock[0] = 100.0  # building the model, and the first step, in which it is compiled
     loop.steps(3)
+    assert loop.windows == [], "a slow start does not advance the window"
     clock[0] += schedule.GPU_PATIENCE_S + 1
     loop.steps(4)
     assert loop.windows[0].marks[0][0] == 5, "after one step of warm-up and three measured ones"
     assert loop.finish().traced == (6, 7)
 
 
-def test_a_window_due_in_a_graph_capture_opens_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_neither_open_nor_end_in_a_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
     capturing = [False]
     monkeypatch.setattr(gpus_in_use, "in_graph_capture", lambda: capturing[0])
-    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
+    early = ON_GPU[0]
     loop = Loop(on_gpu=True).steps(early.after - 1)
     capturing[0] = True
     loop.steps(3)
     assert loop.windows == []
     capturing[0] = False
-    loop.steps(1 + early.lead_in + early.length)
-    assert loop.windows[0].marks[0][0] == early.after + 4
-    assert loop.phases.traced == tuple(range(early.after + 5, early.after + 5 + early.length))
-
-
-def test_a_window_is_not_ended_within_a_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
-    capturing = [False]
-    monkeypatch.setattr(gpus_in_use, "in_graph_capture", lambda: capturing[0])
-    early = schedule.plan(Settings(), None, on_gpu=True).windows[0]
-    loop = Loop(on_gpu=True).steps(early.after + 1)
+    loop.steps(2)
+    assert loop.open.marks[0][0] == early.after + 4
     capturing[0] = True
     loop.steps(early.lead_in + early.length + 1)
     assert loop.open.open
     capturing[0] = False
     loop.steps(1)
     assert not any(w.open for w in loop.windows) and recording(loop.phases) == "recording 1"
-
-
-def test_on_a_gpu_a_slow_start_does_not_advance_the_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
-    loop = Loop(on_gpu=True)
-    clock[0] = 10 * schedule.GPU_PATIENCE_S
-    loop.steps(schedule.plan(Settings(), None, on_gpu=True).windows[0].after - 1)
-    assert loop.windows == []

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from contextlib import suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,9 @@ from gpulab.capture.steps import loop
 from gpulab.run import Missing, Run
 from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
+from tests.support.paths import ROOT
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals")
 
 KILLED = "DataLoader worker (pid 41) is killed by signal: Killed. "
 
@@ -53,29 +57,35 @@ def step(x: torch.Tensor) -> None:
     optimizer.step()
 
 
+def train_until_death(how: int, pids: list[int]) -> None:
+    """Five steps, after which the worker whose number is in `pids` ends."""
+    received = multiprocessing.Event()
+    batches: Any = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
+    pids.extend(w.pid for w in batches._workers)
+    for number, x in enumerate(batches, 1):
+        step(x)
+        if number == 5:
+            received.set()
+
+
+def train_four_steps() -> None:
+    for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
+        step(x)
+
+
 def lost(run: Run, key: str = "loader") -> Missing:
     (missing,) = [m for m in run.missing if m.key == key]
     return missing
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 @pytest.mark.parametrize(
     ("how", "said"), [(signal.SIGKILL, r"killed by signal(: Killed| 9 \(SIGKILL\))"), (-7, "exit code 7")]
 )
 def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str) -> None:
     pids: list[int] = []
 
-    def cell() -> None:
-        received = multiprocessing.Event()
-        batches: Any = iter(DataLoader(Deadly(how, received), batch_size=4, num_workers=1))
-        pids.extend(w.pid for w in batches._workers)
-        for number, x in enumerate(batches, 1):
-            step(x)
-            if number == 5:
-                received.set()
-
     with pytest.raises(RuntimeError) as caught, gpulab.profile("deadly", show=False, save=False) as p:
-        cell()
+        train_until_death(how, pids)
     assert re.match(rf"DataLoader worker \(pid(\(s\))? {pids[0]}\)", str(caught.value))
     assert not own_frames(caught.value)
     run = p.run
@@ -89,19 +99,11 @@ def test_a_worker_that_dies_is_the_users_error_and_recorded(how: int, said: str)
     assert "DataLoader worker" in p.report.text(full=True)
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_run_that_goes_on_without_its_worker_says_since_when() -> None:
-    received = multiprocessing.Event()
     with gpulab.profile("deadly", show=False, save=False) as p:
-        try:
-            for number, x in enumerate(DataLoader(Deadly(signal.SIGKILL, received), batch_size=4, num_workers=1), 1):
-                step(x)
-                if number == 5:
-                    received.set()
-        except RuntimeError:
-            pass
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-            step(x)
+        with suppress(RuntimeError):
+            train_until_death(signal.SIGKILL, [])
+        train_four_steps()
     run = p.run
     assert run.outcome == "completed" and len(run.steps) == 9
     missing = lost(run)
@@ -117,20 +119,13 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
 
     monkeypatch.setattr(loop, "samples_in", interrupted)
 
-    def cell() -> None:
-        for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-            step(x)
-
     with pytest.raises(RuntimeError, match="pid 41"), gpulab.profile("signal", show=False, save=False) as p:
-        cell()
+        train_four_steps()
     assert lost(p.run).reason == "worker process 41 killed by signal: Killed"
     assert not [m for m in p.run.missing if m.key == "steps"]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_a_lost_worker_of_an_earlier_cell_costs_no_report(capsys: pytest.CaptureFixture[str]) -> None:
     """Its handler looks after all of them whenever a child process ends: so does the sampling process, with the run."""
     heard = []
 
@@ -141,8 +136,7 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     before = signal.signal(signal.SIGCHLD, handle)
     try:
         with gpulab.profile("earlier", show=False, save=False) as p:
-            for x in DataLoader(torch.ones(16, 3), batch_size=4):  # type: ignore[arg-type]
-                step(x)
+            train_four_steps()
         assert signal.getsignal(signal.SIGCHLD) is handle, "put back"
     finally:
         signal.signal(signal.SIGCHLD, before)
@@ -150,62 +144,39 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(
     assert "gpulab failed" not in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("error", "said"),
-    [
-        ("DataLoader timed out after 5 seconds", None),
-        ("CUDA error", None),
-        ("", None),
-        (
-            "DataLoader worker (pid(s) 4, 51) exited unexpectedly",
-            "worker processes 4, 51 exited unexpectedly",
-        ),
-    ],
-)
-def test_which_errors_are_deaths(error: str, said: str | None) -> None:
-    assert worker_faults.death(error) == said
+def test_which_errors_are_deaths() -> None:
+    for error in ("DataLoader timed out after 5 seconds", "CUDA error", ""):
+        assert worker_faults.death(error) is None
+    death = worker_faults.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly")
+    assert death == "worker processes 4, 51 exited unexpectedly"
 
 
 # -- workers that cannot start -----------------------------------------------------------------------------------------
 
 NOTEBOOK = """
-import functools, sys
 import torch, gpulab
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset
 
 class Squares(Dataset):
     def __len__(self): return 8
     def __getitem__(self, i): return torch.tensor(float(i * i))
-def together(items): return torch.stack(items)
-def prepare(worker): pass
 
-def main(**options):
-    with gpulab.profile("workers", show=False, save=False) as p:
-        got = []
-        try:
-            for batch in DataLoader(batch_size=4, num_workers=1, **options): got += batch.tolist()
-        except RuntimeError as e:
-            got = "failed"
-    print(got, sorted({m.key for m in p.run.missing} & {"workers", "loader"}))
-
-if __name__ == "__main__":
-    main(%s)
+with gpulab.profile("workers", show=False, save=False) as p:
+    got = []
+    try:
+        for batch in DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context="%s"):
+            got += batch.tolist()
+    except RuntimeError as e:
+        got = "failed"
+print(got, sorted({m.key for m in p.run.missing} & {"workers", "loader"}))
 """
 
-SQUARES = "[0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0]"
 
-
-def run_python(tmp_path: Path, options: str, *, script: bool) -> tuple[str, str]:
-    """What a program wrote, as a file or, as in a notebook, with a main module that is none."""
-    code = textwrap.dedent(NOTEBOOK) % options
-    path = tmp_path / "training.py"
-    path.write_text(code)
-    argv = [str(path)] if script else ["-c", code]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gpulab.__file__).parents[1])}
-    command = [python_with_torch(), *argv]
-    done = subprocess.run(
-        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=True
-    )
+def run_notebook(tmp_path: Path, start_method: str) -> tuple[str, str]:
+    """What a program wrote whose main module is no file, as in a notebook."""
+    command = [python_with_torch(), "-c", NOTEBOOK % start_method]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip(), done.stderr
 
 
@@ -214,21 +185,16 @@ def predicted(stderr: str) -> list[str]:
 
 
 def test_a_notebook_dataset_is_predicted_to_fail_with_spawn(tmp_path: Path) -> None:
-    out, stderr = run_python(tmp_path, "dataset=Squares(), multiprocessing_context='spawn'", script=False)
+    out, stderr = run_notebook(tmp_path, "spawn")
     assert out == "failed ['loader', 'workers']", "torch's own failure came, as predicted"
     (line,) = predicted(stderr)
     assert stderr.startswith(line), "before it happened"
     assert "start method spawn" in line and "Squares" in line and ".py file" in line and "num_workers=0" in line
 
 
-@pytest.mark.parametrize(
-    ("options", "script"),
-    [("multiprocessing_context='spawn'", True), ("multiprocessing_context='fork'", False)],
-    ids=["a script", "forked"],
-)
-def test_nothing_is_foretold_where_the_workers_do_start(tmp_path: Path, options: str, script: bool) -> None:
-    out, stderr = run_python(tmp_path, f"dataset=Squares(), {options}", script=script)
-    assert out == f"{SQUARES} []" and not predicted(stderr)
+def test_nothing_is_foretold_where_the_workers_do_start(tmp_path: Path) -> None:
+    out, stderr = run_notebook(tmp_path, "fork")
+    assert out == "[0.0, 1.0, 4.0, 9.0, 16.0, 25.0, 36.0, 49.0] []" and not predicted(stderr)
 
 
 class Held:
@@ -244,6 +210,14 @@ class Held:
 class Plain(Dataset[Any]):
     def __init__(self, transform: object = None) -> None:
         self.transform = transform
+
+
+class Refuses:
+    """To be looked at."""
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("no")
 
 
 class Careful(Plain):
@@ -287,6 +261,7 @@ def test_what_workers_can_get_is_not_foretold_to_fail(notebook: type, monkeypatc
     fork = torch.multiprocessing.get_context("fork")
     for loader in (
         Held(Plain()),
+        Held(Refuses()),
         Held(Careful(transform=mine)),
         Held(mine, num_workers=0),
         Held(mine, multiprocessing_context=fork),
@@ -304,19 +279,8 @@ def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> 
         class Loader: multiprocessing_context = None
         print(start_method(Loader()), multiprocessing.get_start_method(allow_none=True))
     """
-    argv = [sys.executable, "-c", textwrap.dedent(code)]
-    cwd = Path(gpulab.__file__).parents[1]
-    done = subprocess.run(argv, capture_output=True, text=True, check=True, cwd=cwd)
-    assert done.stdout.split() == [multiprocessing.get_all_start_methods()[0], "None"]
-
-
-def test_an_object_that_refuses_to_be_looked_at_is_left_alone(notebook: type) -> None:
-    class Refuses:
-        @property
-        def __dict__(self) -> Any:  # type: ignore[override]
-            raise ValueError("no")
-
-    assert worker_faults.cannot_start(Held(Refuses())) is None
+    said = subprocess.check_output([sys.executable, "-c", textwrap.dedent(code)], text=True, cwd=ROOT)
+    assert said.split() == [multiprocessing.get_all_start_methods()[0], "None"]
 
 
 def test_a_prophecy_that_does_not_come_true_is_not_in_the_record(notebook: type, capsys: Any) -> None:

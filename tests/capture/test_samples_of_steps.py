@@ -61,14 +61,10 @@ def test_another_number_of_rows_is_compared_per_sample() -> None:
     assert any("16 and 64" in note for note in found.notes)
 
 
-def test_more_backward_passes_of_a_step_are_more_samples() -> None:
-    found = _compared((((16, 8),),), (((16, 8),),) * 4, 76.0)
-    assert (found.unit, found.verdict) == ("sample", "faster")
-
-
-def test_the_same_inputs_are_compared_per_step() -> None:
-    found = _compared((((16, 8),),), (((16, 8),),))
-    assert (found.unit, found.verdict) == ("step", "no measurable difference")
+def test_more_backward_passes_are_more_samples() -> None:
+    more, same = (_compared((((16, 8),),), (((16, 8),),) * n, ms) for n, ms in ((4, 76.0), (1, 38.5)))
+    assert (more.unit, more.verdict) == ("sample", "faster")
+    assert (same.unit, same.verdict) == ("step", "no measurable difference")
 
 
 @pytest.mark.parametrize(
@@ -115,18 +111,13 @@ def test_what_a_model_is_given_in_a_step_is_seen() -> None:
     assert _steps(nn.Linear(3, 2), [torch.randn(4, 3)] * 40) == (((4, 3),),)
     assert _steps(nn.Linear(3, 2), [torch.randn(4, 3)] * 40, passes=3) == (((4, 3),),) * 3
     assert _steps(nn.Linear(3, 2), [torch.randn(i, 3) for i in range(1, 9)]) is None  # never the same
+    assert _steps(nn.Linear(3, 2), [torch.randn(4, 3)] * 50, passes=40) is None  # none was watched to its end
 
-
-def test_a_list_of_inputs_tells_no_batch() -> None:
     class Detector(nn.Linear):
         def forward(self, images: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
             return super().forward(images[0])
 
-    assert _steps(Detector(3, 2), [[torch.randn(4, 3)] * 5] * 20) is None
-
-
-def test_steps_that_were_not_watched_to_their_end_do_not_count() -> None:
-    assert _steps(nn.Linear(3, 2), [torch.randn(4, 3)] * 50, passes=40) is None
+    assert _steps(Detector(3, 2), [[torch.randn(4, 3)] * 5] * 20) is None, "a list of inputs tells no batch"
 
 
 def test_a_pass_that_was_watched_in_part_does_not_count() -> None:

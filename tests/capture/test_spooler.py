@@ -77,7 +77,8 @@ def test_a_store_that_cannot_be_written_to_is_said_once(own_store: Path) -> None
     assert choice.value == "kept in memory" and str(own_store) in choice.reason
 
 
-def test_only_one_thread_writes_and_none_waits(tmp_path: Path) -> None:
+def test_only_one_thread_writes_and_none_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(spooler_module, "PERIOD_S", 3600.0)
     inside, may_end, written = threading.Event(), threading.Event(), list[int]()
 
     def write(spool: Spool) -> None:
@@ -97,15 +98,11 @@ def test_only_one_thread_writes_and_none_waits(tmp_path: Path) -> None:
     assert written == [writer.ident, threading.get_ident()], "the last of it is written when the run ends"
     spooler.look()
     assert len(written) == 2 and not spooler.problems
-
-
-def test_a_run_too_short_to_be_spooled_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooler_module, "PERIOD_S", 3600.0)
-    written = list[Spool]()
-    spooler = Spooler(Spool(tmp_path / "spool", {}, {}), written.append)
-    spooler.start()
-    spooler.close()
-    assert not written and not [thread for thread in threading.enumerate() if thread.name == "gpulab-spooler"]
+    short = Spooler(Spool(tmp_path / "short", {}, {}), write)
+    short.start()
+    short.close()
+    assert len(written) == 2, "a run too short to be spooled writes nothing"
+    assert not [thread for thread in threading.enumerate() if thread.name == "gpulab-spooler"]
 
 
 def test_steps_are_spooled_though_the_meters_are_gone(own_store: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import numpy as np
@@ -16,7 +15,6 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.device_events import StepEvents, gpu_of
-from gpulab.capture.steps.loop import Loop
 from gpulab.run import Int64, Run
 from gpulab.store.run_format import decode, encode
 from gpulab.views.report.sections import sections
@@ -56,53 +54,31 @@ def test_a_step_takes_what_the_gpu_takes_for_it(fake_cuda: FakeCuda, work_ns: li
     fake_cuda.clock_ns = None
 
 
-def cell(fake: FakeCuda, steps: int, work_ns: int, leave_after: int | None = None) -> Callable[[], None]:
-    """A training loop that never waits for the GPU; a step takes a millisecond of the host."""
-    fake.clock_ns = 0
-    model = torch.nn.Linear(2, 2)
+@pytest.mark.parametrize("leave_after", [None, 6])
+def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda, leave_after: int | None) -> None:
+    """The loop never waits for the GPU; one that is left by `break` keeps its whole steps, too."""
+    fake_cuda.start()
+    fake_cuda.clock_ns = 0
+    model, steps = torch.nn.Linear(2, 2), leave_after or 10
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    data: torch.utils.data.DataLoader[torch.Tensor] = torch.utils.data.DataLoader(torch.ones(steps, 2), batch_size=1)  # type: ignore[arg-type]
-
-    def run() -> None:
-        for i, batch in enumerate(data):
-            optimizer.zero_grad()
+    with ShortRun(steps, on_gpu=True) as block:
+        for i, batch in enumerate(torch.utils.data.DataLoader(torch.ones(20, 2), batch_size=1)):  # type: ignore[arg-type]
             model(batch).sum().backward()
-            fake.enqueue(work_ns)
-            fake.clock_ns = (fake.clock_ns or 0) + MS
+            fake_cuda.enqueue(40 * MS)
+            fake_cuda.clock_ns = (fake_cuda.clock_ns or 0) + MS
             optimizer.step()
             if i + 1 == leave_after:
                 break
-
-    return run
-
-
-def test_a_short_run_is_timed_on_the_gpu(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start()
-    run = cell(fake_cuda, 20, 40 * MS)
-    block = ShortRun(10, on_gpu=True)
-    with block:
-        run()
-    assert len(block.steps) == 10 and "synchronize" not in fake_cuda.calls
-    assert (block.steps.time_ns[1:] == 40 * MS).all()
+    assert len(block.steps) == steps and "synchronize" not in fake_cuda.calls
+    assert (block.steps.time_ns[1 : steps - 1] == 40 * MS).all()
     assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns, "the GPU was waited for at the end"
-
-
-def test_a_loop_left_by_break_keeps_its_whole_steps(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start()
-    run = cell(fake_cuda, 20, 30 * MS, leave_after=6)
-    block = ShortRun(6, on_gpu=True)
-    with block:
-        run()
-    assert (block.steps.time_ns[1:5] == 30 * MS).all()
-    assert fake_cuda.now_ns >= fake_cuda.stream_of(0).end_ns
 
 
 def test_a_boundary_in_a_graph_capture_leaves_the_graph_alone(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     model = torch.nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    block = ShortRun(6, on_gpu=True)
-    with block:
+    with ShortRun(6, on_gpu=True) as block:
         for i in range(6):
             model(torch.ones(2)).sum().backward()
             if i == 3:
@@ -132,15 +108,18 @@ class OnGpu:
         self.param_groups = [{"params": [parameter]}]
 
 
-def test_events_count_on_the_gpu_that_trains(fake_cuda: FakeCuda) -> None:
-    """Another cell has left tensors on the first GPU; its stream is idle."""
-    fake_cuda.start(1)
+@pytest.mark.parametrize("also_before", [True, False], ids=["another cell's tensors", "it begins elsewhere"])
+def test_events_count_on_the_gpu_that_trains(fake_cuda: FakeCuda, also_before: bool) -> None:
+    """Tensors lie on the first GPU, too; its stream is idle."""
     fake_cuda.start(0)
+    if also_before:
+        fake_cuda.start(1)
     fake_cuda.clock_ns = 0
     events = StepEvents()
     events.mark(0)
-    at_first = events.index
-    assert at_first is None and fake_cuda.event_count == 0, "two GPUs are in use: nobody knows yet"
+    if also_before:
+        assert events.index is None and fake_cuda.event_count == 0, "two GPUs are in use: nobody knows yet"
+    fake_cuda.start(1)
     for at in (1_000, 2_000, 3_000):
         fake_cuda.clock_ns = at
         events.updated(OnGpu(1))
@@ -149,20 +128,6 @@ def test_events_count_on_the_gpu_that_trains(fake_cuda: FakeCuda) -> None:
     assert events.index == 1
     taken = events.finish(np.array([0, 1_000, 2_000]), np.array([1_000, 2_000, 3_000]))
     assert taken.tolist() == [-1, 5_000, 5_000]
-
-
-def test_times_of_another_gpu_are_forgotten(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start(0)
-    fake_cuda.clock_ns = 0
-    events = StepEvents()
-    events.mark(0)
-    fake_cuda.start(1)
-    for at in (1_000, 2_000):
-        fake_cuda.clock_ns = at
-        events.updated(OnGpu(1))
-        events.mark(at)
-        fake_cuda.enqueue(5_000, fake_cuda.stream_of(1))
-    assert events.finish(np.array([0, 1_000]), np.array([1_000, 2_000])).tolist() == [-1, 5_000]
 
 
 def test_training_on_a_stream_of_its_own_is_timed_there(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,12 +175,8 @@ def test_where_an_optimizers_parameters_lie() -> None:
 
 
 def test_without_a_gpu_no_step_has_a_time_there() -> None:
-    def nothing(loop: Loop) -> None:
-        assert loop.events is None
-
-    block = ShortRun(3)
-    with block:
-        nothing(block._loop)
+    with ShortRun(3) as block:
+        assert block._loop.events is None
     assert len(block.steps.device_ns) == 0
 
 
@@ -240,13 +201,9 @@ def test_the_report_says_whose_time_a_step_has() -> None:
     run = synthetic.gpu_case().run
     some = run.steps.wall_ns.copy()
     some[10] = -1
-    words = [
-        next(s for s in sections(facts(r)) if s.title == "Step time").lines
-        for r in (run, with_device_times(run.steps.wall_ns), with_device_times(some))
-    ]
-    assert any("CUDA events were not available" in line for line in words[0])
-    assert any("when it has finished this one" in line for line in words[1])
-    assert any(line.startswith("1 of the ") for line in words[2])
+    for times, words in ((run.steps.wall_ns, "when it has finished this one"), (some, "1 of the ")):
+        (shown,) = [s for s in sections(facts(with_device_times(times))) if s.title == "Step time"]
+        assert any(words in line for line in shown.lines)
 
 
 def test_a_stored_run_keeps_the_gpus_times() -> None:

@@ -38,6 +38,11 @@ def _batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(4, 8), torch.randn(4, 1)
 
 
+def _loss(net: nn.Module) -> torch.Tensor:
+    x, y = _batch()
+    return mse_loss(net(x), y)
+
+
 def _updated(net: nn.Module, rate: float = 0.01) -> None:
     for p in net.parameters():
         assert p.grad is not None
@@ -48,17 +53,15 @@ def _through_data() -> None:
     """As word_language_model does: `.data` shares no version with the parameter."""
     net = nn.Linear(8, 1)
     for _ in range(STEPS):
-        x, y = _batch()
         net.zero_grad()
-        _back(mse_loss(net(x), y))
+        _back(_loss(net))
         _updated(net)
 
 
 def _in_place() -> None:
     net = nn.Linear(8, 1)
     for _ in range(STEPS):
-        x, y = _batch()
-        _back(mse_loss(net(x), y))
+        _back(_loss(net))
         with torch.no_grad():
             for p in net.parameters():
                 assert p.grad is not None
@@ -71,8 +74,7 @@ def _accumulated() -> None:
     for _ in range(STEPS):
         net.zero_grad()
         for _ in range(3):
-            x, y = _batch()
-            _back(mse_loss(net(x), y))
+            _back(_loss(net))
         _updated(net)
 
 
@@ -133,9 +135,8 @@ def _evaluated_by_a_loader() -> None:
     held = DataLoader(TensorDataset(torch.randn(16, 8), torch.randn(16, 1)), batch_size=4)
     net = nn.Linear(8, 1)
     for step in range(STEPS):
-        x, y = _batch()
         net.zero_grad()
-        _back(mse_loss(net(x), y))
+        _back(_loss(net))
         _updated(net)
         if step % 4 == 3:
             with torch.no_grad():
@@ -179,9 +180,8 @@ def test_an_optimizer_makes_the_steps_once_it_is_there() -> None:
         net = nn.Linear(8, 1)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
         for _ in range(5):
-            x, y = _batch()
             optimizer.zero_grad()
-            _back(mse_loss(net(x), y))
+            _back(_loss(net))
             optimizer.step()
 
     run = _measured(cell)
@@ -193,7 +193,7 @@ def test_gradients_without_an_update_make_no_steps() -> None:
     def cell() -> None:
         net = nn.Linear(8, 1)
         for _ in range(STEPS):
-            _back(mse_loss(net(torch.randn(4, 8)), torch.zeros(4, 1)))
+            _back(_loss(net))
 
     assert len(_measured(cell).steps) == 0
 
@@ -234,7 +234,6 @@ def test_a_rhythm_is_known_after_equal_updates() -> None:
 
 def test_no_rhythm_where_updates_differ() -> None:
     rhythm = Rhythm()
-    for passes in (2, 3, 2, 3, 2, 3):
-        for i in range(passes):
-            rhythm.heard(i == passes - 1)
+    for changed in [False, True, False, False, True] * 3:
+        rhythm.heard(changed)
     assert rhythm.size == 0

@@ -36,26 +36,28 @@ def handler_before() -> Iterator[list[str]]:
     signal.signal(TERM, before)
 
 
-def test_each_signal_is_told_and_delivered_at_the_end(handler_before: list[str]) -> None:
+def begun() -> tuple[list[str], Terminations]:
+    """What it is told, and it."""
     told = list[str]()
     terminations = Terminations(lambda: told.append("soon"), lambda: told.append("at once"))
     terminations.begin()
+    return told, terminations
+
+
+def test_each_signal_is_told_and_delivered_at_the_end(handler_before: list[str]) -> None:
+    told, terminations = begun()
     for _ in range(3):
         signal.raise_signal(TERM)
     assert told == ["soon", "at once", "at once"] and not handler_before
+    _, without = begun()
+    without.end()
+    without.deliver()
+    assert not handler_before, "it had no signal"
     terminations.end()
     terminations.end()
     terminations.deliver()
     terminations.deliver()
     assert handler_before == ["before"]
-
-
-def test_without_a_signal_nothing_is_delivered(handler_before: list[str]) -> None:
-    terminations = Terminations(lambda: None, lambda: None)
-    terminations.begin()
-    terminations.end()
-    terminations.deliver()
-    assert not handler_before
 
 
 def test_a_handler_that_the_code_sets_is_the_one_that_is_asked(handler_before: list[str]) -> None:
@@ -80,9 +82,7 @@ def test_a_handler_that_the_code_sets_is_the_one_that_is_asked(handler_before: l
 
 
 def test_what_ignores_the_signal_goes_on() -> None:
-    told = list[str]()
-    terminations = Terminations(lambda: told.append("soon"), lambda: None)
-    terminations.begin()
+    told, terminations = begun()
     signal.signal(TERM, signal.SIG_IGN)
     signal.raise_signal(TERM)
     terminations.end()
@@ -117,9 +117,7 @@ def test_a_thread_hears_it_too_and_asks_again_in_vain_of_none(
 
 def test_a_run_that_is_being_finished_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(terminations_module, "GRACE_S", 0.0)
-    told = list[str]()
-    terminations = Terminations(lambda: told.append("soon"), lambda: told.append("at once"))
-    terminations.begin()
+    told, terminations = begun()
     terminations.be_patient()
     signal.raise_signal(TERM)
     assert terminations._thread is not None
@@ -184,15 +182,13 @@ def test_who_waits_in_c_ends_as_without_gpulab(handler: str) -> None:
 
 
 def test_a_run_within_a_run(handler_before: list[str]) -> None:
-    told = list[str]()
-    outer = Terminations(lambda: told.append("outer"), lambda: None)
-    inner = Terminations(lambda: told.append("inner"), lambda: None)
-    outer.begin()
-    inner.begin()
+    of_outer, outer = begun()
+    of_inner, inner = begun()
     signal.raise_signal(TERM)
     inner.end()
+    assert (of_inner, of_outer) == (["soon"], [])
     inner.deliver()
-    assert told == ["inner", "outer"] and not handler_before
+    assert of_outer == ["soon"] and not handler_before
     outer.end()
     outer.deliver()
     assert handler_before == ["before"]
@@ -259,20 +255,14 @@ def terminated(tmp_path: Path, script: str, *, at: str = "training", signals: in
 
 
 @pytest.mark.parametrize(
-    ("script", "code", "words"),
-    [
-        (TRAINING.format(after=""), -TERM, ""),
-        (OWN + TRAINING.format(after=""), 7, "own"),
-        (
-            FLAG + TRAINING.format(after="if stop: print('checkpoint at', step, flush=True); sys.exit(5)"),
-            5,
-            "checkpoint",
-        ),
-    ],
+    ("before", "after", "code", "words"),
+    [("", "", -TERM, ""), (OWN, "", 7, "own"), (FLAG, CHECKPOINT, 5, "checkpoint")],
     ids=["no handler", "a handler that exits", "a handler that sets a flag"],
 )
-def test_a_script_is_asked_to_end(tmp_path: Path, own_store: Path, script: str, code: int, words: str) -> None:
-    status, said = terminated(tmp_path, script)
+def test_a_script_is_asked_to_end(
+    tmp_path: Path, own_store: Path, before: str, after: str, code: int, words: str
+) -> None:
+    status, said = terminated(tmp_path, before + TRAINING.format(after=after))
     assert status == code, said
     runs = Store(own_store / "runs")
     (entry,) = runs.list()

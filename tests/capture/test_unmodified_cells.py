@@ -10,7 +10,7 @@ import functools
 import inspect
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ class Case(Struct, frozen=True):
     source: str = LOADED
     samples: int | None = None
     updates: int | None = 1
-    batches: int | tuple[int, ...] | None = 1
+    batches: int = 1
 
     @property
     def name(self) -> str:
@@ -134,6 +134,21 @@ def profiled(cell: Cell, **options: Any) -> tuple[Run, State, list[int], gpulab.
     return p.run, after, [m - origin for m in moments], p
 
 
+def training(batches: Iterable[Any], keep: list[Any] | None = None) -> Iterator[int]:
+    """A small training on these batches: the number of each step that it has made."""
+    net = cells.model([] if keep is None else keep)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    for i, (x, y) in enumerate(batches):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        yield i
+
+
+def of_loader(samples: int) -> Iterable[Any]:
+    return torch.utils.data.DataLoader(cells.data(samples), batch_size=4)
+
+
 @contextmanager
 def _seeded() -> Iterator[None]:
     torch.manual_seed(1)
@@ -207,29 +222,31 @@ def assert_counted(case: Case, run: Run, moments: list[int]) -> None:
     assert len(steps) == case.steps
     assert run.step_source == case.source
     if case.updates is not None:
-        within = [int(((s <= m) & (m <= e)).sum()) for s, e, m in _each(steps, moments)]
-        assert within == [case.updates] * case.steps
-    if isinstance(case.batches, int):
-        assert steps.batch_count.tolist() == [case.batches] * case.steps
+        bounds = zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True)
+        assert [sum(start <= m <= end for m in moments) for start, end in bounds] == [case.updates] * case.steps
+    assert steps.batch_count.tolist() == [case.batches] * case.steps
     if case.samples is not None:
         assert (steps.sample_count >= 0).all() and int(steps.sample_count.sum()) == case.samples
     if case.batches != 0:
         assert run.loader is not None and (steps.data_wait_ns > 0).any()
+        if case.batches == 1 and case.samples is not None:
+            assert run.loader.batch_size == -(-case.samples // case.steps), "of the loader that feeds training"
 
 
-def _each(steps: Any, moments: list[int]) -> Iterator[tuple[int, int, np.ndarray]]:
-    for start, end in zip(steps.start_ns.tolist(), steps.end_ns.tolist(), strict=True):
-        yield start, end, np.array(moments)
-
-
-@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
-def test_a_cell(case: Case) -> None:
+def judged(case: Case) -> tuple[Run, gpulab.profile]:
+    """Its run, which has the steps that a person counts, and has changed nothing."""
     without, _ = plain(case.cell)
     run, with_us, moments, p = profiled(case.cell)
     assert same(without, with_us), "the cell trained otherwise than without gpulab"
     assert run.outcome == "completed"
     assert_counted(case, run, moments)
     assert_lawful(run, p)
+    return run, p
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
+def test_a_cell(case: Case) -> None:
+    _, p = judged(case)
     if case.samples is not None and case.steps >= 6:
         assert p.report.facts.samples_per_s is not None
 
@@ -237,28 +254,33 @@ def test_a_cell(case: Case) -> None:
 # -- libraries that need more than a list --------------------------------------------------------------------------
 
 
+TRAINERS = {
+    "lightning_trainer": ("lightning.pytorch", 20, 100),
+    "hugging_face_trainer": ("transformers", 16, 64),
+}
+
+
+@pytest.mark.parametrize(
+    ("library", "options", "batches"),
+    [
+        ("lightning_trainer", {"checked": True}, 1),
+        ("lightning_trainer", {"checked": False}, 1),
+        ("hugging_face_trainer", {"evaluate": True}, 1),
+        ("hugging_face_trainer", {"evaluate": False}, 1),
+        ("hugging_face_trainer", {"accumulation": 2}, 2),
+    ],
+    ids=str,
+)
+def test_a_trainer(library: str, options: dict[str, Any], batches: int, tmp_path: Path) -> None:
+    module, steps, samples = TRAINERS[library]
+    pytest.importorskip(module)  # its import draws random numbers: not within the cell
+    cell = functools.partial(getattr(cells_libraries, library), folder=tmp_path, **options)
+    judged(Case(_named(library, cell), steps // batches, samples=samples, batches=batches))
+
+
 def test_a_memory_mapped_array(tmp_path: Path) -> None:
-    cell = _named("memory_mapped", functools.partial(cells.memory_mapped, path=tmp_path / "tokens.bin"))
-    test_a_cell(Case(cell, 15, ALONE, batches=0))
-
-
-@pytest.mark.parametrize("checked", [True, False], ids=["validation", "training only"])
-def test_lightning(tmp_path: Path, checked: bool) -> None:
-    pytest.importorskip("lightning.pytorch")  # its import draws random numbers: not within the cell
-    cell = functools.partial(cells_libraries.lightning_trainer, folder=tmp_path, checked=checked)
-    test_a_cell(Case(_named("lightning_trainer", cell), 20, samples=100))
-
-
-@pytest.mark.parametrize("evaluate", [True, False], ids=["evaluation", "training only"])
-def test_hugging_face(tmp_path: Path, evaluate: bool) -> None:
-    pytest.importorskip("transformers")
-    cell = functools.partial(cells_libraries.hugging_face_trainer, folder=tmp_path, evaluate=evaluate)
-    test_a_cell(Case(_named("hugging_face_trainer", cell), 16, samples=64))
-
-
-def test_hugging_face_accumulates(tmp_path: Path) -> None:
-    cell = functools.partial(cells_libraries.hugging_face_trainer, folder=tmp_path, accumulation=2)
-    test_a_cell(Case(_named("hugging_face_trainer", cell), 8, samples=64, batches=2))
+    cell = functools.partial(cells.memory_mapped, path=tmp_path / "tokens.bin")
+    judged(Case(_named("memory_mapped", cell), 15, ALONE, batches=0))
 
 
 def _named(name: str, cell: Any) -> Cell:
@@ -281,6 +303,7 @@ def test_a_compiled_function(loaded: bool, compiler: Any) -> None:
     """`fullgraph` fails if one line of ours cannot be compiled."""
 
     def compiled(keep: list[Any]) -> None:
+        compiler.reset()
         net = cells.model(keep)
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -296,12 +319,7 @@ def test_a_compiled_function(loaded: bool, compiler: Any) -> None:
             optimizer.step()
 
     case = Case(compiled, 12, samples=48) if loaded else Case(compiled, 12, ALONE, batches=0)
-    without, _ = plain(case.cell)
-    compiler.reset()
-    run, with_us, moments, p = profiled(case.cell)
-    assert same(without, with_us)
-    assert_counted(case, run, moments)
-    assert_lawful(run, p)
+    run, _ = judged(case)
     flagged = run.steps.flags & int(StepFlag.COMPILE)
     assert flagged[0] and not flagged[1:].any(), "compiled once, as without us"
 
@@ -338,25 +356,18 @@ def test_compiled_code_ends_on_time_and_compiles_nothing_anew() -> None:
 @pytest.mark.parametrize("older", ["loader", "iterator"])
 def test_what_an_earlier_cell_made(older: str) -> None:
     loader = torch.utils.data.DataLoader(cells.data(60), batch_size=4, shuffle=True)
+    feed = loader if older == "loader" else iter(loader)
 
     def cell(keep: list[Any]) -> None:
-        feed = loader if older == "loader" else it
-        net = cells.model(keep)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for x, y in feed:
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
+        list(training(feed, keep))
 
-    it = iter(loader)
-    without, _ = plain(cell)
-    it = iter(loader)
-    run, with_us, moments, p = profiled(cell)
+    case = Case(cell, 15, samples=60)
     if older == "loader":
-        assert same(without, with_us)
-    assert_counted(Case(cell, 15, samples=60), run, moments)
-    assert_lawful(run, p)
-    assert run.loader is not None and run.loader.batch_size == 4
+        run, _ = judged(case)
+    else:
+        run, _, moments, p = profiled(cell)
+        assert_counted(case, run, moments)
+        assert_lawful(run, p)
 
 
 # -- steps by hand, and none at all ---------------------------------------------------------------------------------
@@ -366,58 +377,47 @@ def test_what_an_earlier_cell_made(older: str) -> None:
 def test_steps_marked_by_hand(batches: int) -> None:
     def marked(keep: list[Any]) -> None:
         x = torch.randn(16, 16)
-        for _ in range(12):
+        for _ in training(of_loader(48), keep) if batches else range(12):
             x = torch.tanh(x @ x.T)
             gpulab.step()
         keep.append(x)
 
-    def marked_in_training(keep: list[Any]) -> None:
-        net = cells.model(keep)
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for x, y in torch.utils.data.DataLoader(cells.data(48), batch_size=4):
-            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            gpulab.step()
+    judged(Case(marked, 12, "gpulab.step()", updates=batches, batches=batches))
 
-    cell = marked_in_training if batches else marked
+
+def judged_whole(cell: Cell, **options: Any) -> tuple[Run, gpulab.profile]:
+    """The run of a cell without a step, which has changed nothing."""
     without, _ = plain(cell)
-    run, with_us, moments, p = profiled(cell)
+    run, with_us, _, p = profiled(cell, **options)
     assert same(without, with_us)
-    assert_counted(Case(cell, 12, "gpulab.step()", updates=batches, batches=batches), run, moments)
+    assert len(run.steps) == 0 and run.step_source == "whole cell"
     assert_lawful(run, p)
+    return run, p
 
 
 def test_a_cell_without_steps_is_reported_as_a_whole() -> None:
-    without, _ = plain(cells.tensors_only)
-    run, with_us, _, p = profiled(cells.tensors_only, whole=True)
-    assert same(without, with_us)
-    assert len(run.steps) == 0 and run.step_source == "whole cell"
+    _, p = judged_whole(cells.tensors_only, whole=True)
     known = p.report.facts.breakdown
     assert known is not None and known.whole_window and known.share["compute"] > 0
     assert "whole cell" in p.report.text(full=True)
-    assert_lawful(run, p)
 
 
 def test_without_steps_and_without_a_trace_the_report_says_so() -> None:
-    run, _, _, p = profiled(cells.tensors_only)
-    assert len(run.steps) == 0 and run.step_source == "whole cell" and run.timeline is None
+    run, p = judged_whole(cells.tensors_only)
+    assert run.timeline is None
     assert "no training step" in p.report.text(full=True).lower()
     assert any("gpulab.step()" in m.reason for m in run.missing)
 
 
 def test_a_called_model_is_traced_without_being_asked() -> None:
-    without, _ = plain(cells.model_called)
-    run, with_us, _, p = profiled(cells.model_called)
-    assert same(without, with_us)
-    assert len(run.steps) == 0 and run.step_source == "whole cell"
-    assert run.timeline is not None and "aten::addmm" in run.timeline.names
-    assert run.timeline.names and sum(n == "aten::addmm" for n in _span_names(run)) == 2 * 20
-    assert_lawful(run, p)
+    run, _ = judged_whole(cells.model_called)
+    assert products(run) == 2 * 20
 
 
-def _span_names(run: Run) -> list[str]:
+def products(run: Run) -> int:
+    """How many of a linear layer its trace has."""
     assert run.timeline is not None
-    return [run.timeline.names[i] for i in run.timeline.name_id]
+    return [run.timeline.names[i] for i in run.timeline.name_id].count("aten::addmm")
 
 
 def test_the_trace_of_a_called_model_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -430,37 +430,28 @@ def test_the_trace_of_a_called_model_is_bounded(monkeypatch: pytest.MonkeyPatch)
             time.sleep(0.01)
         cells.model_called(keep)
 
-    without, _ = plain(cell)
-    run, with_us, _, p = profiled(cell)
-    assert same(without, with_us)
-    assert sum(n == "aten::addmm" for n in _span_names(run)) == 2 * 20
+    run, _ = judged_whole(cell)
+    assert products(run) == 2 * 20
     assert run.observer.window_truncated is not None and "0.1 s" in run.observer.window_truncated
-    assert_lawful(run, p)
 
 
 def test_a_request_to_stop_ends_code_without_steps() -> None:
-    def cell(keep: list[Any]) -> None:
+    keep: list[Any] = []
+    with gpulab.profile("stop", show=False, save=False) as p:
         cells.model_called(keep)
         assert p._capture is not None
         p._capture.request_stop()
         cells.model_called(keep)
-
-    keep: list[Any] = []
-    with gpulab.profile("stop", show=False, save=False) as p:
-        cell(keep)
     assert p.run.outcome == "stopped" and p.run.timeline is not None
     assert len(keep) == 3, "the second model was made and not called"
 
 
 def test_a_model_called_before_training_does_not_spoil_the_steps() -> None:
     def cell(keep: list[Any]) -> None:
-        net = cells.model(keep)
-        net(torch.randn(2, 8))
+        cells.model(keep)(torch.randn(2, 8))
         cells.six_steps(keep)
 
-    run, _, moments, p = profiled(cell)
-    assert_counted(Case(cell, 6, samples=24), run, moments)
-    assert_lawful(run, p)
+    judged(Case(cell, 6, samples=24))
 
 
 # -- the end of a run -----------------------------------------------------------------------------------------------
@@ -477,30 +468,20 @@ STOPPED = [
 def test_steps_ends_a_cell_after_exactly_so_many(case: Case) -> None:
     _, history = plain(case.cell)
     assert case.updates is not None
-    run, after, _, _ = profiled(case.cell, steps=5, trace=False)
-    assert run.outcome == "stopped"
-    assert len(run.steps) == 5
+    steps = min(5, case.steps)
+    run, after, _, _ = profiled(case.cell, steps=steps, trace=False)
+    assert run.outcome == "stopped" and len(run.steps) == steps
     run.check()
-    wanted = history[5 * case.updates - 1]
-    assert same(wanted, {k: after[k] for k in wanted}), "not the weights of a cell of five steps"
+    wanted = history[steps * case.updates - 1]
+    assert same(wanted, {k: after[k] for k in wanted}), "not the weights of a cell of so many steps"
 
 
 @pytest.mark.parametrize("library", ["lightning_trainer", "hugging_face_trainer"])
 def test_steps_ends_a_trainer_after_exactly_so_many(library: str, tmp_path: Path) -> None:
     """Also where the trainer evaluates first."""
     pytest.importorskip("lightning.pytorch" if library == "lightning_trainer" else "transformers")
-    cell = _named(library, functools.partial(getattr(cells_libraries, library), folder=tmp_path))
-    _, history = plain(cell)
-    run, after, _, _ = profiled(cell, steps=2, trace=False)
-    assert run.outcome == "stopped" and len(run.steps) == 2
-    assert same(history[1], {k: after[k] for k in history[1]})
-
-
-def test_steps_by_hand_end_too() -> None:
-    run, after, _, _ = profiled(cells.by_hand, steps=5)
-    assert run.outcome == "stopped" and len(run.steps) == 5
-    _, whole = profiled(cells.by_hand)[:2]
-    assert not same(after, whole)
+    cell = functools.partial(getattr(cells_libraries, library), folder=tmp_path)
+    test_steps_ends_a_cell_after_exactly_so_many(Case(_named(library, cell), 2))
 
 
 def test_a_stopped_step_is_whole_with_its_scheduler_and_scaler() -> None:
@@ -515,41 +496,32 @@ def test_a_stopped_step_is_whole_with_its_scheduler_and_scaler() -> None:
 
 @pytest.mark.parametrize("marked", ["loader", "optimizer", "by hand"])
 def test_a_request_to_stop_ends_at_a_step(marked: str) -> None:
-    done: list[int] = []
-
-    def cell() -> None:
-        net = cells.model([])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    def asked() -> Iterator[Any]:
         points = cells.data(96)
         sliced = (points[i : i + 4] for i in range(0, 96, 4))
-        for i, (x, y) in enumerate(torch.utils.data.DataLoader(points, batch_size=4) if marked == "loader" else sliced):
-            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        for i, batch in enumerate(of_loader(96) if marked == "loader" else sliced):
             if i == 6 and p._capture is not None:
                 p._capture.request_stop()
-            if marked != "by hand":
-                optimizer.step()
+            yield batch
+
+    done: list[int] = []
+    with gpulab.profile("stop", show=False, save=False) as p:
+        for i in training(asked()):
             done.append(i)
             if marked == "by hand":
                 gpulab.step()
-
-    with gpulab.profile("stop", show=False, save=False) as p:
-        cell()
     assert p.run.outcome == "stopped" and len(p.run.steps) == len(done) == 7
     p.run.check()
 
 
 def test_a_request_to_stop_also_ends_an_evaluation() -> None:
     seen = []
-
-    def cell(p: gpulab.profile) -> None:
+    with gpulab.profile("stop", show=False, save=False) as p:
         cells.six_steps([])
-        for i, _ in enumerate(torch.utils.data.DataLoader(cells.data(96), batch_size=4)):
+        for i, _ in enumerate(of_loader(96)):
             seen.append(i)
             if i == 3 and p._capture is not None:
                 p._capture.request_stop()
-
-    with gpulab.profile("stop", show=False, save=False) as p:
-        cell(p)
     assert p.run.outcome == "stopped" and len(p.run.steps) == 6
     assert seen == [0, 1, 2, 3]
 
@@ -557,21 +529,13 @@ def test_a_request_to_stop_also_ends_an_evaluation() -> None:
 def test_code_that_swallows_everything_is_asked_again() -> None:
     """A bare `except:` around a batch cannot keep a run from ending; it only costs one more batch."""
     turns = []
-
-    def cell() -> None:
-        net = cells.model([])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    with gpulab.profile("stubborn", steps=3, show=False, save=False, trace=False) as p:
         for _ in range(3):
             try:
-                for x, y in torch.utils.data.DataLoader(cells.data(24), batch_size=4):
-                    nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    turns.append(1)
+                for i in training(of_loader(24)):
+                    turns.append(i)
             except:  # noqa: E722
                 pass
-
-    with gpulab.profile("stubborn", steps=3, show=False, save=False, trace=False) as p:
-        cell()
     assert len(turns) == 3 and len(p.run.steps) == 3
 
 
@@ -592,26 +556,6 @@ def test_the_cells_exception_passes_and_the_run_is_kept(error: BaseException, at
     assert p.report.text(full=True)
 
 
-def test_an_exception_while_loading_passes_from_a_worker() -> None:
-    class Torn(cells.Noisy):
-        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
-            if i == 30:
-                raise OSError("torn file")
-            return super().__getitem__(i)
-
-    def cell() -> None:
-        net = cells.model([])
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        for x, y in torch.utils.data.DataLoader(Torn(), batch_size=4, num_workers=1):
-            nn.functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-
-    with pytest.raises(OSError, match="torn file"), gpulab.profile("torn", show=False, save=False) as p:
-        cell()
-    assert p.run.outcome == "failed" and len(p.run.steps) == 7
-    p.run.check()
-
-
 # -- long and short -------------------------------------------------------------------------------------------------
 
 
@@ -621,12 +565,6 @@ def test_three_thousand_steps_leave_a_bounded_trace() -> None:
     assert run.timeline is not None and 0 < len(run.timeline) <= 4000
     assert len(run.traced_numbers) <= 8
     assert_lawful(run, p)
-
-
-def test_the_loader_of_the_record_is_the_one_that_feeds_training() -> None:
-    for cell, size in ((cells.evaluated, 6), (cells.evaluated_before_and_anew, 6), (cells.evaluated_within_epoch, 5)):
-        run, *_ = profiled(cell, trace=False)
-        assert run.loader is not None and run.loader.batch_size == size
 
 
 @pytest.mark.usefixtures("compiler")

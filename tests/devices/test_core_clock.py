@@ -9,15 +9,9 @@ import pytest
 
 from gpulab.devices.cgroups import quota_periods
 from gpulab.devices.core_clock import MachineClock, ThreadClock, busy_time_ns, pressure_ns, threads_of
+from tests.devices.test_cgroups import written
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
-
-
-def written(root: Path, files: dict[str, str]) -> Path:
-    for name, text in files.items():
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(text)
-    return root
 
 
 def test_only_cores_that_may_be_used_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,25 +8,20 @@ import multiprocessing
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpulab.api.doctor import Examination, render
-from gpulab.devices import cgroups, cuda_probe, doctor, machine, nvml
+from gpulab.devices import cuda_probe, doctor, machine, nvml
 from gpulab.devices.cuda_visible_devices import visible_gpus
 from gpulab.errors import UsageError
+from tests.devices.test_cgroups import written
 from tests.support import fake_nvml as fakes
-
-
-def tree(root: Path, files: Mapping[str, str]) -> Path:
-    for name, text in files.items():
-        path = root / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
-    return root
+from tests.support.paths import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -34,66 +29,41 @@ def _eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine, "affinity_cores", lambda: 8)
 
 
+V2, V1 = "sys/fs/cgroup/cpu.max", "sys/fs/cgroup/cpu/x/cpu.cfs_"
+
+
 @pytest.mark.parametrize(
-    ("files", "cores"),
+    ("group", "files", "cores"),
     [
-        ({}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "150000 100000\n"}, 1.5),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "max 100000\n"}, 8),
-        ({"proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "200000 100000\n"}, 2),
+        ("", {}, 8),
+        ("0::/", {V2: "150000 100000"}, 1.5),
+        ("0::/", {V2: "max 100000"}, 8),
+        ("0::/", {V2: "garbage"}, 8),
+        ("0::/", {V2: "6400000 100000"}, 8),
+        ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "200000 100000"}, 2),
+        ("0::/a/b", {"sys/fs/cgroup/a/cpu.max": "200000 100000", "sys/fs/cgroup/a/b/cpu.max": "400000 100000"}, 2),
+        ("3:cpu:/x", {f"{V1}quota_us": "-1", f"{V1}period_us": "100000"}, 8),
         (
+            "3:cpu,cpuacct:/docker/x\n1:memory:/docker/x",
             {
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/cpu.max": "200000 100000\n",
-                "sys/fs/cgroup/a/b/cpu.max": "400000 100000\n",
-            },
-            2,
-        ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu,cpuacct:/docker/x\n1:memory:/docker/x\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_quota_us": "300000\n",
-                "sys/fs/cgroup/cpu,cpuacct/cpu.cfs_period_us": "100000\n",
+                f"sys/fs/cgroup/cpu,cpuacct/cpu.cfs_{n}_us": f"{us}\n"
+                for n, us in (("quota", 300000), ("period", 100000))
             },
             3,
         ),
-        (
-            {
-                "proc/self/cgroup": "3:cpu:/x\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_quota_us": "-1\n",
-                "sys/fs/cgroup/cpu/x/cpu.cfs_period_us": "100000\n",
-            },
-            8,
-        ),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "garbage"}, 8),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "6400000 100000\n"}, 8),
     ],
 )
-def test_usable_cores_are_affinity_cut_by_the_quota(files: Mapping[str, str], cores: float, tmp_path: Path) -> None:
-    assert machine.usable_cores(tree(tmp_path, files)) == cores
-
-
-@pytest.mark.parametrize(
-    ("files", "limit"),
-    [
-        ({}, None),
-        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
-        ({"proc/self/cgroup": "0::/j\n", "sys/fs/cgroup/j/memory.max": "2147483648\n"}, 2**31),
-        ({"proc/self/cgroup": "4:memory:/d\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": "1073741824"}, 2**30),
-        ({"proc/self/cgroup": "4:memory:/\n", "sys/fs/cgroup/memory/memory.limit_in_bytes": str(2**63 - 4096)}, None),
-    ],
-)
-def test_memory_limit(files: Mapping[str, str], limit: int | None, tmp_path: Path) -> None:
-    assert cgroups.memory_limit_bytes(tree(tmp_path, files)) == limit
+def test_usable_cores_are_affinity_cut_by_the_quota(
+    group: str, files: Mapping[str, str], cores: float, tmp_path: Path
+) -> None:
+    assert machine.usable_cores(written(tmp_path, {"proc/self/cgroup": f"{group}\n", **files})) == cores
 
 
 def test_environment_names_what_matters() -> None:
     env = machine.environment()
     assert env.packages["numpy"] == importlib.metadata.version("numpy")
     assert env.python == ".".join(map(str, sys.version_info[:3]))
-    assert env.usable_cores
-    assert env.memory_total_bytes
-    assert env.cpu
+    assert env.usable_cores and env.memory_total_bytes and env.cpu
 
 
 def test_the_cpu_is_a_device_without_torch() -> None:
@@ -101,9 +71,7 @@ def test_the_cpu_is_a_device_without_torch() -> None:
         "import sys; from gpulab.devices.machine import detect_device;"
         "print(detect_device('cpu').kind, 'torch' in sys.modules)"
     )
-    folder = Path(machine.__file__).parents[2]
-    done = subprocess.run([sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["cpu", "False"]
+    assert subprocess.check_output([sys.executable, "-c", program], cwd=ROOT, text=True).split() == ["cpu", "False"]
 
 
 @pytest.mark.parametrize("requested", ["gpu", "mps", "cuda:", "cuda:x", "cuda:-1", "cpu:0", "auto:1", "", "cuda:0:1"])
@@ -119,24 +87,19 @@ class FakeCuda(SimpleNamespace):
     def is_initialized(self) -> bool:
         return bool(self.running)
 
-    def device_count(self) -> int:
-        assert self.running, "CUDA is started"
-        return 2
+    def device_count(self) -> Any:
+        return self._answer(2)
 
-    def current_device(self) -> int:
-        assert self.running, "CUDA is started"
-        return 1
+    def current_device(self) -> Any:
+        return self._answer(1)
 
-    def get_device_properties(self, index: int) -> SimpleNamespace:
+    def get_device_properties(self, index: int) -> Any:
+        known = {"total_memory": 2**34, "multi_processor_count": 40, "major": 7, "minor": 5}
+        return self._answer(SimpleNamespace(name=f"GPU {index}", uuid=f"0000-{index}", **known))
+
+    def _answer(self, value: Any) -> Any:
         assert self.running, "CUDA is started"
-        return SimpleNamespace(
-            name=f"GPU {index}",
-            uuid=f"0000-{index}",
-            total_memory=2**34,
-            multi_processor_count=40,
-            major=7,
-            minor=5,
-        )
+        return value
 
 
 def with_torch(
@@ -196,29 +159,6 @@ def test_without_nvml_a_running_cuda_is_still_a_device(monkeypatch: pytest.Monke
     assert (device.kind, device.details["driver"], device.details["nvml_index"]) == ("cuda", None, None)
 
 
-def test_a_gpu_that_is_not_there_is_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, two_t4())
-    with pytest.raises(UsageError, match='"cuda:2" does not exist: PyTorch sees 2 GPUs'):
-        machine.detect_device("cuda:2")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.detect_device("auto").kind == "cpu"
-    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
-        machine.detect_device("cuda")
-
-
-def test_a_pytorch_that_cannot_use_the_gpu_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, two_t4(), cuda=None)
-    with pytest.raises(UsageError, match="built for the CPU only"):
-        machine.detect_device("cuda")
-    assert machine.detect_device("auto").kind == "cpu"
-    old = two_t4()
-    old["cuda"] = 11040
-    with_torch(monkeypatch, old)
-    with pytest.raises(UsageError, match=r"needs CUDA 12\.6, the NVIDIA driver runs CUDA 11\.4 at most"):
-        machine.detect_device("cuda:0")
-    assert machine.detect_device("auto").kind == "cpu"
-
-
 @pytest.mark.parametrize(
     ("asked", "uuids"),
     [
@@ -248,14 +188,9 @@ def test_cuda_visible_devices_is_read_as_cuda_reads_it(asked: str | None, uuids:
 def split_h100() -> fakes.FakeScript:
     """A whole H100, and one in two MIG parts."""
     script = fakes.h100("GPU-whole")
+    name = "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     parts: list[fakes.FakeDevice] = [
-        {
-            "name": f"NVIDIA H100 80GB HBM3 MIG 3g.40gb {n}",
-            "uuid": f"MIG-{n}",
-            "memory_bytes": 40 * 2**30,
-            "sm_count": 60,
-        }
-        for n in "xy"
+        {"name": f"{name} {n}", "uuid": f"MIG-{n}", "memory_bytes": 40 * 2**30, "sm_count": 60} for n in "xy"
     ]
     script["devices"].append({"name": "NVIDIA H100 80GB HBM3", "uuid": "GPU-split", "parts": parts})
     return script
@@ -268,8 +203,38 @@ def test_a_mig_part_is_a_device_with_its_own_memory_and_sms(monkeypatch: pytest.
     assert (device.index, device.uuid, device.name) == (0, "MIG-y", "NVIDIA H100 80GB HBM3 MIG 3g.40gb y")
     assert (device.memory_total_bytes, device.details["sm_count"]) == (40 * 2**30, 60)
     assert device.details["nvml_index"] == 1, "the GPU it is a part of"
-    with pytest.raises(UsageError, match="PyTorch sees 1 GPU"):
-        machine.detect_device("cuda:1")
+
+
+T4S, HIDDEN, PART = two_t4(), {"CUDA_VISIBLE_DEVICES": ""}, {"CUDA_VISIBLE_DEVICES": "MIG-y"}
+TOO_OLD: fakes.FakeScript = {**T4S, "cuda": 11040}
+
+
+@pytest.mark.parametrize(
+    ("script", "cuda", "environ", "requested", "said"),
+    [
+        (T4S, "12.6", {}, "cuda:2", '"cuda:2" does not exist: PyTorch sees 2 GPUs'),
+        (split_h100(), "12.6", PART, "cuda:1", "PyTorch sees 1 GPU"),
+        (T4S, "12.6", HIDDEN, "cuda", "PyTorch finds no GPU"),
+        (fakes.no_driver(), "12.6", {}, "cuda", "PyTorch finds no GPU"),  # and no other process is asked
+        (T4S, None, {}, "cuda", "built for the CPU only"),
+        (TOO_OLD, "12.6", {}, "cuda:0", r"needs CUDA 12\.6, the NVIDIA driver runs CUDA 11\.4 at most"),
+    ],
+)
+def test_why_a_gpu_cannot_be_used_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+    script: fakes.FakeScript,
+    cuda: str | None,
+    environ: Mapping[str, str],
+    requested: str,
+    said: str,
+) -> None:
+    with_torch(monkeypatch, script, cuda=cuda)
+    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=said):
+        machine.detect_device(requested)
+    assert machine.detect_device("auto").kind == ("cuda" if "PyTorch sees" in said else "cpu")
 
 
 ANSWER = {"name": "H100", "uuid": "whole", "memory_total_bytes": 2**36, "sm_count": 132, "compute_capability": "9.0"}
@@ -302,14 +267,6 @@ def test_the_order_of_different_gpus_follows_the_bus(monkeypatch: pytest.MonkeyP
     assert [machine.detect_device(f"cuda:{i}").name for i in (0, 1)] == ["T4", "H100"]
 
 
-def test_no_other_process_is_asked_where_nothing_hints_at_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, fakes.no_driver())
-    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
-    assert machine.detect_device("auto").kind == "cpu"
-    with pytest.raises(UsageError, match="PyTorch finds no GPU"):
-        machine.detect_device("cuda")
-
-
 def answers_with(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "", code: int = 0) -> None:
     """The other process's answer, without the process."""
     cuda_probe._gpus.cache_clear()
@@ -329,38 +286,39 @@ def test_the_other_process_really_answers(monkeypatch: pytest.MonkeyPatch) -> No
     assert trial.kernels == 0 and "Error" in trial.reason, trial
 
 
+NO_KERNEL, PRIVILEGES = '{"kernels": 0}', "function failed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"
+
+
 @pytest.mark.parametrize(
     ("stdout", "stderr", "code", "reason"),
     [
-        ('{"kernels": 0}', "", 0, "a kernel ran and did not come back"),
-        (
-            '{"kernels": 0}',
-            "a line\n[W802 10:11:12.1 CuptiActivityApi.cpp:1] function failed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES\n",
-            0,
-            "function failed: CUPTI_ERROR_INSUFFICIENT_PRIVILEGES",
-        ),
-        (
-            '{"kernels": 0}',
-            "WARNING:2026-08-02 10:11:12 7:7 init.cpp:1] CUPTI initialization failed\n",
-            0,
-            "CUPTI initialization failed",
-        ),
+        ('{"kernels": 63}', "CUPTI says something harmless", 0, ""),
+        (NO_KERNEL, "", 0, "a kernel ran and did not come back"),
+        (NO_KERNEL, f"a line\n[W802 10:11:12.1 CuptiActivityApi.cpp:1] {PRIVILEGES}\n", 0, PRIVILEGES),
+        (NO_KERNEL, "WARNING:2026-08-02 10:11:12 7:7 init.cpp:1] CUPTI failed\n", 0, "CUPTI failed"),
         ("", "Traceback\nRuntimeError: CUDA error: out of memory\n", 1, "RuntimeError: CUDA error: out of memory"),
         ("", "", -11, "the trial was ended by signal 11"),
         ("[]", "", 3, "the trial ended with exit code 3"),
     ],
 )
-def test_the_doctor_says_why_kernels_do_not_come_back(
+def test_the_doctor_says_whether_kernels_come_back(
     monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str, code: int, reason: str
 ) -> None:
     with_torch(monkeypatch, fakes.h100())
     answers_with(monkeypatch, stdout, stderr, code)
-    checks = {c.name: c for c in doctor.examine()}
-    check = checks["GPU work in the trace"]
-    assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
+    checks = doctor.examine()
+    check, text = trial(checks), " ".join(render(checks).split())
+    if reason:
+        assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
+        assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
+    else:
+        assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
+        assert "GPU kernels are traced one by one." in text
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
-    text = " ".join(render(list(checks.values())).split())
-    assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
+
+
+def trial(checks: Sequence[doctor.Check]) -> doctor.Check:
+    return next(check for check in checks if check.name == "GPU work in the trace")
 
 
 def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,15 +327,6 @@ def test_a_gpu_without_curves_and_kernels_is_still_a_gpu(monkeypatch: pytest.Mon
     text = " ".join(render(doctor.examine()).split())
     assert "There is no NVIDIA GPU" not in text
     assert "GPU kernels cannot be traced. GPU utilization, memory and power cannot be read." in text
-
-
-def test_the_doctor_sees_kernels_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    with_torch(monkeypatch, fakes.h100())
-    answers_with(monkeypatch, '{"kernels": 63}', "CUPTI says something harmless")
-    checks = doctor.examine()
-    check = next(c for c in checks if c.name == "GPU work in the trace")
-    assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
-    assert "GPU kernels are traced one by one." in " ".join(render(checks).split())
 
 
 def test_copies_and_waits_are_no_kernels_of_the_trial() -> None:
@@ -398,8 +347,7 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")
 def test_without_a_gpu_the_doctor_tries_nothing() -> None:
-    checks = doctor.examine(try_tracing=lambda: pytest.fail("tried"))
-    check = next(c for c in checks if c.name == "GPU work in the trace")
+    check = trial(doctor.examine(try_tracing=lambda: pytest.fail("tried")))
     assert (check.state, check.evidence, check.next_step) == ("absent", "not tried: no GPU", "")
 
 
@@ -407,30 +355,26 @@ def checks_by_name(script: fakes.FakeScript, store: Path | None = None) -> dict[
     return {c.name: c for c in doctor.examine(store, fakes.fake_nvml(script))}
 
 
-def test_the_doctor_without_a_driver() -> None:
-    checks = checks_by_name(fakes.no_driver())
-    assert checks["NVIDIA driver"].state == "absent"
-    assert "CPU" in checks["NVIDIA driver"].next_step
+REFUSED: fakes.FakeScript = {**fakes.h100(), "errors": {"nvmlDeviceGetPowerUsage": "NotSupported"}, "processes": [1]}
 
 
-def test_the_doctor_on_a_hopper_with_a_refused_query(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "sees_host_pids", lambda: True)
-    script = fakes.h100()
-    script["errors"] = {"nvmlDeviceGetPowerUsage": "NotSupported"}
-    script["processes"] = [1]
-    checks = checks_by_name(script)
-    assert checks["GPU 0 curves"].state == "limited"
-    assert "not power (not supported" in checks["GPU 0 curves"].evidence
-    assert checks["GPU 0 hardware counters"].state == "ok"
-    assert "pid 1" in checks["GPU 0 other processes"].evidence
-
-
-def test_the_doctor_on_an_older_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "sees_host_pids", lambda: False)
-    checks = checks_by_name(fakes.t4())
-    assert checks["GPU 0 hardware counters"].state == "absent"
-    assert "not measurable" in checks["GPU 0 hardware counters"].next_step
-    assert "container" in checks["GPU 0 other processes"].evidence
+@pytest.mark.parametrize(
+    ("script", "name", "state", "said"),
+    [
+        (fakes.no_driver(), "NVIDIA driver", "absent", "CPU"),
+        (fakes.t4(), "GPU 0 hardware counters", "absent", "not measurable"),
+        (fakes.t4(), "GPU 0 other processes", "limited", "container"),
+        (REFUSED, "GPU 0 curves", "limited", "not power (not supported"),
+        (REFUSED, "GPU 0 hardware counters", "ok", ""),
+        (REFUSED, "GPU 0 other processes", "limited", "pid 1"),
+    ],
+)
+def test_what_the_doctor_says_of_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, script: fakes.FakeScript, name: str, state: str, said: str
+) -> None:
+    monkeypatch.setattr(nvml, "sees_host_pids", lambda: "processes" in script)
+    check = checks_by_name(script)[name]
+    assert check.state == state and said in f"{check.evidence} {check.next_step}"
 
 
 def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -443,8 +387,7 @@ def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
     checks = checks_by_name(fakes.no_driver(), tmp_path)
     for name in ("package pynvml", "CPU cores", "shared memory", "memory", "run store", "loader workers"):
-        assert checks[name].state == "limited", name
-        assert checks[name].next_step, name
+        assert checks[name].state == "limited" and checks[name].next_step, name
     assert "uninstall pynvml" in checks["package pynvml"].next_step
 
 
@@ -454,23 +397,19 @@ def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -
 
     monkeypatch.setattr(machine, "usable_cores", broken)
     checks = checks_by_name(fakes.no_driver())
-    assert "no such thing" in checks["CPU cores"].evidence
-    assert "memory" in checks
+    assert "no such thing" in checks["CPU cores"].evidence and "memory" in checks
 
 
 def test_the_doctors_output_in_a_notebook_is_escaped_and_whole() -> None:
-    checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), doctor.Check("PyTorch", "ok", "there")]
+    torch = doctor.Check("PyTorch\x1b[31m", "ok", "there\x1b[0m\n", "next\x07")
+    checks = [doctor.Check("a <b>", "limited", "seen & <script>", "do <this>"), torch]
     shown = Examination(checks)
     html = shown._repr_html_()
     assert "<script>" not in html and "<this>" not in html and "<b>" not in html
     for words in ("a &lt;b&gt;", "seen &amp; &lt;script&gt;", "→ do &lt;this&gt;", ">partly<", "PyTorch", "One point"):
         assert words in html
     assert repr(shown) == render(checks).rstrip()
-
-
-def test_the_doctors_text_holds_no_escape_sequences() -> None:
-    text = render([doctor.Check("name\x1b[31m", "limited", "found\x1b[0m\n", "next\x07")])
-    assert all(ch.isprintable() or ch == "\n" for ch in text)
+    assert all(ch.isprintable() or ch == "\n" for ch in repr(shown)), "it holds no escape sequences"
 
 
 def test_another_thread_may_be_importing_torch(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
+def h100(**changes: Any) -> fakes.FakeScript:
+    """An H100, with these entries of the script."""
+    return {**fakes.h100(), **changes}  # type: ignore[typeddict-item]
+
+
 def meter_of(script: fakes.FakeScript, uuid: str | None = UUID) -> tuple[Meter, ModuleType]:
     module = fakes.fake_nvml(script)
     return nvml.nvml_meter(uuid, os.getpid(), module), module
@@ -59,6 +64,7 @@ def test_an_h100_gives_every_series_in_our_units(clock: list[float]) -> None:
     meter, _ = meter_of(fakes.h100())
     first, second, third = readings(meter, clock, 3)
     assert {s.name for s in meter.series()} == SIMPLE | COUNTERS
+    assert {s.source for s in meter.series()} == {"NVML", "NVML GPM"}
     assert first["gpu_utilization_pct"] == 30
     assert second["power_w"] == 310
     assert (first["energy_j"], second["energy_j"]) == (12, 43)
@@ -69,11 +75,6 @@ def test_an_h100_gives_every_series_in_our_units(clock: list[float]) -> None:
     assert second["pcie_rx_mb_per_s"] == pytest.approx(2000 * 2**20 / 1e6)
     assert third["sm_active_fraction"] is None
     assert meter.missing() == ()
-
-
-def test_sources_name_the_instrument_and_that_it_is_simulated() -> None:
-    meter, _ = meter_of(fakes.h100())
-    assert {s.source for s in meter.series()} == {"NVML", "NVML GPM"}
 
 
 def test_a_t4_has_no_counters_and_says_why(clock: list[float]) -> None:
@@ -87,36 +88,33 @@ def test_a_t4_has_no_counters_and_says_why(clock: list[float]) -> None:
     assert missing.since_ns is None
 
 
-@pytest.mark.parametrize(
-    ("function", "series"),
-    [
-        ("nvmlDeviceGetUtilizationRates", "gpu_utilization_pct"),
-        ("nvmlDeviceGetMemoryInfo", "gpu_memory_used_bytes"),
-        ("nvmlDeviceGetPowerUsage", "power_w"),
-        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
-        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
-        ("nvmlDeviceGetTemperature", "temperature_c"),
-        ("nvmlDeviceGetComputeRunningProcesses", "other_gpu_processes"),
-    ],
-)
-@pytest.mark.parametrize("error", ["NotSupported", "NoPermission", "NotFound", "FunctionNotFound"])
-def test_one_refused_query_costs_only_its_own_series(
-    function: str, series: str, error: str, clock: list[float]
-) -> None:
-    script = fakes.h100()
-    script["errors"] = {function: error}
-    meter, _ = meter_of(script)
-    (row,) = readings(meter, clock)
-    assert set(row) == (SIMPLE | COUNTERS) - {series}
+LOST = {
+    "nvmlDeviceGetUtilizationRates": {"gpu_utilization_pct"},
+    "nvmlDeviceGetMemoryInfo": {"gpu_memory_used_bytes"},
+    "nvmlDeviceGetPowerUsage": {"power_w"},
+    "nvmlDeviceGetTotalEnergyConsumption": {"energy_j"},
+    "nvmlDeviceGetClockInfo": {"sm_clock_mhz"},
+    "nvmlDeviceGetTemperature": {"temperature_c"},
+    "nvmlDeviceGetComputeRunningProcesses": {"other_gpu_processes"},
+    "nvmlGpmSampleGet": COUNTERS,
+    "nvmlInit": SIMPLE | COUNTERS,
+}
+OF_DRIVER = ("LibraryNotFound", "DriverNotLoaded", "LibRmVersionMismatch")
+
+
+@pytest.mark.parametrize("function", LOST)
+@pytest.mark.parametrize("error", ["NotSupported", "NoPermission", "NotFound", "FunctionNotFound", *OF_DRIVER])
+def test_one_refused_query_costs_only_its_own_series(function: str, error: str) -> None:
+    meter, _ = meter_of(h100(errors={function: error}))
+    assert {s.name for s in meter.series()} == (SIMPLE | COUNTERS) - LOST[function]
+    assert len(meter.read()) == len(meter.series())
     (missing,) = meter.missing()
-    assert missing.reason == nvml.REASONS[fakes.ERROR_CODES[error]]
-    assert missing.since_ns is None
+    assert missing.reason.startswith(nvml.REASONS[fakes.ERROR_CODES[error]]) and missing.since_ns is None
+    assert (missing.what == "GPU curves") is (function == "nvmlInit")
 
 
 def test_a_query_lost_in_the_middle_is_missing_since_then(clock: list[float]) -> None:
-    script = fakes.h100()
-    script["fails_after"] = {"nvmlDeviceGetTemperature": (4, "GpuIsLost")}  # one call opens the query
-    meter, module = meter_of(script)
+    meter, module = meter_of(h100(fails_after={"nvmlDeviceGetTemperature": (4, "GpuIsLost")}))  # one call opens it
     before_ns = time.perf_counter_ns()
     rows = readings(meter, clock, 10)
     assert [row["temperature_c"] for row in rows] == [44, 44, 44] + [None] * 7
@@ -143,23 +141,12 @@ def test_failures_that_pass_are_gaps_and_not_a_loss(clock: list[float]) -> None:
 
 
 def test_one_counter_may_fail_alone(clock: list[float]) -> None:
-    script = fakes.h100()
-    script["errors"] = {"gpm:5": "NotSupported"}
-    meter, _ = meter_of(script)
+    meter, _ = meter_of(h100(errors={"gpm:5": "NotSupported"}))
     rows = readings(meter, clock, 8)
     assert all(row["tensor_active_fraction"] is None for row in rows)
     assert [v for row in rows if (v := row["sm_active_fraction"]) is not None] == pytest.approx([0.42] * 4)
     (missing,) = meter.missing()
     assert (missing.what, missing.since_ns) == ("tensor active", None)
-
-
-def test_gpm_without_permission_is_missing(clock: list[float]) -> None:
-    script = fakes.h100()
-    script["errors"] = {"nvmlGpmSampleGet": "NoPermission"}
-    meter, _ = meter_of(script)
-    assert {s.name for s in meter.series()} == SIMPLE
-    (missing,) = meter.missing()
-    assert "no permission" in missing.reason
 
 
 def test_samples_are_two_and_freed_before_nvml_ends(clock: list[float]) -> None:
@@ -185,15 +172,6 @@ def test_a_forked_process_reads_nothing_and_frees_nothing(clock: list[float], mo
     assert module.state.calls == calls
 
 
-@pytest.mark.parametrize("error", ["LibraryNotFound", "DriverNotLoaded", "LibRmVersionMismatch"])
-def test_no_driver_is_a_reason(error: str) -> None:
-    meter, _ = meter_of({"errors": {"nvmlInit": error}})
-    assert meter.series() == ()
-    assert meter.read() == []
-    (missing,) = meter.missing()
-    assert (missing.what, missing.reason) == ("GPU curves", nvml.REASONS[fakes.ERROR_CODES[error]])
-
-
 def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
     (missing,) = nvml.nvml_meter(None, os.getpid()).missing()
@@ -201,9 +179,8 @@ def test_without_the_package_there_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_devices_are_found_by_uuid_and_not_by_index() -> None:
-    script = fakes.h100()
-    script["devices"] = [{"name": "A", "uuid": "GPU-AAAA"}, {"name": "B", "uuid": "GPU-bbbb"}]
-    module = fakes.fake_nvml(script)
+    assert nvml.nvml_index_for(None, fakes.fake_nvml(fakes.h100())) == 0, "the only GPU needs no UUID"
+    module = fakes.fake_nvml(h100(devices=[{"name": "A", "uuid": "GPU-AAAA"}, {"name": "B", "uuid": "GPU-bbbb"}]))
     assert nvml.nvml_index_for("BBBB", module) == 1
     assert nvml.nvml_index_for("GPU-aaaa", module) == 0
     assert nvml.nvml_index_for("cccc", module) is None
@@ -265,10 +242,6 @@ def test_pynvml_has_the_mig_calls_that_are_made_here() -> None:
         assert len(real.parameters) == len(fake.parameters), name
 
 
-def test_the_only_gpu_needs_no_uuid() -> None:
-    assert nvml.nvml_index_for(None, fakes.fake_nvml(fakes.h100())) == 0
-
-
 def test_an_unknown_gpu_is_missing_and_nothing_stays_open() -> None:
     meter, module = meter_of(fakes.h100(), uuid="GPU-ffff")
     assert meter.series() == ()
@@ -277,9 +250,7 @@ def test_an_unknown_gpu_is_missing_and_nothing_stays_open() -> None:
 
 
 def test_other_processes_are_those_outside_our_tree(clock: list[float]) -> None:
-    script = fakes.h100()
-    script["processes"] = [os.getpid(), 1]
-    meter, _ = meter_of(script)
+    meter, _ = meter_of(h100(processes=[os.getpid(), 1]))
     rows = readings(meter, clock, 10)
     assert [row["other_gpu_processes"] for row in rows].count(1.0) == 1, "listed once a second"
 

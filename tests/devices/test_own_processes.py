@@ -1,8 +1,9 @@
-"""What gpulab starts for itself is in no count and no sum of the profiled program."""
+"""What gpulab starts for itself finds gpulab, and is in no count and no sum of the profiled program."""
 
 from __future__ import annotations
 
 import ast
+import json
 import os
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 
 import gpulab
 from gpulab.devices.host import host_meter
-from gpulab.devices.own_processes import is_gpulabs, marked
+from gpulab.devices.own_processes import import_path, is_gpulabs, marked
 
 _WITH_A_CHILD = (
     "import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', 'print(1, flush=True); input()'], "
@@ -59,3 +60,16 @@ def test_every_process_that_gpulab_starts_is_marked(path: Path) -> None:
         if isinstance(call, ast.Call) and ast.unparse(call.func) in ("subprocess.Popen", "subprocess.run"):
             given = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
             assert given.get("env", "").startswith("marked("), f"{path.name}, line {call.lineno}"
+
+
+CHILD = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); import gpulab; print(gpulab.__file__)"
+
+
+def test_a_child_in_another_folder_imports_this_gpulab(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Path(gpulab.__file__).resolve()
+    elsewhere = [p for p in sys.path if p and Path(p).resolve() != here.parents[1]]
+    monkeypatch.setattr(sys, "path", elsewhere)
+    order = [sys.executable, "-S", "-P", "-c", CHILD, json.dumps(import_path())]
+    assert Path(subprocess.check_output(order, text=True, cwd=tmp_path).strip()).resolve() == here
+    monkeypatch.setattr(sys, "path", ["", "lib"])
+    assert import_path()[:2] == [os.getcwd(), "lib"], "the current folder is named in full"

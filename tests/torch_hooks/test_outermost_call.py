@@ -5,20 +5,19 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
+from torch._dynamo.variables import nn_module
+from torch.optim import Optimizer
 
-torch = pytest.importorskip("torch")
-
-from torch import nn  # noqa: E402
-from torch._dynamo.variables import nn_module  # noqa: E402
-from torch.optim import Optimizer  # noqa: E402
-
-from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps  # noqa: E402
-from gpulab.torch_hooks.outermost_call import Layer, around_outermost  # noqa: E402
-from tests.support.knob_cells import Net, new_cell  # noqa: E402
+from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.outermost_call import Layer, around_outermost
+from tests.support.knob_cells import Net, new_cell
 
 X = torch.ones(1, 3, 6, 6)
 
@@ -29,6 +28,12 @@ def noting(name: str, notes: list[str]) -> Any:
         return call(args, kwargs)
 
     return around
+
+
+def on_another_thread(call: Callable[[], object]) -> None:
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
 
 
 def test_only_outermost_calls_are_wrapped_each_time() -> None:
@@ -65,9 +70,7 @@ def test_what_goes_in_and_what_comes_out_can_be_changed() -> None:
 def test_another_thread_is_left_alone() -> None:
     notes: list[str] = []
     with around_outermost(Layer.AUTOCAST, noting("a", notes)):
-        thread = threading.Thread(target=lambda: Net()(X))
-        thread.start()
-        thread.join()
+        on_another_thread(lambda: Net()(X))
     assert notes == []
 
 
@@ -100,41 +103,42 @@ def test_contexts_may_end_in_any_order() -> None:
 def test_recomputed_calls_of_a_backward_pass_are_not_outermost() -> None:
     from torch.utils.checkpoint import checkpoint
 
-    class Saving(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(4, 4)
-
+    class Saving(nn.Sequential):
         def forward(self, x: Any) -> Any:
-            return checkpoint(self.inner, x, use_reentrant=False)
+            return checkpoint(self[0], x, use_reentrant=False)
 
     notes: list[str] = []
     with around_outermost(Layer.AUTOCAST, noting("a", notes)):
-        Saving()(torch.ones(1, 4)).sum().backward()
+        Saving(nn.Linear(4, 4))(torch.ones(1, 4)).sum().backward()
     assert notes == ["a Saving"]
 
 
-def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
-    graphs: list[object] = []
+class Graphs:
+    """A backend that counts what it compiles."""
 
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs.append(graph)
+    count = 0
+
+    def __call__(self, graph: Any, inputs: Any) -> Any:
+        self.count += 1
         return graph.forward
 
+
+def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
+    graphs = Graphs()
     original = nn.Module.__call__
     model, notes = Net(), list[str]()
     torch.compiler.reset()
     try:
         with around_outermost(Layer.AUTOCAST, noting("a", notes)):
-            compiled = torch.compile(model, backend=backend)
+            compiled: Any = torch.compile(model, backend=graphs)
             in_place = Net()
-            in_place.compile(backend=backend)
+            in_place.compile(backend=graphs)
             compiled(X), compiled(X), in_place(X)
             assert vars(nn_module)["unpatched_nn_module_call"] is nn.Module.__call__ is not original
-        count = len(graphs)
+        count = graphs.count
         compiled(X), in_place(X)
         assert notes == ["a OptimizedModule", "a OptimizedModule", "a Net"] and count >= 1
-        assert len(graphs) == count, "compiled anew after the patch was gone"
+        assert graphs.count == count, "compiled anew after the patch was gone"
         assert compiled.forward.__wrapped__.__func__ is original
     finally:
         torch.compiler.reset()
@@ -142,13 +146,9 @@ def test_what_is_compiled_meanwhile_knows_nothing_of_the_patch() -> None:
     assert vars(nn_module)["unpatched_nn_module_call"] is original
 
 
-class Part(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(4, 4)
-
+class Part(nn.Linear):
     def forward(self, x: Any) -> Any:
-        return self.linear(x).relu()
+        return super().forward(x).relu()
 
 
 class InPieces(nn.Module):
@@ -156,7 +156,7 @@ class InPieces(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.parts = nn.ModuleList(Part() for _ in range(12))
+        self.parts = nn.ModuleList(Part(4, 4) for _ in range(12))
 
     def forward(self, x: Any) -> Any:
         for part in self.parts:
@@ -169,21 +169,16 @@ def test_a_module_compiled_in_pieces_stays_so_under_the_patch() -> None:
     from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
     def graphs(wrapped: bool) -> int:
-        found: list[object] = []
-
-        def backend(graph: Any, inputs: Any) -> Any:
-            found.append(graph)
-            return graph.forward
-
+        found = Graphs()
         torch.compiler.reset()
         model = InPieces()
-        model.compile(backend=backend)
+        model.compile(backend=found)
         with ExitStack() as undo:
             if wrapped:
                 undo.enter_context(around_outermost(Layer.AUTOCAST, noting("a", notes)))
             model(torch.ones(1, 4))
             assert not _debug_get_cache_entry_list(nn.Module.__call__.__code__)
-        return len(found)
+        return found.count
 
     notes: list[str] = []
     try:
@@ -231,10 +226,8 @@ def test_steps_are_told_by_turn_and_back(reverse: bool) -> None:
             undo.enter_context(around_steps(turn, Noting(turn.name, notes)))
         optimizer = new_cell().optimizer
         optimizer.step()
-        optimizer.step(lambda: torch.tensor(0.0))
-        thread = threading.Thread(target=optimizer.step)
-        thread.start()
-        thread.join()
+        optimizer.step(lambda: 0.0)
+        on_another_thread(optimizer.step)
     optimizer.step()
     told = ["before SCALING", "before ACCUMULATING", "after ACCUMULATING", "after SCALING"]
     assert notes == [*told, *(n + " closure" if n.startswith("before") else n for n in told)]

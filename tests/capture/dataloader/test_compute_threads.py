@@ -17,20 +17,18 @@ class Machine:
     def step(self, within: dict[int, int], beside: dict[int, int]) -> int:
         """What is said of one batch, in which the threads use so much; the others use theirs after it."""
         self.watched.begin()
-        self._use(within)
+        self.cpu_ns = {t: used + within.get(t, 0) for t, used in self.cpu_ns.items()}
         foreign_ns = self.watched.end()
-        self._use(beside)
+        self.cpu_ns = {t: used + beside.get(t, 0) for t, used in self.cpu_ns.items()}
         return foreign_ns
-
-    def _use(self, ns: dict[int, int]) -> None:
-        for thread, used in ns.items():
-            self.cpu_ns[thread] += used
 
 
 def test_a_pool_that_spins_after_the_step_is_the_trainings() -> None:
     machine = Machine(7)
     machine.step({7: 0}, {7: 500})
     assert [machine.step({7: 8_000}, {7: 500}) for _ in range(20)] == [8_000] * 20
+    del machine.cpu_ns[7]
+    assert machine.step({}, {}) == 0, "a thread that has ended counts no more"
 
 
 def test_a_pool_that_works_for_the_dataset_alone_is_the_datasets() -> None:
@@ -47,13 +45,6 @@ def test_threads_that_start_later_are_met() -> None:
         machine.step({9: 1}, {9: 1})
     machine.cpu_ns[10] = 5
     assert 1_001 in [machine.step({9: 1, 10: 1_000}, {10: 1_000}) for _ in range(EVERY + 2)]
-
-
-def test_a_thread_that_has_ended_counts_no_more() -> None:
-    machine = Machine(7)
-    machine.step({7: 0}, {7: 500})
-    del machine.cpu_ns[7]
-    assert machine.step({}, {}) == 0
 
 
 def test_a_threads_clock_is_the_systems_own() -> None:

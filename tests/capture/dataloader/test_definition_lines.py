@@ -89,9 +89,9 @@ def test_lines_of_the_users_are_found(dataset: Any, options: dict[str, Any], exp
 
 def test_a_run_holds_them_in_words() -> None:
     with gpulab.profile("written", show=False, save=False, live=False) as p:
+        weights = torch.ones(3, requires_grad=True)
+        optimizer = torch.optim.SGD([weights], lr=0.1)
         for batch in DataLoader(Photos(doubled), batch_size=4, collate_fn=stacked, num_workers=1):
-            weights = torch.ones(3, requires_grad=True)
-            optimizer = torch.optim.SGD([weights], lr=0.1)
             (weights * batch).sum().backward()
             optimizer.step()
     loader = p.run.loader

@@ -11,20 +11,21 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
 from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
+from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
-from gpulab.run import Alert, Phase, Samples, Series
+from gpulab.run import Alert, Phase, Samples, Series, Settings
 from gpulab.thresholds import DEFAULT
 from gpulab.views.running.alert_lines import AlertLines, alert_lines_or_none
 from tests.support import synthetic
-
-torch = pytest.importorskip("torch")
+from tests.support.loading_datasets import Planted
 
 rows = st.lists(
     st.tuples(st.integers(1, 40).map(lambda n: n / 8), st.integers(0, 16).map(lambda n: n / 16)),
@@ -101,17 +102,13 @@ def test_it_does_not_flicker() -> None:
     assert played([*wavering, *[(0.5, 0.3)] * 20])[0].until_ns is not None
 
 
-def test_a_long_silence_between_steps_ends_it_too() -> None:
+def test_an_alert_ends_where_no_step_comes_any_more() -> None:
     alerts = Alerts(DEFAULT)
     for at in (*range(1, 31), *range(91, 121)):
         alerts.steps(float(at), 1.0, 0.9)
     first, second = alerts.all(120)
     assert (first.until_ns, second.since_ns, second.until_ns) == (30_000_000_000, 91_000_000_000, None)
-
-
-def test_an_alert_ends_where_no_step_comes_any_more() -> None:
-    (alert,) = played([(0.5, 0.9)] * 60, end_s=100)
-    assert alert.until_ns == 30_000_000_000
+    assert played([(0.5, 0.9)] * 60, end_s=100)[0].until_ns == 30_000_000_000
 
 
 def test_an_idle_gpu_is_told_unless_the_data_is_why() -> None:
@@ -119,10 +116,8 @@ def test_an_idle_gpu_is_told_unless_the_data_is_why() -> None:
     for i in range(60):
         alerts.utilization(0.5 * i, 4)
     (idle,) = alerts.all(30)
-    assert (
-        idle.key == "gpu_idle"
-        and idle.words == "The GPU has been idle for 30 s: 96 % of that time it had nothing to do."
-    )
+    assert idle.key == "gpu_idle"
+    assert idle.words == "The GPU has been idle for 30 s: 96 % of that time it had nothing to do."
     both = Alerts(DEFAULT)
     for i in range(60):
         both.utilization(0.5 * i, 4)
@@ -164,20 +159,6 @@ class Watch:
 def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from torch import Tensor, zeros
-    from torch.utils.data import Dataset
-
-    from gpulab.capture.recorder import Capture
-    from gpulab.run import Settings
-
-    class Slow(Dataset[Tensor]):
-        def __len__(self) -> int:
-            return 60
-
-        def __getitem__(self, i: int) -> Tensor:
-            time.sleep(0.02)
-            return zeros(4)
-
     monkeypatch.chdir(tmp_path)
     (tmp_path / "gpulab.toml").write_text("[thresholds]\nalert_after_s = 0.2\n")
     model = torch.nn.Linear(4, 2)
@@ -186,7 +167,7 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     capture = Capture(Settings(trace=False), "block", "", watch)
     capture.start()
     try:
-        for x in torch.utils.data.DataLoader(Slow(), batch_size=2):
+        for x in torch.utils.data.DataLoader(Planted(60, wait_s=0.02), batch_size=2):
             model(x).sum().backward()
             optimizer.step()
             watch.look()
@@ -234,8 +215,7 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     assert not [t for t in threading.enumerate() if t.name == "gpulab-alerts"]
 
 
-def test_only_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "stderr", io.StringIO())
-    assert alert_lines_or_none() is None
-    monkeypatch.setattr(sys, "stderr", None)
+@pytest.mark.parametrize("stream", [io.StringIO(), None])
+def test_only_a_terminal_is_told(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO | None) -> None:
+    monkeypatch.setattr(sys, "stderr", stream)
     assert alert_lines_or_none() is None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,26 +18,22 @@ SECOND_NS = 10**9
 
 
 class Script:
-    """A clock of which each reading is one more."""
+    """A clock of which each reading is one more, made a reading by `made`."""
 
-    def __init__(self) -> None:
-        self._numbers = count()
+    def __init__(self, made: Callable[[int], Any]) -> None:
+        self._readings = map(made, count())
 
-    def read(self) -> tuple[int, int, int]:
-        number = next(self._numbers)
-        return number, 10 * number, 100 * number
+    def read(self) -> Any:
+        return next(self._readings)
 
     def close(self) -> None:
         pass
 
 
-class MachineScript:
-    def __init__(self) -> None:
-        self._numbers = count()
-
-    def read(self) -> MachineReading:
-        number = next(self._numbers)
-        return MachineReading(number, 10 * number, 0, 0, 0, -1, -1, -1)
+def script() -> CoreWatch:
+    """Of a thread and of the machine."""
+    thread = Script(lambda n: (n, 10 * n, 100 * n))
+    return CoreWatch(SECOND_NS, thread, Script(lambda n: MachineReading(n, 10 * n, 0, 0, 0, -1, -1, -1)))
 
 
 @pytest.fixture
@@ -47,7 +45,7 @@ def now_ns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def watched(now_ns: list[int], steps: int, step_ns: int) -> CoreWatch:
-    watch = CoreWatch(SECOND_NS, Script(), MachineScript())
+    watch = script()
     watch.begin()
     for _ in range(steps):
         now_ns[0] += step_ns
@@ -81,7 +79,7 @@ def test_the_machine_is_read_at_both_ends_and_seldom(now_ns: list[int]) -> None:
 
 
 def test_the_profilers_own_time_is_marked(now_ns: list[int]) -> None:
-    watch = CoreWatch(SECOND_NS, Script(), MachineScript())
+    watch = script()
     watch.begin()
     now_ns[0] += MS
     watch.after_profiler()

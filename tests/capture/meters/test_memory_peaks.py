@@ -32,20 +32,26 @@ def peak_gib(watch: PeakWatch, device: Device = H100) -> tuple[float | None, tup
     return None if peak is None else peak / GIB, missing
 
 
-def test_the_first_run_has_the_peak_of_the_process(fake_cuda: FakeCuda) -> None:
-    watch = PeakWatch()
+@pytest.mark.parametrize(
+    ("before", "held", "within", "peak"),
+    [
+        (0, 0, 10, 10),
+        (10, 0, 12, 12),  # a second run that needs more than the process did
+        (0, 10, 3, 10),  # it begins at the peak of the process
+    ],
+)
+def test_a_run_at_the_peak_of_the_process_has_an_exact_one(
+    fake_cuda: FakeCuda, before: int, held: int, within: int, peak: int
+) -> None:
     fake_cuda.start()
-    allocated_and_freed(fake_cuda, 10)
-    assert peak_gib(watch) == (10, ())
-    assert watch.peaks(H100, {"peak_rss_bytes": 5.0})[0] == Memory(10 * GIB, 10 * GIB, 5, 80 * GIB)
-
-
-def test_a_second_run_that_needs_more_has_its_own(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start()
-    allocated_and_freed(fake_cuda, 10)
+    allocated_and_freed(fake_cuda, before)
+    weights = [fake_cuda.allocate(held * GIB)]
     watch = PeakWatch()
-    allocated_and_freed(fake_cuda, 12)
-    assert peak_gib(watch) == (12, ())
+    weights.clear()
+    gc.collect()
+    allocated_and_freed(fake_cuda, within)
+    assert peak_gib(watch) == (peak, ())
+    assert watch.peaks(H100, {"peak_rss_bytes": 5.0})[0] == Memory(peak * GIB, peak * GIB, 5, 80 * GIB)
 
 
 def test_a_leaner_second_run_keeps_peaks_read_before_backward(
@@ -67,16 +73,6 @@ def test_a_leaner_second_run_keeps_peaks_read_before_backward(
     peak, (missing,) = peak_gib(watch)
     assert peak == 6 and missing.key == "memory" and "exact" in missing.what and "10.0 GiB" in missing.reason
     assert torch.cuda.max_memory_allocated(0) == 10 * GIB, "the user's own peak is as it was"
-
-
-def test_a_run_at_the_process_peak_has_an_exact_peak(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start()
-    weights = fake_cuda.allocate(10 * GIB)
-    watch = PeakWatch()
-    del weights
-    gc.collect()
-    allocated_and_freed(fake_cuda, 3)
-    assert peak_gib(watch) == (10, ()), "the run began with 10 GiB"
 
 
 def test_an_experiment_counts_each_run_anew_and_says_so(fake_cuda: FakeCuda) -> None:
@@ -115,6 +111,8 @@ def test_a_watch_makes_no_context_and_does_not_start_cuda(fake_cuda: FakeCuda) -
     watch.at_step()
     peak, (missing,) = peak_gib(watch)
     assert peak is None and "never used" in missing.reason
+    on_cpu = PeakWatch().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
+    assert on_cpu == (Memory(peak_rss_bytes=7), ())
     fake_cuda.start(1)
     watch.at_backward()
     allocated_and_freed(fake_cuda, 1, index=1)
@@ -158,11 +156,6 @@ def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.M
     assert read.allocated_peak == flat["allocated_bytes.all.peak"] == 2
     assert read.reserved == flat["reserved_bytes.all.current"] == 3
     assert read.reserved_peak == flat["reserved_bytes.all.peak"] == 4
-
-
-def test_on_a_cpu_there_is_the_memory_of_the_processes_alone() -> None:
-    found, missing = PeakWatch().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
-    assert found == Memory(peak_rss_bytes=7) and missing == ()
 
 
 def test_a_full_run_of_an_experiment_has_its_own_peak(fake_cuda: FakeCuda) -> None:

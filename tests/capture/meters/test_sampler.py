@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -23,9 +24,10 @@ from gpulab.devices.host import host_meter
 from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32
-from gpulab.user_code import PACKAGE_FOLDER
 from tests.support import fake_nvml as fakes
-from tests.support.paths import TESTS
+from tests.support.paths import ROOT, TESTS
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="signals and process groups")
 
 CPU = Device("cpu", "a CPU")
 H100 = Device("cuda", "NVIDIA H100", 0, "00000000-0000-0000-0000-0000000000a0")
@@ -87,6 +89,7 @@ def drained(sampler: Sampler, name: str) -> Float32:
 
 
 def test_on_a_cpu_the_process_tree_is_read() -> None:
+    origin_ns = time.perf_counter_ns()
     sampler = started()
     until(sampler.series, "the legend")
     points = [drained(sampler, "cpu_pct")]
@@ -100,22 +103,11 @@ def test_on_a_cpu_the_process_tree_is_read() -> None:
     assert [s.name for s in samples.series] == ["cpu_pct", "rss_bytes", "process_count"]
     assert missing == ()
     rss = samples.get("rss_bytes")
-    assert rss is not None
-    assert rss.value.min() > 2**20
+    assert rss is not None and rss.value.min() > 2**20
     assert extremes["peak_rss_bytes"] == rss.value.max()
     assert (np.diff(rss.t_ns) > 0).all()
-    assert points[-1].dtype == np.float32
-    assert points[-1].shape[1] == 2
-
-
-def test_times_are_on_the_clock_of_the_run() -> None:
-    origin_ns = time.perf_counter_ns()
-    sampler = Sampler(os.getpid(), CPU, origin_ns, 0.01)
-    sampler.start()
-    until(sampler.drain, "a reading")
-    samples, _, _ = sampler.stop()
-    wall_ns = time.perf_counter_ns() - origin_ns
-    assert 0 < samples.series[0].t_ns[0] < samples.series[0].t_ns[-1] + 1 <= wall_ns
+    assert 0 < rss.t_ns[0] < rss.t_ns[-1] <= time.perf_counter_ns() - origin_ns, "on the clock of the run"
+    assert points[-1].dtype == np.float32 and points[-1].shape[1] == 2
 
 
 def test_a_gpu_is_read_beside_the_process_tree() -> None:
@@ -123,11 +115,8 @@ def test_a_gpu_is_read_beside_the_process_tree() -> None:
     until(lambda: len(drained(sampler, "sm_active_fraction")), "a GPM reading")
     samples, missing, extremes = sampler.stop()
     sm = samples.get("sm_active_fraction")
-    assert sm is not None
-    assert sm.value == pytest.approx(0.42)
-    assert sm.source == "NVML GPM"
-    assert extremes["throttle_reasons"] == 4
-    assert "peak_throttle_reasons" not in extremes
+    assert sm is not None and sm.source == "NVML GPM" and sm.value == pytest.approx(0.42)
+    assert extremes["throttle_reasons"] == 4 and "peak_throttle_reasons" not in extremes
     assert {m.what for m in missing} <= {"other processes on the GPU"}
 
 
@@ -140,9 +129,7 @@ def test_without_a_driver_the_host_is_read_and_the_reason_kept() -> None:
 
 
 def test_a_query_that_dies_is_missing_since_then() -> None:
-    script = fakes.h100()
-    script["fails_after"] = {"nvmlDeviceGetPowerUsage": (4, "GpuIsLost")}
-    sampler = started(H100, script)
+    sampler = started(H100, {**fakes.h100(), "fails_after": {"nvmlDeviceGetPowerUsage": (4, "GpuIsLost")}})
     until(lambda: len(sampler.drain().get("cpu_pct", ())) > 0 and len(sampler._missing) > 0, "the loss")
     samples, missing, _ = sampler.stop()
     power = samples.get("power_w")
@@ -153,29 +140,37 @@ def test_a_query_that_dies_is_missing_since_then() -> None:
 
 
 def test_a_child_that_dies_costs_only_its_curves() -> None:
-    script = fakes.h100()
-    script["exits_after"] = 3
-    sampler = started(H100, script)
+    sampler = started(H100, {**fakes.h100(), "exits_after": 3})
     until(lambda: sampler._failure, "its death")
     samples, missing, _ = sampler.stop()
     assert [m.what for m in missing if m.since_ns is not None] == ["device curves"]
     (death,) = [m for m in missing if m.what == "device curves"]
     assert death.reason == "the sampling process ended: exit code 3"
     utilization = samples.get("gpu_utilization_pct")
-    assert utilization is not None
-    assert len(utilization.t_ns) == 2, "what it brought home before is kept"
-    assert death.since_ns is not None
-    assert death.since_ns > utilization.t_ns[-1]
+    assert utilization is not None and len(utilization.t_ns) == 2, "what it brought home before is kept"
+    assert death.since_ns is not None and death.since_ns > utilization.t_ns[-1]
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
-def test_a_killed_child_is_named_with_its_signal() -> None:
+CANNOT_BEGIN = {
+    "killed": (None, "killed by signal 9"),
+    "it cannot import": ((sampling, "BOOTSTRAP", "import no_such_module_at_all"), "no_such_module_at_all"),
+    "no such program": ((sys, "executable", "/no/such/python"), "could not be started"),
+}
+
+
+@pytest.mark.parametrize(("broken", "said"), CANNOT_BEGIN.values(), ids=CANNOT_BEGIN)
+def test_why_there_are_no_curves_is_said(
+    broken: tuple[Any, str, str] | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if broken is not None:
+        monkeypatch.setattr(*broken)
     sampler = started()
-    until(sampler.series, "the legend")
-    child_of(sampler).kill()
+    if broken is None:
+        until(sampler.series, "the legend")
+        child_of(sampler).kill()
     until(lambda: sampler._failure, "its death")
-    _, missing, _ = sampler.stop()
-    assert "killed by signal 9" in missing[0].reason
+    samples, missing, _ = sampler.stop()
+    assert said in missing[0].reason and (broken is None or samples.series == ())
 
 
 def is_quiet(sampler: Sampler) -> bool:
@@ -185,7 +180,6 @@ def is_quiet(sampler: Sampler) -> bool:
     return sampler._last_ns == before_ns
 
 
-@pytest.mark.skipif(os.name != "posix", reason="signals")
 def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sampling, "END_TIMEOUT_S", 0.2)
     sampler = started()
@@ -201,37 +195,16 @@ def test_a_child_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     assert missing[0].key == "curves"
 
 
-def test_a_child_that_cannot_import_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sampling, "BOOTSTRAP", "import no_such_module_at_all")
-    sampler = started()
-    until(lambda: sampler._failure, "its death")
-    samples, missing, _ = sampler.stop()
-    assert samples.series == ()
-    assert "no_such_module_at_all" in missing[0].reason
-
-
-def test_a_child_that_cannot_be_started_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "executable", "/no/such/python")
-    sampler = started()
-    samples, missing, extremes = sampler.stop()
-    assert (samples.series, extremes, sampler.series(), sampler.drain()) == ((), {}, (), {})
-    assert "could not be started" in missing[0].reason
-
-
 def test_stop_at_once_twice_and_without_start() -> None:
     sampler = started()
     child = child_of(sampler)
     assert sampler.stop()[1] == ()
-    assert child.returncode == 0
-    assert child.stdin is not None
-    assert child.stdout is not None
-    assert child.stdin.closed
-    assert child.stdout.closed
+    assert child.returncode == 0 and child.stdin is not None and child.stdout is not None
+    assert child.stdin.closed and child.stdout.closed
     assert sampler.stop()[1] == ()
     assert Sampler(os.getpid(), CPU, 0).stop()[1] == ()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="process groups")
 def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
     sampler = started()
     until(sampler.series, "the legend")
@@ -242,7 +215,6 @@ def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
     assert sampler.stop()[1] == ()
 
 
-@pytest.mark.skipif(os.name != "posix", reason="kill")
 @pytest.mark.parametrize("workers", [False, True], ids=["alone", "a forked worker holds our pipe"])
 def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
     program = f"""
@@ -260,7 +232,7 @@ def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
         print(s._process.pid, worker, flush=True)
         time.sleep(60)
     """
-    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=root())
+    parent = subprocess.Popen([sys.executable, "-c", textwrap.dedent(program)], stdout=subprocess.PIPE, cwd=ROOT)
     assert parent.stdout is not None
     child, worker = map(int, parent.stdout.readline().split())
     assert psutil.pid_exists(child)
@@ -279,36 +251,13 @@ def alive(pid: int) -> bool:
         return False
 
 
-def root() -> Path:
-    return PACKAGE_FOLDER.parent
-
-
 def test_the_child_imports_nothing_heavy() -> None:
     program = (
         "import sys, gpulab.capture.meters.sampler_process, gpulab.devices.host, gpulab.devices.nvml;"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], cwd=root(), capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
-
-
-def test_the_child_counts_changing_workers_but_not_itself() -> None:
-    sampler = started()
-    until(sampler.drain, "a reading")
-    worker = subprocess.Popen([sys.executable, "-c", "while True: pass"])
-
-    def seen(count: float) -> bool:
-        return bool((drained(sampler, "process_count")[:, 1] == count).any())
-
-    try:
-        alone = psutil.Process().children(recursive=True)
-        expected = 1 + len(alone) - 1  # us and all our children, without the sampling process
-        until(lambda: seen(expected), "the worker")
-    finally:
-        worker.kill()
-        worker.wait()
-    until(lambda: seen(expected - 1), "the worker's end")
-    assert sampler.stop()[2]["peak_process_count"] == expected
 
 
 def test_cpu_is_that_of_the_tree_in_percent_of_the_usable_cores() -> None:
@@ -356,13 +305,6 @@ def test_long_runs_are_thinned_evenly_and_keep_their_peak(monkeypatch: pytest.Mo
     assert curve.extreme() == ("peak_x", 1e6)
 
 
-def test_bits_are_gathered_and_not_compared() -> None:
-    curve = sampling._Curve(SeriesInfo("throttle_reasons", "bits", "x", "test"))
-    for value in (4, 32, 0):
-        curve.add(0, float(value))
-    assert curve.extreme() == ("throttle_reasons", 36)
-
-
 def test_a_watcher_that_never_drains_costs_bounded_memory() -> None:
     curve = sampling._Curve(SeriesInfo("x", "W", "x", "test"))
     for i in range(sampling.MOST_PENDING + 500):
@@ -380,7 +322,7 @@ def test_the_mean_since_the_last_time_takes_no_room() -> None:
     bits = sampling._Curve(SeriesInfo("throttle_reasons", "bits", "x", "test"))
     for value in (1.0, 4.0, 1.0):
         bits.add(7, value)
-    assert bits.take_mean() == (7, 5.0)
+    assert bits.take_mean() == (7, 5.0) and bits.extreme() == ("throttle_reasons", 5)
     sizes = {name: sys.getsizeof(value) for name, value in vars(curve).items() if name.startswith("_fresh")}
     for t_ns in range(1000):
         curve.add(t_ns, 1.0)

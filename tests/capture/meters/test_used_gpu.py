@@ -43,17 +43,10 @@ def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
     assert fake_cuda.contexts == []
 
 
-@pytest.mark.parametrize("worked", [[0], [], [1, 0]])
-def test_the_assumed_gpu_stays_where_it_worked_too(worked: list[int], fake_cuda: FakeCuda) -> None:
+@pytest.mark.parametrize(
+    ("device", "worked"), [(FIRST, [0]), (FIRST, []), (FIRST, [1, 0]), (FIRST, [7]), (Device("cpu", "CPU"), [1])]
+)
+def test_the_device_that_stays(device: Device, worked: list[int], fake_cuda: FakeCuda) -> None:
+    """The assumed one worked too, or torch sees no GPU of that number, or it is the CPU."""
     fake_cuda.start(0)
-    assert moved(FIRST, worked, CURVES) == Moved(FIRST, CURVES)
-
-
-def test_a_gpu_that_torch_does_not_see_changes_nothing(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start(0)
-    assert moved(FIRST, [7], CURVES) == Moved(FIRST, CURVES)
-
-
-def test_a_run_on_the_cpu_stays_there() -> None:
-    cpu = Device("cpu", "CPU")
-    assert moved(cpu, [1], CURVES) == Moved(cpu, CURVES)
+    assert moved(device, worked, CURVES) == Moved(device, CURVES)

@@ -146,21 +146,10 @@ def _marked(loop: Callable[..., Any]) -> set[int]:
     return {first + i for i, line in enumerate(source) if line.rstrip().endswith("# batch")}
 
 
-@pytest.mark.parametrize(
-    "loop",
-    [
-        batch_function,
-        generator,
-        asked_generator,
-        indexed,
-        filled_in_place,
-        step_function,
-        hidden_state,
-        taught,
-        on_one_line,
-        looked_into,
-    ],
-)
+LOOPS = (batch_function, generator, asked_generator, indexed, filled_in_place, step_function, hidden_state, taught)
+
+
+@pytest.mark.parametrize("loop", [*LOOPS, on_one_line, looked_into])
 def test_lines_that_make_the_batch_are_followed(loop: Callable[..., Any]) -> None:
     lines = BatchLines()
     loop(lines)
@@ -176,23 +165,17 @@ def test_lines_that_make_the_batch_are_followed(loop: Callable[..., Any]) -> Non
 
 
 def test_a_loop_keeps_no_graph_for_us() -> None:
-    lines, kept = BatchLines(), []
+    lines = BatchLines()
 
-    def loop() -> None:
+    def references(read: bool) -> int:
         x, y = draw(4)
         loss = mse_loss(NET(x), y)
-        lines.met(sys._getframe())
-        kept.append(sys.getrefcount(loss))
+        if read:
+            lines.met(sys._getframe())
+        return sys.getrefcount(loss)
 
-    def unread() -> None:
-        x, y = draw(4)
-        loss = mse_loss(NET(x), y)
-        kept.append(sys.getrefcount(loss))
-
-    loop()
-    unread()
+    assert references(read=True) == references(read=False)
     assert lines.are_known
-    assert kept[0] == kept[1]
 
 
 def test_looks_stand_for_the_time_before_them() -> None:
@@ -200,7 +183,4 @@ def test_looks_stand_for_the_time_before_them() -> None:
     own = summed(seen)
     assert own is not None
     assert (own.looks, own.looked_ns, own.preparing_looks, own.preparing_ns) == (3, 50, 1, 30)
-
-
-def test_a_single_look_says_nothing() -> None:
-    assert summed(Seen(t_ns=[100], spots=[None], preparing=[True])) is None
+    assert summed(Seen(t_ns=[100], spots=[None], preparing=[True])) is None, "a single look says nothing"

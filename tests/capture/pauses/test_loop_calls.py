@@ -14,7 +14,7 @@ import pytest
 
 from gpulab.capture.pauses import hooks, loop_calls
 from gpulab.capture.pauses.hooks import PauseHooks
-from gpulab.capture.pauses.loop_calls import CALLS, Part, callback_name, kind_of_call, with_part
+from gpulab.capture.pauses.loop_calls import CALLS, Part, kind_of_call, with_part
 from gpulab.capture.pauses.no_grad import Stretch
 from gpulab.capture.pauses.pauses import Pauses
 
@@ -24,8 +24,7 @@ MS = 1_000_000
 class Clock:
     """Stands still unless it is told to go on."""
 
-    def __init__(self) -> None:
-        self.now_ns = 1_000
+    now_ns = 1_000
 
     def __call__(self) -> int:
         return self.now_ns
@@ -100,6 +99,9 @@ class Writer:
 
 
 def test_a_checkpoint_callback_is_timed_as_a_whole(pauses: Pauses, clock: Clock) -> None:
+    with Profiler().profile("[LightningModule]Net.training_step") as name:
+        clock.works(30)
+    assert name == "[LightningModule]Net.training_step" and not pauses.heard, "other actions are none"
     with Profiler().profile("[Callback]ModelCheckpoint{'monitor': 'l.x'}.on_train_batch_end"):
         clock.works(10)
         Writer(clock).save("best.ckpt")
@@ -110,13 +112,6 @@ def test_a_checkpoint_callback_is_timed_as_a_whole(pauses: Pauses, clock: Clock)
     assert detail == "ModelCheckpoint.on_train_batch_end, of it 20.0 ms in Writer.save: best.ckpt"
 
 
-def test_other_actions_of_lightning_are_none(pauses: Pauses, clock: Clock) -> None:
-    with Profiler().profile("[LightningModule]Net.training_step") as name:
-        clock.works(30)
-    assert name == "[LightningModule]Net.training_step"
-    assert not pauses.heard
-
-
 def test_an_event_names_the_users_callback(pauses: Pauses, clock: Clock) -> None:
     class Watch:
         def on_step_end(self) -> None:
@@ -125,8 +120,7 @@ def test_an_event_names_the_users_callback(pauses: Pauses, clock: Clock) -> None
     CallbackHandler(Watch()).call_event("on_step_end")
     ((kind, _, _, spot, detail),) = pauses.heard
     assert (kind, detail) == ("callback", "Watch.on_step_end")
-    assert spot is not None
-    assert spot[1] == Watch.on_step_end.__code__.co_firstlineno
+    assert spot is not None and spot[1] == Watch.on_step_end.__code__.co_firstlineno
 
 
 def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clock) -> None:
@@ -134,6 +128,8 @@ def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clo
     assert not pauses.heard
     Writer(clock, pauses).evaluate()
     assert [p[0] for p in pauses.heard] == ["evaluation"]
+    pauses.finish(np.array([0], dtype=np.int64), trains=False)
+    assert not pauses.heard, "a run that only evaluates has none"
 
 
 def test_an_evaluation_counts_once(pauses: Pauses, clock: Clock) -> None:
@@ -154,12 +150,6 @@ def test_a_callback_that_evaluates_is_evaluation(pauses: Pauses, clock: Clock) -
     assert [p[0] for p in pauses.heard] == ["evaluation"]
 
 
-def test_a_run_that_only_evaluates_has_no_pauses(pauses: Pauses, clock: Clock) -> None:
-    Writer(clock).evaluate()
-    pauses.finish(np.array([0], dtype=np.int64), trains=False)
-    assert not pauses.heard
-
-
 def test_what_takes_half_of_a_callback_gives_its_kind() -> None:
     assert kind_of_call("callback", [Part("logging", 6, "")], 10) == "logging"
     assert kind_of_call("callback", [Part("logging", 4, "")], 10) == "callback"
@@ -173,11 +163,6 @@ def test_the_longest_innermost_part_is_named() -> None:
     assert with_part("x", parts[:1], 10 * MS) == "x"
 
 
-def test_only_callbacks_have_a_callbacks_name() -> None:
-    assert callback_name("[Callback]EMA{'a.b': 1}.on_fit_end") == "EMA.on_fit_end"
-    assert not callback_name("[Strategy]SingleDevice.backward")
-
-
 @pytest.mark.parametrize("call", [*CALLS, *(("callback", *action) for action in loop_calls.ACTIONS)])
 def test_the_libraries_have_these_calls(call: tuple[str, str, str, str]) -> None:
     _, module, owner, name = call
@@ -185,5 +170,4 @@ def test_the_libraries_have_these_calls(call: tuple[str, str, str, str]) -> None
         found = vars(importlib.import_module(module)).get(owner)
     except ImportError:
         pytest.skip(f"{module} is not installed")
-    assert found is not None
-    assert callable(getattr(found, name))
+    assert found is not None and callable(getattr(found, name))

@@ -54,7 +54,6 @@ def test_code_before_and_after_no_grad_is_evaluation() -> None:
     """Really run: the metric is computed after the gradients are on again."""
     net = nn.Linear(64, 64)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
-
     took_ns: list[int] = []
 
     def evaluate() -> None:
@@ -63,9 +62,8 @@ def test_code_before_and_after_no_grad_is_evaluation() -> None:
         held = torch.randn(512, 64)
         with torch.no_grad():
             for _ in range(300):
-                out = net(held)
+                net(held)
         sum(i * i for i in range(300_000))
-        assert out.shape == held.shape
         took_ns.append(perf_counter_ns() - begun_ns)
         net.train()
 

@@ -6,6 +6,7 @@ import gc
 import io
 import logging
 import sys
+import threading
 import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
@@ -13,20 +14,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpulab.analysis.breakdown import breakdown, placed
 from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses.loader_passes import Pass, Passes
 from gpulab.capture.pauses.no_grad import MOST, GradOff, Stretch
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.run import Pause
+from tests.support import synthetic
 from tests.support.kernel_session import kernel
-
-torch = pytest.importorskip("torch")
-
 
 NO_STEPS = np.zeros(0, dtype=np.int64)
 MS = 1_000_000
@@ -38,101 +39,52 @@ class Marks:
     def __init__(self) -> None:
         self.passes, self.t, self.found = Passes(), 0, list[Pass]()
 
-    def _ask(self, loader: int, *, fresh: bool, batch: bool, end: bool) -> None:
-        self.t += 1
-        self.found += self.passes.asked(loader, self.t, fresh=fresh)
-        self.t += 1
-        self.passes.answered(self.t, batch=batch, end=end)
-
-    def begin(self, loader: int) -> None:
-        self._ask(loader, fresh=True, batch=False, end=False)
-
-    def batch(self, loader: int) -> None:
-        self._ask(loader, fresh=False, batch=True, end=False)
-
-    def end(self, loader: int) -> None:
-        self._ask(loader, fresh=False, batch=False, end=True)
-
-    def train(self) -> None:
-        self.t += 1
-        self.found += self.passes.trained()
-
-    def whole(self, loader: int, batches: int, *, trains: bool) -> None:
-        self.begin(loader)
-        for _ in range(batches):
-            self.batch(loader)
-            if trains:
-                self.train()
-        self.end(loader)
+    def play(self, script: str) -> None:
+        """`9(` begins a pass of loader 9, `9` is a batch of it, `9)` its end; `train` is a step."""
+        for mark in script.split():
+            self.t += 1
+            if mark == "train":
+                self.found += self.passes.trained()
+                continue
+            self.found += self.passes.asked(int(mark[0]), self.t, fresh=mark.endswith("("))
+            self.t += 1
+            self.passes.answered(self.t, batch=mark.isdigit(), end=mark.endswith(")"))
 
     def evaluations(self) -> list[tuple[int, int]]:
         self.found += self.passes.finish()
         return [(p.loader, p.batches) for p in self.found]
 
 
-def test_a_pass_without_training_is_evaluation() -> None:
+@pytest.mark.parametrize(
+    ("script", "evaluations"),
+    [
+        ("1( 1 train 1 train 9( 9 9 9 9) 1 train 9( 9 1 train 1)", [(9, 3), (9, 1)]),
+        ("1( 2( 1 2 train 1 2 train 1 2 train 1 2 train", []),
+        ("1( 1 1) train 1( 1 1) train 1( 1 1) train", []),  # Accelerate: the end is known before the last batch trains
+    ],
+    ids=["within an epoch, whole or left early", "two loaders feed each step", "one batch ahead"],
+)
+def test_which_passes_evaluate(script: str, evaluations: list[tuple[int, int]]) -> None:
     marks = Marks()
-    marks.whole(9, 3, trains=False)
-    for _ in range(2):
-        marks.whole(1, 5, trains=True)
-        marks.whole(9, 3, trains=False)
-    marks.whole(1, 5, trains=False)  # accuracy on the training data
-    assert marks.evaluations() == [(9, 3), (9, 3), (9, 3), (1, 5)]
+    marks.play(script)
+    assert marks.evaluations() == evaluations
 
 
-def test_evaluation_within_an_epoch_whole_or_left_early() -> None:
-    marks = Marks()
-    marks.begin(1)
-    for i in range(6):
-        marks.batch(1)
-        if i == 2:
-            marks.whole(9, 4, trains=False)
-        if i == 4:
-            marks.begin(9)
-            marks.batch(9)
-        marks.train()
-    assert sorted(marks.evaluations()) == [(9, 1), (9, 4)]
+WHOLE = {"train": (1, "1 train "), "accuracy on the training data": (1, "1 "), "evaluate": (9, "9 ")}
 
 
-def test_two_loaders_that_feed_each_step_are_both_training() -> None:
-    marks = Marks()
-    marks.begin(1)
-    marks.begin(2)
-    for _ in range(4):
-        marks.batch(1)
-        marks.batch(2)
-        marks.train()
-    assert marks.evaluations() == []
-
-
-def test_a_loop_that_asks_one_batch_ahead_does_not_evaluate() -> None:
-    marks = Marks()
-    for _ in range(3):  # Accelerate: the end is known before the last batch is trained on
-        marks.begin(1)
-        marks.batch(1)
-        marks.end(1)
-        marks.train()
-    assert marks.evaluations() == []
-
-
-@given(st.lists(st.tuples(st.sampled_from(["train", "evaluate"]), st.integers(1, 5)), max_size=12))
+@given(st.lists(st.tuples(st.sampled_from(sorted(WHOLE)), st.integers(1, 5)), max_size=12))
 def test_whole_passes_in_any_order(plan: list[tuple[str, int]]) -> None:
     marks = Marks()
     for what, batches in plan:
-        marks.whole(1 if what == "train" else 9, batches, trains=what == "train")
-    assert marks.evaluations() == [(9, n) for what, n in plan if what == "evaluate"]
+        loader, batch = WHOLE[what]
+        marks.play(f"{loader}( {batch * batches}{loader})")
+    assert marks.evaluations() == [(WHOLE[what][0], n) for what, n in plan if what != "train"]
 
 
 def test_left_passes_are_bounded_and_none_is_lost() -> None:
     marks = Marks()
-    marks.begin(1)
-    for _ in range(500):
-        marks.batch(1)
-        marks.train()
-        marks.begin(9)
-        marks.batch(9)
-    marks.batch(1)
-    marks.train()
+    marks.play("1( " + "1 train 9( 9 " * 500 + "1 train")
     assert len(marks.passes._left) < 100
     assert marks.evaluations() == [(9, 1)] * 500
 
@@ -170,22 +122,16 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
         pauses.add("checkpoint_save", t_ns, t_ns + 6_000_000, None)
         pauses.trained()
     more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
-    assert [(kind, start) for kind, start, *_ in pauses.heard] == [
-        ("checkpoint_save", 1_000_000),
-        ("gc", 60_000_000),
-        ("checkpoint_save", 60_000_000),
-    ]
+    kept = [("checkpoint_save", 1_000_000), ("gc", 60_000_000), ("checkpoint_save", 60_000_000)]
+    assert [(kind, start) for kind, start, *_ in pauses.heard] == kept
     assert [(s.kind, s.count, s.total_ns) for s in more] == [("gc", 1, 400)]
 
 
 def test_without_training_nothing_is_evaluation() -> None:
     pauses = Pauses()
-    pauses.asked(1, None, 0, fresh=True)
-    pauses.passes.answered(1, batch=False, end=False)
-    pauses.asked(1, None, 2, fresh=False)
-    pauses.passes.answered(3, batch=True, end=False)
-    pauses.asked(1, None, 4, fresh=False)
-    pauses.passes.answered(5, batch=False, end=True)
+    for t_ns, answer in enumerate(("iterator", "batch", "end")):
+        pauses.asked(1, None, t_ns, fresh=answer == "iterator")
+        pauses.passes.answered(t_ns, batch=answer == "batch", end=answer == "end")
     pauses.finish(NO_STEPS, trains=False)
     assert pauses.heard == []
 
@@ -206,9 +152,7 @@ def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
     each_tenth = [(t, t + 5) for t in range(100, 1000, 100)]
     each = [(t + 1, t + 4) for t in range(0, 1000, 10)]
     found = stretches(each_tenth).evaluations([], starts)
-    assert [(s.start_ns // MS, s.end_ns // MS) for s in found] == each_tenth and {s.spot for s in found} == {
-        ("f", 1, "")
-    }
+    assert [(s.start_ns // MS, s.end_ns // MS, s.spot) for s in found] == [(*t, ("f", 1, "")) for t in each_tenth]
     assert stretches(each).evaluations([], starts) == ()
     both = stretches(each)
     both._stretches += stretches(each_tenth, ("sample", 2, ""))._stretches
@@ -264,7 +208,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     pauses = Pauses()
     layer = torch.nn.Linear(2, 2)
 
-    @torch.inference_mode()  # type: ignore[untyped-decorator]
+    @torch.inference_mode()
     def sample() -> Any:
         time.sleep(0.002)
         return layer(torch.ones(2))
@@ -298,11 +242,7 @@ def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) ->
         gc.collect()
     assert {t: _found(t) for t in TARGETS} == before and gc.callbacks == callbacks
     saves = [(p[4], p[3] and p[3][0]) for p in pauses.heard if p[0] == "checkpoint_save"]
-    assert saves == [
-        ("numpy.savez: a.npz", __file__),
-        ("torch.save: a.pt", __file__),
-        ("torch.save: b.pt", __file__),
-    ]
+    assert saves == [(said, __file__) for said in ("numpy.savez: a.npz", "torch.save: a.pt", "torch.save: b.pt")]
     torch.save({}, tmp_path / "c.pt")
     assert len([p for p in pauses.heard if p[0] == "checkpoint_save"]) == 3
 
@@ -313,30 +253,29 @@ def _found(target: Any) -> Any:
     return None if owner is None else vars(owner).get(target.name)
 
 
-def test_a_library_imported_during_the_run_is_hooked_later() -> None:
+def test_a_library_imported_during_the_run_is_hooked_later(monkeypatch: pytest.MonkeyPatch) -> None:
     name = "lightning.pytorch.trainer.trainer"
-    kept = sys.modules.get(name)
+
+    class Trainer:
+        def save_checkpoint(self, path: str) -> str:
+            torch.save({}, io.BytesIO())
+            return path
+
     made: Any = type(sys)(name)
-    made.Trainer = type("Trainer", (), {"save_checkpoint": lambda self, path: torch.save({}, io.BytesIO()) or path})
+    made.Trainer = Trainer
+    monkeypatch.delitem(sys.modules, name, raising=False)
     pauses = Pauses()
-    try:
-        sys.modules.pop(name, None)
-        with ExitStack() as undo:
-            hooks = PauseHooks(pauses, undo)
-            hooks.install()
-            sys.modules[name] = made
-            hooks.look()
-            assert made.Trainer().save_checkpoint("last.ckpt") == "last.ckpt"
-        assert [p[4] for p in pauses.heard] == ["Trainer.save_checkpoint: last.ckpt"]
-    finally:
-        sys.modules.pop(name, None)
-        if kept is not None:
-            sys.modules[name] = kept
+    with ExitStack() as undo:
+        hooks = PauseHooks(pauses, undo)
+        hooks.install()
+        monkeypatch.setitem(sys.modules, name, made)
+        hooks.look()
+        assert made.Trainer().save_checkpoint("last.ckpt") == "last.ckpt"
+    (pause,) = pauses.heard
+    assert pause[4].startswith("Trainer.save_checkpoint: last.ckpt"), "and its longest part, where that took long"
 
 
 def test_other_threads_are_not_heard() -> None:
-    import threading
-
     pauses = Pauses()
     handler = logging.StreamHandler(io.StringIO())
     record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
@@ -419,10 +358,6 @@ def test_a_real_cell_names_the_line_of_each_pause(tmp_path: Path) -> None:
 
 
 def test_a_pause_not_named_by_the_trace_is_other() -> None:
-
-    from gpulab.analysis.breakdown import breakdown, placed
-    from tests.support import synthetic
-
     for case in (synthetic.cpu_case(), synthetic.gpu_case()):
         run = case.run
         assert run.timeline is not None

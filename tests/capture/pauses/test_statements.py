@@ -1,9 +1,10 @@
-"""Which statement and which loops enclose a line."""
+"""Which statement and which loops enclose a line, and which lines hold the steps within them."""
 
 from __future__ import annotations
 
 import pytest
 
+from gpulab.capture.pauses.line_watch import throughout
 from gpulab.capture.pauses.source_lines import Naming
 from gpulab.capture.pauses.statements import units_of
 
@@ -28,10 +29,7 @@ def item(i):
 )
 def test_a_line_is_within_its_loops(line: int, units: tuple[tuple[int, int], ...]) -> None:
     assert units_of(SOURCE, line) == units
-
-
-def test_source_that_is_no_python_has_no_units() -> None:
-    assert units_of(["%time x = (", "}"], 1) == ()
+    assert units_of(["%time x = (", "}"], 1) == (), "it is no Python"
 
 
 def test_the_loop_over_steps_is_no_unit() -> None:
@@ -49,3 +47,11 @@ def test_excerpts_that_touch_are_one() -> None:
     (excerpt,) = naming.excerpts
     assert (excerpt.file, excerpt.first, len(excerpt.lines)) == ("cell", 1, 12)
     assert excerpt.lines[5] == "        x * x"
+
+
+def test_which_lines_hold_the_steps() -> None:
+    fit, hot, update = ("train.py", 9, "main"), ("train.py", 4, "metric"), ("train.py", 6, "main")
+    looks: list[tuple[tuple[str, int, str], ...]] = [(hot, fit)] * 60 + [(fit,)] * 40
+    assert throughout([(hot,)] * 100, {update}) == set(), "it takes nearly all the time, and that is all"
+    assert throughout(looks, {fit, update}) == {fit}, "it calls the update"
+    assert throughout(looks, set()) == {fit}, "without an update, what is always there"

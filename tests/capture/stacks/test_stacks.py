@@ -16,7 +16,7 @@ import pytest
 from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, Unreadable, find_layout, thread_state
 from gpulab.capture.stacks.process import Looking, OnCore, _Watched
 from gpulab.capture.stacks.stack import StackReader
-from gpulab.capture.stacks.watcher import StackWatcher, own_layout
+from gpulab.capture.stacks.watcher import StackWatcher
 
 pytestmark = pytest.mark.skipif(not os.path.exists(OWN_MEMORY), reason="no file of a process's memory")
 
@@ -26,6 +26,13 @@ def memory() -> Iterator[int]:
     file = os.open(OWN_MEMORY, os.O_RDONLY)
     yield file
     os.close(file)
+
+
+@pytest.fixture
+def layout(memory: int) -> Layout:
+    found = find_layout(memory)
+    assert found is not None and Layout.of(found._asdict()) == found, "it survives the way to a child"
+    return found
 
 
 class Halted:
@@ -61,9 +68,7 @@ def lines_of(reader: StackReader) -> list[tuple[str, int, str]]:
     return [line for line in reader.frames() if line[0] == __file__]
 
 
-def test_a_thread_is_seen_at_its_line(memory: int) -> None:
-    layout = find_layout(memory)
-    assert layout is not None
+def test_a_thread_is_seen_at_its_line(memory: int, layout: Layout) -> None:
     with Halted() as halted:
         lines = lines_of(StackReader(memory, layout, halted.thread))
     first = Halted.naïve_grüße.__code__.co_firstlineno
@@ -73,23 +78,13 @@ def test_a_thread_is_seen_at_its_line(memory: int) -> None:
     assert lines[4][2] == "Halted._run"
 
 
-def test_a_layout_survives_the_way_to_a_child() -> None:
-    layout = own_layout()
-    assert layout is not None
-    assert Layout.of(layout._asdict()) == layout
-
-
-def test_impossible_addresses_are_refused_not_followed(memory: int) -> None:
-    layout = find_layout(memory)
-    assert layout is not None
+def test_impossible_addresses_are_refused_not_followed(memory: int, layout: Layout) -> None:
     for address in (8, 1 << 40, (1 << 64) - 8):
         with pytest.raises(Unreadable):
             list(StackReader(memory, layout, address).frames())
 
 
-def test_a_wrong_layout_ends_without_an_answer(memory: int) -> None:
-    layout = find_layout(memory)
-    assert layout is not None
+def test_a_wrong_layout_ends_without_an_answer(memory: int, layout: Layout) -> None:
     with Halted() as halted:
         wrong = layout._replace(frame_instruction=layout.frame_code)
         assert lines_of(StackReader(memory, wrong, halted.thread)) == []
@@ -132,22 +127,16 @@ def test_without_memory_files_nothing_is_looked_at(monkeypatch: pytest.MonkeyPat
 # -- which looks count ---------------------------------------------------------------------------------------------
 
 
-def scripted(arrivals: int, departures: int, state: str, core: int, own_core: int, folder: Path) -> OnCore:
+def scripted(arrivals: int, departures: int, state: str, core: int, folder: Path) -> OnCore:
     """A thread as the system's files tell of it."""
     made = OnCore(os.getpid(), threading.get_native_id())
     made.close()
     stat = "7 (a) b) S " + " ".join(["0"] * 35) + " {}"
-    texts = {
-        "schedstat": f"1 2 {arrivals}\n",
-        "status": f"State:\t{state} (x)\nvoluntary_ctxt_switches:\t{departures}\nnonvoluntary_ctxt_switches:\t0\n",
-        "stat": stat.format(core),
-        "own": stat.format(own_core),
-    }
-    files = []
+    status = f"State:\t{state} (x)\nvoluntary_ctxt_switches:\t{departures}\nnonvoluntary_ctxt_switches:\t0\n"
+    texts = {"schedstat": f"1 2 {arrivals}\n", "status": status, "stat": stat.format(core), "own": stat.format(0)}
     for name, text in texts.items():
         (folder / name).write_text(text)
-        files.append(os.open(folder / name, os.O_RDONLY))
-    *made._files, made._own = files
+    *made._files, made._own = (os.open(folder / name, os.O_RDONLY) for name in texts)
     return made
 
 
@@ -166,7 +155,7 @@ def test_a_look_counts_where_nothing_has_chosen_its_time(
 ) -> None:
     moved: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: moved.append(cores))
-    thread = scripted(arrivals, 10, state, core, 0, tmp_path)
+    thread = scripted(arrivals, 10, state, core, tmp_path)
     thread._cores = {0, 1}
     thread.begin()
     assert thread.is_fair(late_s) is counts
@@ -179,33 +168,30 @@ def test_a_thread_whose_core_was_taken_is_at_no_chosen_line(
     voluntary: int, counts: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.setattr(os, "sched_setaffinity", lambda *_: None)
-    thread = scripted(10, 10, "R", 1, 0, tmp_path)
+    thread = scripted(10, 10, "R", 1, tmp_path)
     thread.begin()
     thread.is_fair(0.0)
-    status = tmp_path / "status"
-    status.write_text(
-        status.read_text().replace("\nvoluntary_ctxt_switches:\t10", f"\nvoluntary_ctxt_switches:\t{voluntary}")
-    )
+    scripted(10, voluntary, "R", 1, tmp_path).close()
     assert thread.is_fair(1.0) is counts
     thread.close()
 
 
 @pytest.mark.parametrize(
-    ("looks", "spares", "pause_s"),
+    ("looks", "spares", "share"),
     [
-        (0, False, 0.0003 / 0.3),  # of the profiled window, which may be short
-        (0, True, 0.0003 / 0.3),  # of a run, which may be short, too
-        (200, False, 0.0003 / 0.05),
-        (200, True, 0.0003 / 0.003),  # of what goes on all the time
+        (0, False, 0.3),  # of the profiled window, which may be short
+        (0, True, 0.3),  # of a run, which may be short, too
+        (200, False, 0.05),
+        (200, True, 0.003),  # of what goes on all the time
     ],
 )
-def test_what_looks_cost_is_bounded(looks: int, spares: bool, pause_s: float) -> None:
+def test_what_looks_cost_is_bounded(looks: int, spares: bool, share: float) -> None:
     nothing: Any = None
     looking = Looking(nothing, nothing, os.getppid())
     watched = _Watched(nothing, nothing, -1, 0.002, spares=spares, inside=None)
     watched.t_ns = [0] * looks
     looking._watched["a thread"], looking._cost_s = watched, 0.0003
-    assert looking._pause_s(watched) == pytest.approx(pause_s)
+    assert looking._pause_s(watched) == pytest.approx(0.0003 / share)
 
 
 def test_it_ends_with_its_parent_though_a_fork_holds_the_pipes() -> None:
@@ -228,5 +214,4 @@ def test_it_ends_with_its_parent_though_a_fork_holds_the_pipes() -> None:
 
 def test_the_child_needs_neither_numpy_nor_torch() -> None:
     code = "import gpulab.capture.stacks.process, sys; print([m for m in ('numpy', 'torch') if m in sys.modules])"
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert out.stdout.strip() == "[]"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -42,14 +42,6 @@ def test_what_is_asked_for_is_done(total: int | None, warmup: int, trace_steps: 
         assert schedule.windows[-1].length == trace_steps
 
 
-def test_no_trace_means_no_window() -> None:
-    assert plan(Settings(trace=False), 100).windows == ()
-
-
-def test_every_choice_has_a_reason() -> None:
-    assert all(c.reason for c in plan(Settings(), 50).choices)
-
-
 @given(st.integers(3, 100_000), st.booleans())
 def test_on_a_gpu_steps_are_measured_before_the_profiler_comes(total: int, certain: bool) -> None:
     windows = plan(Settings(), total, certain=certain, on_gpu=True).windows
@@ -68,3 +60,4 @@ def test_what_was_chosen_is_told_in_sentences() -> None:
     assert window.reason == "chosen for a run in which an epoch has 56 steps"
     assert plan(Settings(), 50).choices[0].reason == "chosen for a run in which 50 steps run"
     assert plan(Settings(), None).choices[0].reason == "chosen for a run in which the number of steps is unknown"
+    assert all(c.reason for c in plan(Settings(), 50).choices)

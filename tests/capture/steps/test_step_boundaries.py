@@ -443,15 +443,3 @@ def test_unknown_samples_are_not_zero(known: bool) -> None:
         diary.backward()
         diary.optimize(0)
     assert np.unique(diary.finish().sample_count).tolist() == ([8] if known else [-1])
-
-
-def test_gpulabs_own_time_is_no_wait_for_data() -> None:
-    tracker = StepTracker(0)
-    for batch in range(3):
-        begin = 1000 * batch
-        tracker.loader_asked(1, begin, fresh=False)
-        tracker.waits_from(begin + 40)  # a mark that took 40 ns
-        tracker.loader_answered(begin + 100, "batch", 4)
-        tracker.optimized(7, begin + 500, begin + 600)
-    tracker.loader_asked(1, 3000)
-    assert tracker.finish(3100).data_wait_ns.tolist() == [60, 60, 60]
