@@ -36,7 +36,9 @@ def native_threads() -> list[int]:
         every = map(int, os.listdir("/proc/self/task"))
     except OSError:
         return []
-    return sorted(set(every) - {thread.native_id for thread in threading.enumerate()})
+    in_python = {thread.native_id for thread in threading.enumerate()}
+    main = os.getpid()  # Python 3.11 has its number of before a fork
+    return sorted(set(every) - in_python - {main})
 
 
 class ComputeThreads:
