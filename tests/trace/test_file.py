@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.errors import TraceError
-from gpulab.run import DEVICE_CATEGORIES, Category, Timeline
+from gpulab.run import Category, Timeline
 from gpulab.trace import json_text
 from gpulab.trace.kineto_file import Trace, read_trace
 from gpulab.trace.load import load_run
@@ -520,43 +520,3 @@ def test_a_share_of_the_fuzz_bench(tmp_path: Path) -> None:
     found = fuzz.run(fuzz.seeds(real_traces.folder()), 400, seed=1, folder=tmp_path)
     assert found.unhandled == []
     assert found.inputs == 400 and found.traces > 100 and found.damaged > 50 and sum(found.sentences.values()) > 5
-
-
-@pytest.mark.parametrize(
-    ("name", "kernels", "busy", "loader"),  # "check" in the README beside the traces: an independent interval union
-    [
-        ("v100_resnet50_workers0", 0.5489, 0.5603, 0.3962),
-        ("v100_resnet50_workers4", 0.6935, 0.7144, 0.0100),
-        ("a100_8ranks_rank3", 0.7938, 0.8354, 0.0009),
-        ("h100_owlv2_starved", 0.4553, 0.4679, 0.5111),
-    ],
-)
-def test_real_traces_agree_with_an_independent_count(name: str, kernels: float, busy: float, loader: float) -> None:
-    run = load_run(real_traces.path(name))
-    host = int(run.steps.start_ns[0]), int(run.steps.end_ns[-1])
-    assert counted(run.timeline, host, {Category.KERNEL}) == pytest.approx(kernels, abs=0.0001)
-    assert counted(run.timeline, host, set(DEVICE_CATEGORIES)) == pytest.approx(busy, abs=0.0001)
-    assert run.steps.data_wait_ns.sum() / (host[1] - host[0]) == pytest.approx(loader, abs=0.0001)
-    account = breakdown(run)
-    assert account is not None
-    device = account.steps[0].start_ns, account.steps[-1].end_ns  # the last step ends with its work
-    assert account.kernel_busy_fraction == pytest.approx(counted(run.timeline, device, {Category.KERNEL}))
-    assert account.busy_fraction == pytest.approx(counted(run.timeline, device, set(DEVICE_CATEGORIES)))
-
-
-def counted(timeline: Timeline | None, window: tuple[int, int], categories: set[Category]) -> float:
-    """The share of a window in which the device works, span by span."""
-    assert timeline is not None
-    chosen = np.isin(timeline.category, [int(c) for c in categories])
-    busy, reached = 0, window[0]
-    for start, end in zip(timeline.start_ns[chosen].tolist(), timeline.end_ns[chosen].tolist(), strict=True):
-        begin, until = max(start, reached), min(end, window[1])
-        busy += max(0, until - begin)
-        reached = max(reached, until)
-    return busy / (window[1] - window[0])
-
-
-def test_busy_is_what_the_tensorboard_plugin_says() -> None:
-    """Its last step ends with its last kernel, too."""
-    account = breakdown(load_run(real_traces.path("v100_resnet50_workers0")))
-    assert account is not None and account.kernel_busy_fraction == pytest.approx(0.5551, abs=0.0001)
