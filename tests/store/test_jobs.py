@@ -42,6 +42,7 @@ def test_ranks_of_one_job_and_no_other(store: Store) -> None:
 def test_a_job_is_one_row_of_the_list(store: Store) -> None:
     for day in (1, 2):
         store.save(rank(0, of=2, id=f"2024010{day}-000000-00000", job="twice"))
+    store.save(rank(1, of=4, id="20240103-000000-00000"))
     store.save(rank(2, of=4))
     store.save(replace(rank(3, of=4), outcome="failed"))
     store.save(rank(1, of=4))
@@ -56,10 +57,10 @@ def test_a_job_is_one_row_of_the_list(store: Store) -> None:
     assert "30 ranks" in wide and " wide " in wide and "completed" in wide
     assert "3 of 4 ranks" in small and " abc " in small and "failed (1 of 3)" in small
     assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
-    assert "… and 5 older runs" in runs_table.text(runs, 2)
+    assert "… and 6 older runs" in runs_table.text(runs, 2)
     rows = runs.rows()
-    assert [row.position for row in rows] == [-1, -2, -32, -35, -36]
-    assert [(len(row.outcomes), row.runs) for row in rows[1:]] == [(1, 30), (2, 3), (0, 1), (0, 1)]
+    assert [row.position for row in rows] == [-1, -2, -32, -36, -37]
+    assert [(len(row.outcomes), row.runs) for row in rows[1:]] == [(30, 30), (3, 4), (0, 1), (0, 1)]
     first = [job.id for row in rows[:3] if (job := runs[row.position or 0].job)]
     assert first == ["of one", "wide", "abc"]
 
