@@ -40,18 +40,6 @@ SPELLED = (
     "planted/README.md", "gpulab",
 )  # fmt: skip
 MEANT = "childs,ackward"  # names and a beginning of a word, within code
-WORN = (  # readers had to read these sentences twice
-    "Next comes ",
-    "the batch of them",
-    "made in turn by",
-    "ready to go on and no core",
-    "training is another one",
-    "is the account of their time",
-    "no core works",
-    "as such: what it does",
-    "Nothing that gpulab tried to measure",
-    "taken from the others",
-)
 
 READERS_OF_FINDINGS = (
     "diagnosis/ranking.py", "diagnosis/diagnose.py", "diagnosis/ranks.py", "diagnosis/cure_predictions.py",
@@ -160,13 +148,6 @@ def long_names_of_tests(root: Path) -> Iterator[Fault]:
         for match in re.finditer(r"def (test_\w+)", text):
             if len(match[1]) > TEST_NAME_LENGTH:
                 yield path, line_of(text, match.start()), match[1]
-
-
-def worn_sentences(root: Path) -> Iterator[Fault]:
-    for path in sources(root, "gpulab"):
-        for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                yield from ((path, node.lineno, words) for words in WORN if words in node.value)
 
 
 def misspelled(root: Path) -> Iterator[Fault]:
@@ -374,7 +355,6 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("glossary", words_of_the_api, "explain this word in docs/glossary.md, or use one that stands there"),
     ("participle", participles, "a name is a noun"),
     ("test name", long_names_of_tests, f"a test's name has at most {TEST_NAME_LENGTH} characters"),
-    ("worn", worn_sentences, "readers had to read this twice"),
     ("spelling", misspelled, "a misspelled word"),
     ("finding", findings_by_name, "who reads findings knows none by name"),
     ("format", formats_of_their_own, "gpulab/formatting.py writes figures, wherever they stand"),

@@ -20,6 +20,7 @@ from gpulab import magics
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning import cell_code
+from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
 from tests.support.shell import bare_shell
 
@@ -148,36 +149,24 @@ def test_help_is_the_docstring_and_the_knobs(shell: InteractiveShell, capsys: py
     ],
 )
 def test_bad_lines_stop_run_all(shell: InteractiveShell, line: str, named: str) -> None:
-    result = run(shell, f"%%gpuprofile {line}\nhas_run = 1")
+    text = refused(shell, f"%%gpuprofile {line}\nhas_run = 1")
+    assert named in text and text.count("run.") == 1 and re.search(r"[.?] The cell did not run\.$", text), text
+
+
+def refused(shell: InteractiveShell, cell: str) -> str:
+    result = run(shell, cell)
     assert isinstance(result.error_in_exec, LineError) and "has_run" not in shell.user_ns
     text = str(result.error_in_exec)
-    assert named in text and "\n" not in text and text.count("run.") == 1
-    assert re.search(r"[.?] The cell did not run\.$", text), text
+    assert "\n" not in text
+    return text
 
 
-def test_a_refused_statement_says_so_of_itself(shell: InteractiveShell) -> None:
-    """The lines above it in its cell have run."""
-    result = run(shell, "above = 1\n%gpuprofile --steps 0 has_run = 1")
-    assert shell.user_ns["above"] == 1 and "has_run" not in shell.user_ns
-    assert str(result.error_in_exec).endswith(". The statement did not run.")
-
-
-@pytest.mark.parametrize("cell", ["%%gpuprofile\n", "%%gpuprofile\n\n  \n", "%%gpuprofile name"])
-def test_an_empty_cell_is_told_so(shell: InteractiveShell, cell: str) -> None:
-    result = run(shell, cell)
-    assert isinstance(result.error_in_exec, LineError)
-    assert "%gpuprofile" in str(result.error_in_exec) and "\n" not in str(result.error_in_exec)
-
-
-def test_config_reaches_the_run(shell: InteractiveShell) -> None:
-    run(shell, "%config GPUProfile.save = False")
-    run(shell, "%config GPUProfile.trace = False")
-    result = run(shell, "%gpuprofile -r 1 + 1")
-    assert (value_of(result).settings.save, value_of(result).settings.trace) == (False, False)
-    result = run(shell, "%gpuprofile -r --trace-steps 2 1 + 1")
-    assert (value_of(result).settings.trace, value_of(result).settings.trace_steps) == (True, 2), "the line wins"
-    run(shell, "%config GPUProfile.steps = 'many'")  # traitlets logs why not
-    assert shell.magics_manager.registry["GPUProfile"].steps is None
+def test_a_refused_statement_or_empty_cell_says_so(shell: InteractiveShell) -> None:
+    """The lines above the statement in its cell have run."""
+    statement = refused(shell, "above = 1\n%gpuprofile --steps 0 has_run = 1")
+    assert shell.user_ns["above"] == 1 and statement.endswith(". The statement did not run.")
+    for cell in ("%%gpuprofile\n", "%%gpuprofile\n\n  \n", "%%gpuprofile name"):
+        assert "%gpuprofile" in refused(shell, cell)
 
 
 def test_braces_and_dollars_in_the_line_stay(shell: InteractiveShell) -> None:
@@ -206,15 +195,7 @@ def test_the_other_commands(shell: InteractiveShell, capsys: pytest.CaptureFixtu
     capsys.readouterr()
     run(shell, "%gpulab runs")
     assert gpulab.runs[-1].id in capsys.readouterr().out
-    result = run(shell, "%gpulab report no-such-run")
-    assert isinstance(result.error_in_exec, LineError) and "no-such-run" in str(result.error_in_exec)
-
-
-def test_an_exception_in_the_cell_is_the_users_own_object(shell: InteractiveShell) -> None:
-    result = run(shell, "%%gpuprofile --no-save\nerror = ValueError('mine')\nraise error")
-    assert result.error_in_exec is shell.user_ns["error"]
-    assert vars(result.error_in_exec) == {}, "nothing is hung on it"
-    assert shell.custom_exceptions == ()
+    assert "no-such-run" in refused(shell, "%gpulab report no-such-run")
 
 
 def test_a_failure_that_nobody_shows_changes_nothing_later(
@@ -273,22 +254,12 @@ def test_an_interrupt_while_starting_leaves_nothing(shell: InteractiveShell, mon
 # -- the cell ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("text", "awaits"),
-    [
-        ("await f()", True),
-        ("async for x in y: pass", True),
-        ("[x async for x in y]", True),
-        ("async def f():\n    await g()", False),
-        ("f = lambda: 1\ndef g():\n    async def h():\n        await i()", False),
-        ("'await f()'  # await f()", False),
-    ],
-)
-def test_await_is_found_before_anything_runs(shell: InteractiveShell, text: str, awaits: bool) -> None:
-    if awaits:
+def test_await_is_found_before_anything_runs(shell: InteractiveShell) -> None:
+    for text in ("await f()", "async for x in y: pass", "[x async for x in y]"):
         with pytest.raises(UsageError, match="async with gpulab"):
             cell_code.parsed(shell, text)
-    else:
+    within = "f = lambda: 1\ndef g():\n    async def h():\n        await i()"
+    for text in ("async def f():\n    await g()", within, "'await f()'  # await f()"):
         cell_code.parsed(shell, text)
 
 
@@ -318,7 +289,7 @@ def test_ipython_in_a_terminal(tmp_path: Path) -> None:
     script = "%load_ext gpulab\n%gpuprofile from_terminal = 6 * 7\nprint(from_terminal)\n%gpuprofile 1 / 0\n"
     (tmp_path / "session.ipy").write_text(script)
     environment = {**os.environ, "IPYTHONDIR": str(tmp_path / "ipython"), "GPULAB_DIR": str(tmp_path / "store")}
-    command = [sys.executable, "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
+    command = [python_with_torch(), "-m", "IPython", "--no-banner", "--colors=NoColor", "session.ipy"]
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )

@@ -17,22 +17,16 @@ from gpulab.errors import UsageError
 from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type, without_comment
 
 
-@pytest.mark.parametrize("text", ["5", " 7 ", "0012"])
-def test_a_number_of_a_line(text: str) -> None:
-    assert whole_number_type("--steps", 1)(text) == int(text)
-
-
-@pytest.mark.parametrize("text", ["many", "2.5", "1e3", "", "0x10", "-5", "0", "²", "٣"])
-def test_what_is_no_number_of_a_line(text: str) -> None:
-    with pytest.raises(UsageError) as caught:
-        whole_number_type("--steps", 1)(text)
-    assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
-
-
-@pytest.mark.parametrize("value", ["5", 2.0, True, 0, -1, math.nan])
-def test_what_is_no_number_in_python(value: object) -> None:
-    with pytest.raises(UsageError, match="--pairs takes a whole number of at least 1, not "):
-        check_whole_number("--pairs", value, 1)
+def test_whole_numbers() -> None:
+    read = whole_number_type("--steps", 1)
+    assert [read(text) for text in ("5", " 7 ", "0012")] == [5, 7, 12]
+    for text in ("many", "2.5", "1e3", "", "0x10", "-5", "0", "²", "٣"):
+        with pytest.raises(UsageError) as caught:
+            read(text)
+        assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
+    for value in ("5", 2.0, True, 0, -1, math.nan):
+        with pytest.raises(UsageError, match="--pairs takes a whole number of at least 1, not "):
+            check_whole_number("--pairs", value, 1)
     check_whole_number("--pairs", None, 1)
     check_whole_number("--pairs", 1, 1)
 

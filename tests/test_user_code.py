@@ -10,28 +10,26 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType
 from typing import Any
 
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
-from traitlets.config import Config
 
 import gpulab
-from gpulab import demo, magics, user_code
+from gpulab import demo, user_code
 from gpulab.capture.pauses.source_lines import users_stack
 from gpulab.capture.recorder import Capture
-from gpulab.cli import record
 from gpulab.demo import digits
 from gpulab.snapshot import restorable
-from gpulab.tuning import cell_code, function_code
+from gpulab.tuning import cell_code
 from gpulab.tuning.function_code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
+from tests.support.fork_server import python_with_torch
+from tests.support.shell import shell_with_gpulab
 
 torch = pytest.importorskip("torch")
 from torch.utils.data import DataLoader, Dataset  # noqa: E402
-
-RUNNERS = (cell_code, record, magics, function_code)
 
 
 def modules_of_the_package() -> Iterator[tuple[str, str]]:
@@ -62,7 +60,7 @@ def test_a_file_that_is_reached_through_a_link(tmp_path: Path) -> None:
     (tmp_path / "linked").symlink_to(Path(str(gpulab.__file__)).parent)
     (tmp_path / "python").symlink_to(Path(logging.__file__).parent)
     assert owners[str(tmp_path / "linked" / "run.py")] is Owner.GPULAB
-    assert owners[str(tmp_path / "linked" / "magics.py")] is Owner.RUNNER
+    assert owners[str(tmp_path / "linked" / "tuning" / "cell_code.py")] is Owner.RUNNER
     assert owners[str(tmp_path / "linked" / "demo" / "digits.py")] is Owner.USER
     assert owners[str(tmp_path / "python" / "handlers.py")] is Owner.LIBRARY
 
@@ -101,24 +99,14 @@ def test_code_that_was_generated_may_be_the_users() -> None:
     assert not user_code.is_users_code(importlib.util.find_spec.__code__)
 
 
-@pytest.mark.parametrize(
-    ("file", "users"),
-    [
-        ("train.py", True),
-        ("src/train.py", True),
-        ("/home/u/project/data/loader.py", True),
-        ("C:\\work\\train.py", True),
-        ("torch/nn/modules/module.py", False),
-        ("ema_pytorch/ema_pytorch.py", False),
-        ("json/decoder.py", False),
-        ("decorator.py", False),
-        ("/opt/conda/lib/python3.11/threading.py", False),
-        ("/usr/lib/python3/dist-packages/yaml/loader.py", False),
-        ("C:\\env\\Lib\\site-packages\\x\\y.py", False),
-    ],
-)
-def test_files_that_a_trace_names(file: str, users: bool) -> None:
-    assert is_users_in_trace(file) is users
+def test_files_that_a_trace_names() -> None:
+    of_users = ("train.py", "src/train.py", "/home/u/project/data/loader.py", "C:\\work\\train.py")
+    of_libraries = (
+        *("torch/nn/modules/module.py", "ema_pytorch/ema_pytorch.py", "json/decoder.py", "decorator.py"),
+        *("/opt/conda/lib/python3.11/threading.py", "/usr/lib/python3/dist-packages/yaml/loader.py"),
+        "C:\\env\\Lib\\site-packages\\x\\y.py",
+    )
+    assert [file for file in (*of_users, *of_libraries) if is_users_in_trace(file)] == [*of_users]
 
 
 def test_libraries_of_restored_objects_are_libraries_in_traces() -> None:
@@ -142,16 +130,8 @@ def owner_above() -> Owner:
 
 @pytest.fixture
 def shell() -> Iterator[InteractiveShell]:
-    config = Config()
-    config.HistoryManager.enabled = False
-    InteractiveShell.clear_instance()
-    shell = InteractiveShell.instance(config=config)
-    extensions = shell.extension_manager
-    assert extensions is not None
-    extensions.load_extension("gpulab")
-    yield shell
-    extensions.unload_extension("gpulab")
-    InteractiveShell.clear_instance()
+    with shell_with_gpulab() as own:
+        yield own
 
 
 CELL = "above = owner_above(); stack = users_stack(sys._getframe())"
@@ -159,12 +139,8 @@ QUIET = "--no-save --no-live --no-trace"
 
 
 def in_experiment(shell: InteractiveShell) -> None:
-    TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
-
-
-def in_silent_experiment(shell: InteractiveShell) -> None:
     with cell_code.silence():
-        in_experiment(shell)
+        TextCode.of_cell(shell, CELL, cell_code.parsed(shell, CELL)).run()
 
 
 @pytest.mark.parametrize(
@@ -173,10 +149,9 @@ def in_silent_experiment(shell: InteractiveShell) -> None:
         lambda shell: shell.run_cell(f"%%gpuprofile {QUIET}\n{CELL}").raise_error(),
         lambda shell: shell.run_cell(f"%gpuprofile {QUIET} {CELL}").raise_error(),
         in_experiment,
-        in_silent_experiment,
         lambda shell: TextCode.parsed(CELL, shell.user_ns).run(),
     ],
-    ids=["cell", "statement", "experiment", "silent experiment", "text"],
+    ids=["cell", "statement", "experiment", "text"],
 )
 def test_what_runs_a_cell_is_a_runner(run: Callable[[InteractiveShell], None], shell: InteractiveShell) -> None:
     shell.push({"owner_above": owner_above, "users_stack": users_stack, "sys": sys})
@@ -218,15 +193,9 @@ def test_a_script_of_the_command_line(tmp_path: Path) -> None:
         "from gpulab.user_code import Owner, owners, within_gpulab\n"
         "print(owners[sys._getframe(1).f_code.co_filename].value, within_gpulab(sys._getframe()))\n"
     )
-    order = [sys.executable, "-m", "gpulab", "record", "--no-save", "--no-trace", str(script)]
+    order = [python_with_torch(), "-m", "gpulab", "record", "--no-save", "--no-trace", str(script)]
     done = subprocess.run(order, capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.splitlines()[0] == "runner False"
-
-
-@pytest.mark.parametrize("module", RUNNERS, ids=lambda module: module.__name__)
-def test_a_module_that_runs_the_users_code_marks_itself(module: ModuleType) -> None:
-    assert owners[str(module.__file__)] is Owner.RUNNER
-    assert is_gpulabs_file(str(module.__file__)), "and it is taken out of tracebacks"
 
 
 # -- a call of gpulab's own --------------------------------------------------------------------------------------------
@@ -307,21 +276,3 @@ def test_an_error_within_gpulab_alone_has_no_frames_left() -> None:
     assert trace is not None
     user_code.hide_gpulabs_frames(error.with_traceback(trace))
     assert error.__traceback__ is None
-
-
-class Failing(Dataset[Any]):
-    """Has no items."""
-
-    def __len__(self) -> int:
-        return 4
-
-    def __getitem__(self, index: int) -> Any:
-        raise ValueError("no item")
-
-
-def test_the_text_of_a_workers_error_is_as_without_gpulab() -> None:
-    with pytest.raises(ValueError, match="no item") as plain:
-        list(DataLoader(Failing(), num_workers=1, multiprocessing_context="fork"))
-    with pytest.raises(ValueError, match="no item") as profiled, gpulab.profile(show=False, save=False, trace=False):
-        list(DataLoader(Failing(), num_workers=1, multiprocessing_context="fork"))
-    assert str(profiled.value) == str(plain.value)

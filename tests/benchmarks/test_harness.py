@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
+from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -80,23 +82,22 @@ def test_only_deprived_cells_must_name_the_competition() -> None:
 # -- parity ------------------------------------------------------------------------------------------------------------
 
 
-def kept(share: float, *, same_loss: bool = True, seconds: float = 200.0) -> dict[str, Any]:
+def kept(share: float, *, same_loss: bool = True, seconds: float = 200.0, **search: Any) -> dict[str, Any]:
     arm = {"ratio": 0.5, "interval": [0.45, 0.55], "failure": "", "same_loss": same_loss}
     return {
-        "search": {"step_ms": 9.0, "best": {"workers": 2, "cache": True}, "seconds": 100.0, "thin": ["amp=bf16"]},
-        "climb": {"kept": {"cache": "on"}, "ended": "budget", "headline": {"sentence": "Faster."}, "seconds": seconds},
+        "search": {"step_ms": 9.0, "best": {"workers": 2, "cache": True}, "seconds": 100.0, "thin": ["amp=bf16"]}
+        | search,
+        "climb": {
+            "kept": search.get("best", {"cache": "on"}),
+            "ended": "budget",
+            "headline": {"sentence": "Faster."},
+            "seconds": seconds,
+        },
         "judgement": {
             "share": {"ratio": share, "interval": [share - 0.01, share + 0.01]},
             "arms": [arm | {"settings": {"workers": 2, "cache": True}}, arm | {"settings": {"cache": True}}],
         },
     }
-
-
-def as_written_is_best(thin: list[str]) -> dict[str, Any]:
-    result = kept(1.0)
-    result["search"] |= {"best": {}, "thin": thin}
-    result["climb"]["kept"] = {}
-    return result
 
 
 @pytest.mark.parametrize(
@@ -106,8 +107,8 @@ def as_written_is_best(thin: list[str]) -> dict[str, Any]:
         (kept(0.94), False),
         (kept(0.96, same_loss=False), False),
         (kept(0.96, seconds=400), False),
-        (as_written_is_best([]), True),
-        (as_written_is_best(["amp=bf16"]), False),  # as written is the best only where all knobs were measured
+        (kept(1.0, best={}, thin=[]), True),
+        (kept(1.0, best={}), False),  # as written is the best only where all knobs were measured
     ],
 )
 def test_reached_is_the_share_at_the_same_loss_in_time(result: dict[str, Any], reached: bool) -> None:
@@ -167,13 +168,7 @@ NO_LAYOUT = Switch("layout counts", "gpulab.diagnosis.rules.operations:_layout_o
 def test_each_switch_replaces_what_is_there_and_puts_it_back() -> None:
     for switch in SWITCHES:
         module, path = switch.where.split(":")
-
-        def value(module: str = module, path: str = path) -> object:
-            found: object = importlib.import_module(module)
-            for name in path.split("."):
-                found = getattr(found, name)
-            return found
-
+        value = partial(attrgetter(path), importlib.import_module(module))
         before = value()
         assert before != switch.off, f"{switch.where}: turned off it is as it was"
         with switch.turned_off():

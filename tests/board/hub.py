@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import signal
-import socket
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 from typing import Any
 
+import psutil
 import requests
-import websocket
+from jupyterhub.utils import random_port
 from msgspec import Struct, field
 
 from tests.support.paths import ROOT
@@ -61,14 +59,6 @@ c.JupyterHub.load_roles = [
 """
 
 
-def _free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [int(s.getsockname()[1]) for s in sockets]
-    for each in sockets:
-        each.close()
-    return ports
-
-
 class Hub(Struct, dict=True):
     """The running hub. `folder` is where the board keeps the lines."""
 
@@ -86,7 +76,7 @@ class Hub(Struct, dict=True):
 
     def start(self) -> None:
         """Start it, and wait until hub and board answer."""
-        self.public, hub, proxy, board = _free_ports(4)
+        self.public, hub, proxy, board = (random_port() for _ in range(4))
         homes = self.home / "homes"
         for user in USERS:
             (homes / user).mkdir(parents=True)
@@ -133,21 +123,19 @@ class Hub(Struct, dict=True):
                 os.killpg(self.process.pid, signal.SIGKILL)
 
     def run_in_notebook(self, user: str, code: str) -> str:
-        """What code prints in a kernel of the user's own notebook server."""
+        """What code prints that has the environment and the folder of the user's own notebook server, as kernels do."""
         self._api("post", f"users/{user}")
         started = self._api("post", f"users/{user}/server")
-        assert started.ok, started.text
-        server = f"{self.url}/user/{user}/api"
-        headers = {"Authorization": f"token {self.token}"}
-        self._until(lambda: requests.get(f"{server}/status", headers=headers, timeout=5).ok)
-        kernel = requests.post(f"{server}/kernels", headers=headers, json={}, timeout=60).json()["id"]
-        channel = f"{server}/kernels/{kernel}/channels".replace("http://", "ws://")
-        connection = websocket.create_connection(channel, header=[f"Authorization: token {self.token}"], timeout=120)
-        try:
-            return _executed(connection, code)
-        finally:
-            connection.close()
-            requests.delete(f"{server}/kernels/{kernel}", headers=headers, timeout=60)
+        assert started.ok and self.process is not None, started.text
+        (server,) = (
+            process
+            for process in psutil.Process(self.process.pid).children(recursive=True)
+            if process.environ().get("JUPYTERHUB_USER") == user
+        )
+        command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code]
+        ran = subprocess.run(command, env=server.environ(), cwd=server.cwd(), capture_output=True, text=True)
+        assert ran.returncode == 0, ran.stdout + ran.stderr
+        return ran.stdout
 
     def browse(self, user: str, path: str) -> requests.Response:
         """The page that the user sees, logged in as in a browser."""
@@ -178,23 +166,3 @@ class Hub(Struct, dict=True):
                 pass
             time.sleep(0.2)
         raise AssertionError((self.home / "hub.log").read_text()[-4000:])
-
-
-def _executed(connection: websocket.WebSocket, code: str) -> str:
-    identity = uuid.uuid4().hex
-    header = {"msg_id": identity, "username": "", "session": identity, "msg_type": "execute_request", "version": "5.3"}
-    content = {"code": code, "silent": False, "store_history": False, "user_expressions": {}, "allow_stdin": False}
-    request = {"header": header, "parent_header": {}, "metadata": {}, "content": content, "channel": "shell"}
-    connection.send(json.dumps(request))
-    printed = ""
-    while True:
-        message = json.loads(connection.recv())
-        if message.get("parent_header", {}).get("msg_id") != identity:
-            continue
-        kind, body = message["msg_type"], message["content"]
-        if kind == "stream":
-            printed += body["text"]
-        elif kind == "error":
-            raise AssertionError("\n".join(body["traceback"]))
-        elif kind == "status" and body["execution_state"] == "idle":
-            return printed

@@ -17,22 +17,9 @@ from gpulab.options import check_only_ranks, only_ranks_type
 from gpulab.run import NOT_KEPT, Job
 from gpulab.store.folders import Store, trace_path
 from gpulab.store.jobs import job_of
+from tests.cli.test_ranks import TRAINING
 from tests.support.fork_server import python_with_torch
 from tests.support.strategies import tiny_run
-
-LATE = """
-import time, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-weight = torch.nn.Parameter(torch.zeros(2))
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for step in range(20):
-    if dist.get_rank() == 1:
-        time.sleep(0.1)  # a busy machine adds less
-    weight.sum().backward()
-    dist.all_reduce(weight.grad)
-    optimizer.step()
-dist.destroy_process_group()
-"""
 
 
 def test_names_and_numbers_of_ranks() -> None:
@@ -88,13 +75,15 @@ def test_a_dropped_trace_is_said_and_its_steps_stay(tmp_path: Path) -> None:
     assert (problem.what, problem.key) == ("rank 1", NOT_KEPT)
 
 
-def test_only_the_slowest_of_two_ranks_keeps_its_trace(
-    tmp_path: Path, own_store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
-    (tmp_path / "train.py").write_text(LATE)
+def test_only_the_slowest_of_two_ranks_keeps_its_trace(tmp_path: Path, own_store: Path) -> None:
+    (tmp_path / "train.py").write_text(TRAINING.replace("0.01", "0.1"))  # a busy machine adds less
     command = [python_with_torch(), "-m", "gpulab", "record", "--ranks", "2", "--only-ranks", "slowest", "--no-live"]
-    said = subprocess.run([*command, str(tmp_path / "train.py")], capture_output=True, text=True, env=os.environ.copy())
+    said = subprocess.run(
+        [*command, str(tmp_path / "train.py"), "20"],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHON_EXEC": python_with_torch()},
+    )
     assert said.returncode == 0, said.stderr
     assert "Rank 1 arrives last" in said.stderr, "the report was made from all traces"
     assert said.stderr.count("only these ranks keep their trace: 1 (the slowest).") == 1

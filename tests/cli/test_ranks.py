@@ -13,7 +13,7 @@ import pytest
 from gpulab.cli.arguments import parse
 from gpulab.cli.ranks import _of_each, _status
 from gpulab.store.folders import Store
-from gpulab.store.jobs import job_of
+from tests.support.fork_server import python_with_torch
 
 TRAINING = """
 import sys, time, torch, torch.distributed as dist
@@ -56,20 +56,10 @@ def test_the_status_is_as_a_shell_has_it() -> None:
     assert (_status(0), _status(3), _status(-signal.SIGKILL)) == (0, 3, 137)
 
 
-def record(script: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "gpulab", "record", "--ranks", "2", "--no-live", str(script), *words]
+def record(script: Path, *words: str, python: str = "") -> subprocess.Popen[str]:
+    launcher = [python or python_with_torch(), "-m", "gpulab", "record", "--ranks", "2", "--no-live"]
+    command = [*launcher, str(script), *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ.copy())
-
-
-def test_two_ranks_and_one_report(script: Path, own_store: Path) -> None:
-    with record(script, "30") as process:
-        _, said = process.communicate()
-    assert process.returncode == 0, said
-    (opening,) = (line for line in said.splitlines() if line.startswith("gpulab · "))
-    assert "2 of 2 ranks" in opening
-    runs = Store(own_store / "runs")
-    jobs = {entry.job.id for entry in runs.list() if entry.job is not None}
-    assert len(jobs) == 1 and len(job_of(runs, jobs.pop()).runs) == 2
 
 
 def test_a_rank_that_fails_fails_the_command(script: Path, own_store: Path) -> None:
@@ -100,7 +90,7 @@ def test_a_signal_ends_all_ranks_and_keeps_them(script: Path, own_store: Path) -
 def test_ranks_end_with_a_launcher_that_is_killed(script: Path, own_store: Path, victim: str) -> None:
     import psutil
 
-    with record(script, "3000") as process:
+    with record(script, "3000", python=sys.executable) as process:
         assert process.stdout is not None
         process.stdout.readline()
         (torchrun,) = psutil.Process(process.pid).children()

@@ -12,7 +12,7 @@ TREE = {
     "gpulab/__init__.py": '__version__ = "1.0"\n__all__ = ["Run", "Riddle"]\n',
     "gpulab/run.py": "class Run: ...\nclass Mystery: ...\nfound = 1  # a key of stored runs\n",
     "gpulab/step_runs.py": '# definitions.md, "Step" and\n# pitfalls.md,\n# "NVML", not definitions.md alone\n',
-    "gpulab/views/__init__.py": "def f(found, *told, known=1, **made): found(known)\nself._known = 'no core works'\n",
+    "gpulab/views/__init__.py": "def f(found, *told, known=1, **made): found(known)\nself._known = 1\n",
     "gpulab/sphinx/a.py": "async def made(x, /): ...\nh = lambda found: 'We recieve it'\n",
     "tests/test_a.py": f"def {LONG}(): ...\n",
     "docs/glossary.md": "| word | meaning |\n| run, step | one |\n| view, story, init, a | two |\n",
@@ -60,7 +60,6 @@ gpulab/views/__init__.py:1: participle: known
 gpulab/views/__init__.py:1: participle: made
 gpulab/views/__init__.py:1: participle: told
 gpulab/views/__init__.py:2: participle: known
-gpulab/views/__init__.py:2: worn: no core works
 pyproject.toml:1: pins: pynvml is deprecated: nvidia-ml-py
 tests/test_a.py:1: test name: {LONG}
 """

@@ -17,6 +17,10 @@ from tests.support.paths import ROOT
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
 
+def python(code: str, *arguments: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", code, *arguments], cwd=cwd, capture_output=True, text=True)
+
+
 def test_importing_gpulab_is_light_and_registers_nothing() -> None:
     code = """
 import atexit, signal, sys, threading
@@ -30,7 +34,7 @@ assert before == after, (before, after)
 heavy = {"torch", "IPython", "matplotlib", "pynvml", "ipywidgets", "anywidget", "pandas"} & set(sys.modules)
 assert not heavy, heavy
 """
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 
@@ -58,13 +62,13 @@ assert len(p.run.steps) == 3
 def test_without_jupyter_a_block_is_measured() -> None:
     blocked = {"IPython", "ipywidgets", "anywidget", "ipykernel", "jupyterlab", "traitlets"}
     code = WITHOUT.format(blocked=blocked) + USED
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python(code)
     assert done.returncode == 0, done.stderr
 
 
 def test_without_msgspec_one_sentence_says_what_to_install() -> None:
     code = WITHOUT.format(blocked={"msgspec"}) + "gpulab.profile"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    done = python(code)
     last = done.stderr.strip().splitlines()[-1]
     assert last == "ImportError: gpulab needs the package msgspec, which is not installed: pip install msgspec"
     assert "No module named" not in done.stderr, "no traceback through the modules of gpulab"
@@ -83,7 +87,7 @@ def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(path.read_bytes())
     build = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"
-    done = subprocess.run([sys.executable, "-c", build, str(tmp_path)], cwd=source, capture_output=True, text=True)
+    done = python(build, str(tmp_path), cwd=source)
     assert done.returncode == 0, done.stderr
     (wheel,) = tmp_path.glob("*.whl")
     names = set(zipfile.ZipFile(wheel).namelist())

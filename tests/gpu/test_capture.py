@@ -54,38 +54,29 @@ def test_every_kernel_has_its_launch_and_begins_after_it(five_runs: list[Run]) -
         assert not early, f"run {number}: {len(early)} kernels begin before their launch, worst {min(early)} ns"
 
 
-def test_phases_and_accounting() -> None:
-    run = profiled()
+def test_a_run_from_capture_to_its_picture(five_runs: list[Run], tmp_path: Path) -> None:
+    run = five_runs[0]
     phases = run.steps.phase.tolist()
     assert len(run.steps) == 60
     assert phases.index(Phase.MEASURED) < phases.index(Phase.TRACED), "throughput comes before the profiler"
-    with_report = gpulab.report(run)
-    account = with_report.facts.breakdown
+    assert run.memory.peak_allocated_bytes and run.memory.peak_allocated_bytes > 0
+    shown = gpulab.report(run)
+    known = shown.facts
+    account = known.breakdown
     assert account is not None and account.busy_fraction is not None
     assert account.busy_fraction >= account.kernel_busy_fraction > 0  # type: ignore[operator]
     for step in account.steps:
         assert set(step.parts_ns) == set(PARTS)
         assert sum(step.parts_ns.values()) == step.end_ns - step.start_ns
-    assert with_report.facts.kernels, "no kernel in the table"
-
-
-def test_steps_and_kernels_share_one_clock() -> None:
-    """The kernels of a profiled step lie within it or, run ahead of by the host, soon after: never before its start."""
-    run = profiled()
-    timeline = trace_of(run)
-    begun = timeline.start_ns[kernels(timeline)]
-    assert len(begun) and (begun >= first_step_ns(timeline) - 50_000).all()
-
-
-def test_both_step_times_and_the_cost_of_measuring_are_reported() -> None:
-    facts = gpulab.report(profiled()).facts
-    assert facts.step_us is not None and facts.traced_step_us is not None
-    assert facts.observer_us_per_step is not None
-
-
-def test_a_picture_is_drawn(tmp_path: Path) -> None:
-    run = profiled()
-    assert run.memory.peak_allocated_bytes and run.memory.peak_allocated_bytes > 0
-    assert "<svg" in gpulab.report(run).html()
+    assert known.kernels, "no kernel in the table"
+    assert None not in (known.step_us, known.traced_step_us, known.observer_us_per_step)
+    assert "<svg" in shown.html()
     run.plot().savefig(tmp_path / "run.png")
     assert (tmp_path / "run.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_steps_and_kernels_share_one_clock(five_runs: list[Run]) -> None:
+    """The kernels of a profiled step lie within it or, run ahead of by the host, soon after: never before its start."""
+    timeline = trace_of(five_runs[0])
+    begun = timeline.start_ns[kernels(timeline)]
+    assert len(begun) and (begun >= first_step_ns(timeline) - 50_000).all()

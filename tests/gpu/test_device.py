@@ -40,17 +40,12 @@ print(json.dumps({"told": told, "started": started, "fork": code, "known": asdic
 """
 
 
-def in_a_fresh_process(program: str) -> dict[str, object]:
-    command = [sys.executable, "-c", program, json.dumps([p or "." for p in sys.path])]
+@pytest.mark.skipif(sys.platform != "linux", reason="forks")
+def test_device_detection_starts_no_cuda_and_survives_a_fork() -> None:
+    command = [sys.executable, "-c", DETECT, json.dumps([p or "." for p in sys.path])]
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
     assert done.returncode == 0, done.stderr
     found: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="forks")
-def test_device_detection_starts_no_cuda_and_survives_a_fork() -> None:
-    found = in_a_fresh_process(DETECT)
     told, known = found["told"], found["known"]
     assert isinstance(told, dict) and isinstance(known, dict)
     assert found["started"] is False, "CUDA was started in the user's process"

@@ -23,7 +23,7 @@ from gpulab.knobs.model.tf32 import TF32  # noqa: E402
 from gpulab.knobs.observe.observation import Observation  # noqa: E402
 from gpulab.knobs.observe.watch import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402
-from tests.support.gpu_checks import Cell, Convolutions, Products, apart_fraction, product_error, switched_and_plain  # noqa: E402
+from tests.support.gpu_checks import Cell, apart_fraction, convolutions, product_error, products, switched_and_plain  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
@@ -81,7 +81,7 @@ def test_attention_in_half_precision(value: str) -> None:
 
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_step_count_returns_to_where_the_optimizer_reads_it(fused: bool) -> None:
-    cell, plain = switched_and_plain("cuda", fused=fused)
+    cell, plain = switched_and_plain(fused=fused)
     for p, q in zip(cell.model.parameters(), plain.model.parameters(), strict=True):
         a, b = cell.optimizer.state[p]["step"], plain.optimizer.state[q]["step"]
         assert a.device == b.device and a == b == 4
@@ -95,16 +95,16 @@ def has_tf32() -> bool:
 
 @pytest.mark.skipif(not has_tf32(), reason="TF32 needs Ampere or newer")
 def test_tf32_takes_effect_where_matrix_products_use_it() -> None:
-    exact = product_error("cuda")
+    exact = product_error()
     with TF32.applied(True):
-        rounded = product_error("cuda")
+        rounded = product_error()
     assert exact < 1e-5 < rounded, "the switch itself"
-    assert product_error("cuda") < 1e-5, "and it is taken back"
-    said = verified(TF32, True, lambda: Cell(network=Products))
+    assert product_error() < 1e-5, "and it is taken back"
+    said = verified(TF32, True, lambda: Cell(network=products))
     assert said.state == "took effect", said
 
 
 @pytest.mark.skipif(not has_tf32(), reason="TF32 needs Ampere or newer")
 def test_convolutions_that_use_tf32_as_written_are_no_evidence() -> None:
-    said = verified(TF32, True, lambda: Cell(network=Convolutions))
+    said = verified(TF32, True, lambda: Cell(network=convolutions))
     assert said.state != "took effect", said

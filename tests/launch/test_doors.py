@@ -17,6 +17,7 @@ from gpulab.api.reading import report
 from gpulab.run import Ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
+from tests.support.fork_server import python_with_torch
 from tests.support.kernel_session import Answer, KernelSession, kernel
 
 STEPS = 12
@@ -91,7 +92,13 @@ LIGHTNING = """
 quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 trainer = lightning.Trainer(accelerator="cpu", devices=2, strategy="ddp", max_epochs=1, **quiet)
 trainer.fit(Net(), DataLoader(data(), batch_size=2))
-sys.stdout.write(f"trained {trainer.global_rank}\\n")
+sys.stdout.write(f"trained {trainer.global_rank} {sys.argv[1:]}\\n")
+"""
+OWN_TORCHRUN = """
+import os, subprocess
+if "RANK" not in os.environ:
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", __file__]
+    sys.exit(subprocess.run(start).returncode)
 """
 HUGGING_FACE = """
 from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
@@ -109,12 +116,16 @@ BY_GPULAB = [*GPULAB, "--ranks", "2"]
 BY_TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *GPULAB]
 
 
-def record(words: Sequence[str], folder: Path, text: str) -> str:
+def record(words: Sequence[str], folder: Path, text: str, *arguments: str) -> str:
     """Run it as a script to its end. Returns what was printed."""
     (folder / "train.py").write_text(IMPORTS + text)
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     said = subprocess.run(
-        [sys.executable, *words, "train.py"], capture_output=True, text=True, env=environment, cwd=folder
+        [python_with_torch(), *words, "train.py", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
     )
     assert said.returncode == 0, said.stderr
     return said.stdout + said.stderr
@@ -126,16 +137,27 @@ def check_job(store: Store) -> None:
     assert newest.job is not None
     job: Ranks = job_of(store, newest.job.id)
     assert list(job.runs) == [0, 1] and job.world_size == 2 and not job.problems, job.problems
+    jobs = [run.job for run in job.runs.values() if run.job is not None]
+    assert [(j.local_rank, j.world_size) for j in jobs] == [(0, 2), (1, 2)]
     assert {rank: len(run.steps) for rank, run in job.runs.items()} == {0: STEPS, 1: STEPS}
     exchanging = {rank.rank: rank.communication_us for rank in report(job).comparison.ranks}
     assert set(exchanging) == {0, 1} and all(time_us > 0 for time_us in exchanging.values()), exchanging
 
 
-@pytest.mark.parametrize(("training", "words"), [(DDP, BY_GPULAB), (HUGGING_FACE, BY_TORCHRUN)], ids=["DDP", "HF"])
-def test_a_script_is_one_job(training: str, words: list[str], tmp_path: Path, own_store: Path) -> None:
-    said = record(words, tmp_path, training)
-    assert "trained 0" in said and "trained 1" in said
-    assert said.count("2 of 2 ranks") == 1 and "not measured" not in said
+@pytest.mark.parametrize(
+    ("training", "words", "more"),
+    [
+        (DDP, BY_GPULAB, ""),
+        (HUGGING_FACE, BY_TORCHRUN, ""),
+        (LIGHTNING_NET + LIGHTNING, GPULAB, "trained 1 ['--lr', '1']"),
+        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script has started are recorded"),
+    ],
+    ids=["DDP", "HF", "Lightning's own ranks", "a torchrun of its own"],
+)
+def test_a_script_is_one_job(training: str, words: list[str], more: str, tmp_path: Path, own_store: Path) -> None:
+    said = record(words, tmp_path, training, "--lr", "1")
+    assert "trained 0" in said and "trained 1" in said and more in said
+    assert said.count("2 of 2 ranks") == said.count("gpulab · ") == 1 and "not measured" not in said
     check_job(Store(own_store / "runs"))
 
 

@@ -16,6 +16,7 @@ from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
 from tests.api.test_cell_ranks import SETUP
 from tests.api.test_ranked_experiment import DDP
+from tests.cli.test_ranks import TRAINING
 from tests.support.kernel_session import KernelSession, kernel
 from tests.support.slurm_cluster import CannotRun, cluster
 
@@ -110,18 +111,13 @@ def test_a_folder_with_a_space_and_two_words(session: KernelSession) -> None:
 
 def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_store: Path) -> None:
     script = tmp_path / "train.py"
-    script.write_text(
-        "import os, torch, torch.distributed as dist\n"
+    of_the_task = (
+        "import os\n"
         "for name, of in (('RANK', 'PROCID'), ('WORLD_SIZE', 'NTASKS')): os.environ[name] = os.environ[f'SLURM_{of}']\n"
         "os.environ |= {'MASTER_ADDR': '127.0.0.1', 'MASTER_PORT': '29731'}\n"
-        "dist.init_process_group('gloo')\n"
-        "weight = torch.nn.Parameter(torch.zeros(2))\n"
-        "optimizer = torch.optim.SGD([weight], lr=0.1)\n"
-        "for step in range(30):\n"
-        "    weight.sum().backward(); dist.all_reduce(weight.grad); optimizer.step()\n"
-        "dist.destroy_process_group()\n"
     )
-    command = ["srun", "-N2", "-n2", sys.executable, "-m", "gpulab", "record", "--no-live", str(script)]
+    script.write_text(of_the_task + TRAINING)
+    command = ["srun", "-N2", "-n2", sys.executable, "-m", "gpulab", "record", "--no-live", str(script), "30"]
     said = subprocess.run(command, capture_output=True, text=True, env=os.environ.copy())
     assert said.returncode == 0, said.stderr
     assert said.stderr.count("2 of 2 ranks") == 1, "rank 0 speaks"

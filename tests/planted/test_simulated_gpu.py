@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 
 import numpy as np
 from hypothesis import given, settings
@@ -61,118 +62,96 @@ class Waiting(Struct):
     length: int
     launched: int
     after: tuple[Waiting, ...]  # that an awaited event stands for
-    behind: int  # µs after the one before it on its stream
     from_graph: bool = False
     start: int = -1
     end: int = -1
 
 
-class Action(Struct):
-    """What the host does next: let time pass, launch on a stream, or wait until streams are empty."""
-
-    us: int
-    stream: int | None = None
-    lengths: tuple[int, ...] = ()
-    until_empty: tuple[int, ...] | None = None
-    record: str = ""
-    awaits: tuple[str, int] | None = None
-
-
 STREAMS = (COMPUTE, SIDE)
 
 
-def actions_of(item: Item) -> list[Action]:
-    """The items that the oracle knows, taken apart."""
-    if isinstance(item, Operator):
-        before = item.host_ns // (2 * (len(item.kernels) or 1)) // US
-        found = []
-        for kernel in item.kernels:
-            found += [Action(before), Action(2, kernel.stream, (kernel.ns // US,))]
-        return [*found, Action(item.host_ns // US - before * len(item.kernels)), Action(1)]
-    if isinstance(item, Graph):
-        lengths = tuple(k.ns // US for k in item.kernels)
-        return [Action(item.host_ns // US), Action(4, item.kernels[0].stream, lengths), Action(1)]
-    if isinstance(item, HostWork | LoadData):
-        return [Action(item.ns // US)]
-    if isinstance(item, RecordEvent):
-        return [Action(1, item.stream, record=item.event)]
-    if isinstance(item, AwaitEvent):
-        return [Action(1, awaits=(item.event, item.stream))]
-    assert isinstance(item, Synchronize)
-    streams = STREAMS if item.stream is None else (item.stream,)
-    return [Action(0, until_empty=streams), Action(2)]
+class Ticking:
+    """The GPU; what is on its streams, and what fills their queues: a graph is one."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.every: list[Waiting] = []
+        self.on: dict[int, list[Waiting]] = {stream: [] for stream in STREAMS}
+        self.slots: dict[int, list[Waiting]] = {stream: [] for stream in STREAMS}
+        self.events: dict[str, tuple[Waiting, ...]] = {}
+        self.held: dict[int, tuple[Waiting, ...]] = dict.fromkeys(STREAMS, ())
+
+    def unfinished(self, tasks: Iterable[Waiting]) -> int:
+        return sum(not 0 <= task.end <= self.now for task in tasks)
+
+    def launch(self, stream: int, kernels: Iterable[Kernel]) -> None:
+        for i, kernel in enumerate(kernels):
+            self.every.append(Waiting(kernel.ns // US, self.now, self.held[stream], from_graph=i > 0))
+            self.on[stream].append(self.every[-1])
+        self.slots[stream].append(self.every[-1])
+
+    def advance(self) -> None:
+        """The next task of each stream begins 1 µs behind the one before it, if nothing holds it."""
+        for tasks in self.on.values():
+            i = next((i for i, task in enumerate(tasks) if task.start < 0), None)
+            if i is None:
+                continue
+            task = tasks[i]
+            free = i == 0 or 0 <= tasks[i - 1].end <= self.now - 1
+            arrived = task.launched + 3 <= self.now or task.from_graph
+            if free and arrived and all(0 <= t.end <= self.now - 1 for t in task.after):
+                task.start, task.end = self.now, self.now + task.length
+
+
+def host(gpu: Ticking, items: list[Item]) -> Iterator[Callable[[], bool]]:
+    """What the host waits for, one after the other, of the items that the oracle knows."""
+
+    def passes(us: int) -> Callable[[], bool]:
+        end = gpu.now + us
+        return lambda: gpu.now >= end
+
+    def launch(us: int, stream: int, kernels: Iterable[Kernel]) -> Iterator[Callable[[], bool]]:
+        yield lambda: gpu.unfinished(gpu.slots[stream]) < 3
+        yield passes(us)
+        gpu.launch(stream, kernels)
+
+    for item in items:
+        match item:
+            case Operator():
+                before = item.host_ns // (2 * (len(item.kernels) or 1)) // US
+                for kernel in item.kernels:
+                    yield passes(before)
+                    yield from launch(2, kernel.stream, [kernel])
+                yield passes(item.host_ns // US - before * len(item.kernels) + 1)
+            case Graph():
+                yield passes(item.host_ns // US)
+                yield from launch(4, item.kernels[0].stream, item.kernels)
+                yield passes(1)
+            case HostWork() | LoadData():
+                yield passes(item.ns // US)
+            case RecordEvent():
+                yield passes(1)
+                gpu.events[item.event] = tuple(gpu.on[item.stream])
+            case AwaitEvent():
+                yield passes(1)
+                gpu.held[item.stream] += gpu.events[item.event]
+            case Synchronize():
+                streams = STREAMS if item.stream is None else (item.stream,)
+                yield partial(lambda streams: not any(gpu.unfinished(gpu.on[s]) for s in streams), streams)
+                yield passes(2)
 
 
 def ticked(items: list[Item]) -> tuple[list[tuple[int, int]], int]:
     """Begin and end of every task in order of launch, and when the host has ended; all in µs."""
-    todo = deque(action for item in items for action in actions_of(item))
-    every: list[Waiting] = []
-    on: dict[int, list[Waiting]] = {stream: [] for stream in STREAMS}
-    slots: dict[int, list[Waiting]] = {stream: [] for stream in STREAMS}  # a graph is one
-    events: dict[str, tuple[Waiting, ...]] = {}
-    held: dict[int, tuple[Waiting, ...]] = dict.fromkeys(STREAMS, ())
-    now, busy_until, host_end = 0, 0, 0
-    current: Action | None = None
-    while todo or current or any(w.end < 0 or w.end > now for w in every):
-        for stream in STREAMS:
-            _advance(on[stream], now)
-        while True:
-            if current is None and todo:
-                if not _may_begin(todo[0], on, slots, now):
-                    break
-                current, busy_until = todo[0], now + todo[0].us
-                todo.popleft()
-            if current is None or now < busy_until:
-                break
-            _finish(current, now, every, on, slots, events, held)
-            current, host_end = None, now
-        now += 1
-    return [(w.start, w.end) for w in every], host_end
-
-
-def _advance(stream: list[Waiting], now: int) -> None:
-    for i, task in enumerate(stream):
-        if task.start >= 0:
-            continue
-        free = i == 0 or 0 <= stream[i - 1].end <= now - task.behind
-        arrived = task.launched + 3 <= now or task.from_graph
-        if free and arrived and all(0 <= t.end <= now - 1 for t in task.after):
-            task.start, task.end = now, now + task.length
-        return
-
-
-def _may_begin(action: Action, on: dict[int, list[Waiting]], slots: dict[int, list[Waiting]], now: int) -> bool:
-    if action.until_empty is not None:
-        return all(0 <= w.end <= now for stream in action.until_empty for w in on[stream])
-    if not action.lengths:
-        return True
-    assert action.stream is not None
-    return sum(not 0 <= w.end <= now for w in slots[action.stream]) < 3
-
-
-def _finish(
-    action: Action,
-    now: int,
-    every: list[Waiting],
-    on: dict[int, list[Waiting]],
-    slots: dict[int, list[Waiting]],
-    events: dict[str, tuple[Waiting, ...]],
-    held: dict[int, tuple[Waiting, ...]],
-) -> None:
-    if action.record:
-        assert action.stream is not None
-        events[action.record] = tuple(on[action.stream])
-    if action.awaits is not None:
-        event, stream = action.awaits
-        held[stream] += events[event]
-    for i, length in enumerate(action.lengths):
-        assert action.stream is not None
-        task = Waiting(length, now, held[action.stream], 1, from_graph=i > 0)
-        every.append(task)
-        on[action.stream].append(task)
-    if action.lengths:
-        assert action.stream is not None
-        slots[action.stream].append(every[-1])
+    gpu, host_end = Ticking(), 0
+    waits = host(gpu, items)
+    over = next(waits, None)
+    while over or gpu.unfinished(gpu.every):
+        gpu.advance()
+        while over and over():
+            over, host_end = next(waits, None), gpu.now
+        gpu.now += 1
+    return [(w.start, w.end) for w in gpu.every], host_end
 
 
 whole_us = st.integers(1, 30).map(lambda us: us * US)

@@ -13,7 +13,7 @@ import gpulab
 from gpulab import recordings
 from gpulab.errors import StoreError
 from gpulab.run import Run
-from gpulab.store.folders import COLUMNS, DOCUMENT, Store
+from gpulab.store.folders import DOCUMENT, Store
 from tests.support import synthetic
 
 
@@ -71,13 +71,6 @@ def test_without_any_the_command_that_makes_them_is_named(tmp_path: Path) -> Non
     assert recordings.names(tmp_path / "nowhere") == []
     with pytest.raises(StoreError, match=r"comes without recordings; .* make record-gpu"):
         recordings.open("h200/workers-0", tmp_path)
-
-
-def test_a_damaged_recording_says_so(root: Path) -> None:
-    columns = root / "h200" / "workers-0" / COLUMNS
-    columns.write_bytes(columns.read_bytes()[:-200])
-    with pytest.raises(StoreError, match=r"'workers-0' cannot be read: columns\.npz is damaged"):
-        recordings.open("h200/workers-0", root)
 
 
 def test_what_gpulab_ships_can_be_read_and_is_small() -> None:

@@ -7,21 +7,17 @@ import json
 import os
 import platform
 import re
-import signal
-import subprocess
-import sys
 import time
-import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import gpulab
+from gpulab.api import tensorboard
 from gpulab.store.folders import read, trace_path
 
-START_S = 240.0
 PATIENCE_S = 120.0
 
 
@@ -53,56 +49,33 @@ def test_the_trace_is_what_perfetto_and_hta_read(stored: Path) -> None:
     assert all({"ts", "dur", "pid", "tid"} <= event.keys() for event in document["traceEvents"] if event["ph"] == "X")
 
 
-@pytest.fixture
-def tensorboard(stored: Path, tmp_path: Path) -> Iterator[str]:
-    """The address of a TensorBoard on the store; it is killed, with its data server, in the end."""
+@pytest.mark.tensorboard
+def test_tensorboards_plugin_lists_the_run_and_its_worker(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tensorboard, "_START_S", 600.0)
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
-    log = tmp_path / "tensorboard.log"
-    command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(stored.parent), "--port", "0"]
-    with log.open("wb") as output:
-        server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
-    try:
-        yield _address(server, log)
-    finally:
-        os.killpg(server.pid, signal.SIGKILL)
-        server.wait(60)
-
-
-def _address(server: subprocess.Popen[bytes], log: Path) -> str:
-    deadline = time.monotonic() + START_S
-    while time.monotonic() < deadline and server.poll() is None:
-        found = re.search(r"http://[^/\s]*:(\d+)/", log.read_text())
-        if found:
-            return f"http://127.0.0.1:{found[1]}"
-        time.sleep(0.2)
-    pytest.fail(f"TensorBoard did not start:\n{log.read_text()[-2000:]}")
-
-
-def _get(url: str) -> object:
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(url, timeout=60) as answer:
-        return json.load(answer)
 
+    def answer(question: str) -> Any:
+        with opener.open(f"{address}data/plugin/pytorch_profiler/{question}", timeout=60) as page:
+            return json.load(page)
 
-@pytest.mark.tensorboard
-@pytest.mark.skipif(not hasattr(os, "killpg"), reason="process groups end the server and its data server")
-def test_tensorboards_plugin_lists_the_run_and_its_worker(stored: Path, tensorboard: str) -> None:
-    plugin = f"{tensorboard}/data/plugin/pytorch_profiler"
-    listed: object = None
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    def runs() -> list[str]:
         try:
-            listed = _get(f"{plugin}/runs")
-        except (OSError, urllib.error.HTTPError) as error:
-            listed = error
-        if isinstance(listed, dict) and stored.name in listed["runs"]:
-            break
-        time.sleep(0.5)
-    assert isinstance(listed, dict), listed
-    assert listed["runs"] == [stored.name]
-    views = _get(f"{plugin}/views?run={stored.name}")
-    assert isinstance(views, list) and "Overview" in views
-    workers = _get(f"{plugin}/workers?run={stored.name}&view=Overview")
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node())
-    assert workers == [f"{host}_{os.getpid()}"], "the host and the process are read from the file's name"
+            names: list[str] = answer("runs")["runs"]
+        except OSError:
+            return []
+        return names
+
+    try:
+        address = tensorboard.start(stored.parent).partition("#")[0]
+        deadline = time.monotonic() + PATIENCE_S
+        while not (listed := runs()) and time.monotonic() < deadline:
+            time.sleep(0.5)
+        assert listed == [stored.name]
+        assert "Overview" in answer(f"views?run={stored.name}")
+        host = re.sub(r"[^A-Za-z0-9.-]", "-", platform.node())
+        workers = answer(f"workers?run={stored.name}&view=Overview")
+        assert workers == [f"{host}_{os.getpid()}"], "the host and the process are read from the file's name"
+    finally:
+        tensorboard.stop()

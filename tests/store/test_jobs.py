@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,6 @@ from gpulab.store.folders import COLUMNS, Store
 from gpulab.store.jobs import await_job, job_of
 from gpulab.store.runs import Runs
 from gpulab.store.spooled_run import KILLED
-from tests.support.fork_server import python_with_torch
 from tests.support.strategies import tiny_run
 
 
@@ -36,32 +33,36 @@ def test_ranks_of_one_job_and_no_other(store: Store) -> None:
         store.save(run)
     job = job_of(store, "abc")
     assert list(job.runs) == [0, 1] and job.world_size == 2 and not job.problems
+    assert list(await_job(store, "other", 2, wait_s=0.0).runs) == [0], "who waits does not wait for ever"
+    with pytest.raises(StoreError, match="No rank of the job 'third'"):
+        job_of(store, "third")
     assert [e.job.id for e in store.list() if e.job is not None] == ["abc", "abc", "other"]
 
 
-def test_a_list_of_runs_says_which_are_ranks(store: Store) -> None:
-    for run in (rank(1), replace(rank(0, of=1, id="20250102-000000-00000"), settings=Settings("alone"))):
-        store.save(run)
-    lines = runs_table.text(Runs(store)).splitlines()
-    assert "rank 1 of 2" in lines[2] and " alone " in lines[1] and "rank" not in lines[1]
-
-
 def test_a_job_is_one_row_of_the_list(store: Store) -> None:
+    for day in (1, 2):
+        store.save(rank(0, of=2, id=f"2024010{day}-000000-00000", job="twice"))
+    store.save(rank(1, of=4, id="20240103-000000-00000"))
     store.save(rank(2, of=4))
     store.save(replace(rank(3, of=4), outcome="failed"))
     store.save(rank(1, of=4))
     for n in range(30):  # a job with many ranks does not push the others out of the list
         store.save(rank(n, of=30, id="20250105-000000-000", job="wide"))
-    store.save(tiny_run("20250106-000000-000000"))
+    only = rank(0, of=1, id="20250106-000000-00000", job="of one")
+    store.save(replace(only, settings=Settings("alone")))
     runs = Runs(store)
-    head, alone, wide, small, *rest = runs_table.text(runs).splitlines()
-    assert head.split()[:2] == ["name", "id"] and "rank" not in alone
+    head, alone, wide, small, again, twice, *rest = runs_table.text(runs).splitlines()
+    assert head.split()[:2] == ["name", "id"] and " alone " in alone and "rank" not in alone
+    assert "rank 0 of 2" in again and "rank 0 of 2" in twice
     assert "30 ranks" in wide and " wide " in wide and "completed" in wide
     assert "3 of 4 ranks" in small and " abc " in small and "failed (1 of 3)" in small
     assert len(rest) == 1 and rest[0].startswith("Saved in"), "nothing is hidden"
-    assert "… and 3 older runs" in runs_table.text(runs, 2)
-    assert [row.position for row in runs.rows()] == [-1, -2, -32]
-    assert [job.id for row in runs.rows() if (job := runs[row.position or 0].job)] == ["wide", "abc"]
+    assert "… and 6 older runs" in runs_table.text(runs, 2)
+    rows = runs.rows()
+    assert [row.position for row in rows] == [-1, -2, -32, -36, -37]
+    assert [(len(row.outcomes), row.runs) for row in rows[1:]] == [(30, 30), (3, 4), (0, 1), (0, 1)]
+    first = [job.id for row in rows[:3] if (job := runs[row.position or 0].job)]
+    assert first == ["of one", "wide", "abc"]
 
 
 def test_a_job_is_named_and_deleted_as_a_whole(store: Store) -> None:
@@ -98,6 +99,8 @@ def test_the_beginning_of_a_jobs_id_is_enough(store: Store) -> None:
     assert Path(job_of(store, "node-12").path).name == "node-12"
     store.save(rank(0, id="20250101-000000-14", job="other-14"))
     assert Path(job_of(store, "oth").path).name == "other-14"
+    store.save(rank(0, id="20250101-000000-15", job="other-14.run2"))
+    assert Path(job_of(store, "oth").path).name == "other-14", "its later runs do not make it unclear"
     with pytest.raises(StoreError, match=r"'node' is the beginning of 2 jobs: .*Give more of it"):
         job_of(store, "node")
 
@@ -126,10 +129,6 @@ def test_who_was_killed_comes_before_who_lost_touch() -> None:
     first = replace(rank(0), outcome="failed", outcome_detail="ValueError: sample 13", wall_ns=5 * 10**9)
     later = replace(killed, wall_ns=22 * 10**9)  # it stood still, and was ended for that
     assert "Rank 0: ValueError: sample 13. After it rank 1: its" in failure_words(Ranks("abc", {0: first, 1: later}, 2))
-
-
-def test_a_rank_that_left_nothing_is_named() -> None:
-    lost = replace(rank(0), outcome="failed", outcome_detail="RuntimeError: Connection closed by peer")
     said = failure_words(Ranks("abc", {0: lost}, 2), "script", 1)
     assert "of the script. Rank 1 ended before it had recorded a step. After it rank 0: RuntimeError" in said
     ended = failure_words(Ranks("abc", {0: rank(0), 1: rank(1)}, 2), "cell", 3)
@@ -144,26 +143,6 @@ def test_conditions_delete_whole_jobs_and_names_are_theirs(store: Store) -> None
     assert len(runs.where(outcome="failed").deletions()) == 3
 
 
-def test_two_runs_of_one_rank_are_two_rows(store: Store) -> None:
-    store.save(rank(0))
-    store.save(rank(0, id="20250102-000000-00000"))
-    assert [row.outcomes for row in Runs(store).rows()] == [(), ()]
-    store.save(rank(1, id="20250103-000000-00000"))
-    (row,) = Runs(store).rows()
-    assert len(row.outcomes) == 2 and row.runs == 3
-
-
-def test_a_jobs_later_runs_do_not_make_it_unclear(store: Store) -> None:
-    for id, job in (("1", "node-12"), ("2", "node-12.run2"), ("3", "node-12.1")):
-        store.save(rank(0, id=f"20250101-000000-{id}", job=job))
-    assert Path(job_of(store, "node").path).name == "node-12"
-
-
-def test_a_job_that_is_not_there(store: Store) -> None:
-    with pytest.raises(StoreError, match="No rank of the job 'abc'"):
-        job_of(store, "abc")
-
-
 def test_a_rank_stands_for_its_job_unless_it_is_meant(store: Store) -> None:
     for number in range(2):
         path = store.save(rank(number))
@@ -174,42 +153,3 @@ def test_a_rank_stands_for_its_job_unless_it_is_meant(store: Store) -> None:
         assert isinstance(opened, Run) and opened.id == rank(1).id
     store.save(rank(0, of=1, id="20250109-000000-00000", job="alone"))
     assert isinstance(open_run("latest", store), Run)
-
-
-def test_who_waits_for_others_does_not_wait_for_ever(store: Store) -> None:
-    store.save(rank(0))
-    assert list(await_job(store, "abc", 2, wait_s=0.0).runs) == [0]
-
-
-SCRIPT = """
-import os, signal, torch, torch.distributed as dist
-dist.init_process_group("gloo")
-weight = torch.nn.Parameter(torch.zeros(2))
-optimizer = torch.optim.SGD([weight], lr=0.1)
-for step in range(12):
-    weight.sum().backward()
-    dist.all_reduce(weight.grad)
-    optimizer.step()
-dist.destroy_process_group()
-"""
-
-
-def test_the_ranks_of_a_script_end_in_one_report(tmp_path: Path, own_store: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    launcher = [python_with_torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*launcher, "-m", "gpulab", "record", str(script)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stderr
-    (opening,) = (line for line in done.stderr.splitlines() if line.startswith("gpulab · "))
-    assert "2 of 2 ranks" in opening and "The rest: gpulab report " in done.stderr
-    job = open_run("latest", Store(own_store / "runs"))
-    assert isinstance(job, Ranks) and list(job.runs) == [0, 1]
-    ranks = [
-        (j.rank, j.local_rank, j.world_size, j.launcher) for run in job.runs.values() if (j := run.job) is not None
-    ]
-    assert ranks == [(0, 0, 2, "torchrun"), (1, 1, 2, "torchrun")]

@@ -23,24 +23,35 @@ Plain = dict[str, list[int]]
 BLOCKS = st.lists(st.tuples(st.sampled_from(sorted(TABLES)), st.floats(0, 1), st.integers(0, 5)), max_size=12)
 
 
+class Written:
+    """A spool, and beside it the lists that it gives back."""
+
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self.path = folders.mktemp("spool") / ".running"
+        self.spool = Spool(self.path, TABLES, {"process": 7})
+        self.plain: Plain = {name: [] for name in TABLES}
+        self.spool.append("steps", 0, b"", 0)
+
+    def append(self, number: int, table: str, share: float, count: int) -> None:
+        """From that share of the rows on: as many new ones, else none."""
+        rows = self.plain[table]
+        first, values = int(share * len(rows)), [100 * number + i for i in range(count)]
+        self.plain[table] = rows[:first] + values + (rows[first + count :] if count else [])
+        self.spool.append(table, first, _bytes(table, values), len(self.plain[table]))
+
+
 @given(BLOCKS, st.data())
 def test_a_file_cut_anywhere_has_all_whole_blocks(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, float, int]], data: st.DataObject
 ) -> None:
-    path = tmp_path_factory.mktemp("spool") / ".running"
-    spool, plain = Spool(path, TABLES, {"process": 7}), {name: list[int]() for name in TABLES}
-    states, ends = [_copy(plain)], [0]
-    spool.append("steps", 0, b"", 0)
-    ends[0] = path.stat().st_size
-    for number, (table, share, count) in enumerate(blocks):
-        first = int(share * len(plain[table]))
-        values = [100 * number + i for i in range(count)]
-        kept = plain[table][:first] + values + (plain[table][first + count :] if count else [])
-        spool.append(table, first, _bytes(table, values), len(kept))
-        plain[table] = kept
-        states.append(_copy(plain))
+    written = Written(tmp_path_factory)
+    path, spool = written.path, written.spool
+    states, ends = [dict(written.plain)], [path.stat().st_size]
+    for number, block in enumerate(blocks):
+        written.append(number, *block)
+        states.append(dict(written.plain))
         ends.append(path.stat().st_size)
-    assert _plain(spool.read().tables) == plain
+    assert _plain(spool.read().tables) == written.plain
     assert read_spool(path).about == {"process": 7}
     cut = data.draw(st.integers(ends[0], ends[-1]))
     with open(path, "r+b") as file:
@@ -56,39 +67,30 @@ def test_a_tail_has_the_last_rows(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, float, int]], kept_rows: int, every: int
 ) -> None:
     """Whoever looks while it is written, now and then, has the end of each table, of rows that are only added."""
-    path = tmp_path_factory.mktemp("spool") / ".running"
-    spool, plain = Spool(path, TABLES, {}), {name: list[int]() for name in TABLES}
-    spool.append("steps", 0, b"", 0)
-    tail = Tail(path, kept_rows)
+    written = Written(tmp_path_factory)
+    tail = Tail(written.path, kept_rows)
     for number, (table, _, count) in enumerate(blocks):
-        values = [100 * number + i for i in range(count)]
-        spool.append(table, len(plain[table]), _bytes(table, values), len(plain[table]) + count)
-        plain[table] += values
+        written.append(number, table, 1.0, count)
         if number % every == 0:
             tail.read()
     tail.read()
-    for name, values in plain.items():
+    for name, values in written.plain.items():
         assert tail.total(name) == len(values)
         assert _plain({name: tail.rows(name)})[name] == values[-kept_rows:]
-    spool.close()
+    written.spool.close()
 
 
 @given(BLOCKS)
 def test_a_tail_that_keeps_all_has_what_a_reader_has(
     tmp_path_factory: pytest.TempPathFactory, blocks: list[tuple[str, float, int]]
 ) -> None:
-    path = tmp_path_factory.mktemp("spool") / ".running"
-    spool, plain = Spool(path, TABLES, {}), {name: list[int]() for name in TABLES}
-    spool.append("steps", 0, b"", 0)
-    tail = Tail(path, 10_000)
-    for number, (table, share, count) in enumerate(blocks):
-        first = int(share * len(plain[table]))
-        values = [100 * number + i for i in range(count)]
-        plain[table] = plain[table][:first] + values + (plain[table][first + count :] if count else [])
-        spool.append(table, first, _bytes(table, values), len(plain[table]))
+    written = Written(tmp_path_factory)
+    tail = Tail(written.path, 10_000)
+    for number, block in enumerate(blocks):
+        written.append(number, *block)
         tail.read()
-        assert {name: _plain({name: tail.rows(name)})[name] for name in TABLES} == plain
-    spool.close()
+        assert _plain({name: tail.rows(name) for name in TABLES}) == written.plain
+    written.spool.close()
 
 
 @pytest.mark.parametrize("content", [b"", b"{}\n", b'{"gpulab_spool": 99, "tables": {}, "about": {}}\n', b"\x89PNG"])
@@ -144,7 +146,3 @@ def _bytes(table: str, values: list[int]) -> bytes:
 
 def _plain(tables: dict[str, np.ndarray]) -> Plain:
     return {name: [int(row[0]) for row in table.tolist()] for name, table in tables.items()}
-
-
-def _copy(plain: Plain) -> Plain:
-    return {name: list(rows) for name, rows in plain.items()}

@@ -66,29 +66,23 @@ def test_the_next_reader_stores_it(tmp_path: Path) -> None:
     assert len(Store(tmp_path).load("latest").steps) == COUNT
 
 
-@pytest.mark.parametrize("was_begun", [True, False])
-def test_a_process_killed_before_its_trace_is_there(tmp_path: Path, was_begun: bool) -> None:
+@pytest.mark.parametrize("trace", ["none", "half", "whole"])
+def test_a_process_killed_while_it_writes_its_trace(tmp_path: Path, trace: str) -> None:
     """The run is stored first, and its trace takes longer than all the rest."""
     store, run = Store(tmp_path), replace(tiny_run(), outcome="completed")
-    assert run.timeline is not None
-    folder = store.save(run)
+    folder = store.save(run, (lambda path: path.touch()) if trace == "whole" else None)
     spooled(tmp_path, sketch(run.id)).forget()
-    if was_begun:
+    if trace == "half":
         (folder / folders.UNFINISHED_TRACE).write_bytes(b"half of it")
     (entry,) = store.list()
-    assert {path.name for path in folder.iterdir()} == {folders.DOCUMENT, folders.COLUMNS}
     stored = store.load(entry.id)
     assert entry.outcome == "completed" and stored.steps.start_ns.tolist() == run.steps.start_ns.tolist()
-    assert [(m.key, m.reason) for m in stored.missing[-1:]] == [("trace_file", "its process was killed")]
-    assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_a_process_killed_after_its_trace_was_there(tmp_path: Path) -> None:
-    store, run = Store(tmp_path), tiny_run()
-    folder = store.save(run, lambda path: path.touch())
-    spooled(tmp_path, sketch(run.id)).forget()
-    (entry,) = store.list()
-    assert store.load(entry.id).missing == run.missing and folders.trace_path(folder) is not None
+    assert list(tmp_path.iterdir()) == [folder]
+    if trace == "whole":
+        assert stored.missing == run.missing and folders.trace_path(folder) is not None
+    else:
+        assert [(m.key, m.reason) for m in stored.missing[-1:]] == [("trace_file", "its process was killed")]
+        assert {path.name for path in folder.iterdir()} == {folders.DOCUMENT, folders.COLUMNS}
 
 
 def test_many_readers_store_it_once(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the tests in tests/gpu measure with and look at, for any device, so that a CPU can show that it works."""
+"""What the tests in tests/gpu measure with and look at."""
 
 from __future__ import annotations
 
@@ -16,29 +16,23 @@ from gpulab.run import Category, Run, Timeline
 from gpulab.timeline import spans
 
 
-def training(steps: int, device: str = "cuda", width: int = 2048) -> Callable[[], None]:
-    """A loop over a DataLoader whose time per step on a GPU is a few milliseconds."""
-    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(8)), nn.Linear(width, 10)).to(device)
+def profiled() -> Run:
+    """One run over a DataLoader, a few milliseconds per step on a GPU.
+
+    It is not saved: fixtures of a module run before the test's own store is set.
+    """
+    steps, width = 60, 2048
+    model = nn.Sequential(*(nn.Linear(width, width) for _ in range(8)), nn.Linear(width, 10)).cuda()
     optimizer = torch.optim.AdamW(model.parameters())
     data = TensorDataset(torch.randn(steps * 64, width), torch.randint(0, 10, (steps * 64,)))
-    loader = DataLoader(data, batch_size=64, pin_memory=device == "cuda")
-
-    def run() -> None:
+    loader = DataLoader(data, batch_size=64, pin_memory=True)
+    with gpulab.profile("gpu", device="cuda", show=False, save=False) as p:
         for batch in loader:
-            x, y = (tensor.to(device, non_blocking=True) for tensor in batch)
+            x, y = (tensor.to("cuda", non_blocking=True) for tensor in batch)
             loss = F.cross_entropy(model(x), y)
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
-
-    return run
-
-
-def profiled(steps: int = 60, device: str = "cuda", width: int = 2048) -> Run:
-    """One run of that loop. It is not saved: fixtures of a module run before the test's own store is set."""
-    work = training(steps, device, width)
-    with gpulab.profile("gpu", device=device, show=False, save=False) as p:
-        work()
     p.run.check()
     return p.run
 
@@ -115,39 +109,25 @@ class Net(nn.Module):
         return logits
 
 
-class Convolutions(nn.Module):
+def convolutions() -> nn.Module:
     """Nothing but a convolution: cuDNN may use TF32 for it without being asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.convolve = nn.Conv2d(64, 10, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.convolve(x).mean((2, 3))
-        return logits
+    return nn.Sequential(nn.Conv2d(64, 10, 3, padding=1), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-class Products(nn.Module):
+def products() -> nn.Module:
     """Nothing but linear layers: PyTorch uses no TF32 for them unless asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(nn.Flatten(), nn.Linear(64 * 16 * 16, 512), nn.ReLU(), nn.Linear(512, 10))
-
-    def forward(self, x: Tensor) -> Tensor:
-        logits: Tensor = self.layers(x)
-        return logits
+    return nn.Sequential(nn.Flatten(), nn.Linear(64 * 16 * 16, 512), nn.ReLU(), nn.Linear(512, 10))
 
 
 class Cell:
     """A training whose start and whose one batch are the same in every cell."""
 
-    def __init__(self, device: str = "cuda", network: type[nn.Module] = Net) -> None:
+    def __init__(self, network: Callable[[], nn.Module] = Net) -> None:
         torch.manual_seed(0)
-        self.model = network().to(device)
+        self.model = network().cuda()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
-        self.x = torch.randn(16, 64, 16, 16).to(device)
-        self.y = torch.zeros(16, dtype=torch.long, device=device)
+        self.x = torch.randn(16, 64, 16, 16).cuda()
+        self.y = torch.zeros(16, dtype=torch.long, device="cuda")
 
     def run(self, steps: int = 8) -> None:
         for _ in range(steps):
@@ -156,9 +136,9 @@ class Cell:
             self.optimizer.step()
 
 
-def switched_and_plain(device: str, *, fused: bool) -> tuple[Cell, Cell]:
+def switched_and_plain(*, fused: bool) -> tuple[Cell, Cell]:
     """Two cells after four steps: in one of them two steps were taken with the other kind of AdamW."""
-    cell, plain = Cell(device), Cell(device)
+    cell, plain = Cell(), Cell()
     for c in (cell, plain):
         c.optimizer = torch.optim.AdamW(c.model.parameters(), fused=fused)
         c.run(2)
@@ -175,9 +155,9 @@ def apart_fraction(cells: Sequence[Cell], tolerance: float = 1e-5) -> float:
     return float(((weights[0] - weights[1]).abs() > tolerance).float().mean())
 
 
-def product_error(device: str) -> float:
+def product_error() -> float:
     """The relative error of a float32 matrix product: about 1e-7 in float32, 1e-4 with TF32."""
     torch.manual_seed(0)
     a, b = torch.randn(512, 512), torch.randn(512, 512)
     exact = a.double() @ b.double()
-    return float(((a.to(device) @ b.to(device)).cpu().double() - exact).norm() / exact.norm())
+    return float(((a.cuda() @ b.cuda()).cpu().double() - exact).norm() / exact.norm())

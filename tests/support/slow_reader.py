@@ -61,19 +61,20 @@ class SlowTrace(Struct, frozen=True):
 
     timeline: Timeline
     zero_ns: int
+    event_count: int
 
 
 def read(path: Path) -> SlowTrace:
     """The spans of a trace file."""
-    rows = []
-    for event in events(path):
+    rows, every = [], events(path)
+    for event in every:
         category = CATEGORIES.get(str(event.get("cat", "")).lower())
         if category == Category.CPU_OP and str(event.get("name", "")).startswith(MARKS):
             category = Category.USER_ANNOTATION  # up to torch 1.12 they are in the file as operators
         if event.get("ph") == "X" and category is not None and "ts" in event:
             rows.append((nanoseconds(event["ts"]), nanoseconds(event.get("dur", 0)), category, event))
     zero = min((start for start, _, _, _ in rows), default=0)
-    return SlowTrace(timeline(rows, zero), zero)
+    return SlowTrace(timeline(rows, zero), zero, len(every))
 
 
 def nanoseconds(microseconds: Any) -> int:

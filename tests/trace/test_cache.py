@@ -49,6 +49,14 @@ def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     assert readings == [path]
 
 
+def test_a_folder_of_ranks_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
+    for rank in range(2):
+        made.write(tmp_path, made.text(made.step(3), distributedInfo={"rank": rank, "world_size": 2}), f"r{rank}.json")
+    gpulab.load(tmp_path)
+    gpulab.load(tmp_path)
+    assert len(readings) == 2
+
+
 def test_a_changed_file_is_read_again(tmp_path: Path, readings: list[Path]) -> None:
     path = made.write(tmp_path, TEXT)
     opened(path)
@@ -61,27 +69,30 @@ def test_a_changed_file_is_read_again(tmp_path: Path, readings: list[Path]) -> N
     assert len(readings) == 3
 
 
-def test_another_name_is_another_run(tmp_path: Path) -> None:
+def test_what_a_run_says_of_its_file_is_of_this_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.write(tmp_path, TEXT, "first.json")
     assert opened(path).id == "first"
     os.rename(path, tmp_path / "second.json")
-    assert opened(tmp_path / "second.json").id == "second"
-
-
-def test_the_path_is_the_one_that_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = made.write(tmp_path, TEXT)
-    opened(path)
     monkeypatch.chdir(tmp_path)
-    origin = opened(Path(path.name)).origin
-    assert origin is not None and origin.path == path.name
+    for _ in range(2):
+        run = opened(Path("second.json"))
+        assert run.id == "second" and run.origin is not None and run.origin.path == "second.json"
 
 
-def test_an_update_of_gpulab_reads_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_kept_is_read_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.write(tmp_path, TEXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
+        first = opened(path)
+        assert not cache.folder().exists(), "a small file"
+    (tmp_path / "file").write_text("in the way")
+    with monkeypatch.context() as patch:
+        patch.setenv("GPULAB_CACHE_DIR", str(tmp_path / "file"))
+        assert_same(first, opened(path))
     opened(path)
-    monkeypatch.setattr(cache, "_READERS", ("run.py",))  # other files than before
+    monkeypatch.setattr(cache, "_READERS", ("run.py",))  # other files than before: gpulab was updated
     opened(path)
-    assert len(readings) == 2
+    assert len(readings) == 4
 
 
 @pytest.mark.parametrize("file", ["run.json", "columns.npz"])
@@ -94,13 +105,6 @@ def test_what_is_damaged_is_read_again(tmp_path: Path, readings: list[Path], fil
     assert_same(first, opened(path))
     assert_same(first, opened(path))
     assert len(readings) == 2
-
-
-def test_a_folder_that_cannot_be_written_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "file").write_text("in the way")
-    monkeypatch.setenv("GPULAB_CACHE_DIR", str(tmp_path / "file"))
-    path = made.write(tmp_path, TEXT)
-    assert_same(opened(path), opened(path))
 
 
 def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,14 +122,6 @@ def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytes
     assert not [f for f in cache.folder().iterdir() if f.name.startswith(".")]
 
 
-def test_a_folder_of_ranks_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
-    for rank in range(2):
-        made.write(tmp_path, made.text(made.step(3), distributedInfo={"rank": rank, "world_size": 2}), f"r{rank}.json")
-    gpulab.load(tmp_path)
-    gpulab.load(tmp_path)
-    assert len(readings) == 2
-
-
 def test_the_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPULAB_CACHE_DIR")
     monkeypatch.setattr("sys.platform", "linux")
@@ -133,9 +129,3 @@ def test_the_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cache.folder() == Path("/somewhere/gpulab/traces")
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert cache.folder() == Path.home() / ".cache" / "gpulab" / "traces"
-
-
-def test_a_small_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
-    opened(made.write(tmp_path, TEXT))
-    assert not cache.folder().exists()

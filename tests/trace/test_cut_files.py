@@ -44,12 +44,8 @@ def test_nothing_is_concluded(tmp_path: Path, share: float, more: dict[str, Any]
     assert "a trace from elsewhere, cut short" in text.partition("This file is cut short")[0]
     for conclusion in ("%%gpuprofile", "would give back", "device: CPU", "(CPU"):
         assert conclusion not in text
-
-
-@pytest.mark.parametrize("share", [0.15, 0.4, 0.7, 0.95])
-def test_the_json_holds_no_figure_of_a_part(tmp_path: Path, share: float) -> None:
-    document = json.loads(json.dumps(report_of(cut_file(tmp_path, share)).json()))
-    assert document["headline"]["key"] == "cannot_tell" and document["device"]["kind"] != "cpu"
+    document: dict[str, Any] = json.loads(json.dumps(report.json()))
+    assert document["device"]["kind"] != "cpu"
     empty = ("breakdown", "data_wait_us", "data_wait_per_step_us", "optimizer_per_step_us", "operators", "kernels")
     assert [document[key] for key in empty] == [None] * len(empty)
 
