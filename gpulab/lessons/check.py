@@ -100,31 +100,25 @@ def right(words: str) -> Checked:
     return Checked("right", words)
 
 
-class Mistake(Exception):
-    """Raised by a check: what is wrong with the answer."""
+Exercise = Callable[..., Checked]
 
 
 class NoAnswer(Exception):
     """Raised by a check: what the answer defines still has dots in place of a body."""
 
 
-def exercise(begin: str = BEGIN) -> Callable[[Callable[..., Checked]], Callable[..., Checked]]:
-    """A check to which `...` is no answer, nor where it raises NoAnswer; where it raises Mistake, the answer is wrong.
+def exercise(begin: str = BEGIN, given: tuple[Any, ...] | None = None) -> Callable[[Exercise], Exercise]:
+    """A check that says `begin` to `...`, to a function that gives None for `given`, and where it raises NoAnswer."""
 
-    `begin`: what to do first.
-    """
-
-    def decorator(check: Callable[..., Checked]) -> Callable[..., Checked]:
+    def decorator(check: Exercise) -> Exercise:
         @wraps(check)
         def judge(answer: Any, *others: Any) -> Checked:
-            if is_unanswered(answer):
+            if is_unanswered(answer) or (given is not None and answer(*given) is None):
                 return unanswered(begin)
             try:
                 return check(answer, *others)
             except NoAnswer:
                 return unanswered(begin)
-            except Mistake as mistake:
-                return wrong(str(mistake))
 
         return judge
 

@@ -11,8 +11,7 @@ from matplotlib.figure import Figure
 
 from gpulab.lessons import bucket_timeline, model_timeline, pipeline_timeline, sharing_timeline
 from gpulab.lessons.bucket_timeline import Exchange
-from gpulab.lessons.figures import Block, Kind, draw_lanes, loading_lanes, png
-from gpulab.lessons.model_timeline import ByHand
+from gpulab.lessons.figures import Block, ByHand, Kind, draw_lanes, loading_lanes, png
 from gpulab.lessons.pipeline_timeline import Pipeline
 
 WAITS = [("training", [Block(0, 1, "wait"), Block(1, 1, "compute")])]

@@ -20,7 +20,6 @@ from gpulab.lessons.measured import (
     communicating_share,
     faster_than,
     ranks_named,
-    times_faster_with,
     waiting_share,
 )
 from gpulab.run import Job, Run, Settings
@@ -159,8 +158,8 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
 
 def test_one_setting_of_a_sweep_is_asked_for_by_its_value(ran: Ran) -> None:
     ran("ways", swept({2: 0.5, 4: 0.2}))
-    assert times_faster_with("ways", "workers", "4") == Faster(5.0, sure=True)
-    assert times_faster_with("ways", "workers", "8") is None and times_faster_with("other", "workers", "4") is None
+    assert times_faster("ways", "workers", "4") == Faster(5.0, sure=True)
+    assert times_faster("ways", "workers", "8") is None and times_faster("other", "workers", "4") is None
 
 
 def test_of_too_few_blocks_no_factor_is_printed(

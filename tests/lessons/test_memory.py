@@ -14,7 +14,6 @@ from gpulab.formatting import size
 from gpulab.lessons.batch_size import DigitsInMemory
 from gpulab.lessons.memory import (
     Allocator,
-    activation_share,
     bytes_with_and_without,
     convolutions,
     deep_network,
@@ -23,6 +22,7 @@ from gpulab.lessons.memory import (
     fragmented,
     kept_after,
     kept_by_each,
+    note_activations,
     state_bytes,
 )
 
@@ -49,7 +49,7 @@ def test_what_a_step_keeps_is_counted(digits: DigitsInMemory) -> None:
 
 def test_activations_grow_with_the_batch(digits: DigitsInMemory) -> None:
     model = deep_network(32, 2)
-    assert activation_share(model, digits, 512) > activation_share(model, digits, 8)
+    assert note_activations(model, digits, 512) > note_activations(model, digits, 8)
     assert draw_state(model, digits, (8, 64)).axes[0].get_xlabel() == "MiB, measured"
 
 
