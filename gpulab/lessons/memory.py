@@ -394,7 +394,8 @@ def check_checkpointing(my_network: Any) -> Checked:
     if not torch.allclose(got, wanted):
         return wrong("It computes something else than the blocks, one after the other. Does each block run once?")
     tensors = [x, *plain.parameters()]
-    right_gradients, my_gradients = (torch.autograd.grad(loss, tensors, allow_unused=True) for loss in (wanted, got))
+    my_gradients: Sequence[Tensor | None] = torch.autograd.grad(got, tensors, allow_unused=True)
+    right_gradients = torch.autograd.grad(wanted, tensors)
     for ours, theirs in zip(my_gradients, right_gradients, strict=True):
         if ours is None:
             return wrong("Some weights get no gradient: was something detached, or computed under no_grad?")

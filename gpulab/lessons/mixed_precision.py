@@ -255,8 +255,8 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
     shares = np.linspace(0, 1, 101)
     limit = np.array([at_most(float(x), ratio) for x in shares])
     title = f"your steps; line: Amdahl, products {factor(ratio)} times as fast"
-    x = "share of matrix products in the step as written, %"
-    with plot(8, 3.2, title, x, "times as fast with bf16") as (figure, axes):
+    label = "share of matrix products in the step as written, %"
+    with plot(8, 3.2, title, label, "times as fast with bf16") as (figure, axes):
         axes.plot(100 * shares, limit, color=GREY, lw=1.5)
         axes.axhline(1, color="#BBBBBB", lw=1)
         for words, x, y, (low, high), decided in dots:
