@@ -96,16 +96,12 @@ def format_table() -> Table:
     """Bits, range and precision of each format."""
     lines = [f"{'':6}{'bits':>5}{'exponent':>10}{'fraction':>10}{'smallest > 0':>14}{'largest':>11}   next after 1"]
     for one in FORMATS:
-        smallest, largest = _power(one.smallest_log2), _power(one.largest_log2)
+        smallest, largest = (f"{2.0**log2:.1e}" for log2 in (one.smallest_log2, one.largest_log2))
         lines.append(
             f"{one.name:6}{one.bits:5}{one.exponent_bits:10}{one.fraction_bits:10}{smallest:>14}{largest:>11}   "
             f"{1 + 2.0**-one.fraction_bits:.7f}"
         )
     return Table(tuple(lines))
-
-
-def _power(log2: float) -> str:
-    return f"{2.0**log2:.1e}"
 
 
 def draw_formats() -> Figure:
@@ -114,7 +110,7 @@ def draw_formats() -> Figure:
     with plot(8, 2.3, title, bare="top right left") as (figure, axes):
         for row, one in enumerate(FORMATS):
             low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
-            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_colour(one.name))
+            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_CURVES.get(one.name, GREY))
             digits = f"{one.bits} bits, {(one.fraction_bits + 1) * math.log10(2):.1f} digits"
             axes.text(high + 0.7, row, digits, va="center", size=8.5)
         axes.set_yticks(range(len(FORMATS)), [one.name for one in FORMATS])
@@ -123,10 +119,6 @@ def draw_formats() -> Figure:
         axes.invert_yaxis()
         axes.tick_params(length=0, labelsize=9)
     return figure
-
-
-def _colour(name: str) -> str:
-    return _CURVES.get(name, GREY)
 
 
 # -- what autocast casts -----------------------------------------------------------------------------------------------
@@ -399,7 +391,7 @@ def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
     with plot(8, 2.8, "loss, from the same start with the same batches", "step") as (figure, axes):
         for name, curve in curves.items():
             label = f"{name} (at the end {curve[-1]:.2f})"
-            axes.plot(curve, color=_colour(name), lw=2, linestyle=styles[name], label=label)
+            axes.plot(curve, color=_CURVES[name], lw=2, linestyle=styles[name], label=label)
         axes.legend(frameon=False, fontsize=9)
         axes.grid(color="#E4E4E4", lw=0.6)
     return figure

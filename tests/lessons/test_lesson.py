@@ -120,7 +120,7 @@ def test_an_answer_without_an_end_is_stopped(lesson: Lesson) -> None:
     assert checked.state == "wrong" and "a loop that never ends" in checked.hint
 
 
-def test_of_two_limits_the_shorter_one_ends_it_and_no_timer_is_left() -> None:
+def test_the_shorter_of_two_limits_ends_it_and_no_timer_is_left() -> None:
     before = signal.getsignal(signal.SIGALRM), signal.getitimer(signal.ITIMER_REAL)[0] > 0
     for outer_s, inner_s in ((0.3, 100), (100, 0.05)):
         with pytest.raises(TimeLimit), time_limit(outer_s), time_limit(inner_s):
