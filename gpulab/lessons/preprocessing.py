@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.api.headspace import headspaces
 from gpulab.errors import GpulabError, UsageError
-from gpulab.formatting import duration, size
+from gpulab.formatting import duration, plural, size
 from gpulab.lessons.check import BEGIN, Checked, NoAnswer, Note, Table, exercise, right, unanswered, wrong
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, times
@@ -125,14 +125,12 @@ def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "sha
         if "hdf5" in kinds:
             _write_hdf5(root, images, pictures.labels.numpy())
     lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
-    files_bytes = sum(path.stat().st_size for path in pictures.paths)
-    lines.append(f"{'JPEG files':12} {size(files_bytes):>10}  {len(pictures.paths)} files")
-    lines.append(f"{'memory map':12} {size((root / IMAGES).stat().st_size):>10}  1 file")
-    if "shards" in kinds:
-        shards_bytes = sum((root / name).stat().st_size for name in SHARD_NAMES)
-        lines.append(f"{'shards':12} {size(shards_bytes):>10}  {SHARDS} files")
-    if "hdf5" in kinds:
-        lines.append(f"{'HDF5':12} {size((root / HDF5).stat().st_size):>10}  1 file")
+    written = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
+    written |= {"shards": [root / name for name in SHARD_NAMES]} if "shards" in kinds else {}
+    written |= {"HDF5": [root / HDF5]} if "hdf5" in kinds else {}
+    for name, paths in written.items():
+        amount = sum(path.stat().st_size for path in paths)
+        lines.append(f"{name:12} {size(amount):>10}  {plural(len(paths), 'file')}")
     return Table(tuple(lines))
 
 
