@@ -102,15 +102,8 @@ def _noted_by_first(name: str, word: str) -> int | None:
     return noted(ranks[0], word) if ranks else None
 
 
-def _kept_share() -> float | None:
-    """What rank 0 keeps of activations with 1F1B, as a share of what it keeps with GPipe."""
-    most, least = _noted_by_first(EIGHT, KEPT), _noted_by_first(ALTERNATING, KEPT)
-    return least / most if most and least is not None else None
-
-
-def _sharded_share() -> float | None:
-    whole, sharded = _noted_by_first("sharded", WHOLE), _noted_by_first("sharded", SHARDED)
-    return sharded / whole if whole and sharded is not None else None
+def _share_noted(part: int | None, whole: int | None) -> float | None:
+    return part / whole if whole and part is not None else None
 
 
 def _exchanging_share() -> float | None:
@@ -311,7 +304,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "kept": share(
         "How much of GPipe's activations does rank 0 keep with 1F1B?",
-        _kept_share,
+        lambda: _share_noted(_noted_by_first(ALTERNATING, KEPT), _noted_by_first(EIGHT, KEPT)),
         "of GPipe's activations are kept by rank 0 with 1F1B",
     ),
     "exchanging": share(
@@ -321,7 +314,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "sharded": share(
         "What share of weights, gradients and Adam's state does each of two ranks keep?",
-        _sharded_share,
+        lambda: _share_noted(_noted_by_first("sharded", SHARDED), _noted_by_first("sharded", WHOLE)),
         "of weights, gradients and optimizer state are kept by each rank with FSDP",
     ),
 }

@@ -165,7 +165,6 @@ def test_who_got_further_is_decided_by_intervals(
 @pytest.mark.parametrize(
     ("answer", "data", "batch", "state"),
     [
-        (..., 3.0, 1.2, "unanswered"),
         ("both", 3.0, 1.2, "wrong"),
         ("data", 3.0, 1.2, "right"),
         ("batch", 3.0, 1.2, "wrong"),
@@ -210,7 +209,6 @@ def one_update(dataset: Any, model: Any, samples: int) -> None:
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
     [
-        (..., "unanswered", "in place of the dots"),
         (dots, "unanswered", "in place of the dots"),
         (few_samples, "wrong", "was given 8 samples in training, and 48 are wanted"),
         (never_updates, "wrong", "updated 0 times"),

@@ -101,27 +101,23 @@ def test_what_comes_before_prepare_says_to_run_it(tmp_path: Path, monkeypatch: p
 # -- the three runs of a training ----------------------------------------------------------------------------------
 
 
-def split(**changed: Any) -> Any:
-    """What a test of headspace measured, as far as the picture of it is concerned."""
-    measured: dict[str, Any] = {
-        "ideal_us": 2000.0,
-        "step_us": 16000.0,
-        "cold_us": 18000.0,
-        "preparation_us": 14000.0,
-        "fetch_us": 2000.0,
-        "verdicts": {"ideal": "faster", "cold": "slower"},
-        "certain": frozenset({"ideal", "cold"}),
-        "reasons": {},
-    }
-    return SimpleNamespace(result=SimpleNamespace(**{**measured, **changed}))
-
-
 @pytest.fixture
 def drawn(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
-    """The picture of the runs in a list that holds such a result."""
+    """The picture of what a test of headspace measured."""
 
     def draw(**changed: Any) -> Any:
-        monkeypatch.setattr(preprocessing, "headspaces", [split(**changed)])
+        measured: dict[str, Any] = {
+            "ideal_us": 2000.0,
+            "step_us": 16000.0,
+            "cold_us": 18000.0,
+            "preparation_us": 14000.0,
+            "fetch_us": 2000.0,
+            "verdicts": {"ideal": "faster", "cold": "slower"},
+            "certain": frozenset({"ideal", "cold"}),
+            "reasons": {},
+        }
+        result = SimpleNamespace(**measured | changed)
+        monkeypatch.setattr(preprocessing, "headspaces", [SimpleNamespace(result=result)])
         return draw_split()
 
     return draw

@@ -42,11 +42,9 @@ def shift(images: Images, offsets: Images) -> Images:
 
 
 @pytest.fixture
-def speed(monkeypatch: pytest.MonkeyPatch) -> list[Speed]:
+def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check measures this in place of time."""
-    speeds = [Speed(20.0, (18.0, 22.0), 0.01, 0.0005, 9)]
-    monkeypatch.setattr(profile_first, "time_pairs", lambda *a, **k: speeds[-1])
-    return speeds
+    monkeypatch.setattr(profile_first, "time_pairs", lambda *a, **k: Speed(20.0, (18.0, 22.0), 0.01, 0.0005, 9))
 
 
 # -- what a share can bring --------------------------------------------------------------------------------------------
@@ -181,9 +179,9 @@ def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
     assert (checked.state, checked.hint) == ("wrong", words)
 
 
-def test_a_right_answer_is_told_the_limit(speed: list[Speed], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("speed")
+def test_a_right_answer_is_told_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     for sure, words in ((True, "2.7 times as fast: more than that"), (False, "Now put it into the training")):
         most = SimpleNamespace(times=2.7, sure=sure)
         monkeypatch.setattr(profile_first, "times_faster", lambda name, most=most: most)
         assert words in check_rewrite(_rolled, shift).hint
-    assert speed
