@@ -31,9 +31,8 @@ def html(standing: Standing, now: datetime, note: str = "") -> str:
             "first check or guess."
             f"{_note(note)}</div>"
         )
-    stuck = [learner for learner in standing.learners if learner.stuck_for(now) is not None]
-    title = f"{plural(len(standing.learners), 'learner')}, {_stuck_words(len(stuck))}"
-    parts = [f'<div style="font-size:18px;margin:6px 0"><b>{title}</b></div>', _table(standing, now), _plots(standing)]
+    title = f'<div style="font-size:18px;margin:6px 0"><b>{_title(standing, now)}</b></div>'
+    parts = [title, _table(standing, now), _plots(standing)]
     legend = " &nbsp; ".join(
         f'<b style="color:{colour}">{sign}</b> {words}' for sign, colour, words in _SIGNS.values() if sign
     )
@@ -48,8 +47,7 @@ def text(standing: Standing, now: datetime) -> str:
     """The same for a terminal: one line per learner."""
     if not standing.learners:
         return "Nobody has opened a lesson yet."
-    stuck = [learner for learner in standing.learners if learner.stuck_for(now) is not None]
-    lines = [f"{plural(len(standing.learners), 'learner')}, {_stuck_words(len(stuck))}"]
+    lines = [_title(standing, now)]
     width = max(len(_plain(learner.name)) for learner in standing.learners)
     for learner in standing.learners:
         states = [
@@ -110,10 +108,10 @@ def _since(learner: LearnerStanding, now: datetime) -> str:
     return "" if waiting is None else f"no progress for {int(waiting.total_seconds() // 60)} min"
 
 
-def _stuck_words(count: int) -> str:
-    if not count:
-        return "all of them get on"
-    return f"{count} without progress for ten minutes"
+def _title(standing: Standing, now: datetime) -> str:
+    stuck = sum(learner.stuck_for(now) is not None for learner in standing.learners)
+    words = f"{stuck} without progress for ten minutes" if stuck else "all of them get on"
+    return f"{plural(len(standing.learners), 'learner')}, {words}"
 
 
 def _note(note: str) -> str:

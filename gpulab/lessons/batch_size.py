@@ -14,10 +14,11 @@ from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
 from gpulab.formatting import factor, size
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import Swept, check_enough, experiment_named
-from gpulab.views.drawing import own_style
+from gpulab.lessons.memory import kept_bytes
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -28,7 +29,6 @@ COPIES = 9  # of 1797 digits: several steps of an epoch even with large batches
 NOISE = 0.1
 BATCHES, BATCH_SIZE = (4, 3), 8  # batches of each call of the accumulation exercise, and samples of a batch
 LEARNING_RATE = 0.1
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 Batch: TypeAlias = tuple[Tensor, Tensor]
 OneStep: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, nn.Module, Sequence[Batch]], object]
@@ -92,11 +92,8 @@ def draw_sweep(name: str, as_written: int) -> Figure | Note:
 
 
 def _curve(sizes: npt.NDArray[Any], line: npt.NDArray[Any], dots: npt.NDArray[Any] | None, title: str) -> Figure:
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(7, 2.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    y = "µs per sample" if dots is not None else "times the least"
+    with plot(7, 2.6, title, "batch size", y) as (figure, axes):
         axes.plot(sizes, line, color=PARTS["compute"].colour, lw=1.5)
         if dots is not None:
             axes.plot(sizes, dots, "o", color=PARTS["data_wait"].colour, ms=6)
@@ -104,9 +101,6 @@ def _curve(sizes: npt.NDArray[Any], line: npt.NDArray[Any], dots: npt.NDArray[An
         axes.set_yscale("log", base=2)
         axes.set_xticks(sizes, [f"{size:g}" for size in sizes])
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xlabel("batch size", size=9)
-        axes.set_ylabel("µs per sample" if dots is not None else "times the least", size=9)
-        axes.set_title(title, loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6)
     return figure
 
@@ -142,23 +136,13 @@ def _loss_after(digits: DigitsInMemory, samples: int, size: int, rate: float) ->
 
 def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
     """The bytes that autograd keeps of one forward pass, per batch size: activations, without the weights."""
-    weights = {parameter.data_ptr() for parameter in model.parameters()}
     device = next(model.parameters()).device
     lines = ["batch size   kept for the backward pass"]
-    for count in batch_sizes:
-        kept: dict[int, int] = {}
-
-        def keep(tensor: Tensor, kept: dict[int, int] = kept) -> Tensor:
-            if tensor.data_ptr() not in weights:
-                kept[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
-            return tensor
-
-        with (
-            waiting("counting what a forward pass keeps"),
-            torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor),
-        ):
-            nn.functional.cross_entropy(model(digits.pixels[:count].to(device)), digits.labels[:count].to(device))
-        lines.append(f"{count:10}   {size(sum(kept.values()))}")
+    with waiting("counting what a forward pass keeps"):
+        for count in batch_sizes:
+            pixels, labels = digits.pixels[:count].to(device), digits.labels[:count].to(device)
+            kept, _ = kept_bytes(model, lambda: nn.functional.cross_entropy(model(pixels), labels))  # noqa: B023
+            lines.append(f"{count:10}   {size(kept)}")
     return Table(tuple(lines))
 
 
@@ -175,10 +159,9 @@ class _Outcome(Struct):
     most_alive: int  # batches whose results were kept for a backward pass at the same time
 
 
+@exercise()
 def check_accumulation(one_step: OneStep) -> Checked:
     """Whether `one_step(model, optimizer, loss_function, batches)` trains as on one batch of all samples together."""
-    if is_unanswered(one_step):
-        return unanswered(BEGIN)
     try:
         mine = _tried(one_step)
     except Exception as e:
@@ -186,7 +169,7 @@ def check_accumulation(one_step: OneStep) -> Checked:
     if not any(mine.steps):
         if mine.gradients:
             return wrong("There are gradients, but the optimizer never made its step: call optimizer.step().")
-        return unanswered(BEGIN)
+        raise NoAnswer
     if mine.steps[0] > 1:
         return wrong(
             f"The optimizer made {mine.steps[0]} steps for {BATCHES[0]} batches, and one is wanted: "

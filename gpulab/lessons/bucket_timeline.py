@@ -8,14 +8,14 @@ takes 2(n-1) latencies and 2(n-1)/n S over the bandwidth as a ring.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
-from gpulab.lessons.figures import Block, Kind, draw_lanes
-from gpulab.lessons.model_timeline import ByHand
-from gpulab.views.drawing import GREY, own_style
+from gpulab.formatting import plural
+from gpulab.lessons.figures import A_MODEL, Block, ByHand, Kind, Lane, by_hand, draw_lanes, plot
+from gpulab.views.drawing import GREY
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
@@ -60,79 +60,57 @@ class Exchange(Struct, frozen=True):
 class PlayedExchange(Struct, frozen=True):
     """What happens in the step. `exposed_ms`: exchanging that no computing hides."""
 
-    computing: tuple[Block, ...]
-    link: tuple[Block, ...]
+    computing: list[Block]
+    link: list[Block]
     step_ms: float
     exposed_ms: float
 
 
 def play_exchange(setting: Exchange) -> PlayedExchange:
     """One step, from the forward pass to the last bucket."""
-    link: list[Block] = []
-    free = 0.0
-    for number in range(setting.buckets):
-        ready = setting.forward_ms + setting.backward_ms * (number + 1) / setting.buckets
-        start = max(ready, free)
-        label = str(number + 1) if setting.bucket_ms >= LABELLED_MS else ""
-        link.append(Block(start, setting.bucket_ms, "communicate", label))
-        free = start + setting.bucket_ms
-    exposed = max(0.0, free - setting.computing_ms)
-    computing = [
-        Block(0.0, setting.forward_ms, "compute", "forward"),
-        Block(setting.forward_ms, setting.backward_ms, "compute", "backward"),
-    ]
-    if exposed:
-        computing.append(Block(setting.computing_ms, exposed, "wait"))
-    return PlayedExchange(tuple(computing), tuple(link), max(free, setting.computing_ms), exposed)
+    rank, link = Lane(), Lane()
+    rank.add(setting.forward_ms, "compute", "forward")
+    rank.add(setting.backward_ms, "compute", "backward")
+    for number in range(1, setting.buckets + 1):
+        ready = setting.forward_ms + setting.backward_ms * number / setting.buckets
+        link.add(setting.bucket_ms, "communicate", str(number) if setting.bucket_ms >= LABELLED_MS else "", ready)
+    exposed = max(0.0, link.free - setting.computing_ms)
+    rank.wait(link.free)
+    return PlayedExchange(rank.blocks, link.blocks, rank.free, exposed)
 
 
 def draw_exchange(setting: Exchange) -> Figure:
     """What a rank computes, and what is on its link, over time."""
     played = play_exchange(setting)
-    buckets = "1 bucket" if setting.buckets == 1 else f"{setting.buckets} buckets"
-    title = f"{buckets}: a step of {played.step_ms:.0f} ms, {played.exposed_ms:.0f} ms of it exposed"
+    step = f"a step of {played.step_ms:.0f} ms, {played.exposed_ms:.0f} ms of it exposed"
     lanes = [("rank", [b for b in played.computing if b.length]), ("link", played.link)]
-    return draw_lanes(lanes, title, meanings=MEANINGS)
+    return draw_lanes(lanes, f"{plural(setting.buckets, 'bucket')}: {step}", meanings=MEANINGS)
 
 
 def turn_exchange() -> ByHand | Figure:
     """Sliders for the model; without ipywidgets the drawing of the first setting."""
-    first = Exchange(buckets=4)
-    try:
-        from ipywidgets import FloatSlider, IntSlider, interactive
-    except ImportError:
-        return draw_exchange(first)
-    from IPython.display import display
-
-    def shown(**values: Any) -> None:
-        display(draw_exchange(Exchange(**values)))  # type: ignore[no-untyped-call]
-
-    later = {"continuous_update": False}
-    sliders = interactive(
-        shown,
-        gradients_mb=FloatSlider(value=first.gradients_mb, min=1, max=200, step=1, description="gradients MB", **later),
-        mb_per_s=FloatSlider(value=first.mb_per_s, min=100, max=10_000, step=100, description="link MB/s", **later),
-        latency_ms=FloatSlider(value=first.latency_ms, min=0, max=10, step=0.1, description="latency ms", **later),
-        buckets=IntSlider(first.buckets, 1, MOST_BUCKETS, description="buckets", **later),
-        backward_ms=FloatSlider(value=first.backward_ms, min=5, max=200, step=5, description="backward ms", **later),
-    )
-    return ByHand(sliders, lambda: draw_exchange(first))
+    sliders = {
+        "gradients_mb": ("gradients MB", 1, 200, 1),
+        "mb_per_s": ("link MB/s", 100, 10_000, 100),
+        "latency_ms": ("latency ms", 0, 10, 0.1),
+        "buckets": ("buckets", 1, MOST_BUCKETS, 1),
+        "backward_ms": ("backward ms", 5, 200, 5),
+    }
+    return by_hand(draw_exchange, Exchange(buckets=4), sliders)
 
 
 def draw_sweet_spot(latencies_ms: Sequence[float] = (0.5, 2.0), most: int = MOST_BUCKETS) -> Figure:
     """The time of a step of the model against the number of buckets, one line for each latency."""
     counts = np.unique(np.geomspace(1, most, 40).round().astype(int))
     colours = (PARTS["compute"].colour, PARTS["data_wait"].colour, PARTS["communication"].colour)
-    figure, axes = _figure("buckets", "ms", "time of a step against the number of its buckets")
+    ticks = [2**n for n in range(int(np.log2(most)) + 1)]
+    figure, axes = _figure("buckets", ticks, "time of a step against the number of its buckets")
     for latency_ms, colour in zip(latencies_ms, colours, strict=False):
         times = [play_exchange(Exchange(latency_ms=latency_ms, buckets=int(count))).step_ms for count in counts]
         axes.plot(counts, times, color=colour, lw=1.5, label=f"{latency_ms:g} ms for each bucket")
         best = int(np.argmin(times))
         axes.plot(counts[best], times[best], "o", color=colour, ms=6)
     axes.axhline(Exchange().computing_ms, color=GREY, lw=0.8, ls=":", label="computing alone")
-    axes.set_xscale("log", base=2)
-    ticks = [2**n for n in range(int(np.log2(most)) + 1)]
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
     axes.legend(frameon=False, fontsize=8)
     return figure
 
@@ -157,29 +135,21 @@ def all_reduce_ms(way: str, ranks: int, size_mb: float, latency_ms: float, mb_pe
 def draw_topologies(size_mb: float, latency_ms: float = 0.02, mb_per_s: float = 10_000) -> Figure:
     """The three ways of an all-reduce against the number of ranks, in the model."""
     ranks = [2**n for n in range(1, 11)]
-    figure, axes = _figure("ranks", "ms", f"an all-reduce of {size_mb:g} MB")
+    figure, axes = _figure("ranks", ranks, f"an all-reduce of {size_mb:g} MB")
     ways = ("one rank adds up", "ring", "tree")
     colours = (PARTS["data_wait"].colour, PARTS["compute"].colour, PARTS["communication"].colour)
     for way, colour in zip(ways, colours, strict=True):
         times = [all_reduce_ms(way, count, size_mb, latency_ms, mb_per_s) for count in ranks]
         axes.plot(ranks, times, "o-", color=colour, lw=1.5, ms=3, label=way)
-    axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter("{x:g}")
-    axes.set_xticks(ranks, [str(count) for count in ranks])
     axes.legend(frameon=False, fontsize=8)
     return figure
 
 
-def _figure(x: str, y: str, title: str) -> tuple[Figure, Axes]:
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(7, 2.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
-        axes.set_xlabel(x, size=9)
-        axes.set_ylabel(y, size=9)
-        axes.set_title(title, loc="left", size=10)
-        axes.text(1, 1.03, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
+def _figure(x: str, ticks: Sequence[int], title: str) -> tuple[Figure, Axes]:
+    with plot(7, 2.6, title, x, "ms", note=A_MODEL) as (figure, axes):
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
         axes.grid(color="#DDDDDD", lw=0.6)
     return figure, axes

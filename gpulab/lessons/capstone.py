@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
@@ -18,15 +18,16 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import factor, percent, plural
-from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Note, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
-from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs
+from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.lessons.starving import DistantDigits
 from gpulab.run import Run
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import Verdict
-from gpulab.views.drawing import FONT, GREY, ink, ink_lines, own_style
+from gpulab.views.drawing import GREY, ink, ink_lines
 from gpulab.views.wording import PARTS, part_of
 
 if TYPE_CHECKING:
@@ -37,7 +38,6 @@ WANTED = 3.0  # times as fast as the given training
 SAMPLES = 256  # of a measurement
 FETCH_MS = 16  # of the exercise: what eight workers gain is more than what starting them costs, on one core too
 FEWEST_UPDATES = 3  # of so many samples: fewer would be another training
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 AS_FOUND = "as-found"
 DATA, BATCH, BATCH_ON_DATA, PRECISION = "data-first", "batch-first", "then-batch", "then-amp"
@@ -262,27 +262,21 @@ def draw_ladder(ladder: Ladder) -> Figure | Note:
     """A bar for each rung: the share in which the device works; beside it how many times as fast the rung is."""
     if not ladder.rungs:
         return Note("Not measured.", "The ladder is empty: measure a rung, and add it.")
-    from matplotlib.figure import Figure
-
     rows = len(ladder.rungs) + 1
-    with own_style():
-        figure = Figure(figsize=(_WIDTH_IN, _ROW_IN * rows + _MARGIN_IN), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title, x = "your ladder (dashed: 90 %)", "share of the profiled steps in which the device works, %"
+    with plot(_WIDTH_IN, _ROW_IN * rows + _MARGIN_IN, title, x, bare="top right left") as (figure, axes):
         _bar(axes, 0, ladder.before, "", counts=True)
         for row, rung in enumerate(ladder.rungs, 1):
             speed = rung.words if rung.counts else f"{rung.words}:\ndoes not count"
             _bar(axes, row, rung.working, speed, counts=rung.counts)
         axes.axvline(100 * GOAL, color=GREY, lw=1, ls="--", zorder=0)
-        labels = [AS_FOUND, *("\n".join(_label(rung)) for rung in ladder.rungs)]
-        axes.set_yticks(range(rows), labels, fontsize=9, family=FONT)
+        names = ([ink(rung.name), *ink_lines(rung.label, _LABEL_LETTERS, 2)] for rung in ladder.rungs)
+        labels = [AS_FOUND, *map("\n".join, names)]
+        axes.set_yticks(range(rows), labels, fontsize=9)
         axes.set_ylim(rows - 0.5, -0.6)
         axes.set_xlim(0, 100)
         axes.set_xticks((0, 25, 50, 75, 90, 100))
         axes.tick_params(length=0, labelsize=9)
-        axes.set_xlabel("share of the profiled steps in which the device works, %", size=9, family=FONT)
-        axes.set_title("your ladder (dashed: 90 %)", loc="left", size=10, family=FONT)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
     return figure
 
 
@@ -299,13 +293,8 @@ def _bar(axes: Axes, row: int, working: float | None, speed: str, *, counts: boo
         va="center",
         color="white" if is_long and counts else "black",
         size=9,
-        family=FONT,
     )
-    axes.text(102, row, "\n".join(ink(line) for line in speed.splitlines()), va="center", size=9, family=FONT)
-
-
-def _label(rung: Rung) -> list[str]:
-    return [ink(rung.name), *ink_lines(rung.label, _LABEL_LETTERS, 2)]
+    axes.text(102, row, "\n".join(ink(line) for line in speed.splitlines()), va="center", size=9)
 
 
 # -- what the rungs say ------------------------------------------------------------------------------------------------
@@ -374,7 +363,7 @@ def compare_with_climb(ladder: Ladder) -> Note:
     if not climbs:
         return Note("Not measured.", "There is no climb yet: run %gpulab climb first.")
     climbed = climbs[-1]
-    kept = _settings_words(climbed.kept)
+    kept = ", ".join(f"{name}={value}" for name, value in climbed.kept.items())
     whole = climbed.result.whole
     if not climbed.kept:
         return Note("Undecided.", "The climb kept nothing: no setting that it tried was faster for certain.")
@@ -394,10 +383,6 @@ def compare_with_climb(ladder: Ladder) -> Note:
     if mine_is_ahead is None:
         return Note("Nobody is ahead for certain.", words)
     return Note("You got further." if mine_is_ahead else "The climb got further.", words)
-
-
-def _settings_words(settings: Mapping[str, str]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in settings.items())
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------
@@ -422,19 +407,18 @@ def given_train(dataset: Any, model: nn.Module, samples: int) -> None:
 class _Training(Struct):
     """What one call of a training did to a model of its own."""
 
-    samples: int = 0
-    updates: int = 0
-    moved: bool = False
+    samples: int
+    updates: int
+    moved: bool
 
 
+@exercise()
 def check_train(my_train: Any) -> Checked:
     """Whether `my_train(dataset, model, samples)` trains on as many samples, and at least three times as fast."""
-    if is_unanswered(my_train):
-        return unanswered(BEGIN)
     dataset = DistantDigits(fetch_ms=FETCH_MS)
     mine = _tried(my_train, dataset)
     if not mine.samples and not mine.updates:
-        return unanswered(BEGIN)
+        raise NoAnswer
     if mine.samples < SAMPLES:
         return wrong(f"The model was given {mine.samples} samples in training, and {SAMPLES} are wanted.")
     if mine.updates < FEWEST_UPDATES or not mine.moved:
@@ -448,10 +432,6 @@ def check_train(my_train: Any) -> Checked:
         pairs=5,
         budget_s=40.0,
     )
-    return _judged(speed, my_train, dataset)
-
-
-def _judged(speed: Speed, my_train: Any, dataset: Any) -> Checked:
     checked = judge_speed(speed, WANTED, good="The same samples, and the same kind of training.")
     if checked.state != "wrong":
         return checked
@@ -459,26 +439,17 @@ def _judged(speed: Speed, my_train: Any, dataset: Any) -> Checked:
 
 
 def _tried(my_train: Any, dataset: Any) -> _Training:
-    model, tried = small_network(), _Training()
+    model, samples, updates = small_network(), [0], [0]
     before = nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-    def count(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        if torch.is_grad_enabled():
-            tried.samples += len(inputs[0])
-
-    hook = register_optimizer_step_pre_hook(lambda *_: _count_update(tried))
-    handle = model.register_forward_pre_hook(count)
+    hook = register_optimizer_step_pre_hook(lambda *_: updates.append(1))
+    handle = model.register_forward_pre_hook(lambda _, given: samples.append(len(given[0]) * torch.is_grad_enabled()))
     try:
         my_train(dataset, model, SAMPLES)
     finally:
         hook.remove()
         handle.remove()
-    tried.moved = not torch.equal(before, nn.utils.parameters_to_vector(model.parameters()).detach())
-    return tried
-
-
-def _count_update(tried: _Training) -> None:
-    tried.updates += 1
+    moved = not torch.equal(before, nn.utils.parameters_to_vector(model.parameters()).detach())
+    return _Training(sum(samples), sum(updates), moved)
 
 
 def _what_is_left(my_train: Any, dataset: Any) -> str:
@@ -502,10 +473,9 @@ def note_share(run: str) -> float | None:
     return measured
 
 
+@exercise('Put "data" or "batch" in place of the dots, then run that cell and this one again.')
 def check_order(order: object) -> Checked:
     """Which of the two first rungs brought more: "data" or "batch"; by the learner's own measurements."""
-    if is_unanswered(order):
-        return unanswered('Put "data" or "batch" in place of the dots, then run that cell and this one again.')
     if order not in ("data", "batch"):
         return wrong(f'{order!r} is neither "data" nor "batch".')
     records = {name: experiment_named(name) for name in (DATA, BATCH)}

@@ -7,10 +7,13 @@ same machine measured a moment before, never by absolute times.
 from __future__ import annotations
 
 import html
-from typing import Literal
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Literal
 
 from msgspec import Struct
 
+BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 QUIETER = (  # what helps an answer that other programs made uncertain
     "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
     "Then run the cell again."
@@ -95,6 +98,31 @@ def undecided(words: str) -> Checked:
 def right(words: str) -> Checked:
     """The learner solved it; `words` say what was right."""
     return Checked("right", words)
+
+
+Exercise = Callable[..., Checked]
+
+
+class NoAnswer(Exception):
+    """Raised by a check: what the answer defines still has dots in place of a body."""
+
+
+def exercise(begin: str = BEGIN, given: tuple[Any, ...] | None = None) -> Callable[[Exercise], Exercise]:
+    """A check that says `begin` to `...`, to a function that gives None for `given`, and where it raises NoAnswer."""
+
+    def decorator(check: Exercise) -> Exercise:
+        @wraps(check)
+        def judge(answer: Any, *others: Any) -> Checked:
+            if is_unanswered(answer) or (given is not None and answer(*given) is None):
+                return unanswered(begin)
+            try:
+                return check(answer, *others)
+            except NoAnswer:
+                return unanswered(begin)
+
+        return judge
+
+    return decorator
 
 
 def is_unanswered(answer: object) -> bool:

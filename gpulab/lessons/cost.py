@@ -11,14 +11,14 @@ import torch
 from gpulab.analysis.facts import facts
 from gpulab.analysis.gpu.device_peaks import peaks_of
 from gpulab.formatting import duration, factor, percent
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.fused_kernels import measured_peak
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import is_decided
-from gpulab.views.drawing import GREY, own_style
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
@@ -26,20 +26,7 @@ if TYPE_CHECKING:
 
     from gpulab.run import Run
 
-GPUS = (
-    "T4",
-    "V100",
-    "A10",
-    "L4",
-    "A100 80",
-    "RTX 3090",
-    "RTX 4090",
-    "L40S",
-    "H100",
-    "H200",
-    "B200",
-)
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
+GPUS = ("T4", "V100", "A10", "L4", "A100 80", "RTX 3090", "RTX 4090", "L40S", "H100", "H200", "B200")
 TWICE = 2.0  # the GPU of the decision is so many times as fast, and so many times as dear
 NEAR = 0.03  # two prices that differ by less are the same
 
@@ -113,20 +100,14 @@ def draw_gpus(run: str) -> Figure | Note:
 
 
 def _bars(names: Sequence[str], wait_ms: float, works_ms: Sequence[float]) -> Figure:
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(8, 0.3 * len(names) + 1.3), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title, note = "the step with another GPU: an estimate from peaks, at best", "a model, but for the first bar"
+    with plot(8, 0.3 * len(names) + 1.3, title, "ms of a step", note=note) as (figure, axes):
         rows = range(len(names))
         axes.barh(rows, [wait_ms] * len(names), color=PARTS["data_wait"].colour, label="waiting for data, as measured")
         axes.barh(rows, works_ms, left=wait_ms, color=PARTS["compute"].colour, label="the rest")
         axes.set_yticks(rows, names)
         axes.invert_yaxis()
-        axes.set_xlabel("ms of a step", size=9)
-        axes.set_title("the step with another GPU: an estimate from peaks, at best", loc="left", size=10)
         figure.legend(loc="outside lower center", ncols=2, fontsize=8, frameon=False)
-        axes.text(1, 1.02, "a model, but for the first bar", transform=axes.transAxes, ha="right", size=8, color=GREY)
     return figure
 
 
@@ -160,10 +141,9 @@ def _megabytes(count: float) -> str:
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
+@exercise(given=(1000.0, 3.6))
 def check_cost(cost_per_million: Any) -> Checked:
     """Whether `cost_per_million(samples_per_s, price_per_hour)` is the price of a million samples."""
-    if is_unanswered(cost_per_million) or _gives_none(cost_per_million, 1000.0, 3.6):
-        return unanswered(BEGIN)
     for rate, price in ((250.0, 2.0), (1000.0, 3.6), (1e6, 7.2)):
         wanted = price * 1e6 / rate / 3600
         got = cost_per_million(rate, price)
@@ -199,10 +179,9 @@ def step_time(load_ms: float, compute_ms: float, workers: int, gpu_times: float)
 CASES = ((30.0, 10.0, 0, 1.0), (30.0, 10.0, 0, 2.0), (30.0, 10.0, 2, 1.0), (30.0, 10.0, 4, 1.0), (30.0, 10.0, 4, 2.0))
 
 
+@exercise(given=CASES[0])
 def check_step(step_ms: Any) -> Checked:
     """Whether `step_ms(load_ms, compute_ms, workers, gpu_times)` follows the model of lesson 03."""
-    if is_unanswered(step_ms) or _gives_none(step_ms, *CASES[0]):
-        return unanswered(BEGIN)
     for case in CASES:
         load, compute, workers, gpu = case
         wanted, got = step_time(load, compute, workers, gpu), step_ms(*case)
@@ -258,11 +237,6 @@ def _judged_cheaper(cheaper: str, experiment: Experiment, parts: tuple[float, fl
         return undecided(f"{words} The two lie too near to each other to tell.")
     better = "workers" if high < gpu_cost else "gpu"
     return right(words) if cheaper == better else wrong(words)
-
-
-def _gives_none(function: Any, *arguments: float) -> bool:
-    """Its body is still the dots."""
-    return callable(function) and function(*arguments) is None
 
 
 def times_as_dear(experiment: str) -> Note:

@@ -12,13 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from gpulab.formatting import percent, plural
-from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.guesses import Question, share, times_between
-from gpulab.lessons.measured import times_faster_with, waiting_share
+from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
+from gpulab.lessons.guesses import Question, share, times, times_between
+from gpulab.lessons.measured import waiting_share
 from gpulab.lessons.rank_threads import Deadlock, Ended, ThreadRank, run_ranks
 from gpulab.views.running.waiting import waiting
 
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 RANK_COUNTS = (2, 3, 4)
 EVERY, STEPS, LEARNING_RATE = 3, 7, 0.1
 AS_EVEN = 0.05  # of the mean: so far may a rank's work be from it
@@ -104,28 +103,24 @@ def _partners(step: int) -> list[int]:
 # -- exercise 1: an all-reduce by hand ---------------------------------------------------------------------------------
 
 
+@exercise()
 def check_all_reduce(my_all_reduce: Any) -> Checked:
     """Whether `my_all_reduce(tensor, dist)` leaves the sum in every rank's tensor, and no rank sends more than a ring.
 
     Run by threads of this process in place of ranks, for two, three and four of them.
     """
-    if is_unanswered(my_all_reduce):
-        return unanswered(BEGIN)
     most = 0.0
     for ranks in RANK_COUNTS:
         tensors = [torch.arange(12.0, dtype=torch.float64) * 10**rank for rank in range(ranks)]
         before = [tensor.clone() for tensor in tensors]
         try:
-            ended = run_ranks(_on_its_own(my_all_reduce, tensors), ranks)
+            ended = run_ranks(lambda dist: my_all_reduce(tensors[dist.get_rank()], dist), ranks)  # noqa: B023
         except Deadlock as e:
             return wrong(
                 f"With {ranks} ranks all of them wait, for ever: {e}. A send waits until the other rank receives: "
                 "begin with isend, receive, and wait for the isend then."
             )
-        hint = _wrong_sum(before, tensors, ended)
-        if hint == BEGIN:
-            return unanswered(BEGIN)
-        if hint:
+        if hint := _wrong_sum(before, tensors, ended):
             return wrong(f"With {ranks} ranks: {hint}")
         multiples = [sent / tensors[0].nbytes for sent in ended.sent_bytes]
         allowed = 2 * (ranks - 1) / ranks
@@ -142,14 +137,10 @@ def check_all_reduce(my_all_reduce: Any) -> Checked:
     )
 
 
-def _on_its_own(all_reduce: Any, tensors: Sequence[Tensor]) -> Callable[[ThreadRank], object]:
-    return lambda dist: all_reduce(tensors[dist.get_rank()], dist)
-
-
 def _wrong_sum(before: Sequence[Tensor], after: Sequence[Tensor], ended: Ended) -> str:
     wanted = torch.stack(list(before)).sum(0)
     if not any(ended.sent_bytes) and all(torch.equal(a, b) for a, b in zip(before, after, strict=True)):
-        return BEGIN
+        raise NoAnswer
     if any(isinstance(result, Tensor) and torch.equal(result, wanted) for result in ended.results) and not torch.equal(
         after[-1], wanted
     ):
@@ -173,19 +164,15 @@ def _wrong_sum(before: Sequence[Tensor], after: Sequence[Tensor], ended: Ended) 
 # -- exercise 2: local SGD ---------------------------------------------------------------------------------------------
 
 
+@exercise()
 def check_local_sgd(my_local_sgd: Any) -> Checked:
     """Whether `my_local_sgd(model, optimizer, batches, every, dist)` trains alone and averages the weights at times."""
-    if is_unanswered(my_local_sgd):
-        return unanswered(BEGIN)
     for ranks in RANK_COUNTS[:2]:
         try:
             mine, exchanges = _trained(my_local_sgd, ranks)
         except Deadlock as e:
             return wrong(f"With {ranks} ranks they wait for one another, for ever: {e}. Do all exchange equally often?")
-        hint = _wrong_training(mine, exchanges, ranks)
-        if hint == BEGIN:
-            return unanswered(BEGIN)
-        if hint:
+        if hint := _wrong_training(mine, exchanges, ranks):
             return wrong(hint)
     return right(
         f"{STEPS} steps with {plural(STEPS // EVERY, 'exchange')}; in between each rank trained alone, and after each "
@@ -258,7 +245,7 @@ def _reduce(tensors: Sequence[Tensor], dist: ThreadRank, average: bool) -> None:
 def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
     start = nn.utils.parameters_to_vector(_model().parameters()).detach()
     if all(torch.equal(weights, start) for weights in mine):
-        return BEGIN
+        raise NoAnswer
 
     def equals(**options: Any) -> bool:
         wanted, _ = _trained(lambda *given: _reference(*given, **options), ranks)
@@ -292,24 +279,20 @@ def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
 # -- exercise 3: even shards -------------------------------------------------------------------------------------------
 
 
+@exercise()
 def check_shard(my_shard: Any) -> Checked:
     """Whether `my_shard(lengths, rank, ranks)` gives each rank other texts, as many, and as much to read."""
-    if is_unanswered(my_shard):
-        return unanswered(BEGIN)
     for ranks in RANK_COUNTS:
         for lengths in (text_lengths(TEXTS), _shuffled(text_lengths(TEXTS))):
             shards = [my_shard(list(lengths), rank, ranks) for rank in range(ranks)]
-            hint = _wrong_shards(shards, lengths)
-            if hint == BEGIN:
-                return unanswered(BEGIN)
-            if hint:
+            if hint := _wrong_shards(shards, lengths):
                 return wrong(f"With {ranks} ranks: {hint}")
     return right(f"No rank has more than {percent(AS_EVEN)} more or less to read than the mean, with 2, 3 and 4 ranks.")
 
 
 def _wrong_shards(shards: Sequence[Any], lengths: Sequence[int]) -> str:
     if all(shard is None for shard in shards):
-        return BEGIN
+        raise NoAnswer
     try:
         positions = [[int(at) for at in shard] for shard in shards]
     except (TypeError, ValueError):
@@ -355,17 +338,17 @@ def _shuffled(lengths: Sequence[int]) -> list[int]:
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 QUESTIONS: Mapping[str, Question] = {
-    "buckets": Question(
+    "buckets": times(
         "How many times as fast is the step in buckets of 2 MB, against all gradients in one?",
-        "times",
-        lambda: times_faster_with("buckets", "bucket_cap_mb", "2"),
+        "buckets",
         "with buckets of 2 MB",
+        setting=("bucket_cap_mb", "2"),
     ),
-    "tiny": Question(
+    "tiny": times(
         "How many times as fast is it with a bucket for each layer, against all in one? (0.5: half as fast)",
-        "times",
-        lambda: times_faster_with("buckets", "bucket_cap_mb", "0.01"),
+        "buckets",
         "with a bucket for each layer",
+        setting=("bucket_cap_mb", "0.01"),
     ),
     "half": times_between(
         "How many times as fast is the step over the slow link when gradients are sent in 16 bits?",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Literal
 
 Edition = Literal["self-study", "class", "instructor"]
@@ -25,7 +25,16 @@ Notebook = Mapping[str, Any]  # as JSON has it
 
 def solutions(notebook: Notebook) -> dict[str, str]:
     """The code of each solution, by the name of its exercise: "loader"."""
-    return dict(_solutions(notebook))
+    by_exercise: dict[str, str] = {}
+    exercise = ""
+    for cell in notebook["cells"]:
+        if cell_name(cell).startswith(EXERCISE):
+            exercise = cell_name(cell).removeprefix(EXERCISE)
+        elif cell["cell_type"] == "markdown":
+            for folded in _FOLDED.finditer(source(cell)):
+                if code := _PYTHON.search(folded["content"]):
+                    by_exercise[exercise] = code["code"]
+    return by_exercise
 
 
 def edition(notebook: Notebook, kind: Edition) -> dict[str, Any]:
@@ -62,23 +71,8 @@ def source(cell: Mapping[str, Any]) -> str:
     return text if isinstance(text, str) else "".join(text)
 
 
-def _solutions(notebook: Notebook) -> Iterator[tuple[str, str]]:
-    exercise = ""
-    for cell in notebook["cells"]:
-        if cell_name(cell).startswith(EXERCISE):
-            exercise = cell_name(cell).removeprefix(EXERCISE)
-        elif cell["cell_type"] == "markdown":
-            for folded in _FOLDED.finditer(source(cell)):
-                code = _PYTHON.search(folded["content"])
-                if code is not None:
-                    yield exercise, code["code"]
-
-
 def _unfolded(folded: re.Match[str]) -> str:
     """What is said in words; code stands in the exercise's cell."""
     content = folded["content"].strip()
-    return "" if _PYTHON.search(content) else f"{_title(folded)}\n\n{content}\n\n"
-
-
-def _title(folded: re.Match[str]) -> str:
-    return f"**{re.sub(r'<[^>]+>', '', folded['title']).partition(' (')[0].strip()}**"
+    title = re.sub(r"<[^>]+>", "", folded["title"]).partition(" (")[0].strip()
+    return "" if _PYTHON.search(content) else f"**{title}**\n\n{content}\n\n"

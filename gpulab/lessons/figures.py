@@ -1,17 +1,24 @@
-"""Figures that explain: lanes of work over time, drawn from figures that the lesson gives, and labelled as a model."""
+"""Figures that explain: lanes of work over time, drawn from figures that the lesson gives, and labelled as a model.
+
+And what all figures of the lessons share; and sliders, by which a model is turned by hand.
+"""
 
 from __future__ import annotations
 
+import base64
 import io
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from msgspec import Struct
+from msgspec import Struct, field
+from msgspec.structs import replace
 
-from gpulab.views.drawing import FONT, GREY, own_style
+from gpulab.views.drawing import GREY, own_style
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
@@ -35,6 +42,29 @@ MEANINGS: dict[Kind, str] = {  # in a figure of steps
 }
 STEP_UNITS = ("ms", "µs")  # in another unit a figure is no figure of steps
 WIDTH_IN, LANE_IN, MARGIN_IN, LEGEND_IN = 8.0, 0.42, 0.95, 0.25
+A_MODEL = "a model, not a measurement"
+
+Setting = TypeVar("Setting", bound=Struct)
+
+
+@contextmanager
+def plot(
+    width_in: float, height_in: float, title: str = "", x: str = "", y: str = "", *, note: str = "", bare: str = ""
+) -> Iterator[tuple[Figure, Axes]]:
+    """A figure to draw into, with these labels; `note`: above it at the right, `bare`: its sides without a line."""
+    from matplotlib.figure import Figure
+
+    with own_style():
+        figure = Figure(figsize=(width_in, height_in), dpi=90, layout="constrained")
+        axes = figure.add_subplot()
+        axes.set_title(title, loc="left", size=10)
+        axes.set_xlabel(x, size=9)
+        axes.set_ylabel(y, size=9)
+        if note:
+            axes.text(1, 1.02, note, transform=axes.transAxes, ha="right", size=8, color=GREY)
+        for side in bare.split():
+            axes.spines[side].set_visible(False)
+        yield figure, axes
 
 
 class Block(Struct, frozen=True):
@@ -44,6 +74,29 @@ class Block(Struct, frozen=True):
     length: float
     kind: Kind
     label: str = ""
+
+    @property
+    def end(self) -> float:
+        return self.start + self.length
+
+
+class Lane(Struct):
+    """What is done one piece after the other. `free`: when the last one ends."""
+
+    blocks: list[Block] = field(default_factory=list)
+    free: float = 0.0
+
+    def add(self, length: float, kind: Kind, label: str = "", ready: float = 0.0) -> float:
+        """Begin when it is `ready` and the one before has ended; gives the end."""
+        start = max(ready, self.free)
+        self.blocks.append(Block(start, length, kind, label))
+        self.free = start + length
+        return self.free
+
+    def wait(self, until: float) -> None:
+        """Do nothing up to then."""
+        if until > self.free + 1e-9:
+            self.add(until - self.free, "wait")
 
 
 def draw_lanes(
@@ -58,14 +111,10 @@ def draw_lanes(
     `meanings`: what the legend calls each colour, those without a word are left out; None: the usual words in a figure
     of steps, else no legend.
     """
-    from matplotlib.figure import Figure
-
     usual = MEANINGS if unit in STEP_UNITS else {}
     shown = _legend(lanes, usual if meanings is None else meanings)
     height_in = LANE_IN * len(lanes) + MARGIN_IN + (LEGEND_IN if shown else 0)
-    with own_style():
-        figure = Figure(figsize=(WIDTH_IN, height_in), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    with plot(WIDTH_IN, height_in, title, unit, note=A_MODEL, bare="top right left") as (figure, axes):
         for row, (_, blocks) in enumerate(lanes):
             for block in blocks:
                 axes.broken_barh(
@@ -74,15 +123,10 @@ def draw_lanes(
                 if block.label:
                     colour = "white" if block.kind in ("compute", "load", "communicate") else "black"
                     middle = block.start + block.length / 2
-                    axes.text(middle, row, block.label, ha="center", va="center", color=colour, size=8, family=FONT)
+                    axes.text(middle, row, block.label, ha="center", va="center", color=colour, size=8)
         axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
         axes.invert_yaxis()
         axes.tick_params(length=0, labelsize=9)
-        axes.set_xlabel(unit, size=9)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.set_title(title, loc="left", size=10, family=FONT)
-        axes.text(1, 1.02, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
         if shown:
             figure.legend(
                 handles=shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8, handlelength=1.2
@@ -110,24 +154,57 @@ def loading_lanes(load: float, compute: float, workers: int, steps: int = 4) -> 
 
     Workers have a core each and make whole batches in turn; definitions.md, "Feeding".
     """
-    if workers == 0:
-        blocks = []
-        for step in range(steps):
-            start = step * (load + compute)
-            blocks += [Block(start, load, "load", str(step)), Block(start + load, compute, "compute", str(step))]
-        return [("training", blocks)]
-    names = ["training", *(f"worker {w + 1}" for w in range(workers))]
-    lanes: list[tuple[str, list[Block]]] = [(name, []) for name in names]
-    free = [0.0] * workers
-    device_free = 0.0
+    training, *of_workers = lanes = [Lane() for _ in range(1 + workers)]
     for step in range(steps):
-        worker = step % workers
-        ready = free[worker] + load
-        lanes[1 + worker][1].append(Block(free[worker], load, "load", str(step)))
-        free[worker] = ready
-        if ready > device_free:
-            lanes[0][1].append(Block(device_free, ready - device_free, "wait"))
-        start = max(ready, device_free)
-        lanes[0][1].append(Block(start, compute, "compute", str(step)))
-        device_free = start + compute
-    return lanes
+        loading = of_workers[step % workers] if workers else training
+        training.wait(loading.add(load, "load", str(step)))
+        training.add(compute, "compute", str(step))
+    names = ["training", *(f"worker {number}" for number in range(1, 1 + workers))]
+    return [(name, lane.blocks) for name, lane in zip(names, lanes, strict=True)]
+
+
+class ByHand:
+    """Sliders for a model. A page without a kernel, such as GitHub's, shows the drawing of the first setting."""
+
+    def __init__(self, sliders: Any, first: Callable[[], Figure]) -> None:
+        self.sliders = sliders
+        self._first = first
+
+    def __repr__(self) -> str:
+        return "The model as the sliders have it at first. To turn it, run this cell in a notebook with widgets."
+
+    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
+        """A front end with widgets takes the sliders, every other one the image."""
+        widget = self.sliders._repr_mimebundle_() if self.sliders._repr_mimebundle_ else {}
+        image = base64.b64encode(png(self._first())).decode("ascii")
+        return {**widget, "text/plain": repr(self), "image/png": image}
+
+
+def by_hand(
+    draw: Callable[[Setting], Figure], first: Setting, sliders: Mapping[str, tuple[Any, ...]]
+) -> ByHand | Figure:
+    """A model to be turned, from `first` on; without ipywidgets the drawing of that.
+
+    `sliders`: by field of the setting its label, and of a number the least, the most and the step; of a text all words.
+    """
+    try:
+        import ipywidgets as widgets
+    except ImportError:
+        return draw(first)
+    from IPython.display import display
+
+    def control(value: object, label: str, *range_: Any) -> Any:
+        if isinstance(value, bool):
+            return widgets.ToggleButton(value, description=label)
+        if isinstance(value, str):
+            kind = widgets.ToggleButtons if len(range_) == 2 else widgets.Dropdown
+            return kind(options=range_, value=value, description=label)
+        kind = widgets.IntSlider if isinstance(value, int) else widgets.FloatSlider
+        low, high, step = range_
+        return kind(value=value, min=low, max=high, step=step, description=label, continuous_update=False)
+
+    def shown(**values: Any) -> None:
+        display(draw(replace(first, **values)))  # type: ignore[no-untyped-call]
+
+    controls = {name: control(getattr(first, name), *words) for name, words in sliders.items()}
+    return ByHand(widgets.interactive(shown, **controls), lambda: draw(first))

@@ -17,12 +17,12 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from gpulab.formatting import duration, factor, percent
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, unanswered, wrong
-from gpulab.lessons.figures import Block
+from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, wrong
+from gpulab.lessons.figures import Block, Lane, plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
-from gpulab.views.drawing import GREY, own_style
+from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs, wait_for_gpu
+from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -68,11 +68,12 @@ def attention_lanes(
     scores = sequences * heads * tokens * tokens * 4 / 1e6
     small = sequences * heads * tokens * size * 4 / 1e6
     of_scores = ((scores, "product"), (2 * scores, "scale and mask"), (2 * scores, "softmax"), (scores, "product"))
-    blocks = [Block(0.0, 2 * small, "compute")]
+    lane = Lane()
+    lane.add(2 * small, "compute")
     for length, label in of_scores:
-        blocks.append(Block(blocks[-1].start + blocks[-1].length, length, "wait", label))
-    blocks.append(Block(blocks[-1].start + blocks[-1].length, 2 * small, "compute"))
-    return [("four operators", blocks), ("one operator", [Block(0.0, 4 * small, "compute")])]
+        lane.add(length, "wait", label)
+    lane.add(2 * small, "compute")
+    return [("four operators", lane.blocks), ("one operator", [Block(0.0, 4 * small, "compute")])]
 
 
 class Layer(nn.Module):
@@ -153,10 +154,10 @@ class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._uses: dict[str, list[float]] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        _synchronize()
+        wait_for_gpu()
         began = time.perf_counter()
         result = func(*args, **(kwargs or {}))
-        _synchronize()
+        wait_for_gpu()
         seconds = time.perf_counter() - began
         inputs = [x for x in tree_flatten((args, kwargs))[0] if isinstance(x, Tensor)]
         outputs = [x for x in tree_flatten(result)[0] if isinstance(x, Tensor)]
@@ -210,16 +211,13 @@ def measured_peak(device: torch.device) -> Peak:
 
 def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
     """FLOP/s against FLOP per byte: the roof is what the device reached, each dot an operator and its share."""
-    from matplotlib.figure import Figure
-
     step_s = sum(use.seconds for use in uses)
     longest_first = sorted(uses, key=lambda use: -use.seconds)
     drawn = [use for use in longest_first if use.seconds >= _LEAST_SHARE * step_s and use.flops and use.bytes]
     intensities = [use.intensity for use in drawn] or [1.0]
     low, high = min(*intensities, peak.ridge) / 4, max(*intensities, peak.ridge) * 4
-    with own_style():
-        figure = Figure(figsize=(8, 4), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title = "your operators under the roof that this device reached"
+    with plot(8, 4, title, "FLOP per byte read or written", "GFLOP/s") as (figure, axes):
         roof = [low, peak.ridge, high]
         axes.plot(roof, [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9], color=GREY, lw=2)
         for use in drawn:
@@ -229,9 +227,6 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.margins(y=0.12)
-        axes.set_xlabel("FLOP per byte read or written", size=9)
-        axes.set_ylabel("GFLOP/s", size=9)
-        axes.set_title("your operators under the roof that this device reached", loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.5, which="major")
         _name_dots(axes, drawn, step_s)
     return figure
@@ -334,20 +329,7 @@ def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:
 
 def _best(work: Callable[[], object]) -> float:
     work()
-    return min(_timed(work) for _ in range(REPEATS))
-
-
-def _timed(work: Callable[[], object]) -> float:
-    _synchronize()
-    began = time.perf_counter()
-    work()
-    _synchronize()
-    return time.perf_counter() - began
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    return min(seconds_of(work)() for _ in range(REPEATS))
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
@@ -380,7 +362,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
         (
             f"compiled once in {seconds:.1f} s; the same results: {same}",
             f"as written {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
-            f"{speed.words}",
+            speed.words,
         )
     )
 
@@ -401,10 +383,11 @@ def swaps_table(names: Mapping[str, str]) -> Table:
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 
+@exercise()
 def check_attention(my_attention: Any) -> Checked:
     """Whether `my_attention(query, key, value)` is the four operators' causal attention, and faster."""
-    if is_unanswered(my_attention) or _is_empty(my_attention):
-        return unanswered("Write the body of the function in place of the dots, then run that cell and this one again.")
+    if _is_empty(my_attention):
+        raise NoAnswer
     if not callable(my_attention):
         return wrong(f"That is a {type(my_attention).__name__}, and a function of query, key and value is wanted.")
     for shape in SHAPES:

@@ -7,15 +7,13 @@ from __future__ import annotations
 
 import math
 import uuid
-from collections.abc import Callable
-from functools import cache
 from html import escape
-from typing import Any, cast
+from typing import Any
 
 from gpulab.lessons.guesses import Question
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.widgets import close
+from gpulab.views.running.widgets import close, hidden_widget
 
 MODULE = PACKAGE_FOLDER / "views" / "static" / "guess_input.js"
 _FIELD = (
@@ -68,7 +66,7 @@ class GuessInput:
     def _enliven(self) -> None:
         """In a notebook: a widget that shows the field and passes on what is typed."""
         if self._widget is None and in_notebook():
-            self._widget = _widget_class()(key=self._key)
+            self._widget = hidden_widget(MODULE)(key=self._key)
             self._widget.on_msg(self._heard)
 
     def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
@@ -87,18 +85,3 @@ class GuessInput:
         if widget is not None:
             widget.over = True
             close(widget)
-
-
-@cache
-def _widget_class() -> Callable[..., Any]:
-    import anywidget
-    import traitlets
-
-    class GuessWidget(anywidget.AnyWidget):
-        """Never displayed."""
-
-        _esm = MODULE.read_text(encoding="utf-8")
-        key = traitlets.Unicode().tag(sync=True)
-        over = traitlets.Bool(False).tag(sync=True)
-
-    return cast("Callable[..., Any]", GuessWidget)

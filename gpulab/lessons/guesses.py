@@ -46,9 +46,11 @@ def share(text: str, measure: Callable[[], float | None], what: str) -> Question
     return Question(text, "%", measure, what)
 
 
-def times(text: str, experiment: str, what: str, manner: str = "as fast") -> Question:
-    """A question for how many times as fast the experiment of that name makes the cell."""
-    return Question(text, "times", lambda: times_faster(experiment), what, manner)
+def times(
+    text: str, experiment: str, what: str, manner: str = "as fast", setting: tuple[str, str] = ("", "")
+) -> Question:
+    """A question for how many times as fast the experiment of that name makes the cell, or that setting of it."""
+    return Question(text, "times", lambda: times_faster(experiment, *setting), what, manner)
 
 
 def times_between(text: str, before: str, after: str, what: str) -> Question:

@@ -14,7 +14,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpulab.formatting import plural
-from gpulab.lessons.check import Checked, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, NoAnswer, exercise, right, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 
@@ -22,7 +22,6 @@ WANTED = 2.0  # times as fast: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
 MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
 STEPS, LOG_EVERY = 40, 10
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 _READS = ("item", "tolist", "cpu", "numpy", "to", "__float__", "__int__", "__bool__")
 
 
@@ -60,15 +59,11 @@ def as_given(points: Tensor, centre: Tensor) -> Tensor:
 # -- exercise 1: few large operators -----------------------------------------------------------------------------------
 
 
+@exercise()
 def check_distances(my_distances: Any) -> Checked:
     """Whether `my_distances(points, centre)` is what `as_given` computes, with its gradient, and faster."""
-    if is_unanswered(my_distances):
-        return unanswered(BEGIN)
     for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2)):
-        hint = _difference(my_distances, shape)
-        if hint == BEGIN:
-            return unanswered(BEGIN)
-        if hint:
+        if hint := _difference(my_distances, shape):
             return wrong(hint)
     points, centre = _points((SAMPLES, POINTS, 2), torch.float32)
     with _Calls() as calls:
@@ -95,7 +90,7 @@ def _difference(mine: Any, shape: tuple[int, int, int]) -> str:
     wanted = as_given(points, centre)
     got = mine(points, centre)
     if got is None:
-        return BEGIN
+        raise NoAnswer
     if not isinstance(got, Tensor):
         return f"It gives a {type(got).__name__}, and a tensor is wanted."
     if got.shape != wanted.shape:
@@ -152,10 +147,9 @@ def _with_gradient(function: Any, points: Tensor, centre: Tensor) -> None:
 # -- exercise 2: no read in every step ---------------------------------------------------------------------------------
 
 
+@exercise()
 def check_loop(my_loop: Any) -> Checked:
     """Whether `my_loop(model, optimizer, batches, log)` logs the mean loss of every ten steps with one read each."""
-    if is_unanswered(my_loop):
-        return unanswered(BEGIN)
     model, optimizer, batches = _small_training()
     logs: list[object] = []
     logged_at: list[int] = []  # after so many steps of the optimizer
@@ -169,7 +163,7 @@ def check_loop(my_loop: Any) -> Checked:
     with _reads_counted() as reads:
         my_loop(model, optimizer, batches, log)
     if not logs and not _moved(model):
-        return unanswered(BEGIN)
+        raise NoAnswer
     wanted, weights = _reference()
     if len(logs) != STEPS // LOG_EVERY:
         return wrong(

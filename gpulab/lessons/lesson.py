@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from msgspec.structs import replace
@@ -22,7 +22,7 @@ from gpulab.api.reading import compare
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import Entry, lesson_named
-from gpulab.lessons.check import Checked, Note, unanswered, wrong
+from gpulab.lessons.check import Checked, Exercise, Note, unanswered, wrong
 from gpulab.lessons.figures import png
 from gpulab.lessons.guess_input import GuessInput
 from gpulab.lessons.guesses import Question, Revealed, reveal
@@ -35,8 +35,6 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.waiting import waiting
 
 LIMIT_S = 180.0  # of a check, which may train for some steps: many times what one takes
-
-Exercise = Callable[..., Checked]
 
 
 class Lesson:

@@ -11,7 +11,7 @@ from itertools import permutations
 
 from msgspec import Struct
 
-from gpulab.analysis.facts import facts
+from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import compare_ranks
 from gpulab.api.experiment import experiment, experiments
 from gpulab.api.reading import runs
@@ -44,6 +44,12 @@ def experiment_named(name: str) -> Experiment | None:
 def run_named(name: str) -> Run | None:
     """The latest profiled run of that name of this process; None where none ran."""
     return next((run for run in reversed(runs.own) if run.settings.name == name), None)
+
+
+def facts_named(name: str) -> Facts | None:
+    """Of the same run."""
+    run = run_named(name)
+    return None if run is None else facts(run)
 
 
 def ranks_named(name: str) -> list[Run]:
@@ -103,27 +109,19 @@ class Faster(Struct, frozen=True):
     sure: bool
 
 
-def times_faster(name: str) -> Faster | None:
-    """Of the first setting of the experiment of that name; None where that is not known."""
-    measured = experiment_named(name)
-    return _faster(next(iter(measured.comparisons), None)) if measured is not None else None
-
-
-def times_faster_with(name: str, knob: str, value: str) -> Faster | None:
-    """Of the setting `knob=value` of the experiment of that name; None where that is not known."""
+def times_faster(name: str, knob: str = "", value: str = "") -> Faster | None:
+    """Of the setting `knob=value` of the experiment of that name, else of its first; None where that is not known."""
     measured = experiment_named(name)
     compared = measured.comparisons if measured is not None else ()
-    return _faster(next((one for one in compared if one.b.settings.get(knob) == value), None))
+    return _faster(next((one for one in compared if not knob or one.b.settings.get(knob) == value), None))
 
 
 def waiting_share(name: str, rank: int) -> float | None:
     """The share of its profiled steps that a rank of the latest job of that name waits for others; None: not known."""
-    last = run_named(name)
-    if last is None or last.job is None:
+    ranks = {run.job.rank: facts(run) for run in ranks_named(name) if run.job is not None}
+    if not ranks:
         return None
-    job = last.job.id
-    ranks = {run.job.rank: facts(run) for run in runs.own if run.job is not None and run.job.id == job}
-    compared = compare_ranks(dict(sorted(ranks.items())), skew_notice=DEFAULT.skew_notice)
+    compared = compare_ranks(ranks, skew_notice=DEFAULT.skew_notice)
     mine = next((one for one in compared.ranks if one.rank == rank), None)
     return None if mine is None or mine.waiting_us is None else mine.waiting_us / mine.step_us
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,17 +15,16 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.formatting import duration, factor, size
-from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
+from gpulab.lessons.figures import A_MODEL, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.pairs import seconds_of, time_pairs
-from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 HALF = 0.6  # of the bytes kept as given: a right use of checkpointing keeps at most so much
 STEPS = 12
 
@@ -70,7 +70,7 @@ class StateBytes(Struct, frozen=True):
 def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> StateBytes:
     """Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate."""
     optimizer.zero_grad()
-    kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
+    kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
     torch.autograd.backward(loss)
     gradients = sum(_bytes(p.grad) for p in model.parameters() if p.grad is not None)
     rates = [group["lr"] for group in optimizer.param_groups]
@@ -84,11 +84,7 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
     return StateBytes(sum(map(_bytes, model.parameters())), gradients, of_optimizer, kept)
 
 
-def _loss(model: nn.Module, inputs: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(model(inputs), labels)
-
-
-def _kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
+def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
     """The bytes that autograd keeps of one forward pass, each storage once, weights not counted; and its result."""
     weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
     kept: dict[int, int] = {}
@@ -108,26 +104,27 @@ def _bytes(tensor: Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
-    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations."""
-    from matplotlib.figure import Figure
-
+def _states(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> list[StateBytes]:
+    """Of a step with AdamW."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     device = next(model.parameters()).device
     with waiting("counting the bytes of a step with each batch size"):
-        states = [
+        return [
             state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
             for count in batch_sizes
         ]
+
+
+def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
+    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations."""
+    states = _states(model, data, batch_sizes)
     kinds = (
         ("weights", "#4D4D4D"),
         ("gradients", PARTS["optimizer"].colour),
         ("optimizer", PARTS["data_wait"].colour),
         ("activations", PARTS["compute"].colour),
     )
-    with own_style():
-        figure = Figure(figsize=(8, 0.42 * len(states) + 1.2), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    with plot(8, 0.42 * len(states) + 1.2, "what one step keeps in memory", "MiB, measured") as (figure, axes):
         left = [0.0] * len(states)
         for name, colour in kinds:
             widths = [getattr(state, name) / 2**20 for state in states]
@@ -135,19 +132,8 @@ def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figur
             left = [a + b for a, b in zip(left, widths, strict=True)]
         axes.set_yticks(range(len(states)), [f"batch of {count}" for count in batch_sizes])
         axes.invert_yaxis()
-        axes.set_xlabel("MiB, measured", size=9)
-        axes.set_title("what one step keeps in memory", loc="left", size=10)
         axes.legend(fontsize=8, frameon=False)
     return figure
-
-
-def activation_share(model: nn.Module, data: Any, batch_size: int) -> float:
-    """The share of activations in what a step of this batch size keeps, 0 to 1."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    device = next(model.parameters()).device
-    with waiting("counting the bytes of a step"):
-        state = state_bytes(model, optimizer, data.pixels[:batch_size].to(device), data.labels[:batch_size].to(device))
-    return state.activations / state.total
 
 
 def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
@@ -159,8 +145,8 @@ def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(0)
                 model = deep_network(width, depth, checkpointing=checkpointing)
-            forward = partial(_loss, model, data.pixels[:batch_size], data.labels[:batch_size])
-            bytes_kept, loss = _kept_bytes(model, forward)
+            inputs, labels = data.pixels[:batch_size], data.labels[:batch_size]
+            bytes_kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))  # noqa: B023
             torch.autograd.backward(loss)
             kept.append(bytes_kept)
             gradients.append(torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]))
@@ -225,31 +211,22 @@ class Allocator(Struct):
 
 def fragmented() -> list[Allocator]:
     """Batches of changing size: in the end enough memory is free, and no piece of it is large enough."""
-    stages = []
-    allocator = Allocator()
+    full = Allocator()
     for name, amount in (("A", 20), ("B", 15), ("C", 25), ("D", 15), ("E", 20)):
-        allocator.allocate(name, amount)
-    stages.append(_copied(allocator))
+        full.allocate(name, amount)
+    holes = deepcopy(full)
     for name in ("A", "C", "E"):
-        allocator.free(name)
-    stages.append(_copied(allocator))
-    allocator.allocate("F", 40)
-    stages.append(_copied(allocator))
-    return stages
-
-
-def _copied(allocator: Allocator) -> Allocator:
-    return Allocator(allocator.capacity, allocator.split, list(allocator.blocks), allocator.fault)
+        holes.free(name)
+    failing = deepcopy(holes)
+    failing.allocate("F", 40)
+    return [full, holes, failing]
 
 
 def draw_allocators(stages: Iterable[Allocator]) -> Figure:
     """The blocks of each stage in a row; it says that it is a model."""
-    from matplotlib.figure import Figure
-
     rows = list(stages)
-    with own_style():
-        figure = Figure(figsize=(8, 0.5 * len(rows) + 0.9), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    height_in = 0.5 * len(rows) + 0.9
+    with plot(8, height_in, "blocks of a caching allocator", "MiB", note=A_MODEL) as (figure, axes):
         for row, allocator in enumerate(rows):
             start = 0
             for amount, name in allocator.blocks:
@@ -265,9 +242,6 @@ def draw_allocators(stages: Iterable[Allocator]) -> Figure:
         axes.set_yticks(range(len(rows)), [f"stage {i + 1}" for i in range(len(rows))])
         axes.set_ylim(len(rows) - 0.1, -0.6)
         axes.set_xlim(0, 100)
-        axes.set_xlabel("MiB", size=9)
-        axes.set_title("blocks of a caching allocator", loc="left", size=10)
-        axes.text(1, 1.02, "a model, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
     return figure
 
 
@@ -307,7 +281,7 @@ def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tenso
     parameters = sum(p.numel() for p in module.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(x)
-    kept, _ = _kept_bytes(module, lambda: module(x).sum())
+    kept, _ = kept_bytes(module, lambda: module(x).sum())
     before, after = (seconds_of(partial(_passes, m, x)) for m in (ordinary, module))
     speed = time_pairs(before, after, pairs=5, budget_s=6.0)
     words = "" if name == "ordinary" else speed.words
@@ -333,7 +307,7 @@ def kept_after(steps: int, *, with_graph: bool) -> Table:
     kept = 0
     with waiting("counting the bytes that losses hold"):
         for _ in range(steps):
-            bytes_kept, loss = _kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
+            bytes_kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(x), labels))
             losses.append(loss if with_graph else loss.item())
             kept += bytes_kept if with_graph else 0
     what = "losses with their graphs" if with_graph else "losses as numbers"
@@ -346,7 +320,7 @@ def kept_after(steps: int, *, with_graph: bool) -> Table:
 def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]]) -> Table:
     """The bytes of activations that one forward pass of each keeps; the weights of `model` are not counted."""
     with waiting("counting the bytes of each forward pass"):
-        kept = {name: _kept_bytes(model, forward)[0] for name, forward in forwards.items()}
+        kept = {name: kept_bytes(model, forward)[0] for name, forward in forwards.items()}
     widest = max(map(len, kept), default=0)
     return Table(tuple(f"{name:{widest}}  {size(amount):>10} of activations" for name, amount in kept.items()))
 
@@ -354,10 +328,9 @@ def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]])
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
+@exercise()
 def check_state(adamw_bytes: Any) -> Checked:
     """Whether `adamw_bytes(model)` gives weights + gradients + AdamW's state of the parameters that are trained."""
-    if is_unanswered(adamw_bytes):
-        return unanswered(BEGIN)
     frozen = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
     frozen[0].requires_grad_(False)
     for words, model in (
@@ -367,7 +340,7 @@ def check_state(adamw_bytes: Any) -> Checked:
     ):
         got = adamw_bytes(model)
         if got is None:
-            return unanswered(BEGIN)
+            raise NoAnswer
         if not isinstance(got, (int, float)) or isinstance(got, bool):
             return wrong(f"It gives {got!r}, and a number of bytes is wanted.")
         hint = _state_mistake(model, float(got))
@@ -403,10 +376,9 @@ def _state_mistake(model: nn.Module, got: float) -> str:
     return next(same, "Weights, gradients and two averages, each in the bytes of its parameter.")
 
 
+@exercise()
 def check_checkpointing(my_network: Any) -> Checked:
     """Whether `my_network(blocks)` gives a module that computes what the blocks do and keeps far less for backward."""
-    if is_unanswered(my_network):
-        return unanswered(BEGIN)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         blocks = [Block(16).double() for _ in range(6)]
@@ -414,15 +386,16 @@ def check_checkpointing(my_network: Any) -> Checked:
     plain = nn.Sequential(*blocks)
     mine = my_network(blocks)
     if mine is None:
-        return unanswered(BEGIN)
+        raise NoAnswer
     if not callable(mine):
         return wrong(f"It gives a {type(mine).__name__}, and a module (or a function of x) is wanted.")
-    wanted_kept, wanted = _kept_bytes(plain, lambda: plain(x).square().mean())
-    my_kept, got = _kept_bytes(plain, lambda: mine(x).square().mean())
+    wanted_kept, wanted = kept_bytes(plain, lambda: plain(x).square().mean())
+    my_kept, got = kept_bytes(plain, lambda: mine(x).square().mean())
     if not torch.allclose(got, wanted):
         return wrong("It computes something else than the blocks, one after the other. Does each block run once?")
-    parameters = list(plain.parameters())
-    right_gradients, my_gradients = (_gradients(loss, [x, *parameters]) for loss in (wanted, got))
+    tensors = [x, *plain.parameters()]
+    my_gradients: Sequence[Tensor | None] = torch.autograd.grad(got, tensors, allow_unused=True)
+    right_gradients = torch.autograd.grad(wanted, tensors)
     for ours, theirs in zip(my_gradients, right_gradients, strict=True):
         if ours is None:
             return wrong("Some weights get no gradient: was something detached, or computed under no_grad?")
@@ -436,16 +409,13 @@ def check_checkpointing(my_network: Any) -> Checked:
     return right(f"The same result and gradients, {size(my_kept)} kept instead of {size(wanted_kept)}.")
 
 
-def _gradients(loss: Tensor, tensors: Sequence[Tensor]) -> list[Any]:
-    return list(torch.autograd.grad(loss, tensors, allow_unused=True))
-
-
 _measured: dict[str, float] = {}
 
 
 def note_activations(model: nn.Module, data: Any, batch_size: int) -> float:
-    """Measure the share of activations, and keep it for the guess."""
-    _measured["activations"] = activation_share(model, data, batch_size)
+    """Measure the share of activations in what a step of this batch size keeps, 0 to 1; it is kept for the guess."""
+    [state] = _states(model, data, [batch_size])
+    _measured["activations"] = state.activations / state.total
     return _measured["activations"]
 
 

@@ -13,15 +13,16 @@ from msgspec import Struct, field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.batch_size import DigitsInMemory
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import experiment_named, run_named
+from gpulab.lessons.measured import experiment_named, facts_named
 from gpulab.lessons.pairs import Speed, seconds_of, time_pairs
 from gpulab.verdict import is_decided
-from gpulab.views.drawing import GREY, own_style
+from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 AmpStep: TypeAlias = Callable[[nn.Module, torch.optim.Optimizer, torch.amp.GradScaler, Tensor, Tensor], object]
 
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 LOSS_WEIGHT = 1e-4  # of the loss whose gradients vanish
 PRODUCTS = frozenset(  # operators that autocast computes in 16 bits, forward and backward, as a trace names them
     f"aten::{name}"
@@ -96,7 +96,7 @@ def format_table() -> Table:
     """Bits, range and precision of each format."""
     lines = [f"{'':6}{'bits':>5}{'exponent':>10}{'fraction':>10}{'smallest > 0':>14}{'largest':>11}   next after 1"]
     for one in FORMATS:
-        smallest, largest = _power(one.smallest_log2), _power(one.largest_log2)
+        smallest, largest = (f"{2.0**log2:.1e}" for log2 in (one.smallest_log2, one.largest_log2))
         lines.append(
             f"{one.name:6}{one.bits:5}{one.exponent_bits:10}{one.fraction_bits:10}{smallest:>14}{largest:>11}   "
             f"{1 + 2.0**-one.fraction_bits:.7f}"
@@ -104,20 +104,13 @@ def format_table() -> Table:
     return Table(tuple(lines))
 
 
-def _power(log2: float) -> str:
-    return f"{2.0**log2:.1e}"
-
-
 def draw_formats() -> Figure:
     """What each format can hold: a bar over the powers of ten, and the digits that it keeps of a number."""
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(8, 2.3), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title = "the numbers above zero that each format can hold"
+    with plot(8, 2.3, title, bare="top right left") as (figure, axes):
         for row, one in enumerate(FORMATS):
             low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
-            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_colour(one.name))
+            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_CURVES.get(one.name, GREY))
             digits = f"{one.bits} bits, {(one.fraction_bits + 1) * math.log10(2):.1f} digits"
             axes.text(high + 0.7, row, digits, va="center", size=8.5)
         axes.set_yticks(range(len(FORMATS)), [one.name for one in FORMATS])
@@ -125,14 +118,7 @@ def draw_formats() -> Figure:
         axes.set_xticks(range(-40, 41, 10), [f"1e{power}" for power in range(-40, 41, 10)])
         axes.invert_yaxis()
         axes.tick_params(length=0, labelsize=9)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
-        axes.set_title("the numbers above zero that each format can hold", loc="left", size=10)
     return figure
-
-
-def _colour(name: str) -> str:
-    return _CURVES.get(name, GREY)
 
 
 # -- what autocast casts -----------------------------------------------------------------------------------------------
@@ -252,8 +238,6 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
 
     `names`: the words of each dot by the experiment's name. The law's ratio is that of one product, measured here.
     """
-    from matplotlib.figure import Figure
-
     dots = [(words, *dot) for name, words in names.items() if (dot := _gain(name)) is not None]
     if not dots:
         return Note("Not measured.", "None of these comparisons is there yet: run their cells first.")
@@ -262,9 +246,9 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
         ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
     shares = np.linspace(0, 1, 101)
     limit = np.array([at_most(float(x), ratio) for x in shares])
-    with own_style():
-        figure = Figure(figsize=(8, 3.2), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title = f"your steps; line: Amdahl, products {factor(ratio)} times as fast"
+    label = "share of matrix products in the step as written, %"
+    with plot(8, 3.2, title, label, "times as fast with bf16") as (figure, axes):
         axes.plot(100 * shares, limit, color=GREY, lw=1.5)
         axes.axhline(1, color="#BBBBBB", lw=1)
         for words, x, y, (low, high), decided in dots:
@@ -277,9 +261,6 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
         axes.set_yscale("log", base=2)
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xlim(-3, 103)
-        axes.set_xlabel("share of matrix products in the step as written, %", size=9)
-        axes.set_ylabel("times as fast with bf16", size=9)
-        axes.set_title(f"your steps; line: Amdahl, products {factor(ratio)} times as fast", loc="left", size=10)
         axes.grid(color="#E4E4E4", lw=0.6)
     return figure
 
@@ -359,16 +340,13 @@ def _one_thread() -> Iterator[None]:
 
 def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
     """How large the gradients of one step are, and which of them fp16 cannot hold."""
-    from matplotlib.figure import Figure
-
     gradients = SmallLoss(weight).gradients(None).abs()
     sizes = gradients[gradients > 0].log2().numpy()
     half = FORMATS[2]
-    with own_style():
-        figure = Figure(figsize=(8, 2.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    lost = sizes < half.smallest_log2 - 1  # half of the smallest rounds to zero
+    title = f"gradients of one step, computed in fp32: {percent(float(lost.mean()))} lie below what fp16 can hold"
+    with plot(8, 2.6, title, bare="top right left") as (figure, axes):
         edges = list(range(-48, 20))
-        lost = sizes < half.smallest_log2 - 1  # half of the smallest rounds to zero
         colours = [PARTS["data_wait"].colour, PARTS["compute"].colour]
         axes.hist([sizes[lost], sizes[~lost]], bins=edges, stacked=True, color=colours)
         axes.axvline(half.smallest_log2, color=GREY, lw=1)
@@ -378,10 +356,6 @@ def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
         axes.text(half.largest_log2 - 0.5, 0.98 * top, "fp16's largest", va="top", ha="right", size=8, color=GREY)
         axes.set_xticks(range(-40, 21, 10), [f"$2^{{{power}}}$" for power in range(-40, 21, 10)])
         axes.set_yticks([])
-        title = f"gradients of one step, computed in fp32: {percent(float(lost.mean()))} lie below what fp16 can hold"
-        axes.set_title(title, loc="left", size=10)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
     return figure
 
 
@@ -405,8 +379,6 @@ def _fate(name: str, scale: str, exact: Tensor, got: Tensor) -> str:
 
 def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
     """The same training from the same start in each format, its loss by step."""
-    from matplotlib.figure import Figure
-
     study = SmallLoss(weight)
     with waiting("training from the same start in each format"):
         curves = {
@@ -416,15 +388,11 @@ def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
             "bf16": study.losses(torch.bfloat16),
         }
     styles = {"fp32": (0, ()), "fp16": (0, ()), "fp16, scaled": (0, (6, 4)), "bf16": (0, (2, 3))}
-    with own_style():
-        figure = Figure(figsize=(8, 2.8), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    with plot(8, 2.8, "loss, from the same start with the same batches", "step") as (figure, axes):
         for name, curve in curves.items():
             label = f"{name} (at the end {curve[-1]:.2f})"
-            axes.plot(curve, color=_colour(name), lw=2, linestyle=styles[name], label=label)
+            axes.plot(curve, color=_CURVES[name], lw=2, linestyle=styles[name], label=label)
         axes.legend(frameon=False, fontsize=9)
-        axes.set_xlabel("step", size=9)
-        axes.set_title("loss, from the same start with the same batches", loc="left", size=10)
         axes.grid(color="#E4E4E4", lw=0.6)
     return figure
 
@@ -449,7 +417,7 @@ class _Diary(Struct):
     norm: float | None = None  # when scaler.step was called
     own_steps: int = 0  # of the optimizer, not by the scaler
     scales: tuple[float, float] = (0.0, 0.0)  # before and after
-    weights: Tensor | None = None  # afterwards, in one vector
+    weights: Tensor = torch.empty(0)  # afterwards, in one vector
     moved: bool = False
     error: str = ""
 
@@ -557,10 +525,9 @@ class _NotingScaler(torch.amp.GradScaler):
 _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients must be clipped; the last overflows
 
 
+@exercise()
 def check_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
-    if is_unanswered(amp_step):
-        return unanswered(BEGIN)
     if not callable(amp_step):
         return wrong(f"That is a {type(amp_step).__name__}, and a function is wanted.")
     device = on_device()
@@ -570,9 +537,9 @@ def check_step(amp_step: Any) -> Checked:
         expected = wanted.run(_reference(raw_norms), enlarged)
         diary = mine.run(amp_step, enlarged)
         if diary.empty:
-            return unanswered(BEGIN)
+            raise NoAnswer
         problem = _problem(diary, raw_norms[-1]) if count < len(_BATCHES) else _problem_of_overflow(diary)
-        if not problem and not torch.allclose(_vector(diary), _vector(expected), rtol=1e-3, atol=1e-5):
+        if not problem and not torch.allclose(diary.weights, expected.weights, rtol=1e-3, atol=1e-5):
             problem = "The order is right, but the weights moved in another way than clipped gradients move them."
         if problem:
             return wrong(problem if count != 2 else f"The first call is right, the second is not. {problem}")
@@ -600,11 +567,6 @@ def _reference(raw_norms: list[float]) -> AmpStep:
         scaler.update()
 
     return step
-
-
-def _vector(diary: _Diary) -> Tensor:
-    assert diary.weights is not None
-    return diary.weights
 
 
 def _problem(diary: _Diary, raw_norm: float) -> str:
@@ -719,14 +681,11 @@ def _problem_of_overflow(diary: _Diary) -> str:
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _products_of_a_step() -> float | None:
-    run = run_named("full-precision")
-    return None if run is None else product_share(facts(run))
-
-
 QUESTIONS: Mapping[str, Question] = {
     "products": share(
-        "What share of each step goes to matrix products?", _products_of_a_step, "of each step goes to matrix products"
+        "What share of each step goes to matrix products?",
+        lambda: product_share(facts_named("full-precision")),
+        "of each step goes to matrix products",
     ),
     "bf16": times("How many times as fast is the step with bf16?", "in-bf16", "with bf16"),
     "moving": times(

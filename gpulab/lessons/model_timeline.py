@@ -6,13 +6,11 @@ them in order, each when it was launched and the one before has ended. definitio
 
 from __future__ import annotations
 
-import base64
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gpulab.lessons.figures import Block, draw_lanes, png
+from gpulab.lessons.figures import Block, ByHand, Lane, by_hand, draw_lanes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -38,41 +36,33 @@ class Setting(Struct, frozen=True):
 class PlayedStep(Struct, frozen=True):
     """What happens in the steps of a setting; `step_us` is the last one's, when it has settled."""
 
-    host: tuple[Block, ...]
-    device: tuple[Block, ...]
+    host: list[Block]
+    device: list[Block]
     step_us: float
 
     @property
     def busy_fraction(self) -> float:
         """Of the device, over the drawn steps."""
-        end = max(block.start + block.length for block in (*self.host, *self.device))
+        end = max(block.end for block in (*self.host, *self.device))
         return sum(block.length for block in self.device) / end if end else 0.0
 
 
 def play(setting: Setting, steps: int = 2) -> PlayedStep:
     """Play `steps` steps, one after the other."""
-    host: list[Block] = []
-    device: list[Block] = []
-    host_free = device_free = 0.0
+    host, device = Lane(), Lane()
     ends = [0.0]
     every = -(-setting.kernels // setting.syncs) if setting.syncs else 0
     for _ in range(steps):
         if setting.data_us:
-            host.append(Block(host_free, setting.data_us, "load", "data"))
-            host_free += setting.data_us
-        for kernel in range(setting.kernels):
-            if not setting.graph or kernel == 0:
-                host.append(Block(host_free, setting.launch_us, "launch"))
-                host_free += setting.launch_us
-            start = max(host_free, device_free)
-            device.append(Block(start, setting.kernel_us, "compute"))
-            device_free = start + setting.kernel_us
-            waits = every and ((kernel + 1) % every == 0 or kernel + 1 == setting.kernels)
-            if waits and not setting.graph and device_free > host_free:
-                host.append(Block(host_free, device_free - host_free, "wait"))
-                host_free = device_free
-        ends.append(max(host_free, device_free))
-    return PlayedStep(tuple(host), tuple(device), ends[-1] - ends[-2])
+            host.add(setting.data_us, "load", "data")
+        for kernel in range(1, setting.kernels + 1):
+            if not setting.graph or kernel == 1:
+                host.add(setting.launch_us, "launch")
+            device.add(setting.kernel_us, "compute", ready=host.free)
+            if every and (kernel % every == 0 or kernel == setting.kernels) and not setting.graph:
+                host.wait(device.free)
+        ends.append(max(host.free, device.free))
+    return PlayedStep(host.blocks, device.blocks, ends[-1] - ends[-2])
 
 
 def draw(setting: Setting) -> Figure:
@@ -84,42 +74,14 @@ def draw(setting: Setting) -> Figure:
     return draw_lanes([("host", played.host), ("device", played.device)], title, unit="µs")
 
 
-class ByHand:
-    """Sliders for a model. A page without a kernel, such as GitHub's, shows the drawing of the first setting."""
-
-    def __init__(self, sliders: Any, first: Callable[[], Figure]) -> None:
-        self.sliders = sliders
-        self._first = first
-
-    def __repr__(self) -> str:
-        return "The model as the sliders have it at first. To turn it, run this cell in a notebook with widgets."
-
-    def _repr_mimebundle_(self, **_: object) -> dict[str, Any]:
-        """A front end with widgets takes the sliders, every other one the image."""
-        widget = self.sliders._repr_mimebundle_() if self.sliders._repr_mimebundle_ else {}
-        image = base64.b64encode(png(self._first())).decode("ascii")
-        return {**widget, "text/plain": repr(self), "image/png": image}
-
-
 def turn_by_hand() -> ByHand | Figure:
     """Sliders for the model; without ipywidgets the drawing of the first setting."""
-    try:
-        from ipywidgets import FloatSlider, IntSlider, ToggleButton, interactive
-    except ImportError:
-        return draw(Setting())
-    from IPython.display import display
-
-    def shown(**values: Any) -> None:
-        display(draw(Setting(**values)))  # type: ignore[no-untyped-call]
-
-    later = {"continuous_update": False}
-    sliders = interactive(
-        shown,
-        kernels=IntSlider(20, 1, MOST_KERNELS, description="kernels", **later),
-        kernel_us=FloatSlider(value=5.0, min=0.5, max=60, step=0.5, description="kernel µs", **later),
-        launch_us=FloatSlider(value=10.0, min=1, max=30, step=0.5, description="launch µs", **later),
-        syncs=IntSlider(0, 0, 10, description="syncs", **later),
-        data_us=FloatSlider(value=0.0, min=0, max=500, step=10, description="data µs", **later),
-        graph=ToggleButton(False, description="CUDA graph"),
-    )
-    return ByHand(sliders, lambda: draw(Setting()))
+    sliders = {
+        "kernels": ("kernels", 1, MOST_KERNELS, 1),
+        "kernel_us": ("kernel µs", 0.5, 60, 0.5),
+        "launch_us": ("launch µs", 1, 30, 0.5),
+        "syncs": ("syncs", 0, 10, 1),
+        "data_us": ("data µs", 0, 500, 10),
+        "graph": ("CUDA graph",),
+    }
+    return by_hand(draw, Setting(), sliders)

@@ -60,10 +60,10 @@ def seconds_of(work: Callable[[], object]) -> Measure:
     """A measure of a function without arguments: how long one call takes. Waits for the GPU where there is one."""
 
     def measured() -> float:
-        _wait_for_gpu()
+        wait_for_gpu()
         began = time.perf_counter()
         work()
-        _wait_for_gpu()
+        wait_for_gpu()
         return time.perf_counter() - began
 
     return measured
@@ -135,7 +135,8 @@ class _Others:
         return max(0.0, (now.others_cpu_ns - self._began.others_cpu_ns) / 1e9 / passed_s / cores)
 
 
-def _wait_for_gpu() -> None:
+def wait_for_gpu() -> None:
+    """Until it has done all that was launched; where there is one."""
     import torch
 
     if torch.cuda.is_available():

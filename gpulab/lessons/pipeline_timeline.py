@@ -8,13 +8,12 @@ Messages take no time. definitions.md, "Bubble of a pipeline".
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from msgspec import Struct
 
 from gpulab.formatting import percent
-from gpulab.lessons.figures import Block, Kind, draw_lanes
-from gpulab.lessons.model_timeline import ByHand
+from gpulab.lessons.figures import Block, ByHand, Kind, Lane, by_hand, draw_lanes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -88,19 +87,24 @@ class Pipeline(Struct, frozen=True):
 class PlayedPipeline(Struct, frozen=True):
     """What each stage does for one batch, in ms; `kept`: the most micro-batches whose activations it holds at once."""
 
-    lanes: tuple[tuple[Block, ...], ...]
+    lanes: tuple[list[Block], ...]
     kept: tuple[int, ...]
 
     @property
     def step_ms(self) -> float:
         """From the first forward to the last backward pass."""
-        return max(block.start + block.length for lane in self.lanes for block in lane)
+        return self.lanes[0][-1].end
 
     @property
     def bubble_fraction(self) -> float:
         """The share of the step in which a stage has nothing to do, mean over the stages."""
-        works = sum(block.length for lane in self.lanes for block in lane)
-        return 1 - works / (len(self.lanes) * self.step_ms)
+        idle_ms = sum(block.length for lane in self.lanes for block in lane if block.kind == "wait")
+        return idle_ms / (len(self.lanes) * self.step_ms)
+
+
+def batches(count: int) -> str:
+    """ "1 micro-batch", "8 micro-batches"."""
+    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def bubble(stages: int, micro_batches: int) -> float:
@@ -113,23 +117,24 @@ def play_pipeline(orders: Orders, stages: int, micro_batches: int, slowest: floa
     given = [[Operation(*operation) for operation in orders(stage, stages, micro_batches)] for stage in range(stages)]
     waiting = [list(order) for order in given]
     ends: dict[tuple[int, Operation], float] = {}
-    lanes: list[list[Block]] = [[] for _ in range(stages)]
+    lanes = [Lane() for _ in range(stages)]
     moved = True
     while moved:
         moved = False
-        for stage, order in enumerate(waiting):
+        for stage, (lane, order) in enumerate(zip(lanes, waiting, strict=True)):
             while order and (ready := _ready(order[0], stage, stages, ends)) is not None:
                 operation = order.pop(0)
-                start = max(ready, _end(lanes[stage]))
                 whole = FORWARD_MS if operation.way == "F" else BACKWARD_MS
                 length = whole / micro_batches * (slowest if stage == stages - 1 else 1)
                 label = str(operation.micro_batch) if micro_batches <= MOST_LABELLED else ""
-                lanes[stage].append(Block(start, length, _KINDS[operation.way], label))
-                ends[stage, operation] = start + length
+                lane.wait(ready)
+                ends[stage, operation] = lane.add(length, _KINDS[operation.way], label, ready)
                 moved = True
     if any(waiting):
         raise Deadlock({stage: order[0] for stage, order in enumerate(waiting) if order})
-    return PlayedPipeline(tuple(tuple(lane) for lane in lanes), tuple(_kept(order) for order in given))
+    for lane in lanes:
+        lane.wait(max(ends.values()))
+    return PlayedPipeline(tuple(lane.blocks for lane in lanes), tuple(_kept(order) for order in given))
 
 
 def draw_pipeline(pipeline: Pipeline) -> Figure:
@@ -143,21 +148,9 @@ def draw_orders(orders: Orders, stages: int, micro_batches: int, name: str) -> F
 
 
 def _drawn(played: PlayedPipeline, name: str) -> Figure:
-    kept = "1 micro-batch" if played.kept[0] == 1 else f"{played.kept[0]} micro-batches"
-    title = f"{name}: bubble {percent(played.bubble_fraction)}; stage 1 keeps {kept}"
-    lanes = [(f"stage {n}", _with_bubble(lane, played.step_ms)) for n, lane in enumerate(played.lanes, start=1)]
+    title = f"{name}: bubble {percent(played.bubble_fraction)}; stage 1 keeps {batches(played.kept[0])}"
+    lanes = [(f"stage {n}", lane) for n, lane in enumerate(played.lanes, start=1)]
     return draw_lanes(lanes, title, meanings=_MEANINGS)
-
-
-def _with_bubble(lane: Sequence[Block], end: float) -> list[Block]:
-    blocks: list[Block] = []
-    free = 0.0
-    for block in (*lane, Block(end, 0.0, "wait")):
-        if block.start > free + 1e-9:
-            blocks.append(Block(free, block.start - free, "wait"))
-        free = block.start + block.length
-        blocks += [block] if block.length else []
-    return blocks
 
 
 def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, Operation], float]) -> float | None:
@@ -167,10 +160,6 @@ def _ready(operation: Operation, stage: int, stages: int, ends: dict[tuple[int, 
     own = ends.get((stage, Operation("F", operation.micro_batch)))
     after = own if stage == stages - 1 else ends.get((stage + 1, operation))
     return None if own is None or after is None else max(own, after)
-
-
-def _end(lane: Sequence[Block]) -> float:
-    return lane[-1].start + lane[-1].length if lane else 0.0
 
 
 def _kept(order: Order) -> int:
@@ -184,21 +173,10 @@ def _kept(order: Order) -> int:
 
 def turn_pipeline() -> ByHand | Figure:
     """Sliders for the model; without ipywidgets the drawing of the first setting."""
-    try:
-        from ipywidgets import FloatSlider, IntSlider, ToggleButtons, interactive
-    except ImportError:
-        return draw_pipeline(Pipeline())
-    from IPython.display import display
-
-    def shown(**values: Any) -> None:
-        display(draw_pipeline(Pipeline(**values)))  # type: ignore[no-untyped-call]
-
-    later = {"continuous_update": False}
-    sliders = interactive(
-        shown,
-        stages=IntSlider(4, 1, 8, description="stages", **later),
-        micro_batches=IntSlider(4, 1, 32, description="micro-batches", **later),
-        schedule=ToggleButtons(options=list(SCHEDULES), description="schedule"),
-        slowest=FloatSlider(value=1.0, min=0.5, max=3, step=0.25, description="last stage ×", **later),
-    )
-    return ByHand(sliders, lambda: draw_pipeline(Pipeline()))
+    sliders = {
+        "stages": ("stages", 1, 8, 1),
+        "micro_batches": ("micro-batches", 1, 32, 1),
+        "schedule": ("schedule", *SCHEDULES),
+        "slowest": ("last stage ×", 0.5, 3, 0.25),
+    }
+    return by_hand(draw_pipeline, Pipeline(), sliders)

@@ -10,9 +10,9 @@ import tarfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -23,13 +23,14 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from gpulab.api.headspace import headspaces
 from gpulab.errors import GpulabError, UsageError
-from gpulab.formatting import duration, size
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.formatting import duration, plural, size
+from gpulab.lessons.check import BEGIN, Checked, NoAnswer, Note, Table, exercise, right, unanswered, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.store.folders import default_root
 from gpulab.verdict import is_decided
-from gpulab.views.drawing import GREY, own_style
+from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -49,7 +50,6 @@ WANTED = 3.0  # times as fast: to decode a picture against to read a row
 READ_BYTES = 1 << 16
 IMAGES, LABELS, HDF5 = "images.npy", "labels.npy", "pictures.h5"
 SHARD_NAMES = tuple(f"shard-{shard}.tar" for shard in range(SHARDS))
-BEGIN = "Write the body of the class in place of the dots, then run that cell and this one again."
 
 
 def lesson_folder() -> Path:
@@ -125,14 +125,12 @@ def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "sha
         if "hdf5" in kinds:
             _write_hdf5(root, images, pictures.labels.numpy())
     lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
-    files_bytes = sum(path.stat().st_size for path in pictures.paths)
-    lines.append(f"{'JPEG files':12} {size(files_bytes):>10}  {len(pictures.paths)} files")
-    lines.append(f"{'memory map':12} {size((root / IMAGES).stat().st_size):>10}  1 file")
-    if "shards" in kinds:
-        shards_bytes = sum((root / name).stat().st_size for name in SHARD_NAMES)
-        lines.append(f"{'shards':12} {size(shards_bytes):>10}  {SHARDS} files")
-    if "hdf5" in kinds:
-        lines.append(f"{'HDF5':12} {size((root / HDF5).stat().st_size):>10}  1 file")
+    written = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
+    written |= {"shards": [root / name for name in SHARD_NAMES]} if "shards" in kinds else {}
+    written |= {"HDF5": [root / HDF5]} if "hdf5" in kinds else {}
+    for name, paths in written.items():
+        amount = sum(path.stat().st_size for path in paths)
+        lines.append(f"{name:12} {size(amount):>10}  {plural(len(paths), 'file')}")
     return Table(tuple(lines))
 
 
@@ -380,12 +378,9 @@ def _part(test: Headspace, run: str, name: str, us: float | None, colour: str) -
 
 
 def _draw_bars(bars: Sequence[_Bar]) -> Figure:
-    from matplotlib.figure import Figure
-
     longest_ms = max(bar.us or 0.0 for bar in bars) / 1e3
-    with own_style():
-        figure = Figure(figsize=(8, 2.4), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title = "what a step of each run consists of, measured"
+    with plot(8, 2.4, title, "ms, by the median of the blocks") as (figure, axes):
         for row, bar in enumerate(bars):
             if bar.us is None:
                 words = f"not measurable here: {bar.why}"
@@ -396,8 +391,6 @@ def _draw_bars(bars: Sequence[_Bar]) -> Figure:
         axes.set_yticks(range(len(bars)), [bar.run for bar in bars], size=9)
         axes.set_ylim(len(bars) - 0.5, -0.5)
         axes.set_xlim(0, 1.12 * longest_ms)
-        axes.set_xlabel("ms, by the median of the blocks", size=9)
-        axes.set_title("what a step of each run consists of, measured", loc="left", size=10)
         shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each part once
         axes.legend(
             list(shown.values()),
@@ -444,10 +437,9 @@ class Transformed(Dataset[Sample]):
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 
+@exercise(BEGIN.replace("function", "class"))
 def check_dataset(MyDataset: Any) -> Checked:
     """Whether `MyDataset(root)` serves the decoded pictures of `root` without decoding, and faster."""
-    if is_unanswered(MyDataset):
-        return unanswered(BEGIN)
     root = lesson_folder()
     try:
         _prepared(root, (IMAGES, LABELS))
@@ -455,17 +447,14 @@ def check_dataset(MyDataset: Any) -> Checked:
         return unanswered(str(why))
     wanted = PictureFiles()
     samples = {index: wanted[index] for index in (0, 3, len(wanted) - 1)}
-    with _decoding_counted() as decodings:
+    with patch.object(Image, "open", wraps=Image.open) as opened:
         mine = MyDataset(root)
-        hint = _mistake(mine, samples, len(wanted))
-        if hint == BEGIN:
-            return unanswered(BEGIN)
-        if hint:
+        if hint := _mistake(mine, samples, len(wanted)):
             return wrong(hint)
-    if decodings:
+    if opened.call_count:
         return wrong(
-            f"It decodes pictures: {len(decodings)} times while a few samples were taken. Read the rows of images.npy, "
-            "which are decoded already."
+            f"It decodes pictures: {opened.call_count} times while a few samples were taken. Read the rows of "
+            "images.npy, which are decoded already."
         )
     indices = list(range(0, len(wanted), 6))
     speed = time_pairs(
@@ -481,17 +470,19 @@ def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str
     try:
         count = len(mine)
     except TypeError:
-        return BEGIN if type(mine).__len__ is None else "It has no length: write __len__."
+        if type(mine).__len__ is None:
+            raise NoAnswer from None
+        return "It has no length: write __len__."
     except AttributeError:
         return "It has no length: write __len__."
     if count is None or not hasattr(mine, "__getitem__"):
-        return BEGIN
+        raise NoAnswer
     if count != wanted_count:
         return f"It has {count} samples, and there are {wanted_count}."
     for index, (right_image, right_label) in samples.items():
         sample = mine[index]
         if sample is None:
-            return BEGIN
+            raise NoAnswer
         if not isinstance(sample, tuple) or len(sample) != 2:
             return f"Sample {index} is a {type(sample).__name__}, and a pair (image, label) is wanted."
         image, label = sample
@@ -512,27 +503,9 @@ def _whole_array_in_memory(mine: Any) -> bool:
     return bool(arrays) and not any(isinstance(v, np.memmap) for v in arrays)
 
 
-@contextmanager
-def _decoding_counted() -> Iterator[list[str]]:
-    """Inside, each picture file that is opened is noted; put back afterwards."""
-    opened: list[str] = []
-    original = Image.open
-
-    def noted(*arguments: Any, **options: Any) -> Any:
-        opened.append(str(arguments[0]) if arguments else "")
-        return original(*arguments, **options)
-
-    Image.open = noted
-    try:
-        yield opened
-    finally:
-        Image.open = original
-
-
+@exercise("Put the set of names in place of the dots, then run that cell and this one again.")
 def check_random(still_random: object) -> Checked:
     """Which transforms may be done once, offline, without changing the training."""
-    if is_unanswered(still_random):
-        return unanswered("Put the set of names in place of the dots, then run that cell and this one again.")
     if not isinstance(still_random, (set, frozenset, list, tuple)):
         return wrong(f"That is a {type(still_random).__name__}, and a set of names is wanted, such as {{'decode'}}.")
     names, wanted = {str(name) for name in still_random}, {"random crop", "random flip"}

@@ -17,7 +17,8 @@ from gpulab.api.reading import diagnose, runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, times_faster, working_share
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
@@ -25,7 +26,7 @@ from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.store import folders
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
-from gpulab.views.drawing import GREY, own_style
+from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -46,7 +47,6 @@ PLUGIN_S = 120.0
 WANTED = 3.0  # times as fast as the given function
 SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
 TIMED_SHAPE = (64, 32, 32)
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 
 
@@ -55,32 +55,18 @@ CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 
 def draw_limit() -> Figure:
     """How many times as fast a step becomes at most, by the share of it that is taken away: Amdahl's law."""
-    from matplotlib.figure import Figure
-
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
-    with own_style():
-        figure = Figure(figsize=(8, 2.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title, x = "the most that a share can bring: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
+    note = "a formula, not a measurement"
+    with plot(8, 2.6, title, x, "times as fast", note=note, bare="top right") as (figure, axes):
         axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)
         for part in LIMIT_SHARES:
             axes.plot(100 * part, 1 / (1 - part), "o", color=PARTS["compute"].colour, markersize=4)
-            axes.annotate(
-                factor(1 / (1 - part)),
-                (100 * part, 1 / (1 - part)),
-                (-6, 6),
-                textcoords="offset points",
-                ha="right",
-                size=8,
-            )
+            place = 100 * part, 1 / (1 - part)
+            axes.annotate(factor(1 / (1 - part)), place, (-6, 6), textcoords="offset points", ha="right", size=8)
         axes.set_xlim(0, 100)
         axes.set_ylim(0, 12)
-        axes.set_xlabel("share of the step that is taken away, %", size=9)
-        axes.set_ylabel("times as fast", size=9)
         axes.tick_params(labelsize=9)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
-        axes.set_title("the most that a share can bring: 1 / (1 \u2212 share)", loc="left", size=10)
-        axes.text(1, 1.02, "a formula, not a measurement", transform=axes.transAxes, ha="right", size=8, color=GREY)
     return figure
 
 
@@ -139,13 +125,10 @@ def draw_trace(name: str) -> Figure | Note:
 
 
 def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:
-    from matplotlib.figure import Figure
-
     tracks = _tracks(timeline, window)
     start, length = window[0], max(1, window[1] - window[0])
-    with own_style():
-        figure = Figure(figsize=(9, ROW_IN * max(1, len(tracks)) + MARGIN_IN), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    height_in = ROW_IN * max(1, len(tracks)) + MARGIN_IN
+    with plot(9, height_in, title, bare="top right left") as (figure, axes):
         for row, (_, spans_) in enumerate(tracks):
             for at in spans_:
                 begin, end = max(timeline.start_ns[at], window[0]), min(timeline.end_ns[at], window[1])
@@ -173,9 +156,6 @@ def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:
         axes.invert_yaxis()
         axes.tick_params(length=0)
         axes.set_xlabel("ms since the step began; where a row is empty, no operator of PyTorch ran", size=9, color=GREY)
-        axes.set_title(title, loc="left", size=10)
-        for side in ("top", "right", "left"):
-            axes.spines[side].set_visible(False)
     return figure
 
 
@@ -301,12 +281,9 @@ _OTHER_LINES = (  # part of a line, and what is to be said of it
 )
 
 
+@exercise('Put the text of the line, as "…" in quotes, in place of the dots, then run that cell and this one again.')
 def check_costliest(costliest_line: object) -> Checked:
     """Whether that is the line that costs most in the run "first": its text, a part of it, or its number."""
-    if is_unanswered(costliest_line):
-        return unanswered(
-            'Put the text of the line, as "…" in quotes, in place of the dots, then run that cell and this one again.'
-        )
     run = run_named("first")
     reported = _reported_line(run) if run is not None else ""
     if isinstance(costliest_line, int) and not isinstance(costliest_line, bool):
@@ -349,10 +326,9 @@ def _why(run: Run | None, reported: str) -> str:
     return f"{why} This time the report named no line for certain: other programs may have disturbed it."
 
 
+@exercise()
 def check_rewrite(my_shift: object, shift: Shift) -> Checked:
     """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
-    if is_unanswered(my_shift):
-        return unanswered(BEGIN)
     if not callable(my_shift):
         return wrong(f"That is a {type(my_shift).__name__}, and a function of images and offsets is wanted.")
     if my_shift is shift:
@@ -362,7 +338,7 @@ def check_rewrite(my_shift: object, shift: Shift) -> Checked:
         before = images.copy(), offsets.copy()
         got = my_shift(images, offsets)
         if got is None and number == 0:
-            return unanswered(BEGIN)
+            raise NoAnswer
         problem = _difference(got, *before) or _changed((images, offsets), before)
         if problem:
             return wrong(problem)
@@ -471,12 +447,10 @@ def _changed(given: tuple[Images, Images], before: tuple[Images, Images]) -> str
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _training() -> float | None:
-    return working_share(run_named("first"))
-
-
 QUESTIONS: Mapping[str, Question] = {
-    "training": share("What share of each step is training?", _training, "of each step is training"),
+    "training": share(
+        "What share of each step is training?", lambda: working_share(run_named("first")), "of each step is training"
+    ),
     "limit": times("How many times as fast is it without the shift?", "limit", "without the shift"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"costliest": check_costliest, "rewrite": check_rewrite}

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -55,17 +55,6 @@ class Line(Struct, frozen=True):
         return None
 
 
-class Outlet(Protocol):
-    """Where lines go beside the learner's own file. `write` returns why it could not, or None."""
-
-    def write(self, line: Line) -> str | None: ...
-    def rename(self, learner: Learner) -> None: ...
-    @property
-    def words(self) -> str:
-        """Where that is, for the learner."""
-        ...
-
-
 class Learner(Struct, frozen=True):
     """Who works here. `token` keeps two learners of one name apart; both stand in a file of this folder."""
 
@@ -79,23 +68,42 @@ class Learner(Struct, frozen=True):
         return f"{slug or 'learner'}-{self.token}.jsonl"
 
 
-class ClassFolder:
-    """A folder that the whole class can write to. What could not be written is written with the next line."""
+class Outlet:
+    """Where lines go beside the learner's own file; `words` say it to the learner."""
 
-    def __init__(self, folder: Path, learner: Learner) -> None:
-        self.folder = folder
+    def __init__(self, learner: Learner, words: str) -> None:
         self.learner = learner
+        self.words = words
         self._pending: list[Line] = []
 
     def write(self, line: Line) -> str | None:
-        """Append to the learner's own file. A folder that is not there is not made: the instructor makes it."""
+        """Why it could not, or None. What could not be written goes with the next line."""
         self._pending.append(replace(line, learner=self.learner.name))
         while self._pending:
-            problem = _append(self.folder / self.learner.file_name, self._pending[0])
+            problem = self._send(self._pending[0])
             if problem is not None:
                 return problem
             del self._pending[0]
         return None
+
+    def rename(self, learner: Learner) -> None:
+        """From here on the lines are of that name."""
+        self.learner = learner
+
+    def _send(self, line: Line) -> str | None:
+        raise NotImplementedError
+
+
+class ClassFolder(Outlet):
+    """A folder that the whole class can write to, with a file for each learner."""
+
+    def __init__(self, folder: Path, learner: Learner) -> None:
+        super().__init__(learner, f"the folder {str(folder)!r}")
+        self.folder = folder
+
+    def _send(self, line: Line) -> str | None:
+        """A folder that is not there is not made: the instructor makes it."""
+        return _append(self.folder / self.learner.file_name, line)
 
     def rename(self, learner: Learner) -> None:
         """What was written under the name before belongs to the new one, unless that has a file already."""
@@ -103,11 +111,7 @@ class ClassFolder:
         with suppress(OSError):
             if before != after and before.exists() and not after.exists():
                 before.rename(after)
-        self.learner = learner
-
-    @property
-    def words(self) -> str:
-        return f"the folder {str(self.folder)!r}"
+        super().rename(learner)
 
 
 class Progress:
@@ -179,29 +183,19 @@ def _plain_name(name: str) -> str:
     return " ".join("".join(c if c.isprintable() else " " for c in name).split())[:LONGEST_NAME]
 
 
-class ClassService:
+class ClassService(Outlet):
     """The board as a service of the JupyterHub that runs this notebook: lines go there with the notebook's own token.
 
-    The hub says whose token it is, so nobody can write for another. What could not be sent goes with the next line.
+    The hub says whose token it is, so nobody can write for another; it has a name of its own for each user.
     """
 
     def __init__(self, url: str, token: str, learner: Learner) -> None:
+        super().__init__(learner, "the board of this hub")
         self.url = url
-        self.learner = learner
         self._token = token
-        self._pending: list[Line] = []
 
-    def write(self, line: Line) -> str | None:
-        """Post it. A hub that does not answer within two seconds keeps nobody waiting longer."""
-        self._pending.append(replace(line, learner=self.learner.name))
-        while self._pending:
-            problem = self._post(self._pending[0])
-            if problem is not None:
-                return problem
-            del self._pending[0]
-        return None
-
-    def _post(self, line: Line) -> str | None:
+    def _send(self, line: Line) -> str | None:
+        """A hub that does not answer within two seconds keeps nobody waiting longer."""
         request = urllib.request.Request(
             self.url.rstrip("/") + "/lines",
             data=_content(line),
@@ -215,14 +209,6 @@ class ClassService:
             return f"the hub refuses it ({e.code} {e.reason})"
         except (OSError, ValueError) as e:
             return reason(e)
-
-    def rename(self, learner: Learner) -> None:
-        """The hub has a name of its own for each user, and keeps it."""
-        self.learner = learner
-
-    @property
-    def words(self) -> str:
-        return "the board of this hub"
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):

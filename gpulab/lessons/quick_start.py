@@ -8,13 +8,11 @@ from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named
 from gpulab.lessons.starving import waiting_share
 
-
-def _waiting() -> float | None:
-    run = run_named("quick-start")
-    return None if run is None else waiting_share(run)
-
-
 QUESTIONS: Mapping[str, Question] = {
-    "waiting": share("What share of each step waits for data?", _waiting, "of each step waits for data"),
+    "waiting": share(
+        "What share of each step waits for data?",
+        lambda: waiting_share(run_named("quick-start")),
+        "of each step waits for data",
+    ),
     "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
 }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
-from msgspec import Struct, field
+from msgspec import Struct
 from torch import Tensor
 from torch.distributed import ReduceOp
 
@@ -25,11 +25,12 @@ class Deadlock(Exception):
 
 
 class Handle:
-    """A message under way."""
+    """A message under way, and its tensor."""
 
-    def __init__(self, ranks: _Ranks, rank: int, what: str) -> None:
+    def __init__(self, ranks: _Ranks, rank: int, tensor: Tensor, what: str) -> None:
         self._ranks = ranks
         self._rank = rank
+        self.tensor = tensor
         self.what = what
         self.is_done = False
 
@@ -38,26 +39,15 @@ class Handle:
         self._ranks.wait(self._rank, self)
 
 
-class _Posted(Struct):
-    tensor: Tensor
-    handle: Handle
-
-
-class _Channel(Struct):
-    """From one rank to another: what waits for its counterpart."""
-
-    sends: deque[_Posted] = field(default_factory=deque)
-    receives: deque[_Posted] = field(default_factory=deque)
-
-
 class _Ranks:
     """What the threads share, under one lock."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.changed = threading.Condition()
-        self.channels: dict[tuple[int, int], _Channel] = defaultdict(_Channel)
-        self.reductions: dict[int, list[_Posted]] = defaultdict(list)
+        self.sends: dict[tuple[int, int], deque[Handle]] = defaultdict(deque)  # from one rank to another
+        self.receives: dict[tuple[int, int], deque[Handle]] = defaultdict(deque)
+        self.reductions: dict[int, list[Handle]] = defaultdict(list)
         self.waiting: dict[int, Handle] = {}
         self.running = set(range(count))
         self.deadlock = ""
@@ -115,37 +105,37 @@ class ThreadRank:
         self._refuse(dst)
         self.when_exchanging()
         self.sent_bytes += tensor.nbytes
-        sent = _Posted(tensor, Handle(self._ranks, self._rank, f"waits in a send to rank {dst}"))
+        sent = Handle(self._ranks, self._rank, tensor, f"waits in a send to rank {dst}")
         with self._ranks.changed:
-            self._ranks.channels[self._rank, dst].sends.append(sent)
+            self._ranks.sends[self._rank, dst].append(sent)
             self._match(self._rank, dst)
-        return sent.handle
+        return sent
 
     def irecv(self, tensor: Tensor, src: int) -> Handle:
         """Raises ValueError for no other rank."""
         self._refuse(src)
-        received = _Posted(tensor, Handle(self._ranks, self._rank, f"waits to receive from rank {src}"))
+        received = Handle(self._ranks, self._rank, tensor, f"waits to receive from rank {src}")
         with self._ranks.changed:
-            self._ranks.channels[src, self._rank].receives.append(received)
+            self._ranks.receives[src, self._rank].append(received)
             self._match(src, self._rank)
-        return received.handle
+        return received
 
     def all_reduce(self, tensor: Tensor, op: Any = ReduceOp.SUM) -> None:
         """Their sum, or with `ReduceOp.AVG` their mean, in every rank's tensor. Raises ValueError for another `op`."""
         if op not in (ReduceOp.SUM, ReduceOp.AVG):
             raise ValueError("only ReduceOp.SUM and ReduceOp.AVG are there")
         self.when_exchanging()
-        handle = Handle(self._ranks, self._rank, "waits in all_reduce")
+        handle = Handle(self._ranks, self._rank, tensor, "waits in all_reduce")
         with self._ranks.changed:
             posted = self._ranks.reductions[self._reductions]
-            posted.append(_Posted(tensor, handle))
+            posted.append(handle)
             self._reductions += 1
             if len(posted) == self._ranks.count:
                 with torch.no_grad():
                     total = torch.stack([one.tensor.detach() for one in posted]).sum(0)
                     for one in posted:
                         one.tensor.copy_(total / self._ranks.count if op == ReduceOp.AVG else total)
-                        one.handle.is_done = True
+                        one.is_done = True
                 self._ranks.changed.notify_all()
         handle.wait()
 
@@ -154,16 +144,16 @@ class ThreadRank:
             raise ValueError(f"rank {self._rank} has no rank {other} to exchange with, among {self._ranks.count}")
 
     def _match(self, src: int, dst: int) -> None:
-        channel = self._ranks.channels[src, dst]
-        while channel.sends and channel.receives:
-            sent, received = channel.sends.popleft(), channel.receives.popleft()
+        sends, receives = self._ranks.sends[src, dst], self._ranks.receives[src, dst]
+        while sends and receives:
+            sent, received = sends.popleft(), receives.popleft()
             if sent.tensor.shape != received.tensor.shape:
                 raise ValueError(
                     f"rank {src} sends {list(sent.tensor.shape)}, rank {dst} receives {list(received.tensor.shape)}"
                 )
             with torch.no_grad():
                 received.tensor.copy_(sent.tensor)
-            sent.handle.is_done = received.handle.is_done = True
+            sent.is_done = received.is_done = True
         self._ranks.changed.notify_all()
 
 

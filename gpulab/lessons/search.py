@@ -19,12 +19,12 @@ from torch.utils.data import Dataset
 from gpulab.analysis.facts import facts
 from gpulab.errors import GpulabError
 from gpulab.formatting import factor, plural
-from gpulab.lessons.check import Checked, Table, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.figures import Block
+from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
+from gpulab.lessons.figures import Block, Lane, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, working_share
 from gpulab.options import is_quick
-from gpulab.views.drawing import GREY, own_style
+from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -41,7 +41,6 @@ Pair = tuple[float, float]  # time per sample, loss
 TRAINED_ON = 1440  # of 1797 digits; the others are for validation
 ENLARGED_PIXELS = 192
 QUICK_TRIALS, QUICK_BATCHES = 4, 16  # the lesson's rule stops none of the first three, after ten batches
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 
 class SearchDigits(Dataset[tuple[Tensor, int]]):
@@ -251,14 +250,12 @@ _MARKS = {"dense": "s", "conv": "o", "depthwise": "^"}
 
 def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
     """Loss against time per sample; a line through the front, and a mark at the top for each trial that was stopped."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter
 
-    with own_style():
-        figure = Figure(figsize=(8, 3.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
-        front = front_of(trials)
-        ended = [t for t in trials if t.loss is not None and math.isfinite(t.loss)]
+    front = front_of(trials)
+    ended = [t for t in trials if t.loss is not None and math.isfinite(t.loss)]
+    title = title or f"{plural(len(trials), 'trial')}, the front in blue"
+    with plot(8, 3.6, title, "time per sample, us (measured)", "validation loss") as (figure, axes):
         for kind, mark in _MARKS.items():
             mine = [t for t in ended if t.choice["kind"] == kind]
             colours = [PARTS["compute"].colour if t in front else "#A9B4C0" for t in mine]
@@ -288,9 +285,6 @@ def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         axes.yaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.set_xlabel("time per sample, us (measured)", size=9)
-        axes.set_ylabel("validation loss", size=9)
-        axes.set_title(title or f"{plural(len(trials), 'trial')}, the front in blue", loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6, which="major")
         axes.legend(fontsize=8, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     return figure
@@ -298,13 +292,11 @@ def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
 
 def search_lanes(stop_after: float = math.inf) -> list[Block]:
     """A model of six trials one after the other, three of which are slow and stopped after `stop_after` seconds."""
-    blocks, start = [], 0.0
+    lane = Lane()
     for number, length in enumerate((2.0, 9.0, 2.5, 8.0, 2.0, 9.0), 1):
         is_slow = length > 4
-        shown = min(length, stop_after) if is_slow else length
-        blocks.append(Block(start, shown, "wait" if is_slow else "compute", str(number)))
-        start += shown
-    return blocks
+        lane.add(min(length, stop_after) if is_slow else length, "wait" if is_slow else "compute", str(number))
+    return lane.blocks
 
 
 # -- exercises ---------------------------------------------------------------------------------------------------------
@@ -323,10 +315,9 @@ TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a tra
 )
 
 
+@exercise()
 def check_pareto(pareto: object) -> Checked:
     """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
-    if is_unanswered(pareto):
-        return unanswered(BEGIN)
     if not callable(pareto):
         return wrong(f"`pareto` is a {type(pareto).__name__}, and a function is wanted.")
     for number, trials in enumerate(_tables()):
@@ -335,7 +326,9 @@ def check_pareto(pareto: object) -> Checked:
         except Exception as e:
             return wrong(f"It does not run on {_written(trials)}. {type(e).__name__}: {e}")
         if given is None:
-            return unanswered(BEGIN) if number == 0 else wrong(f"It returns nothing for {_written(trials)}.")
+            if number == 0:
+                raise NoAnswer
+            return wrong(f"It returns nothing for {_written(trials)}.")
         hint = _front_hint(trials, given)
         if hint:
             return wrong(hint)
@@ -401,10 +394,9 @@ def _written(trials: Sequence[Pair]) -> str:
     return f"[{', '.join(f'({t:g}, {loss:g})' for t, loss in trials)}]" if len(trials) <= 8 else "of the notebook"
 
 
+@exercise()
 def check_choice(choose: object) -> Checked:
     """Whether `choose(trials, most_us)` is the trial with the lowest loss that keeps to the budget, or None."""
-    if is_unanswered(choose):
-        return unanswered(BEGIN)
     if not callable(choose):
         return wrong(f"`choose` is a {type(choose).__name__}, and a function is wanted.")
     answers: list[object] = []
@@ -421,7 +413,7 @@ def check_choice(choose: object) -> Checked:
             return wrong(f"It does not run with {case}. {type(e).__name__}: {e}")
         hint = _choice_hint(trials, most_us, given)
         if hint and given is None and not any(answers):
-            return unanswered(BEGIN)
+            raise NoAnswer
         if hint:
             return wrong(f"{case} gives {given}. {hint}")
         answers.append(given)
@@ -520,11 +512,8 @@ CURVES: tuple[Curve, ...] = (  # recorded on two cores, torch 2.13, without the 
 
 def draw_curves() -> Figure:
     """The recorded first steps: those worth their rest, those that are hopeless, and those in between."""
-    from matplotlib.figure import Figure
-
-    with own_style():
-        figure = Figure(figsize=(8, 3.6), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title = "recorded: time per sample of the first steps of 12 trials"
+    with plot(8, 3.6, title, "step", "us per sample") as (figure, axes):
         steps = range(1, len(BEST.step_us) + 1)
         shown: set[str] = set()
         for curve in CURVES:
@@ -545,18 +534,14 @@ def draw_curves() -> Figure:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter("{x:g}")
         axes.set_xticks(list(steps))
-        axes.set_xlabel("step", size=9)
-        axes.set_ylabel("us per sample", size=9)
-        axes.set_title("recorded: time per sample of the first steps of 12 trials", loc="left", size=10)
         axes.grid(color="#DDDDDD", lw=0.6, which="major")
         figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=4)
     return figure
 
 
+@exercise()
 def check_should_stop(should_stop: object) -> Checked:
     """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and ends the hopeless."""
-    if is_unanswered(should_stop):
-        return unanswered(BEGIN)
     if not callable(should_stop):
         return wrong(f"`should_stop` is a {type(should_stop).__name__}, and a function is wanted.")
     stopped: list[int] = []
@@ -567,8 +552,8 @@ def check_should_stop(should_stop: object) -> Checked:
             times_us = [scale * us for us in curve.step_us]
             try:
                 ends[curve] = _stopped_after(should_stop, times_us, best)
-            except _NotBegun:
-                return unanswered(BEGIN)
+            except NoAnswer:
+                raise
             except Exception as e:
                 return wrong(f"It does not run on the trial {curve.words!r}. {type(e).__name__}: {e}")
         hint = _stopping_hint(ends)
@@ -590,12 +575,8 @@ def _stopped_after(should_stop: Callable[..., object], times_us: Sequence[float]
     """The number of the step after which it ended the trial, asked after every one; None: never."""
     answers = [should_stop(list(times_us[:n]), best_us) for n in range(1, len(times_us) + 1)]
     if all(answer is None for answer in answers):
-        raise _NotBegun
+        raise NoAnswer
     return next((n for n, answer in enumerate(answers, 1) if answer), None)
-
-
-class _NotBegun(Exception):
-    """A function that returns nothing at all."""
 
 
 def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:

@@ -24,21 +24,19 @@ from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError
 from gpulab.formatting import duration, percent, plural
 from gpulab.launch.launcher import OF_THE_KERNEL, python
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.figures import COLOURS
+from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.figures import COLOURS, plot
 from gpulab.lessons.guesses import Question, share
 from gpulab.lessons.measured import Faster
 from gpulab.lessons.sharing_process import KINDS, Stretch
 from gpulab.options import is_quick
 from gpulab.tuning.compare.statistics import paired
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.drawing import own_style
 from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 # -- a fleet of recorded jobs ------------------------------------------------------------------------------------------
 
@@ -231,12 +229,9 @@ _KIND_WORDS = {"starved": "starved: waits for data", "busy": "busy: only compute
 
 def draw_shared(measured: Sequence[Shared]) -> Figure:
     """Steps per second by kind: alone, and two at once, one on top of the other."""
-    from matplotlib.figure import Figure
-
     first, second = COLOURS["compute"], "#8FB4DA"
-    with own_style():
-        figure = Figure(figsize=(8, 1.1 + 0.85 * len(measured)), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    title, x = "Two trainings on one core", "steps per second on one core (measured)"
+    with plot(8, 1.1 + 0.85 * len(measured), title, x, bare="top right") as (figure, axes):
         names = []
         for row, one in enumerate(measured):
             alone = float(np.median([stretch.per_s for stretch in one.alone]))
@@ -252,11 +247,7 @@ def draw_shared(measured: Sequence[Shared]) -> Figure:
             names += [(at[0], f"{_KIND_WORDS[one.kind]}\nalone"), (at[1], "two at once")]
         axes.set_yticks([at for at, _ in names], [name for _, name in names], size=8)
         axes.invert_yaxis()
-        axes.set_xlabel("steps per second on one core (measured)", size=9)
         axes.set_xlim(0, 1.3 * axes.get_xlim()[1])
-        axes.set_title("Two trainings on one core", loc="left", size=10)
-        for side in ("top", "right"):
-            axes.spines[side].set_visible(False)
     return figure
 
 
@@ -298,10 +289,9 @@ _HOURS_CASES: tuple[tuple[int, float, float | None], ...] = (
 )
 
 
+@exercise(given=_HOURS_CASES[0])
 def check_hours(wasted_gpu_hours: Any) -> Checked:
     """Whether `wasted_gpu_hours(gpus, wall_s, idle_fraction)` is what fleet computes; None stays None."""
-    if is_unanswered(wasted_gpu_hours) or wasted_gpu_hours(*_HOURS_CASES[0]) is None:
-        return unanswered(BEGIN)
     for case in _HOURS_CASES:
         gpus, wall_s, idle = case
         wanted = None if idle is None else gpus * wall_s / 3600 * idle
@@ -343,10 +333,9 @@ MOST_BUSY = 0.9
 _FLEETS = 200
 
 
+@exercise(given=({"a": (0.5, 0.5)}, MOST_BUSY))
 def check_together(put_together: Any) -> Checked:
     """Whether `put_together(jobs, most)` groups jobs so that no device gets too much, on as few as first fit needs."""
-    if is_unanswered(put_together) or put_together({"a": (0.5, 0.5)}, MOST_BUSY) is None:
-        return unanswered(BEGIN)
     needed = enough = 0
     for jobs in _fleets():
         groups = put_together(dict(jobs), MOST_BUSY)

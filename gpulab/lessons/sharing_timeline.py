@@ -5,14 +5,14 @@ It explains and measures nothing: every drawing says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
 from gpulab.formatting import plural
-from gpulab.lessons.figures import Block, Kind, draw_lanes
-from gpulab.lessons.model_timeline import ByHand
+from gpulab.lessons.figures import Block, ByHand, Kind, Lane, by_hand, draw_lanes
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -50,7 +50,7 @@ class Setting(Struct, frozen=True):
 class Played(Struct, frozen=True):
     """What the jobs do over time, and how many steps each makes in the time of one that is alone."""
 
-    lanes: tuple[tuple[Block, ...], ...]
+    lanes: list[list[Block]]
     each: tuple[float, ...]
 
     @property
@@ -90,8 +90,8 @@ def play(setting: Setting) -> Played:
             if device_ms[job] < 1e-9:
                 host_ms[job], device_ms[job] = STEP_MS - busy_ms, busy_ms
     counted = _PLAYED_STEPS - _UNCOUNTED_MS / STEP_MS
-    drawn = (_blocks(of_job, begin) for of_job, begin in zip(kinds, begin_ms, strict=True))
-    return Played(tuple(map(tuple, drawn)), tuple(number / counted for number in steps))
+    drawn = [_blocks(of_job, begin) for of_job, begin in zip(kinds, begin_ms, strict=True)]
+    return Played(drawn, tuple(number / counted for number in steps))
 
 
 def _speed(setting: Setting, ready: int, *, is_its_turn: bool) -> float:
@@ -102,13 +102,12 @@ def _speed(setting: Setting, ready: int, *, is_its_turn: bool) -> float:
     return min(1.0, 100 * room / setting.fills_pct)
 
 
-def _blocks(kinds: Sequence[Kind], begin: int) -> Iterator[Block]:
+def _blocks(kinds: Sequence[Kind], begin: int) -> list[Block]:
     """What is drawn of a lane: one block for each stretch of the same kind."""
-    shown, start = kinds[: max(0, _DRAWN_STEPS * STEP_MS - begin)], 0
-    for end in range(1, len(shown) + 1):
-        if end == len(shown) or shown[end] != shown[start]:
-            yield Block(begin + start, end - start, shown[start])
-            start = end
+    lane = Lane(free=begin)
+    for kind, stretch in groupby(kinds[: max(0, _DRAWN_STEPS * STEP_MS - begin)]):
+        lane.add(len([*stretch]), kind)
+    return lane.blocks
 
 
 def draw(setting: Setting) -> Figure:
@@ -124,21 +123,10 @@ def draw(setting: Setting) -> Figure:
 
 def turn_by_hand() -> ByHand | Figure:
     """Sliders for the model; without ipywidgets the drawing of the first setting."""
-    try:
-        from ipywidgets import Dropdown, IntSlider, interactive
-    except ImportError:
-        return draw(Setting())
-    from IPython.display import display
-
-    def shown(**values: Any) -> None:
-        display(draw(Setting(**values)))  # type: ignore[no-untyped-call]
-
-    later = {"continuous_update": False}
-    sliders = interactive(
-        shown,
-        jobs=IntSlider(2, 1, MOST_JOBS, description="jobs", **later),
-        busy_pct=IntSlider(30, 5, 100, step=5, description="busy %", **later),
-        fills_pct=IntSlider(100, 10, 100, step=10, description="fills %", **later),
-        way=Dropdown(options=WAYS, description="shared by"),
-    )
-    return ByHand(sliders, lambda: draw(Setting()))
+    sliders = {
+        "jobs": ("jobs", 1, MOST_JOBS, 1),
+        "busy_pct": ("busy %", 5, 100, 5),
+        "fills_pct": ("fills %", 10, 100, 10),
+        "way": ("shared by", *WAYS),
+    }
+    return by_hand(draw, Setting(), sliders)

@@ -14,15 +14,15 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare, core_share
 from gpulab.formatting import percent, plural
-from gpulab.lessons.check import QUIETER, Checked, Table, is_unanswered, right, unanswered, undecided, wrong
-from gpulab.lessons.figures import WIDTH_IN
-from gpulab.lessons.guesses import Question, share
-from gpulab.lessons.measured import communicating_share, faster_than, ranks_named, working_share
-from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, bubble, play_pipeline
+from gpulab.lessons.check import QUIETER, Checked, NoAnswer, Table, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.figures import WIDTH_IN, plot
+from gpulab.lessons.guesses import Question, share, times_between
+from gpulab.lessons.measured import communicating_share, ranks_named, working_share
+from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, batches, bubble, play_pipeline
 from gpulab.lessons.stages import FORWARD, noted
 from gpulab.run import Run
 from gpulab.timeline import spans
-from gpulab.views.drawing import GREY, own_style
+from gpulab.views.drawing import GREY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 LARGEST_BUBBLE = 0.1  # wanted in exercise 1
 KEPT, WHOLE, SHARDED = "kept_bytes", "whole_bytes", "sharded_bytes"  # the words under which ranks note their bytes
 ONE, EIGHT, ALTERNATING, CHOSEN = "one-micro-batch", "eight-micro-batches", "one-forward-one-backward", "my-pipeline"
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 
 
 # -- what the ranks measured -------------------------------------------------------------------------------------------
@@ -70,13 +69,9 @@ def bubbles(*names: str) -> Table:
 
 def draw_bubbles(*names: str) -> Figure:
     """The formula's bubble over the number of micro-batches, and each run of that name as a point where it measured."""
-    from matplotlib.figure import Figure
-
     measured = {name: one for name in names if (one := _measured_pipeline(name)) is not None}
     counts = np.arange(1, 65)
-    with own_style():
-        figure = Figure(figsize=(WIDTH_IN, 3.2), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+    with plot(WIDTH_IN, 3.2, x="micro-batches", y="bubble, % of a step") as (figure, axes):
         for stages, style in ((2, "-"), (4, "--"), (8, ":")):
             formula = 100 * np.array([bubble(stages, int(m)) for m in counts])
             axes.plot(counts, formula, style, color=GREY, label=f"formula, {stages} stages")
@@ -85,9 +80,7 @@ def draw_bubbles(*names: str) -> Figure:
         axes.set_xscale("log", base=2)
         ticks = [1, 2, 4, 8, 16, 32, 64]
         axes.set_xticks(ticks, [str(m) for m in ticks])
-        axes.set_xlabel("micro-batches", size=9)
         axes.set_ylim(0, 100)
-        axes.set_ylabel("bubble, % of a step", size=9)
         axes.legend(loc="upper right", fontsize=8, frameon=False)
     return figure
 
@@ -109,15 +102,8 @@ def _noted_by_first(name: str, word: str) -> int | None:
     return noted(ranks[0], word) if ranks else None
 
 
-def _kept_share() -> float | None:
-    """What rank 0 keeps of activations with 1F1B, as a share of what it keeps with GPipe."""
-    most, least = _noted_by_first(EIGHT, KEPT), _noted_by_first(ALTERNATING, KEPT)
-    return least / most if most and least is not None else None
-
-
-def _sharded_share() -> float | None:
-    whole, sharded = _noted_by_first("sharded", WHOLE), _noted_by_first("sharded", SHARDED)
-    return sharded / whole if whole and sharded is not None else None
+def _share_noted(part: int | None, whole: int | None) -> float | None:
+    return part / whole if whole and part is not None else None
 
 
 def _exchanging_share() -> float | None:
@@ -129,24 +115,25 @@ def _exchanging_share() -> float | None:
 # -- exercise 1: enough micro-batches ----------------------------------------------------------------------------------
 
 
+@exercise("Let the function return a number, run that cell and the one below it, then this one again.")
 def check_micro_batches(my_micro_batches: Any) -> Checked:
     """Whether the run with as many micro-batches has a bubble below a tenth."""
     answer = my_micro_batches() if callable(my_micro_batches) else my_micro_batches
-    if is_unanswered(answer):
-        return unanswered("Let the function return a number, run that cell and the one below it, then this one again.")
+    if answer in (None, ...):
+        raise NoAnswer
     if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
         return wrong(f"{answer!r} is no number of micro-batches: a whole number from 1 to 64 is wanted.")
     ranks = ranks_named(CHOSEN)
     ran_with = micro_batches_of(ranks[0]) if ranks else None
     if ran_with != answer:
-        ran = "has no run yet" if ran_with is None else f"ran with {_batches(ran_with)}"
+        ran = "has no run yet" if ran_with is None else f"ran with {batches(ran_with)}"
         return unanswered(f"The pipeline {ran}, and the answer is {answer}: run the cell below the function again.")
     measured, formula = measured_bubble(CHOSEN), bubble(len(ranks), answer)
     if measured is None:
         return undecided(f"Where the time of the run's steps went is not measurable. {QUIETER}")
     figures = f"Measured: {percent(measured)}; the formula says {percent(formula)}."
     if measured < LARGEST_BUBBLE:
-        return right(f"{figures} {_batches(answer)} of {plural(max(1, 64 // answer), 'sample')} each.")
+        return right(f"{figures} {batches(answer)} of {plural(max(1, 64 // answer), 'sample')} each.")
     if formula >= LARGEST_BUBBLE:
         return wrong(f"{figures} With p = {len(ranks)} the bubble is 1 / (m + 1): which m makes it less than a tenth?")
     if _is_disturbed(ranks):
@@ -155,10 +142,6 @@ def check_micro_batches(my_micro_batches: Any) -> Checked:
         f"{figures} What the formula leaves out is what each micro-batch costs by itself: its messages and its "
         "operators. Try fewer that still are enough by the formula."
     )
-
-
-def _batches(count: int) -> str:
-    return "1 micro-batch" if count == 1 else f"{count} micro-batches"
 
 
 def _is_disturbed(ranks: list[Run]) -> bool:
@@ -177,24 +160,22 @@ def _is_disturbed(ranks: list[Run]) -> bool:
 # -- exercise 2: one forward, one backward -----------------------------------------------------------------------------
 
 
+@exercise()
 def check_schedule(my_schedule: Any) -> Checked:
     """Whether `my_schedule(stage, stages, micro_batches)` is an order with GPipe's bubble that keeps as few as 1F1B."""
-    if is_unanswered(my_schedule):
-        return unanswered(BEGIN)
     for stages, micro_batches in ((1, 3), (2, 4), (4, 8), (3, 2), (4, 3)):
         given = [my_schedule(stage, stages, micro_batches) for stage in range(stages)]
         if all(order is None for order in given):
-            return unanswered(BEGIN)
-        where = f"With {plural(stages, 'stage')} and {_batches(micro_batches)}"
-        hint = next((hint for s, order in enumerate(given) if (hint := _incomplete(order, micro_batches, s))), "")
-        if hint:
-            return wrong(f"{where}: {hint}")
+            raise NoAnswer
+        where = f"With {plural(stages, 'stage')} and {batches(micro_batches)}"
+        for stage, order in enumerate(given):
+            if hint := _incomplete(order, micro_batches, stage):
+                return wrong(f"{where}: {hint}")
         try:
             played = play_pipeline(lambda stage, *_: given[stage], stages, micro_batches)  # noqa: B023
         except Deadlock as deadlock:
             return wrong(f"{where} the stages wait for each other, and for ever: {deadlock}. Stages count from 0.")
-        hint = _wasteful(played, stages, micro_batches)
-        if hint:
+        if hint := _wasteful(played, stages, micro_batches):
             return wrong(f"{where} {hint}")
     return right(
         "It has the bubble of GPipe, and stage s of p never keeps more than p - s micro-batches, whatever m is."
@@ -234,7 +215,7 @@ def _wasteful(played: PlayedPipeline, stages: int, micro_batches: int) -> str:
         most = min(stages - stage, micro_batches)
         if kept > most:
             return (
-                f"stage {stage} keeps the activations of {_batches(kept)} at once, and {most} are enough. First as "
+                f"stage {stage} keeps the activations of {batches(kept)} at once, and {most} are enough. First as "
                 "many forward passes as there are stages after it, then one forward and one backward in turn."
             )
     return ""
@@ -248,15 +229,11 @@ def whole_block(x: Tensor, first: Tensor, first_bias: Tensor, second: Tensor, se
     return functional.gelu(x @ first.T + first_bias) @ second.T + second_bias
 
 
+@exercise()
 def check_tensor_parallel(my_part: Any) -> Checked:
     """Whether the parts of all ranks add up to the whole block, with its gradient, and each does its share of work."""
-    if is_unanswered(my_part):
-        return unanswered(BEGIN)
     for ranks in (1, 2, 4):
-        hint = _part_hint(my_part, ranks)
-        if hint == BEGIN:
-            return unanswered(BEGIN)
-        if hint:
+        if hint := _part_hint(my_part, ranks):
             return wrong(f"With {plural(ranks, 'rank')}: {hint}")
     return right(
         "The parts add up to the whole, gradients too, and each rank does its share of the arithmetic. Between the two "
@@ -272,7 +249,7 @@ def _part_hint(my_part: Any, ranks: int) -> str:
         with FlopCounterMode(display=False) as counter:
             part = my_part(*tensors, rank, ranks)
         if part is None:
-            return BEGIN
+            raise NoAnswer
         if not isinstance(part, Tensor) or part.shape != wanted.shape:
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             return f"rank {rank} gives {shape}, and a tensor of the shape {list(wanted.shape)} is wanted."
@@ -322,15 +299,12 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: measured_bubble(ONE),
         "of each step a rank has nothing to compute, with one micro-batch",
     ),
-    "micro-batches": Question(
-        "How many times as fast is the step with eight micro-batches?",
-        "times",
-        lambda: faster_than(ONE, EIGHT),
-        "with eight micro-batches",
+    "micro-batches": times_between(
+        "How many times as fast is the step with eight micro-batches?", ONE, EIGHT, "with eight micro-batches"
     ),
     "kept": share(
         "How much of GPipe's activations does rank 0 keep with 1F1B?",
-        _kept_share,
+        lambda: _share_noted(_noted_by_first(ALTERNATING, KEPT), _noted_by_first(EIGHT, KEPT)),
         "of GPipe's activations are kept by rank 0 with 1F1B",
     ),
     "exchanging": share(
@@ -340,7 +314,7 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "sharded": share(
         "What share of weights, gradients and Adam's state does each of two ranks keep?",
-        _sharded_share,
+        lambda: _share_noted(_noted_by_first("sharded", SHARDED), _noted_by_first("sharded", WHOLE)),
         "of weights, gradients and optimizer state are kept by each rank with FSDP",
     ),
 }

@@ -148,9 +148,9 @@ def _as_sample(image: Image) -> torch.Tensor:
     return torch.from_numpy((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
 
 
-def waiting_share(run: Run) -> float | None:
+def waiting_share(run: Run | None) -> float | None:
     """The share of a step that a run waited for data, as its report has it; None where that was not measured."""
-    return facts(run).data_wait_fraction
+    return None if run is None else facts(run).data_wait_fraction
 
 
 def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train) -> Checked:
@@ -288,18 +288,17 @@ def steps_ms(name: str, count: int) -> float:
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _waiting() -> float | None:
-    run = run_named("starving")
-    return None if run is None else waiting_share(run)
-
-
 def check_enough_workers(enough_workers: object) -> Checked:
     """Whether that is the smallest number of workers that is as good as the fastest of the sweep."""
     return check_enough(enough_workers, "how-many", "workers", as_written=0)
 
 
 QUESTIONS: Mapping[str, Question] = {
-    "waiting": share("What share of each step waits for data?", _waiting, "of each step waits for data"),
+    "waiting": share(
+        "What share of each step waits for data?",
+        lambda: waiting_share(run_named("starving")),
+        "of each step waits for data",
+    ),
     "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
     "limit": times("How many times as fast is it if loading costs nothing?", "no-loading", "with all data in memory"),
 }

@@ -16,9 +16,9 @@ from gpulab.api.profile import profile
 from gpulab.capture.meters.alerts import alerts_of
 from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.batch_size import Batch, DigitsInMemory
-from gpulab.lessons.check import Checked, Note, Table, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.guesses import Question, share
-from gpulab.lessons.measured import Faster, experiment_named, run_named, times_faster_with, working_share
+from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.measured import experiment_named, facts_named, run_named, working_share
 from gpulab.thresholds import DEFAULT
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.running.waiting import waiting
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 Mfu: TypeAlias = Callable[[float, float, float, bool], object]
 
-BEGIN = "Write the body of the function in place of the dots, then run that cell and this one again."
 MATRIX_OPERATORS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "linear")
 SPUN_S, SPUN_STEPS = 4.0, 40  # of each kernel on the one SM, where there is a GPU
 MATRIX_SIZE = 8192
@@ -333,10 +332,9 @@ _STEPS_DOWN = {  # why the first of two neighbours is never less than the second
 }
 
 
+@exercise("Put the names into a list, the largest share first, then run that cell and this one again.")
 def check_ladder(my_ladder: object) -> Checked:
     """Whether that is the ladder from the largest to the smallest share, without the one that is no rung."""
-    if is_unanswered(my_ladder):
-        return unanswered("Put the names into a list, the largest share first, then run that cell and this one again.")
     if isinstance(my_ladder, str) or not isinstance(my_ladder, Iterable):
         return wrong('A list of names is wanted: ["wall", …].')
     names = [" ".join(str(name).split()) for name in my_ladder]
@@ -388,10 +386,9 @@ STATEMENTS: Mapping[str, tuple[bool, str]] = {  # whether it is true, and what i
 }
 
 
+@exercise('Put the letters of the true statements in place of the dots, as "AB".')
 def check_statements(true_statements: object) -> Checked:
     """Whether these are the true statements about the table of nvidia-smi: letters, in a string, list or set."""
-    if is_unanswered(true_statements):
-        return unanswered('Put the letters of the true statements in place of the dots, as "AB".')
     if not isinstance(true_statements, Iterable):
         return wrong('Letters are wanted, as "AB".')
     letters = {letter for part in true_statements for letter in str(part).upper() if letter.isalnum()}
@@ -476,15 +473,14 @@ _MISTAKES: tuple[tuple[str, Callable[[Given], float]], ...] = (
 )
 
 
+@exercise()
 def check_mfu(my_mfu: Any) -> Checked:
     """Whether `my_mfu(forward_flop, samples_per_s, sheet_tflops, with_sparsity)` is right for some trainings."""
-    if is_unanswered(my_mfu):
-        return unanswered(BEGIN)
     if not callable(my_mfu):
         return wrong(f"That is a {type(my_mfu).__name__}, and a function is wanted.")
     got = [_asked(my_mfu, given) for given in CASES]
     if all(answer is None for answer in got):
-        return unanswered(BEGIN)
+        raise NoAnswer
     for answer in got:
         if isinstance(answer, bool) or not isinstance(answer, (int, float)):
             return wrong(f"It gives {answer!r}, and a number is wanted: does the function return its result?")
@@ -521,15 +517,6 @@ def _near(number: float, wanted: float) -> bool:
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
-def _polling() -> float | None:
-    run = run_named("polled")
-    return None if run is None else _thread_share(facts(run))
-
-
-def _without_waiting() -> Faster | None:
-    return times_faster_with("three-ways", "waiting", "none")
-
-
 def _best_mfu() -> float | None:
     """The largest of the ladders that were drawn: that of the setting which never waits."""
     shares = [one.rungs[-1].share for one in _latest.get("three-ways", ())]
@@ -537,13 +524,17 @@ def _best_mfu() -> float | None:
 
 
 QUESTIONS: Mapping[str, Question] = {
-    "without-waiting": Question(
+    "without-waiting": times(
         "How many times as fast is it when each batch is there at once?",
-        "times",
-        _without_waiting,
+        "three-ways",
         "with each batch there at once",
+        setting=("waiting", "none"),
     ),
-    "top": share("What does top show for it, in % of a core?", _polling, "of the time the training has a core"),
+    "top": share(
+        "What does top show for it, in % of a core?",
+        lambda: _thread_share(facts_named("polled")),
+        "of the time the training has a core",
+    ),
     "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the profiled steps reach (MFU)"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {

@@ -21,9 +21,7 @@ from gpulab.lessons.capstone import (
     draw_ladder,
     given_train,
     judge_order,
-    small_network,
     what_is_left,
-    wide_network,
 )
 from gpulab.lessons.figures import png
 from gpulab.lessons.pairs import Speed
@@ -56,7 +54,7 @@ def a_climb(comparison: Any, kept: dict[str, str]) -> Any:
 
 def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
     ladder = Ladder()
-    assert "run its cell first" in repr(ladder.add("data-first")) and repr(ladder) == "The ladder is empty."
+    assert repr(ladder) == "The ladder is empty."
     measured["data-first"] = compared(2.0)
     measured["batch-first"] = compared(3.0, spread=4.0, verdict="undecided")
     ladder.add("data-first")
@@ -167,7 +165,6 @@ def test_who_got_further_is_decided_by_intervals(
 @pytest.mark.parametrize(
     ("answer", "data", "batch", "state"),
     [
-        (..., 3.0, 1.2, "unanswered"),
         ("both", 3.0, 1.2, "wrong"),
         ("data", 3.0, 1.2, "right"),
         ("batch", 3.0, 1.2, "wrong"),
@@ -212,7 +209,6 @@ def one_update(dataset: Any, model: Any, samples: int) -> None:
 @pytest.mark.parametrize(
     ("answer", "state", "hint"),
     [
-        (..., "unanswered", "in place of the dots"),
         (dots, "unanswered", "in place of the dots"),
         (few_samples, "wrong", "was given 8 samples in training, and 48 are wanted"),
         (never_updates, "wrong", "updated 0 times"),
@@ -234,11 +230,3 @@ def test_the_same_training_is_judged_by_speed(
     checked = check_train(given_train)
     assert checked.state == state
     assert ("gpulab's report of your training says" in checked.hint) == (state == "wrong")
-
-
-def test_the_given_training_trains() -> None:
-    torch.manual_seed(0)
-    model = wide_network()
-    tried = capstone._tried(lambda dataset, m, samples: given_train(dataset, m, 16), capstone.distant_digits())
-    assert (tried.samples, tried.updates, tried.moved) == (16, 2, True)
-    assert model(torch.zeros(2, 1, 32, 32)).shape == small_network()(torch.zeros(2, 1, 32, 32)).shape == (2, 10)

@@ -12,18 +12,13 @@ from msgspec.structs import replace
 from gpulab.lessons import cost
 from gpulab.lessons.check import Note
 from gpulab.lessons.cost import (
-    CASES,
     bill,
     check_cheaper,
     draw_gpus,
-    hardware_table,
     step_time,
     times_as_dear,
 )
 from gpulab.lessons.fused_kernels import Peak
-from gpulab.lessons.guess_input import GuessInput
-from gpulab.lessons.guesses import reveal
-from gpulab.lessons.measured import Faster
 from gpulab.tuning.record import Experiment
 from tests.support.comparisons import a_comparison
 
@@ -67,11 +62,6 @@ def test_a_decision_is_judged_by_measured_figures(
     assert check_cheaper(answer).state == state, check_cheaper(answer)
 
 
-def test_nothing_is_decided_without_measurements() -> None:
-    assert check_cheaper("workers").state == "unanswered"
-    assert isinstance(bill("no-such", 2.5), Note) and isinstance(draw_gpus("no-such"), Note)
-
-
 def test_the_bill_has_a_row_per_setting(monkeypatch: pytest.MonkeyPatch) -> None:
     measured(monkeypatch, 0.5, 1.05, (30.0, 10.0))
     lines = repr(bill("two-workers", 3.6)).splitlines()
@@ -88,13 +78,6 @@ def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     [legend] = figure.legends
     assert [text.get_text() for text in legend.get_texts()] == ["waiting for data, as measured", "the rest"]
     assert not legend.get_window_extent().overlaps(figure.axes[0].get_window_extent())
-
-
-def test_a_price_is_revealed_as_a_price(monkeypatch: pytest.MonkeyPatch) -> None:
-    question = cost.QUESTIONS["workers"]
-    decided = replace(question, measure=lambda: Faster(2.2, sure=True))
-    assert "2.2 times as cheap with two workers" in reveal(2, decided).words
-    assert "times as cheap" in GuessInput("guess_workers", question).html()
 
 
 @pytest.mark.parametrize(
@@ -114,22 +97,10 @@ def test_what_is_undecided_has_no_price(monkeypatch: pytest.MonkeyPatch, verdict
     assert ("undecided: " in repr(bill("two-workers", 2.5))) == (verdict == "undecided")
 
 
-def test_the_table_has_every_gpu() -> None:
-    lines = repr(hardware_table()).splitlines()
-    assert len(lines) == 1 + len(cost.GPUS)
-    assert "67" in next(line for line in lines if line.startswith("H100"))
-    assert all(step_time(*case) > 0 for case in CASES)
-
-
 @pytest.mark.parametrize("gpus", [2, 3, 8])
 def test_a_ring_sends_every_part_twice_round(gpus: int) -> None:
     """Counted: each GPU sends a part of 1/n of the bytes in each of n - 1 steps, first to add up, then to hand out."""
     parameters, rate = 6e6, 3.0
     sent = sum(4 * parameters / gpus for _ in range(gpus - 1) for _ in ("add up", "hand out"))
     assert cost.exchange_ms(parameters, gpus, rate) == pytest.approx(sent / (rate * 1e9) * 1e3)
-
-
-def test_every_link_has_a_column() -> None:
-    head, *rows, last = cost.exchange_table().lines
-    assert all(link in head for link in cost.LINKS) and len(rows) == len(cost.MODELS)
-    assert "a model, not a measurement" in last
+    assert "a model, not a measurement" in cost.exchange_table().lines[-1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from matplotlib.figure import Figure
 
 from gpulab.lessons import bucket_timeline, model_timeline, pipeline_timeline, sharing_timeline
+from gpulab.lessons.batch_size import draw_knee
 from gpulab.lessons.bucket_timeline import Exchange
-from gpulab.lessons.figures import Block, Kind, draw_lanes, loading_lanes, png
-from gpulab.lessons.model_timeline import ByHand
+from gpulab.lessons.figures import Block, ByHand, Kind, draw_lanes, loading_lanes, png
+from gpulab.lessons.memory import draw_allocators, fragmented
 from gpulab.lessons.pipeline_timeline import Pipeline
+from gpulab.lessons.profile_first import draw_limit
+from gpulab.lessons.utilization import draw_sms
 
 WAITS = [("training", [Block(0, 1, "wait"), Block(1, 1, "compute")])]
 
@@ -66,9 +70,23 @@ def test_a_model_is_named_so_and_has_a_static_twin(turn: Callable[[], object], d
         widget.close()
 
 
-@pytest.mark.parametrize("drawn", [bucket_timeline.draw_sweet_spot(), bucket_timeline.draw_topologies(0.1)])
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        bucket_timeline.draw_sweet_spot(),
+        bucket_timeline.draw_topologies(0.1),
+        draw_allocators(fragmented()),
+        draw_knee(20),
+        draw_limit(),
+        draw_sms(),
+    ],
+)
 def test_a_formula_is_no_measurement(drawn: Figure) -> None:
-    assert "a model, not a measurement" in [text.get_text() for text in drawn.axes[0].texts]
+    axes = drawn.axes[0]
+    said = [drawn.get_suptitle(), axes.get_title(loc="left"), *(text.get_text() for text in axes.texts)]
+    assert re.search(
+        r"a (model|formula)(, not a measurement| of a GPU with 8 SMs, not a measurement|$)", "\n".join(said), re.M
+    )
 
 
 @pytest.mark.parametrize(

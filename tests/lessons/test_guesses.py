@@ -45,6 +45,12 @@ def test_what_is_no_number_is_named(guess: object) -> None:
     assert revealed.closeness == "no guess" and repr(guess) in revealed.words and revealed.guess is None
 
 
+def test_a_price_is_revealed_as_a_price() -> None:
+    question = Question("How cheap?", "times", lambda: Faster(2.2, sure=True), "with two workers", "as cheap")
+    assert "2.2 times as cheap with two workers" in reveal(2, question).words
+    assert "times as cheap" in GuessInput("guess_workers", question).html()
+
+
 def test_a_figure_that_was_not_measured_is_not_a_zero() -> None:
     assert revealed_share(40, None).closeness == "not measured"
     assert revealed_times(2, None).closeness == "not measured"

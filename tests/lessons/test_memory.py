@@ -14,12 +14,9 @@ from gpulab.formatting import size
 from gpulab.lessons.batch_size import DigitsInMemory
 from gpulab.lessons.memory import (
     Allocator,
-    activation_share,
     bytes_with_and_without,
     convolutions,
-    deep_network,
     draw_allocators,
-    draw_state,
     fragmented,
     kept_after,
     kept_by_each,
@@ -45,12 +42,6 @@ def test_what_a_step_keeps_is_counted(digits: DigitsInMemory) -> None:
     per_sample = (large.activations - small.activations) / 30
     assert per_sample == pytest.approx(small.activations / 10, rel=0.05), "a straight line over the batch"
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "nothing was trained"
-
-
-def test_activations_grow_with_the_batch(digits: DigitsInMemory) -> None:
-    model = deep_network(32, 2)
-    assert activation_share(model, digits, 512) > activation_share(model, digits, 8)
-    assert draw_state(model, digits, (8, 64)).axes[0].get_xlabel() == "MiB, measured"
 
 
 def test_checkpoints_keep_less_and_train_alike(digits: DigitsInMemory) -> None:
@@ -104,8 +95,7 @@ def test_blocks_never_overlap_and_never_exceed_the_device(requests: list[tuple[b
 def test_memory_that_is_free_may_not_be_enough() -> None:
     *_, last = fragmented()
     assert last.fault == "out of memory: 40 wanted, 70 free in all, 25 in one piece"
-    texts = [text.get_text() for text in draw_allocators(fragmented()).axes[0].texts]
-    assert "a model, not a measurement" in texts and last.fault in texts
+    assert last.fault in [text.get_text() for text in draw_allocators(fragmented()).axes[0].texts]
 
 
 def test_another_order_of_requests_leaves_one_piece() -> None:

@@ -13,16 +13,12 @@ from msgspec.structs import force_setattr
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.lessons import mixed_precision
-from gpulab.lessons.check import Note
 from gpulab.lessons.mixed_precision import (
     FORMATS,
     SmallLoss,
     at_most,
     autocast_table,
-    draw_formats,
-    draw_gains,
     draw_gradients,
-    draw_losses,
     format_table,
     lost_gradients,
     on_device,
@@ -47,9 +43,7 @@ def test_tf32_has_the_range_of_fp32_and_digits_of_fp16() -> None:
     fp32, tf32, fp16, _ = FORMATS
     assert (tf32.bits, tf32.exponent_bits, tf32.fraction_bits) == (19, fp32.exponent_bits, fp16.fraction_bits)
     lines = repr(format_table()).splitlines()
-    assert [line.split()[0] for line in lines[1:]] == ["fp32", "TF32", "fp16", "bf16"]
     assert "6.0e-08" in lines[3] and "1.0078125" in lines[4]
-    assert len(draw_formats().axes[0].collections) == 4
 
 
 def test_autocast_is_sorted_by_what_comes_out() -> None:
@@ -94,15 +88,6 @@ def test_a_table_of_products_says_what_was_timed(monkeypatch: pytest.MonkeyPatch
     assert "1.00 ms" in lines[1] and "400 µs" in lines[2] and "2.5 times as fast" in lines[3]
 
 
-def test_gains_are_drawn_where_they_were_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert isinstance(draw_gains({"never-ran": "nothing"}, DEVICE), Note)
-    monkeypatch.setattr(mixed_precision, "_product_speed", lambda a, b, dtype: Speed(0.5, (0.4, 0.6), 1.0, 2.0, 7))
-    monkeypatch.setattr(mixed_precision, "_gain", lambda name: (0.9, 0.5, (0.4, 0.7), True))
-    drawn = draw_gains({"one": "slower here"}, DEVICE)
-    assert not isinstance(drawn, Note)
-    assert [text.get_text() for text in drawn.axes[0].texts] == ["slower here"]
-
-
 def test_scaling_saves_gradients_until_they_overflow() -> None:
     study = SmallLoss()
     exact = study.gradients(None)
@@ -117,14 +102,9 @@ def test_scaling_saves_gradients_until_they_overflow() -> None:
     assert "lie below what fp16 can hold" in draw_gradients().axes[0].get_title(loc="left")
 
 
-def test_only_fp16_without_a_scale_does_not_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_fp16_without_a_scale_does_not_learn() -> None:
     study = SmallLoss()
     exact, plain = study.losses(None), study.losses(torch.float16)
     scaled, short = study.losses(torch.float16, scaled=True), study.losses(torch.bfloat16)
     assert exact[-1] < 1.7 < 2.0 < plain[-1]
     assert scaled[-1] == pytest.approx(exact[-1], abs=0.1) and short[-1] == pytest.approx(exact[-1], abs=0.1)
-    monkeypatch.setattr(SmallLoss, "losses", lambda self, dtype, scaled=False: [2.3, 1.2])
-    assert len(draw_losses().axes[0].lines) == 4
-
-
-# -- the exercise ------------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -66,50 +67,46 @@ def test_all_reduce_gives_the_sum_or_the_mean_to_all() -> None:
         return summed.item(), mean.item()
 
     assert run_ranks(work, 4).results == [(6, 1.5)] * 4
-    with pytest.raises(ValueError, match="only ReduceOp"):
-        run_ranks(lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX), 2)
 
 
-@pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_ranks_that_all_wait_are_noticed(ranks: int) -> None:
-    with pytest.raises(Deadlock, match="rank 0 waits in a send to rank 1; rank 1 waits in a send to rank"):
-        run_ranks(lambda dist: dist.send(torch.ones(1), (dist.get_rank() + 1) % ranks), ranks)
+def all_send(dist: ThreadRank) -> None:
+    dist.send(torch.ones(1), (dist.get_rank() + 1) % dist.get_world_size())
 
 
-def test_a_rank_that_is_left_alone_is_noticed() -> None:
-    def work(dist: ThreadRank) -> None:
-        for _ in range(1 + dist.get_rank()):
-            dist.all_reduce(torch.ones(1))
-
-    with pytest.raises(Deadlock, match="rank 1 waits in all_reduce"):
-        run_ranks(work, 2)
+def one_reduces_twice(dist: ThreadRank) -> None:
+    for _ in range(1 + dist.get_rank()):
+        dist.all_reduce(torch.ones(1))
 
 
-def test_what_a_rank_raises_comes_before_what_it_left_behind() -> None:
-    def work(dist: ThreadRank) -> None:
-        if dist.get_rank() == 1:
-            raise KeyError("mine")
-        dist.recv(torch.empty(1), 1)
-
-    with pytest.raises(KeyError, match="mine"):
-        run_ranks(work, 2)
+def one_fails(dist: ThreadRank) -> None:
+    if dist.get_rank() == 1:
+        raise KeyError("mine")
+    dist.recv(torch.empty(1), 1)
 
 
-def test_a_message_of_another_size_is_refused() -> None:
-    def work(dist: ThreadRank) -> None:
-        if dist.get_rank() == 0:
-            dist.send(torch.ones(2), 1)
-        else:
-            dist.recv(torch.ones(3), 0)
-
-    with pytest.raises(ValueError, match=r"rank 0 sends \[2\], rank 1 receives \[3\]"):
-        run_ranks(work, 2)
+def sizes_differ(dist: ThreadRank) -> None:
+    dist.send(torch.ones(2), 1) if dist.get_rank() == 0 else dist.recv(torch.ones(3), 0)
 
 
-@pytest.mark.parametrize("other", [2, -1, 0])
-def test_a_rank_that_is_not_there_gets_nothing(other: int) -> None:
-    with pytest.raises(ValueError, match="has no rank"):
-        run_ranks(lambda dist: dist.send(torch.ones(1), other if dist.get_rank() == 0 else 5), 2)
+@pytest.mark.parametrize(
+    ("work", "ranks", "error", "words"),
+    [
+        (all_send, 2, Deadlock, "rank 0 waits in a send to rank 1; rank 1 waits in a send to rank 0"),
+        (all_send, 4, Deadlock, "rank 3 waits in a send to rank 0"),
+        (one_reduces_twice, 2, Deadlock, "rank 1 waits in all_reduce"),
+        (one_fails, 2, KeyError, "mine"),  # and not what it left behind
+        (sizes_differ, 2, ValueError, r"rank 0 sends \[2\], rank 1 receives \[3\]"),
+        (lambda dist: dist.all_reduce(torch.ones(1), op=dist.ReduceOp.MAX), 2, ValueError, "only ReduceOp"),
+        (lambda dist: dist.send(torch.ones(1), 2), 2, ValueError, "has no rank"),
+        (lambda dist: dist.send(torch.ones(1), -1), 2, ValueError, "has no rank"),
+        (lambda dist: dist.send(torch.ones(1), dist.get_rank()), 2, ValueError, "has no rank"),
+    ],
+)
+def test_what_cannot_go_on_is_noticed(
+    work: Callable[[ThreadRank], None], ranks: int, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        run_ranks(work, ranks)
 
 
 def test_a_time_limit_ends_the_threads() -> None:

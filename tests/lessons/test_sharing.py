@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import io
-import json
 import os
 import subprocess
 from collections.abc import Iterator
@@ -36,7 +34,7 @@ from gpulab.lessons.sharing import (
     record_jobs,
     share_core,
 )
-from gpulab.lessons.sharing_process import WAITING, Stretch, answer
+from gpulab.lessons.sharing_process import WAITING, Stretch
 from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play
 from gpulab.store.folders import Store
 from tests.support.fork_server import python_with_torch
@@ -83,7 +81,10 @@ def test_jobs_are_recorded_each_in_its_own_folder(
 ) -> None:
     monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
     (folder / "my job.py").write_text(JOB)
+    mine = folder / "fleet" / "other" / ".gpulab" / "runs" / "mine"
+    mine.mkdir(parents=True)
     record_jobs("fleet", {"small": "'my job.py' 4", "other": "'my job.py' 8"})
+    assert mine.is_dir(), "a folder that is not the lesson's stays"
     assert capsys.readouterr().out == "2 jobs recorded in fleet: small, other\n"
     assert [(job.name, job.gpus) for job in jobs_of()] == [("small", 1), ("other", 1)]
     assert [line.split()[0] for line in jobs_table().lines] == ["job", "small", "other"]  # type: ignore[union-attr]
@@ -93,15 +94,6 @@ def test_jobs_are_recorded_each_in_its_own_folder(
     assert before.id != after.id, "recorded anew, not twice"
     with pytest.raises(GpulabError, match="The job none failed"):
         record_jobs("fleet", {"none": "no-such-script.py"})
-
-
-def test_a_folder_that_is_not_the_lessons_stays(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
-    mine = folder / "fleet" / "small" / ".gpulab" / "runs" / "mine"
-    mine.mkdir(parents=True)
-    (folder / "my job.py").write_text(JOB)
-    record_jobs("fleet", {"small": "'my job.py' 16"})
-    assert mine.is_dir()
 
 
 def test_without_jobs_there_is_nothing_to_judge(folder: Path) -> None:
@@ -173,14 +165,6 @@ def test_each_task_of_the_array_runs_its_own_job(tmp_path: Path) -> None:
 # -- two trainings on one core -----------------------------------------------------------------------------------------
 
 
-def test_every_line_is_answered() -> None:
-    said = io.StringIO()
-    answer(io.StringIO("starved 0.01\nbusy 0.01\n"), said)
-    ready, *lines = said.getvalue().splitlines()
-    starved, busy = (json.loads(line) for line in lines)
-    assert ready == "ready" and busy["asleep_s"] == 0.0 < starved["asleep_s"]
-
-
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
 def test_two_trainings_share_a_core_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     before = own_children()
@@ -237,12 +221,6 @@ def test_a_core_that_others_take_decides_nothing(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sharing._shared, disturbed.kind, disturbed)
     question = sharing.QUESTIONS[f"{disturbed.kind}-pair"]
     assert reveal(1, question).closeness == "undecided"
-
-
-def test_the_reveal_says_what_was_counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sharing._shared, "starved", STARVED)
-    words = reveal(1.9, sharing.QUESTIONS["starved-pair"]).words
-    assert words.startswith("Measured: 1.9 times as many steps per second by two starved trainings on one core.")
 
 
 def test_the_bars_are_the_medians() -> None:

@@ -124,10 +124,6 @@ def test_a_disturbed_run_is_not_held_against_the_answer(ran: Any) -> None:
     assert check_micro_batches(lambda: 4).state == "wrong", "by the formula alone"
 
 
-def test_no_answer_at_all_is_none() -> None:
-    assert check_micro_batches(...).state == "unanswered"
-
-
 @pytest.mark.parametrize(
     ("others", "own", "waits", "disturbed"),
     [(0.1, 0.05, 0.0, False), (1.0, 0.95, 0.0, False), (1.0, 0.05, 0.0, True), (0.1, 0.05, 0.3, True)],

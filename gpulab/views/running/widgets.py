@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
+from pathlib import Path
 from typing import Any, cast
 
 from gpulab.user_code import PACKAGE_FOLDER
@@ -74,7 +75,7 @@ class Offer:
         self._choices = tuple(choices)
         self._text = text
         self._key = uuid.uuid4().hex
-        self._widget: Any = _offer_class()(key=self._key)
+        self._widget: Any = hidden_widget(OFFER_MODULE)(key=self._key)
         self._widget.on_msg(self._heard)
 
     def html(self) -> str:
@@ -100,15 +101,14 @@ class Offer:
 
 
 @cache
-def _offer_class() -> Callable[..., Any]:
+def hidden_widget(module: Path) -> Callable[..., Any]:
+    """The class of a widget that is never displayed: it makes the output with its `key` alive until it is `over`."""
     import anywidget
     import traitlets
 
-    class OfferWidget(anywidget.AnyWidget):
-        """Never displayed."""
-
-        _esm = OFFER_MODULE.read_text(encoding="utf-8")
+    class HiddenWidget(anywidget.AnyWidget):
+        _esm = module.read_text(encoding="utf-8")
         key = traitlets.Unicode().tag(sync=True)
         over = traitlets.Bool(False).tag(sync=True)
 
-    return cast("Callable[..., Any]", OfferWidget)
+    return cast("Callable[..., Any]", HiddenWidget)
