@@ -24,7 +24,6 @@ DEVICES = {
     "A100": ("NVIDIA A100-SXM4-40GB", "8.0"),
     "H100": ("NVIDIA H100 80GB HBM3", "9.0"),
     "GTX 1660": ("NVIDIA GeForce GTX 1660", "7.5"),
-    "MI300X": ("AMD Instinct MI300X", "9.4"),
     "unknown": ("GPU (name not in the trace)", None),
 }
 
@@ -107,12 +106,11 @@ class Machine:
         memory: Memory | None = None,
         samples: Samples | None = None,
         unprofiled_us: float | None = None,
-        options: tuple[str, ...] = (),
         thresholds: Thresholds = DEFAULT,
         **changes: Any,
     ) -> RuleContext:
         """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
-        return RuleContext(self.facts(gpu, memory, samples, unprofiled_us, options, changes), thresholds)
+        return RuleContext(self.facts(gpu, memory, samples, unprofiled_us, changes), thresholds)
 
     def facts(
         self,
@@ -120,7 +118,6 @@ class Machine:
         memory: Memory | None = None,
         samples: Samples | None = None,
         unprofiled_us: float | None = None,
-        options: tuple[str, ...] = (),
         changes: dict[str, Any] | None = None,
     ) -> Facts:
         """The same without thresholds."""
@@ -148,7 +145,7 @@ class Machine:
             traced_numbers=tuple(range(before, before + traced)),
             memory=memory or Memory(),
             samples=samples or Samples(),
-            origin=TraceOrigin("made.json", 1, 1, "ns", 0, len(found), options=options),
+            origin=TraceOrigin("made.json", 1, 1, "ns", 0, len(found)),
             source="trace",
             loader=None,
             missing=(),

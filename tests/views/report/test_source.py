@@ -66,3 +66,11 @@ def test_a_knob_is_offered_where_it_can_be_turned(source: str, where: str) -> No
     shown = finding_sections(diagnosis, below_headline=True, source=source)[0]
     [words] = [row.cells[1] for row in shown.rows if row.cells[0] == "try it"]
     assert where in words and words.endswith("%%gpuprofile --ab workers=2")
+
+
+def test_an_edit_without_room_is_its_added_lines() -> None:
+    """A climb's ladder may fill the screen: what to write still stands on it."""
+    code = "--- a\n+++ b\n@@ -1 +1 @@\n-loader = DataLoader(data)\n+loader = DataLoader(data, num_workers=2)"
+    edit = Section("Keep it", code=code + "\n " * 30, lines=("This edit makes it permanent:",))
+    shown = text.first_screen("a", Headline("k", "It is faster.", "Measured.", "good"), (edit,), "The rest: …")
+    assert "  Keep it: +loader = DataLoader(data, num_workers=2)" in shown.splitlines()
