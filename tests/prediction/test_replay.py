@@ -228,15 +228,6 @@ def test_the_unchanged_window_of_a_real_trace(name: str) -> None:
     assert half.step_ns.sum() <= played.step_ns.sum()
 
 
-def test_a_device_bound_job_follows_its_device() -> None:
-    """v100_ddp_healthy: the GPU works 97 % of the time, the host waits in its launches."""
-    run = load_run(real_traces.path("v100_ddp_healthy"))
-    assert run.timeline is not None
-    replay = Replay(run, 0)
-    half = replay.play(Changes(device_factor=np.full(len(run.timeline), 0.5)))
-    assert np.median(half.step_ns) / np.median(replay.play().step_ns) == pytest.approx(0.5, abs=0.07)
-
-
 def test_of_a_large_window_only_median_steps_are_played() -> None:
     run = synthetic.gpu_case().run
     whole = Replay(run, 0).play()

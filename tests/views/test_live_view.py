@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -264,7 +264,8 @@ def test_stop_on_the_control_channel_is_answered(stage: FakeHandle) -> None:
 def test_two_runs_share_the_handler_and_the_last_takes_it_away() -> None:
     kernel, a, b = FakeKernel(), threading.Event(), threading.Event()
     undo_a, undo_b = accept_stop(kernel, "a", a.set), accept_stop(kernel, "b", b.set)
-    for content in cast("list[Any]", [None, {}, {"run": 7}, {"run": ["x"]}, "text"]):
+    without_a_run: list[Any] = [None, {}, {"run": 7}, {"run": ["x"]}, "text"]
+    for content in without_a_run:
         assert kernel.receive(content)["status"] == "error", "it names no run"
     undo_a()
     undo_a()

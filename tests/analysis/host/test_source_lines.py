@@ -227,41 +227,30 @@ class Slow(torch.utils.data.Dataset):
         return self.transform(torch.zeros(8)), i % 2
 """
 
-HELPER = """%%gpuprofile helper --no-live --trace-steps 6
-# a comment
-
+CELL = """%%time
+%%gpuprofile both --no-live --trace-steps 6
 def helper():
     time.sleep(0.03)
 
-Slow.pause = 0
 for x, y in DataLoader(Slow(), batch_size=8):
     nn.functional.cross_entropy(model(x), y).backward()
     opt.step()
     helper()
 """
 
-TRANSFORM = """%%time
-%%gpuprofile transform --no-live --trace-steps 6
-Slow.pause = 0.004
-for x, y in DataLoader(Slow(), batch_size=8):
-    nn.functional.cross_entropy(model(x), y).backward()
-    opt.step()
-"""
 
-
-def test_known_lines_of_real_cells(tmp_path: Path) -> None:
+def test_known_lines_of_a_real_cell(tmp_path: Path) -> None:
     (tmp_path / "slow_items.py").write_text(ITEMS)
     with kernel(tmp_path) as session:
-        for cell in (SETUP, HELPER, TRANSFORM):
+        for cell in (SETUP, CELL):
             assert session.run(cell).error is None
-        helper = session.value("found(gpulab.runs['helper'], False)")
-        transform = session.value("found(gpulab.runs['transform'], True)")
-        plain = session.value("[str(p) for p in gpulab.runs['transform'].places]")
-
+        transform, helper = (session.value(f"found(gpulab.runs['both'], {wait})") for wait in (True, False))
+        places = session.value("[str(p) for p in gpulab.runs['both'].places]")
         assert session.left_behind() == {}
-    assert helper == ["cell", 5, "time.sleep(0.03)", "helper"]
-    assert transform[0] == "slow_items.py" and transform[1:] == [12, "time.sleep(self.pause)", "Slow.transform"]
-    assert all(p.startswith(("line 4 of the cell: for", "line 5 of", "line 6 of")) for p in plain if "of the cell" in p)
+    assert helper == ["cell", 4, "time.sleep(0.03)", "helper"]
+    assert transform == ["slow_items.py", 12, "time.sleep(self.pause)", "Slow.transform"]
+    lines = ("line 4 of the cell: time", "line 6 of the cell: for", "line 7 of", "line 8 of", "line 9 of")
+    assert all(place.startswith(lines) for place in places if "of the cell" in place)
 
 
 def test_code_of_a_thread_is_seen_as_well() -> None:

@@ -26,7 +26,7 @@ from gpulab.views.running import live_plot
 from tests.support import synthetic
 from tests.support.core_readings import with_cores
 from tests.support.synthetic import HOSTILE, Case
-from tests.support.timeline_block import DecodedSpan, decoded
+from tests.support.timeline_block import decoded
 from tests.support.timelines import MAIN, STREAM, Span, timeline
 
 SCRIPTS = re.compile(r"<script([^>]*)>(.*?)</script>", re.DOTALL)
@@ -149,15 +149,6 @@ def test_no_two_spans_of_a_level_overlap_and_none_is_lost(drawn: list[Span]) -> 
 # The parts of the steps
 
 
-def strip_sums(pieces: list[DecodedSpan], step: dict[str, int]) -> Counter[str]:
-    return Counter(
-        {
-            label: sum(p.end - p.start for p in pieces if p.kind[0] == label and step["start"] <= p.start < step["end"])
-            for label in {p.kind[0] for p in pieces}
-        }
-    )
-
-
 @pytest.mark.parametrize("waited", [0.0, 0.4])
 @pytest.mark.parametrize("build", [synthetic.cpu_case, synthetic.gpu_case])
 def test_the_strip_places_the_account_in_time(build: Callable[[], Case], waited: float) -> None:
@@ -173,9 +164,12 @@ def test_the_strip_places_the_account_in_time(build: Callable[[], Case], waited:
     steps = {step["number"]: step for step in head["steps"]}
     rounded_ns = len(pieces) + len(PARTS) if waited else 0
     for step in account.steps:
-        sums = strip_sums(pieces, steps[str(step.number)])
-        assert all(abs(sums[wording.PARTS[part].label] - ns) <= rounded_ns for part, ns in step.parts_ns.items())
-        assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in wording.PARTS]
+        drawn, placed_ns = steps[str(step.number)], Counter[str]()
+        for piece in pieces:
+            if drawn["start"] <= piece.start < drawn["end"]:
+                placed_ns[piece.kind[0]] += piece.end - piece.start
+        assert all(abs(placed_ns[wording.PARTS[part].label] - ns) <= rounded_ns for part, ns in step.parts_ns.items())
+        assert drawn["parts"] == [step.parts_ns[part] for part in wording.PARTS]
 
 
 def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:

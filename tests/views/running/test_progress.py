@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from io import StringIO
 
 import IPython.display
 import pytest
@@ -12,13 +11,9 @@ import pytest
 from gpulab.tuning.plan import Progress
 from gpulab.views.running import progress as module
 from gpulab.views.running.progress import Progressing, share_done, words
+from tests.views.running.test_waiting import Terminal
 
 BLOCK = Progress("block 6 of 90: as written", 5, 90, 33.0, in_blocks=True)
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Handle:
