@@ -29,6 +29,7 @@ from gpulab.verdict import is_decided
 from tests.support import comparisons as made
 from tests.support import synthetic
 from tests.support.shell import shell_with_gpulab
+from tests.tuning.cells import CELL, SETUP
 
 ratios = st.floats(0.05, 20)
 
@@ -283,24 +284,6 @@ def test_a_board_that_cannot_be_written_costs_a_note_only(own_store: Path) -> No
     assert "cannot be written" in keep(replace(made.a_sweep(), comparisons=(predicted(),)))
 
 
-CELL = """
-for x, y in loader:
-    loss = torch.nn.functional.cross_entropy(model(x), y)
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-"""
-
-
-def names() -> dict[str, Any]:
-    torch = pytest.importorskip("torch")
-    data = torch.utils.data.TensorDataset(torch.randn(400, 8), torch.randint(0, 3, (400,)))
-    model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.ReLU(), torch.nn.Linear(16, 3))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = torch.utils.data.DataLoader(data, batch_size=4)
-    return {"torch": torch, "model": model, "optimizer": optimizer, "loader": loader}
-
-
 @pytest.fixture
 def any_range(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also the wide one that the steps of a busy machine give is a prediction."""
@@ -308,16 +291,19 @@ def any_range(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpulab.prediction.predict.WIDEST", math.inf)
 
 
-def foretold(namespace: dict[str, Any], knobs: dict[str, Any], code: str = CELL, **more: Any) -> Comparison:
+def foretold(knobs: dict[str, Any], **more: Any) -> Comparison:
     """A short experiment with these knobs, which has predicted them before."""
-    found = gpulab.experiment(code, knobs, namespace=namespace, pairs=5, steps=4, show=False, **more).result
+    names: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, names)
+    found = gpulab.experiment(CELL, knobs, namespace=names, pairs=5, steps=4, show=False, **more).result
+    assert names["loader"].batch_size == 4
     assert isinstance(found, Experiment) and found.comparisons[0].b.prediction is not None
     return found.comparisons[0]
 
 
 @pytest.mark.usefixtures("any_range")
 def test_an_experiment_foretells_and_keeps(own_store: Path) -> None:
-    found = foretold(names(), {"fused_optimizer": True})
+    found = foretold({"fused_optimizer": True})
     told = found.b.prediction
     assert told is not None and told.ratio is not None and told.ratio < 1
     board = gpulab.scoreboard().records
@@ -330,16 +316,15 @@ def test_an_experiment_foretells_and_keeps(own_store: Path) -> None:
 
 @pytest.mark.usefixtures("any_range")
 def test_a_larger_batch_is_predicted_from_short_runs() -> None:
-    space = names()
-    told = foretold(space, {"batch_size": 16}, save=False).b.prediction
+    told = foretold({"batch_size": 16}, save=False).b.prediction
     assert told is not None and told.ratio is not None
     assert "a step of 2 took" in told.basis and "16 took" not in told.basis
-    assert space["loader"].batch_size == 4 and not gpulab.scoreboard().records, "save=False keeps nothing"
+    assert not gpulab.scoreboard().records, "save=False keeps nothing"
 
 
 def test_a_variable_that_nobody_knows_is_refused() -> None:
-    told = foretold(names(), {"rate": 2.0}, f"rate = 1.0\n{CELL}", save=True).b.prediction
-    assert told is not None and "rate" in told.refused
+    told = foretold({"factor": 2.0}, save=True).b.prediction
+    assert told is not None and "factor" in told.refused
     assert not gpulab.scoreboard().records
 
 
