@@ -182,7 +182,6 @@ def test_ranks_without_a_gpu_are_left_out_where_others_have_one() -> None:
 NODE = "autograd::engine::evaluate_function: torch::autograd::AccumulateGrad"
 HOOK = [(MM, 0, 200), (NODE, 200, 600), ("torch::autograd::AccumulateGrad", 210, 40), ("aten::copy_", 500, 100)]
 GPU_PARTS = {"compute": 200, "communication": 100, "unknown": 700}
-OWN = [(MM, 250, 100), (MM, 500, 50), (REDUCE, 400, 350)]
 WAITS = [(MM, 0, 200), (MM, 300, 10), (REDUCE, 250, 480)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,11 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
-from gpulab.analysis.facts import facts
 from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US
 from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
-from gpulab.diagnosis.diagnose import FAULT, diagnose
+from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import headline
-from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
@@ -37,8 +34,6 @@ ASKED_FOR = {
     "key", "summary", "evidence", "recoverable_us_per_step", "confidence", "knob", "predicted_ratio",
     "predicted_interval", "source_line", "lesson",
 }  # fmt: skip
-BATCHES = {"small_batch", "memory_underused"}
-DATA = {"data_starved", "cpu_preprocessing", "storage_bound", "slow_collate"}
 
 
 @pytest.fixture
@@ -48,62 +43,6 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("GPULAB_DIR", str(tmp_path / "own"))
     (tmp_path / "own").mkdir()
     return tmp_path
-
-
-@functools.cache
-def _diagnosed(path: Path) -> Diagnosis:
-    run = gpulab.load(path)
-    assert isinstance(run, Run)
-    return diagnose(facts(run))
-
-
-def trace_of(name: str) -> Diagnosis:
-    return _diagnosed(real_traces.path(name))
-
-
-def no_larger_batch(found: Diagnosis) -> bool:
-    """Neither by key, nor by knob, nor in the words of a cure."""
-    asked = [f for f in found.findings if f.key in BATCHES or "batch_size" in dict(f.settings)]
-    return not asked and not any("larger batch" in f.cure or "batch size" in f.cure for f in found.findings)
-
-
-# Real traces
-
-
-def test_the_starved_trace_gives_back_what_its_cure_saved() -> None:
-    found = trace_of("v100_resnet50_workers0")
-    assert found.first.key == "data_starved" and found.first.recoverable_us_per_step is not None
-    assert 50e3 <= found.first.recoverable_us_per_step <= 60e3  # four workers saved 50 ms of each step
-    assert dict(found.first.settings) == {"workers": "2"} and found.first.prediction is not None
-    low, high = found.first.prediction.interval or (0, 0)
-    assert low <= 0.67 <= high  # measured with four workers: 0.67 to 0.70
-    assert {f.key for f in found.findings[1:]} == {"unfused_optimizer", "no_mixed_precision"}
-    assert no_larger_batch(found)
-
-
-def test_the_cured_trace_does_not_starve() -> None:
-    assert not (DATA & {f.key for f in trace_of("v100_resnet50_workers4").findings})
-
-
-def test_no_larger_batch_for_the_starving_h100() -> None:
-    found = trace_of("h100_owlv2_starved")
-    assert found.first.key == "data_starved"
-    assert no_larger_batch(found)
-
-
-@pytest.mark.parametrize("name", ["v100_ddp_healthy", "mi300_resnet_healthy"])
-def test_no_data_and_no_launch_finding_for_a_busy_gpu(name: str) -> None:
-    assert not ((DATA | {"launch_bound"}) & {f.key for f in trace_of(name).findings})
-
-
-@pytest.mark.parametrize("name", real_traces.SINGLE)
-def test_every_real_trace_has_one_headline_and_no_fault(name: str) -> None:
-    found = trace_of(name)
-    assert found.total_us is not None
-    assert sum(f.recoverable_us_per_step or 0 for f in found.findings) <= found.total_us * (1 + 1e-9)
-    assert not [u for u in found.untold if FAULT in u.record]
-    assert {f.key for f in found.findings} <= {k.key for k in kinds()}
-    assert sum(f.key in ("healthy", "cannot_tell") for f in found.findings) <= 1
 
 
 def test_the_ranks_of_a_job(somewhere: Path) -> None:

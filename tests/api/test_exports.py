@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import json
-import os
 from pathlib import Path
 
 import numpy as np
@@ -15,8 +14,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_command as commands
-from gpulab.api.arguments import split
-from gpulab.errors import GpulabError, StoreError
+from gpulab.errors import StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
 from gpulab.store import optional_packages, tables, tensorboard
 from gpulab.store.atomic_write import write_whole
@@ -24,6 +22,7 @@ from gpulab.store.folders import COLUMNS as COLUMNS_FILE
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.runs import Runs
 from gpulab.store.tensorboard import MOST_POINTS, plain_name
+from tests.api.test_runs_table import complaint, do
 from tests.support.strategies import runs as any_runs
 from tests.support.strategies import tiny_run
 
@@ -47,16 +46,6 @@ def runs(tmp_path: Path) -> Runs:
     found = Runs(store)
     found.export_with(commands.figures())
     return found
-
-
-def do(runs: Runs, line: str) -> str:
-    return str(commands.command(runs, split(line, "%gpulab runs"), "%gpulab runs"))
-
-
-def complaint(runs: Runs, line: str) -> str:
-    with pytest.raises(GpulabError) as caught:
-        do(runs, line)
-    return str(caught.value)
 
 
 # a row
@@ -181,12 +170,6 @@ def test_a_file_that_cannot_be_is_one_sentence(
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() == 0, reason="the superuser may write anywhere")
-def test_a_folder_without_the_right_to_write(runs: Runs, tmp_path: Path) -> None:
-    (tmp_path / "locked").mkdir(mode=0o500)
-    assert "cannot be written: permission denied." in complaint(runs, f"export {tmp_path / 'locked' / 'a.csv'}")
-
-
 def test_a_file_is_replaced_whole_or_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "a.csv"
     file.write_bytes(b"before")
@@ -226,25 +209,14 @@ def damage(folder: Path) -> None:
 def test_curves_have_a_point_per_step_and_per_reading() -> None:
     run = tiny_run()
     found = {curve.name: curve for curve in tensorboard.scalars(run)}
-    assert set(found) == {
-        "step/wall_ms",
-        "step/data_wait_ms",
-        "step/optimizer_ms",
-        "step/samples_per_s",
-        "curve/cpu_pct",
-    }
-    assert found["step/wall_ms"].value.tolist() == [10.0] * 6 and found["step/wall_ms"].number.tolist() == list(
-        range(6)
-    )
+    of_steps = {"step/wall_ms", "step/data_wait_ms", "step/optimizer_ms", "step/samples_per_s"}
+    assert set(found) == of_steps | {"curve/cpu_pct"}
+    wall = found["step/wall_ms"]
+    assert (wall.value.tolist(), wall.number.tolist()) == ([10.0] * 6, list(range(6)))
     assert found["step/samples_per_s"].value.tolist() == [3200.0] * 6
     assert found["curve/cpu_pct"].number.tolist() == [0, 10, 20, 30, 40, 50]
-
-
-def test_steps_of_unknown_samples_have_no_rate() -> None:
-    run = tiny_run()
     unknown = replace(run.steps, sample_count=np.full(6, -1, np.int64))
-    names = [curve.name for curve in tensorboard.scalars(replace(run, steps=unknown))]
-    assert "step/samples_per_s" not in names and "step/wall_ms" in names
+    assert of_steps - {c.name for c in tensorboard.scalars(replace(run, steps=unknown))} == {"step/samples_per_s"}
 
 
 def test_two_meters_of_one_name_keep_their_curves() -> None:
@@ -289,20 +261,13 @@ def test_tensorboard_reads_what_was_exported(runs: Runs, tmp_path: Path) -> None
     found = events(target / OLD)
     assert found["step/wall_ms"] == [(n, 10.0) for n in range(6)]
     assert found["curve/cpu_pct"] == [(0, 0.0), (10, 20.0), (20, 40.0), (30, 60.0), (40, 80.0), (50, 100.0)]
-
-
-def test_a_second_export_replaces_the_first(runs: Runs, tmp_path: Path) -> None:
-    pytest.importorskip("tensorboard")
-    pytest.importorskip("torch")
-    target = tmp_path / "tb"
-    runs.export_tensorboard(target)
     (target / OLD / "notes.txt").write_text("mine")
     runs.name(OLD, "a/b")
     runs.name(NEW, "new")
-    runs.export_tensorboard(target)
-    assert sorted(f.name for f in target.iterdir()) == [OLD, f"a_b {OLD}", f"new {NEW}"]
+    runs.export_tensorboard(target)  # in place of the first
+    assert sorted(f.name for f in target.iterdir()) == [OLD, f"a_b {OLD}", "mine", f"new {NEW}"]
     assert [f.name for f in (target / OLD).iterdir()] == ["notes.txt"], "what is not ours stays"
-    assert events(target / f"a_b {OLD}")["step/wall_ms"] == [(n, 10.0) for n in range(6)]
+    assert events(target / f"a_b {OLD}") == found
 
 
 def test_a_writer_that_is_not_installed_is_named(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

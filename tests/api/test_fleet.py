@@ -18,12 +18,13 @@ from gpulab.api import fleet as command
 from gpulab.api.fleet import fleet, terminal
 from gpulab.cli import main
 from gpulab.errors import StoreError, UsageError
-from gpulab.run import Category, Device, Job, Lane, Run, Samples, Series
+from gpulab.run import Category, Device, Job, Run, Samples, Series
 from gpulab.run_summary import VERSION
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store
 from gpulab.store.runs import Runs
 from gpulab.store.summaries import FILE, stores_in
 from tests.support.strategies import tiny_run
+from tests.support.timelines import MAIN, STREAM, Span, timeline
 
 HOUR_NS = 3_600_000_000_000
 
@@ -36,24 +37,14 @@ def gpu_run(number: int, busy: float, hours: float = 1.0, *, job: Job | None = N
     """A run on a GPU whose profiled step has one kernel, as long as that share of it."""
     run = tiny_run(id_of(number))
     assert run.timeline is not None
-    old = run.timeline
-    start, end = old.window_ns
-    length_ns = np.append(old.duration_ns, int((end - start) * busy))
-    order = np.lexsort((-length_ns, np.append(old.start_ns, start)))  # parents first
-    timeline = replace(
-        old,
-        start_ns=np.append(old.start_ns, start)[order],
-        duration_ns=length_ns[order],
-        name_id=np.append(old.name_id, 0).astype(np.int32)[order],
-        category=np.append(old.category, Category.KERNEL).astype(np.uint8)[order],
-        lane_id=np.append(old.lane_id, 1).astype(np.int32)[order],
-        correlation=np.append(old.correlation, 0)[order],
-        lanes=(*old.lanes, Lane("stream", 0, 7, "stream 7")),
-        extra={name: np.append(values, np.nan)[order] for name, values in old.extra.items()},
-    )
-    device = Device("cuda", "a GPU", 0)
-    wall_ns = int(hours * HOUR_NS)
-    return replace(run, device=device, timeline=timeline, wall_ns=wall_ns, job=job, created=created or run.created)
+    start, end = run.timeline.window_ns
+    spans = [
+        Span("aten::mm", Category.CPU_OP, MAIN, start, end - start),
+        Span("gemm", Category.KERNEL, STREAM, start, int((end - start) * busy)),
+    ]
+    recorded = replace(timeline(spans), window_ns=(start, end))
+    device, wall_ns = Device("cuda", "a GPU", 0), int(hours * HOUR_NS)
+    return replace(run, device=device, timeline=recorded, wall_ns=wall_ns, job=job, created=created or run.created)
 
 
 def curve_run(number: int, percent: float, hours: float) -> Run:

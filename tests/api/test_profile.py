@@ -20,6 +20,15 @@ from gpulab.trace.profiler_result import Recording
 from gpulab.views.report.sections import opening
 
 
+def train(steps: int) -> None:
+    model, x = nn.Linear(4, 2), torch.ones(3, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+
 def test_a_profile_runs_once() -> None:
     p = gpulab.profile("once", show=False, save=False, trace=False)
     with p:
@@ -61,13 +70,9 @@ def test_the_first_step_does_not_begin_before_the_code(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_code_that_fails_to_clean_up_after_its_end_has_ended(fails: bool) -> None:
-    model, x = nn.Linear(4, 2), torch.ones(3, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gpulab.profile("tidy", steps=8, show=False, save=False, trace=False) as p:
         try:
-            for _ in range(40):
-                model(x).sum().backward()
-                optimizer.step()
+            train(40)
         finally:
             if fails:
                 raise RuntimeError("the loader is only half there")
@@ -89,13 +94,8 @@ def test_a_frame_stays_whose_folder_only_begins_as_ours(folder: str) -> None:
 
 
 def test_a_loop_shorter_than_asked_still_has_a_breakdown() -> None:
-    model, x = nn.Linear(4, 2), torch.ones(3, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with gpulab.profile("short", steps=200, show=False, save=False) as p:
-        for _ in range(40):
-            optimizer.zero_grad()
-            model(x).sum().backward()
-            optimizer.step()
+        train(40)
     assert len(p.run.steps) == 40
     assert facts(p.run).breakdown is not None
     assert all(m.key != "breakdown" for m in p.run.missing)

@@ -26,18 +26,13 @@ def trained() -> dict[str, Any]:
 
 
 def test_only_gpus_in_use_are_waited_for(fake_cuda: FakeCuda) -> None:
-    fake_cuda.start(1)
-    assert gpus_in_use.in_use() == [1]
-    gpus_in_use.synchronize()
-    assert fake_cuda.calls == ["synchronize"] and fake_cuda.contexts == []
-
-
-def test_waiting_waits(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.enqueue(7_000_000)
+    assert gpus_in_use.in_use() == [1]
     gpus_in_use.synchronize()
-    assert fake_cuda.clock_ns == 7_000_000
+    assert fake_cuda.calls == ["launch", "synchronize"] and fake_cuda.clock_ns == 7_000_000
+    assert fake_cuda.contexts == []
 
 
 def test_an_allocator_that_counts_nothing(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +14,11 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import BETWEEN, Finding
 from gpulab.diagnosis.ranking import rank_findings, total_us
-from gpulab.diagnosis.rules.catalogue import kinds, title_of
+from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_of
 from gpulab.diagnosis.rules.dataloader import data_starved
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
+from tests.support.paths import ROOT
 from tests.support.rule_cases import STEP_MS, case_of, finding, run_of
 
 STEP_US = STEP_MS * 1e3
@@ -170,3 +173,20 @@ def test_a_measured_saving_comes_before_an_equal_upper_bound() -> None:
     bound = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix", confidence="likely")
     waits = finding("data_starved", 0.4 * STEP_US, "data_wait")
     assert [f.key for f in rank_findings(case, [bound, waits, HEALTHY])] == ["data_starved", "no_mixed_precision"]
+
+
+def test_each_kind_is_declared_once_in_its_rules_module() -> None:
+    keys = [kind.key for kind in kinds()]
+    assert len(set(keys)) == len(keys)
+    for kind in kinds():
+        if kind.rule is not None:
+            module = inspect.getmodule(kind.rule)
+            assert module is not None and kind in module.FINDINGS and kind.rule.__name__ == kind.key
+        assert kind.title, kind.key
+        assert set(kind.explains) <= {*keys} - {kind.key}, kind.key
+        assert not kind.lesson or (ROOT / "notebooks" / f"{kind.lesson}.ipynb").is_file(), kind.key
+
+
+def test_an_unknown_key_is_spelled_out() -> None:
+    assert title_of("too_many_cooks") == "too many cooks"
+    assert not kind_of("too_many_cooks").is_verdict

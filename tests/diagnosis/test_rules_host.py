@@ -25,7 +25,6 @@ from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.diagnosis.rules.core_wait import cpu_shared
 from gpulab.diagnosis.rules.launches import small_batch, starves
 from gpulab.diagnosis.rules.operations import layout
-from gpulab.formatting import duration
 from gpulab.intervals import EMPTY
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import NOTHING, Prediction
@@ -238,7 +237,6 @@ def shares(**parts: float) -> Make:
 
 SECONDS = range(5, 60, 2)
 HALF_PAUSED = {"compute": 0.7, "unknown": 0.3}
-TRACED = {"source": "trace"}
 
 CASES: dict[str, Case] = table(
     Rows(
@@ -435,12 +433,6 @@ def finding(name: str) -> Finding:
     return told
 
 
-def test_first_figure_and_saving_are_one_figure() -> None:
-    """With compute threads that wait as well, both name the sum."""
-    waiting = finding("cpu_shared: threads that wait")
-    assert waiting.evidence[0].words.startswith(f"for {duration(waiting.recoverable_us_per_step or 0)} of every")
-
-
 @pytest.mark.parametrize("waited", [0.12, 0.4, 0.9])
 @pytest.mark.parametrize("others", [None, 0.0, 0.5, 1.9])
 def test_no_green_verdict_on_steps_without_a_core(waited: float, others: float | None) -> None:
@@ -571,12 +563,6 @@ def test_a_pause_in_every_step_is_a_part_of_the_typical_step() -> None:
     result = diagnose(paused("logging", range(60), 6.0, HALF_PAUSED)().facts, predict_cures=False)
     assert result.total_us == pytest.approx(STEP_US, rel=0.01)
     assert finding_sections(result, below_headline=True)[0].title == "1. Logging"
-
-
-def test_what_saves_is_where_to_look() -> None:
-    saved = finding("checkpoint_save: its line")
-    assert saved.evidence[0].span == (saved.removed_ns[0][0], saved.removed_ns[0][1])
-    assert saved.parts == ("between_steps/checkpoint_save",)
 
 
 def test_a_trace_from_elsewhere_does_not_name_pauses() -> None:

@@ -35,7 +35,7 @@ from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.removal import Pauses, Waits, predict_removal
-from gpulab.run import Category, Memory, Pause, PauseKind, StepFlag
+from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
 from gpulab.thresholds import DEFAULT
@@ -45,8 +45,7 @@ from gpulab.views.predictions import Predicted
 from tests.support import comparisons as made
 from tests.support import loops as made_loops
 from tests.support import real_traces, synthetic
-from tests.support import timelines as made_timelines
-from tests.support.timelines import MAIN, STREAM, Span
+from tests.support.core_readings import with_cores
 
 LOADED = LoadingFacts(30, 32.0, 0.0, 0.0, 0.0, 0.0, None, None, None, None, None, ())
 
@@ -113,12 +112,6 @@ def test_every_knob_has_a_formula_or_a_reason_and_no_other_has() -> None:
     assert not without, f"add a line to PREDICTORS for {without}: a formula, or why nothing can be predicted"
     assert set(PREDICTORS) <= set(KNOBS)
     assert all(formula.strip() for formula in PREDICTORS.values() if isinstance(formula, str))
-
-
-def test_a_reason_in_place_of_a_formula_is_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PREDICTORS, "workers", "how workers load was never measured")
-    asked = predict(synthetic.gpu_case().facts, {"workers": "2"})
-    assert asked.refused == "how workers load was never measured" and asked.ratio is None
 
 
 @pytest.mark.parametrize("case", synthetic.cases())
@@ -602,23 +595,14 @@ def test_leaving_out_one_pause_leaves_the_others() -> None:
 
 
 def reading_and_uploading() -> Facts:
-    """A step of 12 ms: a batch is copied from ordinary memory (4 ms), one kernel (4 ms), its result is read."""
-    ms = 1_000_000
-    spans = [
-        Span("aten::to", Category.CPU_OP, MAIN, 0, 4 * ms + 20_000),
-        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 10_000, 4 * ms, 1),
-        Span("Memcpy HtoD (Pageable -> Device)", Category.GPU_MEMCPY, STREAM, 20_000, 4 * ms - 12_000, 1),
-        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 4 * ms + 30_000, 10_000, 2),
-        Span("k", Category.KERNEL, STREAM, 4 * ms + 45_000, 4 * ms, 2),
-        Span("aten::item", Category.CPU_OP, MAIN, 4 * ms + 50_000, 4 * ms + 50_000),
-        Span("cudaMemcpyAsync", Category.CUDA_RUNTIME, MAIN, 4 * ms + 55_000, 30_000, 3),
-        Span("Memcpy DtoH (Device -> Pageable)", Category.GPU_MEMCPY, STREAM, 8 * ms + 50_000, 10_000, 3),
-        Span("cudaStreamSynchronize", Category.CUDA_RUNTIME, MAIN, 4 * ms + 90_000, 4 * ms - 20_000),
-    ]
-    timeline = replace(made_timelines.timeline(spans), window_ns=(0, 12 * ms))
-    device = replace(synthetic.gpu_case().run.device, index=0)
-    run = replace(synthetic.no_step_case().run, device=device, timeline=timeline, wall_ns=12 * ms)
-    return replace(facts(run), traced_step_us=Spread(12_000, 12_000, 12_000, 1))
+    """A step in which a batch is copied from ordinary memory, and a result is read."""
+
+    def step(machine: made_loops.Machine) -> None:
+        machine.upload(4_000, pinned=False)
+        machine.operator("aten::mm", "k", 4_000)
+        machine.item()
+
+    return made_loops.loop(step, 1).facts()
 
 
 @pytest.mark.parametrize(("key", "calls"), [("sync_points", 2), ("blocking_copy", 1)])
@@ -738,3 +722,13 @@ def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, 
     asked = repr(gpulab.predict(settings={"workers": 2}))
     assert asked == repr(gpulab.predict(written_run, {"workers": 2}))
     assert asked != repr(gpulab.predict(turned, {"workers": 2}))
+
+
+def test_a_prediction_says_that_its_run_was_disturbed() -> None:
+    run = fed(40, 0.5).run
+    for others, waited in ((1.7, 0.68), (0.0, 0.0)):
+        measured = with_cores(run, computed=1 - waited, waited=waited, got=1 - waited, others=others)
+        shown = gpulab.predict(measured, {"workers": 2})
+        assert shown.headline.key in ("predicted", "nothing_predicted")
+        told = "This run was disturbed: other programs take your CPU" in " ".join(repr(shown).split())
+        assert told is (others > 0)

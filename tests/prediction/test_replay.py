@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.prediction.replay import Changes, Replay, host_spans
+from gpulab.prediction.replay import Changes, Replay
 from gpulab.run import DEVICE_CATEGORIES, Category, Run
 from gpulab.trace.load import load_run
 from tests.support import real_traces, synthetic
@@ -226,24 +226,6 @@ def test_the_unchanged_window_of_a_real_trace(name: str) -> None:
     assert run.timeline is not None
     half = replay.play(Changes(device_factor=np.full(len(run.timeline), 0.5)))
     assert half.step_ns.sum() <= played.step_ns.sum()
-
-
-def test_the_real_cure_of_a_starved_job() -> None:
-    """v100_resnet50_workers0 without its wait; with four workers the same job took 118 to 127 ms."""
-    run = load_run(real_traces.path("v100_resnet50_workers0"))
-    assert run.timeline is not None
-    waiting = host_spans(run.timeline, ["enumerate(DataLoader)"])
-    played = Replay(run, 0).play(Changes(host=((waiting, 0.0),)))
-    assert 105e6 < np.median(played.step_ns) < 127e6
-
-
-def test_a_device_bound_job_follows_its_device() -> None:
-    """v100_ddp_healthy: the GPU works 97 % of the time, the host waits in its launches."""
-    run = load_run(real_traces.path("v100_ddp_healthy"))
-    assert run.timeline is not None
-    replay = Replay(run, 0)
-    half = replay.play(Changes(device_factor=np.full(len(run.timeline), 0.5)))
-    assert np.median(half.step_ns) / np.median(replay.play().step_ns) == pytest.approx(0.5, abs=0.07)
 
 
 def test_of_a_large_window_only_median_steps_are_played() -> None:

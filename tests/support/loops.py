@@ -24,7 +24,6 @@ DEVICES = {
     "A100": ("NVIDIA A100-SXM4-40GB", "8.0"),
     "H100": ("NVIDIA H100 80GB HBM3", "9.0"),
     "GTX 1660": ("NVIDIA GeForce GTX 1660", "7.5"),
-    "MI300X": ("AMD Instinct MI300X", "9.4"),
     "unknown": ("GPU (name not in the trace)", None),
 }
 
@@ -109,7 +108,6 @@ class Machine:
         gpu: str = "V100",
         *,
         unprofiled_us: float | None = None,
-        options: tuple[str, ...] = (),
         **changes: Any,
     ) -> Facts:
         """The figures of the loop's profiled steps; `unprofiled_us`: as many steps before them, of that length."""
@@ -131,7 +129,7 @@ class Machine:
             steps=steps,
             timeline=found,
             traced_numbers=tuple(range(before, before + traced)),
-            origin=TraceOrigin("made.json", 1, 1, "ns", 0, len(found), options=options),
+            origin=TraceOrigin("made.json", 1, 1, "ns", 0, len(found)),
             source="trace",
             **{**unmeasured, **changes},
         )

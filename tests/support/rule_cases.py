@@ -32,22 +32,19 @@ def run_of(
     wait: float = 0.0,
     workers: int | None = 0,
     epoch_starts: Mapping[int, float] | None = None,
-    compiled: Sequence[int] = (),
     cores: float | None = 4.0,
     **changed: Any,
 ) -> Run:
     """60 steps of 20 ms (40 unprofiled, then 6 profiled), each waiting for data for that share of it.
 
-    `epoch_starts`: these steps begin an epoch, and wait that many ms longer. `compiled`: these last 200 ms longer.
+    `epoch_starts`: these steps begin an epoch, and wait that many ms longer.
     """
     wall, waited = np.full(COUNT, STEP_MS), np.full(COUNT, STEP_MS * wait)
     for row, longer in (epoch_starts or {}).items():
         wall[row] += longer
         waited[row] += longer
-    wall[list(compiled)] += 200.0
     found = synthetic.steps(wall, waited, synthetic.phases(5, 40, 6, 9), optimizer_ms=0.2)
     found.flags[np.array([*(epoch_starts or {})], np.int64)] |= np.uint8(StepFlag.EPOCH_START)
-    found.flags[np.array(compiled, np.int64)] |= np.uint8(StepFlag.COMPILE)
     base = (synthetic.gpu_case() if gpu else synthetic.cpu_case()).run
     environment = replace(base.environment, usable_cores=cores)
     run = replace(
@@ -97,7 +94,6 @@ def inside(
     collate_ms: float = 0.0,
     *,
     read_waited: float = 0.0,
-    transform_waited: float = 0.0,
     core_wait: float = 0.0,
 ) -> LoadingFacts:
     """What a batch takes inside the DataLoader."""
@@ -112,7 +108,7 @@ def inside(
         pin_us=None,
         copy_us=None,
         read_waited_fraction=read_waited,
-        transform_waited_fraction=transform_waited,
+        transform_waited_fraction=0.0,
         workers=(),
         core_wait_fraction=core_wait,
     )

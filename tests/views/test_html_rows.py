@@ -1,15 +1,16 @@
-"""Rows of a picture as HTML: what is drawn stays on its track, and no word stands where it could be cut off."""
+"""Rows of a picture as HTML and their axis: all stays on its track, no word is cut off or stands over another."""
 
 from __future__ import annotations
 
 import re
 from itertools import pairwise
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulab.views.html_rows import FactorRange, Piece, factor_axis, factor_row, layers, row
-from gpulab.views.interval_places import axis_of
+from gpulab.views.interval_places import axis_of, factor_ticks, labels
 from tests.support.markup import Markup
 
 RANGES = st.builds(
@@ -25,18 +26,17 @@ RANGES = st.builds(
 
 
 @given(RANGES)
-def test_what_is_drawn_stays_on_its_track(shown: FactorRange) -> None:
+def test_what_is_drawn_stays_on_its_track_and_interval(shown: FactorRange) -> None:
     axis = axis_of(shown.factors)
-    for layer in layers(axis, shown):
+    drawn = layers(axis, shown)
+    for layer in drawn:
         assert all(0 <= piece.left <= piece.right <= 1 for piece in layer)
         assert all(a.right <= b.left for a, b in pairwise(layer))
-
-
-@given(RANGES)
-def test_the_middle_lies_on_its_interval(shown: FactorRange) -> None:
-    *_, (interval,), (middle,) = layers(axis_of(shown.factors), shown)
+    *_, (interval,), (middle,) = drawn
     assert interval.left - 0.01 <= middle.left and middle.right <= interval.right + 0.01
     assert isinstance(middle, Piece) and middle.colour == interval.colour
+    for row_of_layer in factor_row(axis, shown).split("display:flex")[1:]:
+        assert sum(float(width) for width in re.findall(r"width:([\d.]+)%", row_of_layer)) <= 100.01
 
 
 def test_points_far_out_are_left_out_and_not_moved() -> None:
@@ -54,7 +54,24 @@ def test_no_word_stands_in_a_bar_or_is_cut_off() -> None:
     assert Markup('<div style="overflow:hidden">word</div>').caught, "the reader sees what it looks for"
 
 
-def test_widths_of_a_layer_add_up_to_at_most_all() -> None:
-    shown = FactorRange(2.0, (0.4, 9.0), "#1E9E77", 0.4, (1.0, 3.0), (1.5, 3.0))
-    for layer in factor_row(axis_of(shown.factors), shown).split("display:flex")[1:]:
-        assert sum(float(width) for width in re.findall(r"width:([\d.]+)%", layer)) <= 100.01
+@given(st.lists(st.floats(0.01, 100), max_size=6))
+def test_factors_stand_inside_and_numbers_apart_and_1_among_them(factors: list[float]) -> None:
+    axis = axis_of(factors)
+    assert all(0 < axis.place(factor) < 1 for factor in (1.0, *factors))
+    shown = labels(axis)
+    assert "1" in [label.words for label in shown]
+    assert all(-1e-9 <= label.left < label.right <= 1 + 1e-9 for label in shown)
+    assert all(a.right <= b.left + 1e-9 for a, b in pairwise(shown))
+
+
+def test_twice_is_as_far_from_1_as_half() -> None:
+    axis = axis_of([0.25, 4.0])
+    assert axis.place(2.0) - axis.place(1.0) == pytest.approx(axis.place(1.0) - axis.place(0.5))
+    assert axis.place(1.0) == pytest.approx(0.5)
+
+
+def test_ticks_are_round_and_inside() -> None:
+    assert factor_ticks(0.04, 6.0) == [0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0]
+    assert factor_ticks(0.97, 1.04) == [0.98, 1.0, 1.02, 1.04]
+    assert factor_ticks(0.7, 4.0) == [1.0, 2.0, 3.0, 4.0]
+    assert factor_ticks(0.01, 50.0) == [0.01, 0.1, 1.0, 10.0]

@@ -21,7 +21,6 @@ from gpulab.views.running import live_plot
 from gpulab.views.running.live_plot import (
     LiveView,
     Messages,
-    live_view_or_none,
     merge_samples,
     merge_steps,
     thinned,
@@ -262,18 +261,12 @@ def test_stop_on_the_control_channel_is_answered(stage: FakeHandle) -> None:
     view.close()
 
 
-@pytest.mark.parametrize("content", [None, {}, {"run": 7}, {"run": ["x"]}, "text"])
-def test_a_stop_message_without_a_run_stops_nothing(content: Any) -> None:
-    kernel, stopped = FakeKernel(), threading.Event()
-    undo = accept_stop(kernel, "x", stopped.set)
-    assert kernel.receive(content)["status"] == "error"
-    assert not stopped.is_set()
-    undo()
-
-
 def test_two_runs_share_the_handler_and_the_last_takes_it_away() -> None:
     kernel, a, b = FakeKernel(), threading.Event(), threading.Event()
     undo_a, undo_b = accept_stop(kernel, "a", a.set), accept_stop(kernel, "b", b.set)
+    without_a_run: list[Any] = [None, {}, {"run": 7}, {"run": ["x"]}, "text"]
+    for content in without_a_run:
+        assert kernel.receive(content)["status"] == "error", "it names no run"
     undo_a()
     undo_a()
     kernel.receive({"run": "b"})
@@ -301,14 +294,9 @@ def test_stop_over_the_comm_is_heard_until_the_end(stage: FakeHandle) -> None:
     view.close()
 
 
-def test_without_a_kernel_there_is_no_live_view() -> None:
-    assert live_view_or_none() is None
-    assert live_plot.why_no_live_view() == "no Jupyter kernel runs this code"
-
-
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views.running.live_plot import live_view_or_none as f; assert f() is None"
-    code += "; print(*sys.modules)"
+    code = "import sys; from gpulab.views.running import live_plot; assert live_plot.live_view_or_none() is None"
+    code += "; assert live_plot.why_no_live_view() == 'no Jupyter kernel runs this code'; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
 

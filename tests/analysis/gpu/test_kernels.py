@@ -97,27 +97,16 @@ def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> N
     t = timeline(spans)
     rows = np.array([i for i, s in enumerate(spans) if s.category in DEVICE], dtype=np.int64)
     tree = CallTree.of(t, np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64))
+    device_ns = [0] * len(spans)
     for row, call in zip(rows.tolist(), launch_of(t, rows).tolist(), strict=True):
         found = spans[call] if call >= 0 else None
         assert found == call_of(spans[row], spans)
         if found is not None:
             held = int(tree.innermost(t, np.array([call]))[0])
             assert (spans[held] if held >= 0 else None) == owner(found, spans)
-
-
-@given(operator_spans, device_items)
-def test_device_time_that_each_operator_launched(raw: list[Any], items: list[Any]) -> None:
-    spans = in_order(made(raw, items))
-    t = timeline(spans)
-    every = np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64)
-    launched: dict[int, int] = {}
-    for item in (s for s in spans if s.category in DEVICE):
-        call = call_of(item, spans)
-        holder = owner(call, spans) if call else None
-        if holder is not None:
-            launched[id(holder)] = launched.get(id(holder), 0) + item.duration
-    expected = [launched.get(id(s), 0) for s in spans]
-    assert launched_ns(t, CallTree.of(t, every)).tolist() == expected
+            if held >= 0:
+                device_ns[held] += spans[row].duration
+    assert launched_ns(t, tree).tolist() == device_ns
 
 
 @given(device_items, windows)
@@ -194,13 +183,6 @@ def test_copies_by_kind_and_host_memory() -> None:
         ("PtoP", None, 1, 4, 400_000, pytest.approx(100.0)),
         ("unknown", None, 1, 1, 1_000, pytest.approx(1.0)),
     ]
-
-
-def test_nothing_at_all() -> None:
-    nothing = timeline([])
-    assert kernels(nothing, ALWAYS).tensor_core_fraction is None
-    assert copies(nothing, ALWAYS) == ()
-    assert launches(nothing, ALWAYS).median_us is None
 
 
 @pytest.mark.parametrize("call", ["hipLaunchKernel", "another maker's launch"])

@@ -19,6 +19,7 @@ from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.optimizer import unfused_optimizer
 from gpulab.prediction.predict import predict
+from gpulab.thresholds import DEFAULT
 from tests.support.loops import Machine, loop
 
 NUMBERS = 4096
@@ -111,6 +112,32 @@ def test_what_pytorch_cannot_fuse_has_no_bytes() -> None:
     assert bytes_of_update("RMSprop") is None
 
 
+def updating(
+    name: str,
+    operators: list[str],
+    *,
+    forward_us: float,
+    gpu_us: float,
+    host_us: float,
+    step_us: float | None = None,
+    optimizer_us: int = 0,
+) -> RuleContext:
+    """Steps of five products and an update by these operators; `step_us`, `optimizer_us`: those of unprofiled ones."""
+
+    def step(machine: Machine) -> None:
+        for _ in range(5):
+            machine.operator("aten::mm", "sgemm", forward_us / 5, 20)
+        start = machine.host
+        for operator in operators:
+            machine.operator(f"aten::{operator}", "multi_tensor_apply_kernel", gpu_us, host_us)
+        machine.mark(f"Optimizer.step#{name}.step", start)
+        machine.call("cudaDeviceSynchronize", 1, waits=True)
+
+    run = loop(step).facts(unprofiled_us=step_us).run
+    steps = replace(run.steps, optimizer_ns=np.full(len(run.steps), optimizer_us * 1_000))
+    return RuleContext(facts(replace(run, steps=steps)), DEFAULT)
+
+
 @pytest.mark.parametrize(
     ("name", "operators", "percent"),
     [
@@ -124,18 +151,8 @@ def test_what_pytorch_cannot_fuse_has_no_bytes() -> None:
 def test_the_finding_and_its_prediction_tell_the_same_share(
     name: str, operators: tuple[str, ...], percent: int
 ) -> None:
-    def step(machine: Machine) -> None:
-        for _ in range(5):
-            machine.operator("aten::mm", "sgemm", 100, 20)
-        start = machine.host
-        for operator in operators:
-            machine.operator(f"aten::_foreach_{operator}", "multi_tensor_apply_kernel", 40, 200)
-        machine.mark(f"Optimizer.step#{name}.step", start)
-
-    made = loop(step).case(unprofiled_us=2_000)
-    steps = made.facts.run.steps
-    timed = replace(steps, optimizer_ns=np.full(len(steps), 400_000))
-    case = RuleContext(facts(replace(made.facts.run, steps=timed)), made.thresholds)
+    foreach = [f"_foreach_{operator}" for operator in operators]
+    case = updating(name, foreach, forward_us=500, gpu_us=40, host_us=200, step_us=2_000, optimizer_us=400)
     finding = unfused_optimizer(case)
     assert isinstance(finding, Finding)
     prediction = predict(case.facts, {"fused_optimizer": "True"})
@@ -145,30 +162,13 @@ def test_the_finding_and_its_prediction_tell_the_same_share(
 
 
 def test_fusing_a_plain_sgd_gives_back_no_work_of_the_gpu() -> None:
-    def step(machine: Machine) -> None:
-        machine.operator("aten::mm", "sgemm", 1_000, 20)
-        start = machine.host
-        machine.operator("aten::_foreach_add_", "multi_tensor_apply_kernel", 400, 20)
-        machine.mark("Optimizer.step#SGD.step", start)
-        machine.call("cudaDeviceSynchronize", 1, waits=True)
-
-    case = loop(step).case()
+    case = updating("SGD", ["_foreach_add_"], forward_us=1_000, gpu_us=400, host_us=20)
     assert case.facts.optimizer is not None and case.facts.optimizer.device_us == pytest.approx(400)
     assert unfused_optimizer(case) is None
 
 
 @pytest.mark.parametrize(("operator", "bytes_moved"), [("_fused_adamw_", 28), ("_foreach_addcdiv_", 80)])
 def test_kept_gradients_count_against_the_bytes_of_the_update(operator: str, bytes_moved: int) -> None:
-    def step(machine: Machine) -> None:
-        machine.operator("aten::mm", "sgemm", 1_000, 20)
-        start = machine.host
-        machine.operator(f"aten::{operator}", "multi_tensor_apply_kernel", 1_000, 20)
-        machine.mark("Optimizer.step#AdamW.step", start)
-        machine.call("cudaDeviceSynchronize", 1, waits=True)
-
-    made = loop(step).case(unprofiled_us=2_100)
-    steps = made.facts.run.steps
-    timed = replace(steps, optimizer_ns=np.full(len(steps), 20_000))
-    known = facts(replace(made.facts.run, steps=timed))
-    ratio = predict(known, {"accumulate": "1000"}).ratio
+    case = updating("AdamW", [operator], forward_us=1_000, gpu_us=1_000, host_us=20, step_us=2_100, optimizer_us=20)
+    ratio = predict(case.facts, {"accumulate": "1000"}).ratio
     assert ratio == pytest.approx((1_000 + 1_000 * 12 / bytes_moved) / 2_000, rel=0.05)

@@ -88,17 +88,15 @@ def test_an_infinite_loss_is_told_in_json() -> None:
 
 
 def test_nothing_but_the_blocks_has_a_ratio() -> None:
-    """Headline, table and JSON of an undecided comparison: one figure, one verdict, no part that explains it."""
+    """Headline and JSON of an undecided comparison have one figure and one verdict; its text is a golden one."""
     shown = Compared(noisy())
-    text, figures = " ".join(shown.text(full=True).split()), shown.json()
+    figures = shown.json()
     assert shown.verdict == figures["verdict"] == "undecided" and shown.headline.key == "undecided"
-    assert text.count("Undecided: ") == 2 and "no measurable difference where" in text
     assert f"{shown.times_as_fast:.1f} times as fast per step, but" in shown.headline.sentence
     assert figures["times_as_fast"] == shown.times_as_fast
     a, b = figures["a"], figures["b"]
     assert a["us_per_step"] / b["us_per_step"] == pytest.approx(shown.times_as_fast)  # type: ignore[index]
-    assert "shrank" not in text and "Left out, because one profiled run of each and the blocks do not agree" in text
-    assert "one profiled run of each" in text and "KEEP IT" not in text and b["edit"] is None  # type: ignore[index]
+    assert b["edit"] is None  # type: ignore[index]
 
 
 @pytest.mark.parametrize("ratio", [0.4, 1.0, 3.0])

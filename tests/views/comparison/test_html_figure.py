@@ -6,19 +6,17 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.tuning.record import Comparison, Experiment
+from gpulab.views.climb.attempts import ladder
 from gpulab.views.climb.climb import Climbed
-from gpulab.views.climb.html_figure import of_ladder
 from gpulab.views.comparison import html_figure
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.html_figure import of_many, of_two
 from gpulab.views.comparison.time_rows import segments, times_of_settings
 from gpulab.views.html_rows import UNDECIDED, VERDICTS
-from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.predictions import Predicted
-from gpulab.views.view import View
 from tests.support import comparisons as made
 from tests.support.markup import Markup
-from tests.views.every_view import PREDICTIONS
+from tests.views.every_view import PREDICTIONS, a_climb
 
 
 def test_bars_are_as_long_as_the_times() -> None:
@@ -59,26 +57,20 @@ def test_colours_are_those_of_the_verdict() -> None:
     assert found == {verdict: VERDICTS[verdict] for verdict in ("faster", "slower")}
 
 
-def test_a_ladder_is_drawn_with_its_words_below() -> None:
-    columns = (Column("setting"), *numbers("a step", "busy", "times as fast"), Column("", "wrap"))
-    rows = (
-        Row(("as written", "17.1 ms", "40 %", "–", "the reference"), 1.0),
-        Row(("+ workers=2", "17.1 → 9.0 ms", "80 %", "1.9", "kept: faster"), 0.5),
-        Row(("+ amp=bf16", "–", "–", "–", "not kept: out of memory"), 0.0),
-    )
-    read = Markup(of_ladder(Section("The ladder", columns, rows), [True, False]))
-    assert "17.1 → 9.0 ms · 1.9 times as fast" in read.words and "not kept: out of memory" in read.words
-    assert not read.caught and "the reference" not in read.words
-    assert Climbed._picture is not View._picture
+def test_a_climb_ends_in_all_that_was_kept() -> None:
+    read = Markup(Climbed(a_climb())._picture())
+    assert "All together, at the end: knob_1=on, knob_3=on" in read.words
+    assert "37.9 → 13.0 ms a step · 2.91 times as fast (2.87–2.92)" in read.words
+    assert "not kept: undecided" in read.words and "the reference" not in read.words
+    assert not read.caught and "–" not in read.words
 
 
-def test_predictions_are_on_one_axis_and_say_how_to_measure() -> None:
-    view = Predicted("mine", PREDICTIONS)
-    assert (
-        view.headline.sentence == "Predicted, not measured: with workers=2 the cell is 2.5 times as fast (2.0 to 3.3)."
-    )
-    assert "%%gpuprofile --ab workers=2" in view.headline.evidence
-    words = Markup(view._picture()).words
+def test_bars_of_a_climb_begin_at_what_was_kept() -> None:
+    assert [row.bar for row in ladder(a_climb()).rows] == [1.0, 0.0, 0.0, pytest.approx(0.5 * 0.8)]
+
+
+def test_predictions_are_on_one_axis() -> None:
+    words = Markup(Predicted("mine", PREDICTIONS)._picture()).words
     assert "no prediction" in words and "0.91 to 2.0 times as fast" in words
     assert Predicted("mine", ()).headline.sentence == "No finding of this run names a knob, so nothing is predicted."
 

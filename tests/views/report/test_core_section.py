@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.core_time import core_share
-from gpulab.run import Pause, Run, Steps
+from gpulab.run import Pause, PauseSum, Run, Steps
 from gpulab.views.report.core_section import core_section
 from gpulab.views.report.pause_sections import pause_sections
 from tests.support.core_readings import with_cores
@@ -45,3 +45,10 @@ def test_where_no_step_ran_no_training_stood_still() -> None:
     assert "training stood still" in with_steps.lines[0]
     (without,) = pause_sections(replace(run_of(pauses=pauses), steps=Steps.empty()))
     assert "stood still" not in " ".join(without.lines)
+
+
+def test_pauses_of_milliseconds_are_not_told() -> None:
+    for longest_ms, told in ((3, False), (300, True)):
+        pauses = (Pause("gc", 100 * MS, (100 + longest_ms) * MS),)
+        shown = pause_sections(replace(run_of(pauses=pauses), more_pauses=(PauseSum("gc", 3, 900_000),)))
+        assert bool(shown) is told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import partial
+from typing import cast
 
 import pytest
 
@@ -12,6 +13,7 @@ import gpulab
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import percent
 from gpulab.lessons.starving import waiting_share
+from gpulab.run import Run
 from gpulab.views.report.html_figure import picture
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import PROFILED_STEPS
@@ -25,33 +27,17 @@ WAITING = PARTS["data_wait"].label
 OF_DATA = ("data_starved", "cpu_preprocessing", "storage_bound", "slow_collate")
 
 
-def _made(case: synthetic.Case) -> Report:
-    """Diagnosed by gpulab's own rules."""
-    report = gpulab.report(case.run)
-    assert isinstance(report, Report)
-    return report
-
-
-def _loaded(path: object) -> Report:
-    report = gpulab.report(gpulab.load(str(path)))
-    assert isinstance(report, Report)
-    return report
-
-
-def _real(name: str) -> Report:
-    return _loaded(real_traces.path(name))
-
-
-RUNS: dict[str, Callable[[], Report]] = {
-    **{name: partial(_made, case) for name, case in synthetic.cases().items()},
-    **{p.name: partial(_loaded, p) for p in sorted((ROOT / "tests" / "recorded").glob("*.gz"))},
-    **{name: partial(_real, name) for name in real_traces.SINGLE},
+RUNS: dict[str, Callable[[], object]] = {
+    **{name: partial(getattr, case, "run") for name, case in synthetic.cases().items()},
+    **{p.name: partial(gpulab.load, p) for p in sorted((ROOT / "tests" / "recorded").glob("*.gz"))},
+    **{name: lambda name=name: gpulab.load(real_traces.path(name)) for name in real_traces.SINGLE},  # type: ignore[misc]
 }
 
 
 @pytest.mark.parametrize("name", RUNS)
 def test_one_screen_and_one_share_of_waiting(name: str) -> None:
-    report = RUNS[name]()
+    report = gpulab.report(cast("Run", RUNS[name]()))
+    assert isinstance(report, Report)
     _the_first_screen_is_one(report)
     facts = report.facts
     document = report.json()

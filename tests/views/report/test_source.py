@@ -23,10 +23,14 @@ def finding(*source: SourceLine) -> Finding:
     return Finding("cpu_preprocessing", "It waits.", (), None, "likely", parts=("data_wait",), source=source)
 
 
-def test_each_line_has_its_share_and_its_indent() -> None:
-    section = source_section(1, finding(*LINES))
+def shown(*source: SourceLine, number: int = 1) -> Section:
+    section = source_section(number, finding(*source))
     assert section is not None
-    assert [row.cells for row in section.rows] == [
+    return section
+
+
+def test_each_line_has_its_share_and_its_indent() -> None:
+    assert [row.cells for row in shown(*LINES).rows] == [
         ("10", "2.3 %", "for letter in text:"),
         ("11", "75 %", "    ids.append(table[letter] <b>)"),
         ("12", "", "return ids"),
@@ -34,16 +38,14 @@ def test_each_line_has_its_share_and_its_indent() -> None:
 
 
 def test_only_the_first_findings_source_stands_open() -> None:
-    first, second = source_section(1, finding(*LINES)), source_section(2, finding(*LINES))
-    assert first is not None and first.lead
+    second = shown(*LINES, number=2)
+    assert shown(*LINES).lead and not second.lead and "finding 2" in second.title
     assert source_section(1, finding()) is None
-    assert second is not None and not second.lead and "finding 2" in second.title
     assert second.result == "line 11, 75 %: ids.append(table[letter] <b>)"
 
 
 def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
-    section = source_section(1, finding(*LINES, SourceLine(13, "", None), SourceLine(14, "x = 1", 0.2)))
-    assert section is not None
+    section = shown(*LINES, SourceLine(13, "", None), SourceLine(14, "x = 1", 0.2))
     rest = Section("Step time", result="1 ms")
     screen = text.first_screen("a run", Headline("a run", "It waits.", "", "bad"), (section, rest), "The rest: --all")
     assert [word in screen for word in ("letter in", "append", "return", "x = 1")] == [True, True, False, True]
@@ -51,9 +53,7 @@ def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
 
 
 def test_source_reaches_a_page_escaped_with_its_indent() -> None:
-    section = source_section(1, finding(*LINES))
-    assert section is not None
-    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (section,), "")
+    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (shown(*LINES),), "")
     assert "&nbsp;&nbsp;&nbsp;&nbsp;ids.append(table[letter] &lt;b&gt;)" in page and "<b>)" not in page
 
 
@@ -63,6 +63,14 @@ def test_source_reaches_a_page_escaped_with_its_indent() -> None:
 )
 def test_a_knob_is_offered_where_it_can_be_turned(source: str, where: str) -> None:
     diagnosis = Diagnosis((replace(finding(), settings=(("workers", "2"),)),))
-    shown = finding_sections(diagnosis, below_headline=True, source=source)[0]
-    [words] = [row.cells[1] for row in shown.rows if row.cells[0] == "try it"]
+    section = finding_sections(diagnosis, below_headline=True, source=source)[0]
+    [words] = [row.cells[1] for row in section.rows if row.cells[0] == "try it"]
     assert where in words and words.endswith("%%gpuprofile --ab workers=2")
+
+
+def test_an_edit_without_room_is_its_added_lines() -> None:
+    """A climb's ladder may fill the screen: what to write still stands on it."""
+    code = "--- a\n+++ b\n@@ -1 +1 @@\n-loader = DataLoader(data)\n+loader = DataLoader(data, num_workers=2)"
+    edit = Section("Keep it", code=code + "\n " * 30, lines=("This edit makes it permanent:",))
+    screen = text.first_screen("a", Headline("k", "It is faster.", "Measured.", "good"), (edit,), "The rest: …")
+    assert "  Keep it: +loader = DataLoader(data, num_workers=2)" in screen.splitlines()

@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
-from gpulab.run import Category, Lane, Run, Timeline
+from gpulab.run import Category, Run, Timeline
 from gpulab.views import wording
 from gpulab.views.report import timeline_page
 from gpulab.views.report.report import Report
@@ -26,7 +26,8 @@ from gpulab.views.running import live_plot
 from tests.support import synthetic
 from tests.support.core_readings import with_cores
 from tests.support.synthetic import HOSTILE, Case
-from tests.support.timeline_block import DecodedSpan, decoded
+from tests.support.timeline_block import decoded
+from tests.support.timelines import MAIN, STREAM, Span, timeline
 
 SCRIPTS = re.compile(r"<script([^>]*)>(.*?)</script>", re.DOTALL)
 WORK = {"kernel", "gpu_memcpy", "gpu_memset"}
@@ -41,43 +42,17 @@ def traced(case: Case) -> Timeline:
     return case.run.timeline
 
 
-def with_timeline(case: Case, timeline: Timeline, **changes: object) -> Run:
-    return replace(case.run, timeline=timeline, **changes)
-
-
-def a_timeline(rows: list[tuple[int, int, str, Category, int, int]], lanes: tuple[Lane, ...]) -> Timeline:
-    """From (start, duration, name, category, lane, correlation)."""
-    rows = sorted(rows, key=lambda r: (r[0], -r[1]))
-    names = list(dict.fromkeys(r[2] for r in rows))
-    end = max(r[0] + r[1] for r in rows)
-    return Timeline(
-        start_ns=np.array([r[0] for r in rows], np.int64),
-        duration_ns=np.array([r[1] for r in rows], np.int64),
-        name_id=np.array([names.index(r[2]) for r in rows], np.int32),
-        category=np.array([int(r[3]) for r in rows], np.uint8),
-        lane_id=np.array([r[4] for r in rows], np.int32),
-        correlation=np.array([r[5] for r in rows], np.int64),
-        names=tuple(names),
-        lanes=lanes,
-        window_ns=(0, end),
-        training_lane=0,
-    )
-
-
-def bare(timeline: Timeline) -> Run:
-    """A run without steps around a timeline."""
-    return with_timeline(synthetic.no_step_case(), timeline)
-
-
-THREAD, STREAM = Lane("thread", 1, 10), Lane("stream", 0, 7)
+def bare(spans: Sequence[Span]) -> Run:
+    """A run without steps around these spans."""
+    return replace(synthetic.no_step_case().run, timeline=timeline(spans))
 
 
 # What the page holds
 
 
 @pytest.mark.parametrize("build", [synthetic.cpu_case, synthetic.gpu_case, lambda: synthetic.dense_case(4_000)])
-def test_the_page_holds_every_span_but_the_marks_of_steps(build: object) -> None:
-    case: Case = build()  # type: ignore[operator]
+def test_the_page_holds_every_span_but_the_marks_of_steps(build: Callable[[], Case]) -> None:
+    case = build()
     t = traced(case)
     head, found, _ = decoded(section(case))
     origin = t.window_ns[0] - head["window"][0]
@@ -123,25 +98,20 @@ def test_each_kernel_knows_its_launch() -> None:
 
 def test_far_apart_and_zero_long_spans_keep_their_nanoseconds() -> None:
     late = 3_600 * 10**9 + 7  # more than 32 bits of nanoseconds
-    rows = [
-        (0, 2**33 + 1, "long", Category.CPU_OP, 0, 0),
-        (late, 0, "instant", Category.CPU_OP, 0, 0),
-        (late, 3, "short", Category.CPU_OP, 0, 0),
-    ]
-    _, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
-    assert {(s.name, s.start, s.end) for s in found} == {
-        ("long", 0, 2**33 + 1), ("instant", late, late), ("short", late, late + 3)
-    }  # fmt: skip
+    times = {("long", 0, 2**33 + 1), ("instant", late, late), ("short", late, late + 3)}
+    spans = [Span(name, Category.CPU_OP, MAIN, start, end - start) for name, start, end in times]
+    _, found, _ = decoded(timeline_section(bare(spans), None))
+    assert {(s.name, s.start, s.end) for s in found} == times
 
 
 def test_overlapping_work_of_one_stream_is_stacked() -> None:
     def rows_of(second_start: int) -> int:
-        rows = [
-            (0, 10_000, "first", Category.KERNEL, 0, 0),
-            (second_start, 10_000, "second", Category.KERNEL, 0, 0),
-            (0, 30_000, "a note", Category.GPU_USER_ANNOTATION, 0, 0),
+        spans = [
+            Span("first", Category.KERNEL, STREAM, 0, 10_000),
+            Span("second", Category.KERNEL, STREAM, second_start, 10_000),
+            Span("a note", Category.GPU_USER_ANNOTATION, STREAM, 0, 30_000),
         ]
-        head, _, _ = decoded(timeline_section(bare(a_timeline(rows, (STREAM,))), None))
+        head, _, _ = decoded(timeline_section(bare(spans), None))
         work = [s for lane in head["lanes"] for s in lane["rows"]][1:]
         assert head["overview"] == work, "the overview draws the work, not the annotations"
         return len(work)
@@ -151,38 +121,32 @@ def test_overlapping_work_of_one_stream_is_stacked() -> None:
 
 
 def test_python_frames_stand_apart_from_the_calls_they_hold() -> None:
-    rows = [(0, 100, f"frame{i}", Category.PYTHON_FUNCTION, 0, 0) for i in range(20)]
-    rows.append((10, 20, "aten::mm", Category.CPU_OP, 0, 0))
-    head, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
+    spans = [Span(f"frame{i}", Category.PYTHON_FUNCTION, MAIN, 0, 100) for i in range(20)]
+    spans.append(Span("aten::mm", Category.CPU_OP, MAIN, 10, 20))
+    head, found, _ = decoded(timeline_section(bare(spans), None))
     assert [(lane["label"], len(lane["rows"])) for lane in head["lanes"]] == [
         ("training thread", 1), ("training thread, Python", 20)
     ]  # fmt: skip
     assert found[0].name == "aten::mm"
 
 
-SPAN = st.tuples(st.integers(0, 60), st.integers(0, 30), st.sampled_from("ab"))
+SPAN = st.builds(
+    lambda name, start, length: Span(name, Category.CPU_OP, MAIN, start, length),
+    st.sampled_from("ab"), st.integers(0, 60), st.integers(0, 30),
+)  # fmt: skip
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.lists(SPAN, min_size=1, max_size=40))
-def test_no_two_spans_of_a_level_overlap_and_none_is_lost(drawn: list[tuple[int, int, str]]) -> None:
-    rows = [(start, length, name, Category.CPU_OP, 0, 0) for start, length, name in drawn]
-    _, found, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
-    assert Counter((s.start, s.end - s.start, s.name) for s in found) == Counter(drawn)
+@given(st.lists(SPAN, max_size=40))
+def test_no_two_spans_of_a_level_overlap_and_none_is_lost(drawn: list[Span]) -> None:
+    drawn = [*drawn, Span("a", Category.CPU_OP, MAIN, 0, 1)]
+    _, found, _ = decoded(timeline_section(bare(drawn), None))
+    assert Counter((s.start, s.end, s.name) for s in found) == Counter((s.start, s.end, s.name) for s in drawn)
     for one, other in pairwise(found):
         assert one.row != other.row or other.start >= one.end
 
 
 # The parts of the steps
-
-
-def strip_sums(pieces: list[DecodedSpan], step: dict[str, int]) -> Counter[str]:
-    return Counter(
-        {
-            label: sum(p.end - p.start for p in pieces if p.kind[0] == label and step["start"] <= p.start < step["end"])
-            for label in {p.kind[0] for p in pieces}
-        }
-    )
 
 
 @pytest.mark.parametrize("waited", [0.0, 0.4])
@@ -200,20 +164,23 @@ def test_the_strip_places_the_account_in_time(build: Callable[[], Case], waited:
     steps = {step["number"]: step for step in head["steps"]}
     rounded_ns = len(pieces) + len(PARTS) if waited else 0
     for step in account.steps:
-        sums = strip_sums(pieces, steps[str(step.number)])
-        assert all(abs(sums[wording.PARTS[part].label] - ns) <= rounded_ns for part, ns in step.parts_ns.items())
-        assert steps[str(step.number)]["parts"] == [step.parts_ns[part] for part in wording.PARTS]
+        drawn, placed_ns = steps[str(step.number)], Counter[str]()
+        for piece in pieces:
+            if drawn["start"] <= piece.start < drawn["end"]:
+                placed_ns[piece.kind[0]] += piece.end - piece.start
+        assert all(abs(placed_ns[wording.PARTS[part].label] - ns) <= rounded_ns for part, ns in step.parts_ns.items())
+        assert drawn["parts"] == [step.parts_ns[part] for part in wording.PARTS]
 
 
 def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:
-    rows = [
-        (0, 100, "enumerate(DataLoader)#X.__next__", Category.USER_ANNOTATION, 0, 0),
-        (40, 20, "kernel", Category.KERNEL, 1, 1),
-        (30, 5, "cudaLaunchKernel", Category.CUDA_RUNTIME, 0, 1),
-        (100, 50, "cudaDeviceSynchronize", Category.CUDA_RUNTIME, 0, 0),
-        (110, 10, "Memcpy HtoD", Category.GPU_MEMCPY, 1, 0),
+    spans = [
+        Span("enumerate(DataLoader)#X.__next__", Category.USER_ANNOTATION, MAIN, 0, 100),
+        Span("kernel", Category.KERNEL, STREAM, 40, 20, 1),
+        Span("cudaLaunchKernel", Category.CUDA_RUNTIME, MAIN, 30, 5, 1),
+        Span("cudaDeviceSynchronize", Category.CUDA_RUNTIME, MAIN, 100, 50),
+        Span("Memcpy HtoD", Category.GPU_MEMCPY, STREAM, 110, 10),
     ]
-    run = bare(a_timeline(rows, (THREAD, STREAM)))
+    run = bare(spans)
     account = breakdown(run)
     assert account is not None and run.timeline is not None
     pieces = placed(run.timeline, account)
@@ -248,7 +215,7 @@ def test_parts_without_a_place_are_shown_as_shares() -> None:
 
 
 def test_without_steps_the_window_is_one_band() -> None:
-    run = bare(a_timeline([(5, 10, "aten::mm", Category.CPU_OP, 0, 0)], (THREAD,)))
+    run = bare([Span("aten::mm", Category.CPU_OP, MAIN, 0, 15)])
     head, _, pieces = decoded(timeline_section(run, breakdown(run)))
     assert [(s["label"], s["start"], s["end"]) for s in head["steps"]] == [("whole window", 0, 15)] and pieces
     head, _, pieces = decoded(timeline_section(run, None))
@@ -281,19 +248,20 @@ def test_two_hundred_thousand_spans_fit_into_2500_kb() -> None:
     order = np.lexsort((-moved.duration_ns, moved.start_ns))
     columns = ("start_ns", "duration_ns", "name_id", "category", "lane_id", "correlation")
     uneven = replace(moved, **{c: getattr(moved, c)[order] for c in columns})
-    assert len(timeline_section(bare(uneven), None)) < 2_500_000
+    assert len(timeline_section(replace(synthetic.no_step_case().run, timeline=uneven), None)) < 2_500_000
 
 
 def test_long_names_are_cut_and_short_ones_are_whole() -> None:
-    rows = [(i, 1, name, Category.CPU_OP, 0, 0) for i, name in enumerate(("x" * 5_000, "void f<int>(int)"))]
-    head, _, _ = decoded(timeline_section(bare(a_timeline(rows, (THREAD,))), None))
-    assert [len(head["names"][0]), head["names"][0][-1]] == [400, "…"]
-    assert head["names"][1] == "void f<int>(int)" and head["short"][1] == "f"
+    spans = [Span(name, Category.CPU_OP, MAIN, i, 1) for i, name in enumerate(("x" * 5_000, "void f<int>(int)"))]
+    head, _, _ = decoded(timeline_section(bare(spans), None))
+    whole, cut = sorted(head["names"])
+    assert (len(cut), cut[-1], whole) == (400, "…", "void f<int>(int)")
+    assert head["short"][head["names"].index(whole)] == "f"
 
 
 @pytest.mark.parametrize("build", [synthetic.no_step_case, synthetic.no_trace_case])
-def test_without_a_trace_there_is_no_timeline_and_no_script(build: object) -> None:
-    case: Case = build()  # type: ignore[operator]
+def test_without_a_trace_there_is_no_timeline_and_no_script(build: Callable[[], Case]) -> None:
+    case = build()
     assert section(case) == ""
     page = Report(case.facts, case.diagnosis).html()
     assert "<script" not in page and "script-src" not in page

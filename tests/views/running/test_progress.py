@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import threading
-from io import StringIO
 
 import IPython.display
 import pytest
@@ -12,13 +11,9 @@ import pytest
 from gpulab.tuning.plan import Progress
 from gpulab.views.running import progress as module
 from gpulab.views.running.progress import Progressing, share_done, words
+from tests.views.running.test_waiting import Terminal
 
 BLOCK = Progress("block 6 of 90: as written", 5, 90, 33.0, in_blocks=True)
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
 
 
 class Handle:
@@ -64,19 +59,13 @@ def test_the_bar_follows_the_time(handle: Handle) -> None:
     assert all("width:50.0%" in bundle["text/html"] for bundle in handle.bundles), "it never goes back"
 
 
-def test_steps_are_shown_from_another_thread(handle: Handle) -> None:
-    with Progressing(None) as progressing:
+def test_steps_are_shown_from_another_thread_and_taken_away(handle: Handle) -> None:
+    with Progressing(None, show=False) as progressing:
         thread = threading.Thread(target=progressing.tick, args=(BLOCK,))
         thread.start()
         thread.join()
     assert "block 6 of 90" in handle.bundles[0]["text/plain"]
-
-
-def test_who_waits_without_a_result_sees_progress(handle: Handle) -> None:
-    with Progressing(None, show=False) as progressing:
-        progressing.tell(BLOCK)
-    assert "block 6 of 90" in handle.bundles[0]["text/plain"]
-    assert handle.bundles[-1] == {"text/plain": "", "text/html": ""}, "it is taken away"
+    assert handle.bundles[-1] == {"text/plain": "", "text/html": ""}
 
 
 def test_a_terminal_shows_progress_without_a_result(monkeypatch: pytest.MonkeyPatch) -> None:
