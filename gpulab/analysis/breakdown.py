@@ -305,20 +305,16 @@ def _device_layers(timeline: Timeline, device: spans.Mask, idle_causes: bool) ->
     yield "memcpy", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMCPY))
     yield "memset", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMSET))
     if idle_causes:
-        yield from _outside_replays(timeline, device)
-
-
-def _outside_replays(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
-    """Inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work."""
-    indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
-    replays = joined(*(replay_times(timeline, index) for index in indices))
-    for part, times in _idle_layers(timeline, device):
-        if not len(replays):
-            yield part, times
-        elif part == "queued":
-            yield part, joined(times, replays)
-        else:
-            yield part, subtract(times, replays)
+        # inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work
+        indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
+        replays = joined(*(replay_times(timeline, index) for index in indices))
+        for part, times in _idle_layers(timeline, device):
+            if not len(replays):
+                yield part, times
+            elif part == "queued":
+                yield part, joined(times, replays)
+            else:
+                yield part, subtract(times, replays)
 
 
 def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
@@ -401,7 +397,8 @@ def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
         waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
         summed = _summed(pieces, windows)
         less = _without_core(summed, account.core_wait_from, waited_ns)
-        if _is_same(less, totals):
+        # but for nanoseconds lost in rounding
+        if less.shape == totals.shape and bool((np.abs(less - totals) <= len(PARTS)).all()):
             return _with_core_wait(pieces, windows, summed, less)
     return None
 
@@ -418,11 +415,6 @@ def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64)
     part = np.stack((pieces.part, waits), axis=1)
     some = end > start
     return _joined(start[some], end[some], part[some], windows)
-
-
-def _is_same(one: Int64, other: Int64) -> bool:
-    """But for nanoseconds lost in rounding."""
-    return one.shape == other.shape and bool((np.abs(one - other) <= len(PARTS)).all())
 
 
 def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:

@@ -100,12 +100,8 @@ def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
     """A run does not differ from itself, the first one. Raises UsageError."""
     stored = [run for run in opened if isinstance(run, Run)]
     first = next(iter(stored), None)
-    if first is not None and any(_is_same(first, run) for run in stored[1:]):
+    if first is not None and any(first is run or (first.origin is None and first.id == run.id) for run in stored[1:]):
         raise UsageError(f"{first.name} cannot be compared with itself: name two runs. `gpulab runs` lists them.")
-
-
-def _is_same(one: Run, other: Run) -> bool:
-    return one is other or (one.origin is None and one.id == other.id)
 
 
 def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:

@@ -189,7 +189,9 @@ class Runs(Sequence[Run]):
         """
         items = self._with_job(key)
         for item in items:
-            self._check_name(item, new)
+            taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
+            if taken or any(other.id == new and other.id != item.id for other in self._all()):
+                raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
         for item in items:
             if item.path is not None:
                 self.store.rename(item.path, new)
@@ -214,16 +216,13 @@ class Runs(Sequence[Run]):
         deletions = [_deletion(item) for item in items]
         for count, item in enumerate(items):
             try:
-                self._delete(item)
+                if item.path is not None:
+                    store = Store(item.path.parent) if item.id in self._own else self.store
+                    store.delete(item.path)
+                self._own.pop(item.id, None)
             except StoreError as e:
                 raise StoreError(f"{e} {count} of {len(items)} are deleted.") from e
         return deletions
-
-    def _delete(self, item: _Item) -> None:
-        if item.path is not None:
-            store = Store(item.path.parent) if item.id in self._own else self.store
-            store.delete(item.path)
-        self._own.pop(item.id, None)
 
     # -- exporting -----------------------------------------------------------------------------------------------
 
@@ -330,11 +329,6 @@ class Runs(Sequence[Run]):
         if item.job is None or isinstance(key, Run) or item.id.startswith(key) or run_folder(key) is not None:
             return [item]
         return _of_job(self._all(), item.job.id) or [item]
-
-    def _check_name(self, item: _Item, new: str) -> None:
-        taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
-        if taken or any(other.id == new and other.id != item.id for other in self._all()):
-            raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
 
     def __repr__(self) -> str:
         return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"

@@ -181,7 +181,9 @@ class Columns:
         types = set(map(type, written))
         if types == {int}:
             try:
-                return _scaled(np.fromiter(written, np.int64, len(written)))
+                us = np.fromiter(written, np.int64, len(written))
+                good = np.abs(us) < LIMIT_NS // 1000
+                return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
             except OverflowError:
                 pass
         value = floats(written)
@@ -219,11 +221,6 @@ def float_us_to_ns(value: Float64) -> Int64:
     whole = np.floor(value)
     ns = whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1e3).astype(np.int64)
     return np.where(good, ns, NO_TIME)
-
-
-def _scaled(us: Int64) -> Int64:
-    good = np.abs(us) < LIMIT_NS // 1000
-    return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
 
 
 def exact_ns(written: Sequence[msgspec.Raw]) -> Int64:

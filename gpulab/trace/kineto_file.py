@@ -136,7 +136,10 @@ def _timeline(
         lane_id=lane_id,
         correlation=np.maximum(columns.pop("correlation")[order], 0),
         names=names,
-        lanes=_labelled(lanes.lanes, training),
+        lanes=tuple(
+            Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
+            for i, lane in enumerate(lanes.lanes)
+        ),
         window_ns=(0, int((start + duration).max())),
         training_lane=training,
         extra=_spread(columns.pop("extra"), columns.pop("extra_rows"), len(keep), order),
@@ -189,13 +192,6 @@ def _training_lane(
         if rows.any():
             return int(np.bincount(lane_id[rows], minlength=len(lanes)).argmax())
     return None
-
-
-def _labelled(lanes: list[Lane], training: int | None) -> tuple[Lane, ...]:
-    return tuple(
-        Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
-        for i, lane in enumerate(lanes)
-    )
 
 
 def _memory(read: Columns, zero: int) -> MemoryEvents | None:

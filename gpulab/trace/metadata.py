@@ -39,6 +39,11 @@ def _completed(origin: TraceOrigin, fields: Mapping[str, object]) -> TraceOrigin
     job = _mapping(fields.get("distributedInfo"))
     devices = fields.get("deviceProperties")
     base_time_ns = _whole(fields.get("baseTimeNanoseconds"))
+    versions = {}
+    for name in _VERSIONS:
+        value = fields.get(f"{name}_version")
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            versions[name] = _spelled(name, value)
     return replace(
         origin,
         zero_ns=origin.zero_ns + (base_time_ns or 0),
@@ -47,21 +52,12 @@ def _completed(origin: TraceOrigin, fields: Mapping[str, object]) -> TraceOrigin
         rank=_whole(job.get("rank")),
         world_size=_whole(job.get("world_size")),
         backend=_text(job.get("backend")),
-        versions=_versions(fields),
+        versions=versions,
         options=tuple(o for o in _OPTIONS if fields.get(o) in (1, True, "1")),
         device_properties=tuple(_device(_mapping(d), i) for i, d in enumerate(devices))
         if isinstance(devices, list)
         else (),
     )
-
-
-def _versions(fields: Mapping[str, object]) -> dict[str, str]:
-    versions = {}
-    for name in _VERSIONS:
-        value = fields.get(f"{name}_version")
-        if isinstance(value, int | float | str) and not isinstance(value, bool):
-            versions[name] = _spelled(name, value)
-    return versions
 
 
 def _spelled(name: str, value: int | float | str) -> str:

@@ -159,17 +159,13 @@ def show_as_bare(shell: Any, error: BaseException) -> None:
         if isinstance(arrived, custom_exceptions):
             custom_show(kind, arrived, trace)
         elif frames is None and arrived is error and isinstance(error, _COMPILE_ERRORS):
-            _show_uncompiled(shell, error)
+            if isinstance(error, IndentationError):
+                shell.showindentationerror()
+            else:
+                shell.showsyntaxerror()
         else:
             shell.showtraceback(running_compiled_code=True)
 
     ours = MethodType(show, shell)
     shell.custom_exceptions, shell.CustomTB = (*custom_exceptions, type(error)), ours
     shell.events.register("post_execute", undo)
-
-
-def _show_uncompiled(shell: Any, error: BaseException) -> None:
-    if isinstance(error, IndentationError):
-        shell.showindentationerror()
-    else:
-        shell.showsyntaxerror()

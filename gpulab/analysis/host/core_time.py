@@ -46,7 +46,11 @@ class CoreShare(Struct, frozen=True):
 
 def core_share(run: Run) -> CoreShare | None:
     """None where nothing was read, or no step ran."""
-    windows = _windows(run)
+    # of the steps that count on the host; of the profiled, or of all, where no step counts
+    steps = run.steps
+    after = np.flatnonzero(steps.phase != Phase.WARMUP)
+    rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
+    windows = np.stack((steps.start_ns[rows], steps.end_ns[rows]), axis=1)
     if run.core_times is None or not len(windows):
         return None
     wall_ns = measure(windows)
@@ -68,14 +72,6 @@ def core_share(run: Run) -> CoreShare | None:
         cores=run.environment.affinity_cores,
         quota_cores=run.environment.core_quota,
     )
-
-
-def _windows(run: Run) -> Intervals:
-    """Of the steps that count on the host; of the profiled, or of all, where no step counts."""
-    steps = run.steps
-    after = np.flatnonzero(steps.phase != Phase.WARMUP)
-    rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
-    return np.stack((steps.start_ns[rows], steps.end_ns[rows]), axis=1)
 
 
 def _wait_ns(readings: CoreTimes, windows: Intervals) -> float | None:

@@ -196,7 +196,12 @@ class FromWorkers:
         finally:
             if vars(loader).get("worker_init_fn") is ours:
                 vars(loader)["worker_init_fn"] = users
-            _put_back(iterator, ours, users)
+            # of the iterator, too, which has noted with what its workers began
+            noted = vars(iterator).get("_worker_init_fn")
+            if noted is ours:
+                iterator._worker_init_fn = users
+            elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
+                iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
 
     def begin_anew(self) -> None:
         """The workers are told to begin anew, after what they are making."""
@@ -260,12 +265,3 @@ class FromWorkers:
 
 
 Feed = Here | FromWorkers
-
-
-def _put_back(iterator: Any, ours: WorkerStart, users: Any) -> None:
-    """Of the iterator, too, which has noted with what its workers began."""
-    noted = vars(iterator).get("_worker_init_fn")
-    if noted is ours:
-        iterator._worker_init_fn = users
-    elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
-        iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)

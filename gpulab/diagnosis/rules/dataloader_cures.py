@@ -40,7 +40,11 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
         more = "Load with more workers (num_workers), or make each item cheaper to load."
         return (), collating or more
     room = _room_for_workers(context)
-    wanted = min(_workers_needed(context, workers, step_us, waited_us), room)
+    # ⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, "Feeding")
+    computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
+    inside = context.facts.loading
+    making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
+    wanted = min(math.ceil(making / computing) + 1, room)
     if wanted > workers:
         return _more_workers(wanted, collating)
     if collating:
@@ -68,14 +72,6 @@ def _more_workers(wanted: int, collating: str) -> Cure:
     processes = "1 worker process" if wanted == 1 else f"{wanted} worker processes"
     how = f"Load with {processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
     return (("workers", str(wanted)),), f"{collating} If that is not enough: {decapitalized(how)}" if collating else how
-
-
-def _workers_needed(context: RuleContext, workers: int, step_us: float, waited_us: float) -> int:
-    """⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, "Feeding")."""
-    computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
-    inside = context.facts.loading
-    making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
-    return math.ceil(making / computing) + 1
 
 
 def _room_for_workers(context: RuleContext) -> int:

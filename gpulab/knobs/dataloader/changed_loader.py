@@ -222,10 +222,14 @@ class _Copy:
         theirs = beginning(users, goes_on=_persists(users) and (self._begun or users._iterator is not None))
         ours = beginning(self.loader, goes_on=running is not None)
         if ours.draws and not theirs.draws:
-            vars(self.loader)["generator"] = _scratch_generator()
+            import torch
+
+            vars(self.loader)["generator"] = torch.Generator().manual_seed(0)
         self._begun = True
         self._order = Order(self.loader._index_sampler, theirs, ours, users.generator)
-        real = _with_workers(running)
+        # the iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden
+        inner = vars(running).values() if hasattr(running, "__dict__") else ()
+        real = next((i for i in (running, *inner) if hasattr(i, "_shutdown_workers")), None)
         with nullcontext() if real is None else _standing_in(real, "_index_sampler", self._order):
             return original(self.loader)
 
@@ -239,18 +243,6 @@ class _Copy:
 
 def _persists(loader: DataLoader[Any]) -> bool:
     return loader.persistent_workers and loader.num_workers > 0
-
-
-def _scratch_generator() -> Generator:
-    import torch
-
-    return torch.Generator().manual_seed(0)
-
-
-def _with_workers(iterator: Any) -> Any:
-    """The iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden."""
-    inner = vars(iterator).values() if hasattr(iterator, "__dict__") else ()
-    return next((i for i in (iterator, *inner) if hasattr(i, "_shutdown_workers")), None)
 
 
 def _end_workers(iterator: Any) -> None:

@@ -77,7 +77,8 @@ class Accumulate(Knob):
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
         if passed:
             words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
-            batches = _batches_per_step(run)
+            counts = run.steps.batch_count
+            batches = int(np.median(counts)) if len(counts) else 0
             if batches > 1:
                 words.append(f"the cell itself gathers {batches} batches for each of them")
             if EXCHANGED in effects.counts:
@@ -165,11 +166,6 @@ class Accumulation(Watcher):
                     part = _gradient(p) * share
                     aside.mean[p] = aside.mean[p] + part if p in aside.mean else part
         aside.batches += 1
-
-
-def _batches_per_step(run: Run) -> int:
-    counts = run.steps.batch_count
-    return int(np.median(counts)) if len(counts) else 0
 
 
 def _gradient(parameter: Tensor) -> Tensor:
