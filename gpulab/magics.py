@@ -38,7 +38,7 @@ from gpulab.options import (
     without_comment,
 )
 from gpulab.tuning import cell_code
-from gpulab.tuning.interrupts import Interrupted
+from gpulab.tuning.cell_code import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:

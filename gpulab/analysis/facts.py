@@ -7,7 +7,7 @@ from collections.abc import Set
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.breakdown import Breakdown, breakdowns, share_beside
 from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
@@ -17,7 +17,6 @@ from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
-from gpulab.analysis.host.own_batches import share_beside
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import CostRow, kernels, operators
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round

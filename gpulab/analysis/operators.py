@@ -7,7 +7,7 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.gpu.kernel_classes import names_tell
+from gpulab.analysis.gpu.device_work import names_tell
 from gpulab.analysis.gpu.kernels import launched_ns
 from gpulab.intervals import covers
 from gpulab.run import Category, Int64, Timeline

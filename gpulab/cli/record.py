@@ -19,12 +19,10 @@ from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only, may_keep
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
-from gpulab.capture.collectives import keep_few
-from gpulab.capture.job import JOB
+from gpulab.capture.job import JOB, keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
-from gpulab.launch.following import followed_ranks, is_rank
-from gpulab.launch.launcher import end_with_launcher, record_words
+from gpulab.launch.launcher import end_with_launcher, followed_ranks, is_rank, record_words
 from gpulab.options import check_only_ranks
 from gpulab.run import Change, Run
 from gpulab.store.folders import Store, new_id

@@ -20,9 +20,7 @@ from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
-from gpulab.panel.kept_output import KeptPrints, prints_kept
-from gpulab.panel.main_thread import MainThread, interruptible
-from gpulab.panel.output import PanelOutput
+from gpulab.panel.output import KeptPrints, MainThread, PanelOutput, interruptible, prints_kept
 from gpulab.panel.panel import PLAIN, SEEN, Kind, Level, Panel
 from gpulab.tuning import cell_code
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress

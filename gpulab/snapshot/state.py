@@ -17,9 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.devices import gpus_in_use
-from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet
+from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath
 from gpulab.snapshot.iterators import position
-from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import Randomness, Undo, undo_of
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable

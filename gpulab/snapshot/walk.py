@@ -26,13 +26,13 @@ from gpulab.snapshot.containers import (
     KeptName,
     KeptSet,
     Length,
+    ObjectPath,
     attributes,
     cell_value,
     slot_value,
     slots,
 )
 from gpulab.snapshot.iterators import is_iterator, position
-from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import is_generator
 from gpulab.snapshot.tensors import Met
 from gpulab.user_code import is_users_class, is_users_code

@@ -18,10 +18,9 @@ from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.edits import Edit, edit
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value
 from gpulab.knobs.observe.describe import observed_loader, observed_module
-from gpulab.knobs.observe.object_walk import walk
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
 from gpulab.knobs.values import written
-from gpulab.knobs.variables import Plain, Variables
+from gpulab.knobs.variables import Plain, Variables, walk
 from gpulab.run import Change, Device, Run
 from gpulab.tuning.plan import Arm, Code
 

@@ -45,10 +45,9 @@ from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
-from gpulab.tuning.budget import Budget, Clock, watched
+from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
-from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, keep
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
@@ -60,6 +59,7 @@ from gpulab.tuning.resolve import (
     resolve_arm,
     resolve_beforehand,
 )
+from gpulab.tuning.schedule import Budget, Clock, watched
 from gpulab.tuning.trial import (
     TRIAL_LIMIT_S,
     Setting,

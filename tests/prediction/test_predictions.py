@@ -22,8 +22,7 @@ from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.cure_predictions import with_predictions
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.rules.catalogue import kind_of

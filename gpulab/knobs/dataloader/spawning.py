@@ -9,7 +9,7 @@ import types
 from collections.abc import Iterable
 from typing import Any
 
-from gpulab.knobs.observe.object_walk import LOOKED_AT, walk
+from gpulab.knobs.variables import LOOKED_AT, walk
 
 _NAMED = (type, types.FunctionType)  # pickled by their name
 _PICKLING = ("__getstate__", "__reduce__", "__reduce_ex__")

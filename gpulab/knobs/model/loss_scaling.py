@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.model.gradients import Taken
+from gpulab.knobs.model.accumulation import Taken
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 from gpulab.torch_hooks.patching import replaced
 

@@ -17,15 +17,15 @@ from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
-from gpulab.tuning.budget import Clock
+from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
 from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, together, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Clock
 from gpulab.tuning.trial import Trial
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 

@@ -21,7 +21,7 @@ from gpulab.diagnosis.headline import headline
 from gpulab.formatting import plain_values
 from gpulab.run import Missing, Run
 from gpulab.views.report.findings import documents
-from gpulab.views.report.pause_sections import pauses_document
+from gpulab.views.report.sections import pauses_document
 from gpulab.views.wording import flag_names
 
 SCHEMA = 2

@@ -20,7 +20,7 @@ from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.stop_message import accept_stop
-from gpulab.views.running.terminal_line import TerminalLine
+from gpulab.views.running.waiting import TerminalLine
 from gpulab.views.running.widgets import close
 
 RENEWED_S = 0.2

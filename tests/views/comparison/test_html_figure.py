@@ -7,8 +7,7 @@ from msgspec.structs import replace
 
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import Comparison, Experiment
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.climb.html_figure import of_ladder
+from gpulab.views.climb.climb import Climbed, of_ladder
 from gpulab.views.comparison import html_figure
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.html_figure import of_many, of_two
