@@ -1,4 +1,4 @@
-"""How long blocks are, in which order they run and how many fit into the time there is. Pure."""
+"""How long blocks are, in which order they run and how many fit into the time there is."""
 
 from __future__ import annotations
 
