@@ -9,7 +9,7 @@ import pytest
 
 import gpulab
 from gpulab.run import Run
-from gpulab.trace import load, ranks
+from gpulab.trace import cache, load, ranks
 from tests.support import trace_files as made
 from tests.support.strategies import assert_same
 
@@ -18,7 +18,7 @@ TEXT = made.text([*made.step(3), *made.step(4, 1000.0)])
 
 @pytest.fixture(autouse=True)
 def small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "KEPT_FROM_BYTES", 1)
+    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1)
 
 
 @pytest.fixture
@@ -42,9 +42,9 @@ def opened(path: Path) -> Run:
 
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = made.write(tmp_path, TEXT)
-    assert ranks.find(path) is None
+    assert cache.find(path) is None
     first = opened(path)
-    assert ranks.find(path) is not None
+    assert cache.find(path) is not None
     assert_same(first, opened(path))
     assert readings == [path]
 
@@ -79,7 +79,7 @@ def test_the_path_is_the_one_that_was_asked_for(tmp_path: Path, monkeypatch: pyt
 def test_an_update_of_gpulab_reads_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.write(tmp_path, TEXT)
     opened(path)
-    monkeypatch.setattr(ranks, "_READERS", ("run.py",))  # other files than before
+    monkeypatch.setattr(cache, "_READERS", ("run.py",))  # other files than before
     opened(path)
     assert len(readings) == 2
 
@@ -89,7 +89,7 @@ def test_an_update_of_gpulab_reads_again(tmp_path: Path, readings: list[Path], m
 def test_what_is_damaged_is_read_again(tmp_path: Path, readings: list[Path], file: str, content: bytes) -> None:
     path = made.write(tmp_path, TEXT)
     first = opened(path)
-    (kept,) = ranks.folder().iterdir()
+    (kept,) = cache.folder().iterdir()
     (kept / file).write_bytes(content)
     assert_same(first, opened(path))
     assert_same(first, opened(path))
@@ -107,15 +107,15 @@ def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytes
     paths = [made.write(tmp_path, TEXT, f"{name}.json") for name in "abc"]
     for moment, path in enumerate(paths[:2]):
         opened(path)
-        (new,) = [f for f in ranks.folder().iterdir() if f.stat().st_mtime > 1e9]
+        (new,) = [f for f in cache.folder().iterdir() if f.stat().st_mtime > 1e9]
         os.utime(new, (moment, moment))
     opened(paths[0])  # as it was kept: the other one is the oldest now
-    (kept, _) = sorted(ranks.folder().iterdir(), key=lambda f: -f.stat().st_mtime)
+    (kept, _) = sorted(cache.folder().iterdir(), key=lambda f: -f.stat().st_mtime)
     size = sum(f.stat().st_size for f in kept.iterdir())
-    monkeypatch.setattr(ranks, "MOST_BYTES", int(2.5 * size))
+    monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
     opened(paths[2])
-    assert [ranks.find(path) is not None for path in paths] == [True, False, True]
-    assert not [f for f in ranks.folder().iterdir() if f.name.startswith(".")]
+    assert [cache.find(path) is not None for path in paths] == [True, False, True]
+    assert not [f for f in cache.folder().iterdir() if f.name.startswith(".")]
 
 
 def test_a_folder_of_ranks_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
@@ -130,12 +130,12 @@ def test_the_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPULAB_CACHE_DIR")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert ranks.folder() == Path("/somewhere/gpulab/traces")
+    assert cache.folder() == Path("/somewhere/gpulab/traces")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert ranks.folder() == Path.home() / ".cache" / "gpulab" / "traces"
+    assert cache.folder() == Path.home() / ".cache" / "gpulab" / "traces"
 
 
 def test_a_small_file_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranks, "KEPT_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
     opened(made.write(tmp_path, TEXT))
-    assert not ranks.folder().exists()
+    assert not cache.folder().exists()
