@@ -49,20 +49,7 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
         return int(hint(iterator))
     if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat"):
         return repr(iterator)
-    return _of_parts(iterator, depth)
-
-
-def _of_file(file: Any) -> object:
-    if file.closed:
-        return "closed"
-    try:
-        return int(file.tell())
-    except (OSError, ValueError):  # not seekable, or in the middle of `for line in file`
-        return None
-
-
-def _of_parts(iterator: Any, depth: int) -> object:
-    """Of what `zip`, `map`, `enumerate` and the like hold."""
+    # of what `zip`, `map`, `enumerate` and the like hold
     positions: list[object] = []
     for part in gc.get_referents(iterator):
         if is_iterator(type(part)):
@@ -73,3 +60,12 @@ def _of_parts(iterator: Any, depth: int) -> object:
         elif type(part) in PLAIN:
             positions.append(part)
     return tuple(positions) or None
+
+
+def _of_file(file: Any) -> object:
+    if file.closed:
+        return "closed"
+    try:
+        return int(file.tell())
+    except (OSError, ValueError):  # not seekable, or in the middle of `for line in file`
+        return None

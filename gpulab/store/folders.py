@@ -249,7 +249,7 @@ class Store:
                 folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
         for folder in self.root.glob(f"{_STAGE_PREFIX}*"):
             with contextlib.suppress(OSError):
-                if time.time() - _last_change(folder) > _STALE_AFTER_S:
+                if time.time() - max(f.lstat().st_mtime for f in (folder, *folder.iterdir())) > _STALE_AFTER_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -402,7 +402,10 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     try:
         write_trace(unfinished)
         if unfinished.exists():
-            unfinished.rename(stage / _trace_name(run))
+            import socket
+
+            host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
+            unfinished.rename(stage / f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}")
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
         return f"it could not be written: {reason(e)}"
     finally:  # also where it was interrupted
@@ -411,18 +414,7 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     return None
 
 
-def _trace_name(run: Run) -> str:
-    import socket
-
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
-    return f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}"
-
-
-def _last_change(folder: Path) -> float:
-    return max(f.lstat().st_mtime for f in (folder, *folder.iterdir()))
-
-
-FILE = "gpulab.toml"
+CONFIGURATION_FILE = "gpulab.toml"
 
 
 def configured(table: str) -> dict[str, object]:
@@ -434,7 +426,7 @@ def configured(table: str) -> dict[str, object]:
     try:
         path = configuration_path()
     except OSError as e:
-        raise UsageError(f"gpulab cannot look for {FILE}: {e.strerror or e}.") from e
+        raise UsageError(f"gpulab cannot look for {CONFIGURATION_FILE}: {e.strerror or e}.") from e
     if path is None:
         return {}
     try:
@@ -453,4 +445,4 @@ def configured(table: str) -> dict[str, object]:
 def configuration_path() -> Path | None:
     """The file that counts; None where there is none."""
     folders = ["", os.environ.get("GPULAB_DIR") or ""]
-    return next((path for folder in folders if (path := Path(folder) / FILE).is_file()), None)
+    return next((path for folder in folders if (path := Path(folder) / CONFIGURATION_FILE).is_file()), None)
