@@ -31,7 +31,7 @@ from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import accept_stop
 
 if TYPE_CHECKING:
     from gpulab.views.running.widgets import Offer

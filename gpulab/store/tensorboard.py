@@ -20,7 +20,7 @@ from gpulab.errors import StoreError, UsageError
 from gpulab.run import Float64, Int64, Run
 from gpulab.store.atomic_write import make_folder, reason, write_whole
 from gpulab.store.folders import moment
-from gpulab.store.optional_packages import installed
+from gpulab.store.tables import installed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -29,7 +29,7 @@ from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.values import written
+from gpulab.knobs.knob import written
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict
 from gpulab.prediction.prediction import Prediction

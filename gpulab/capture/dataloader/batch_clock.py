@@ -21,7 +21,7 @@ from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import time_fetcher
 from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
-from gpulab.capture.dataloader.loading_watch import HERE, LoadingWatch
+from gpulab.capture.dataloader.worker import HERE, LoadingWatch
 from gpulab.capture.stacks.watcher import Looks, StackWatcher
 from gpulab.run import Batches, Choice, Missing
 from gpulab.torch_hooks.patching import replaced

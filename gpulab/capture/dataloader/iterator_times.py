@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.dataloader.fetch_clock import Row
-from gpulab.capture.dataloader.loading_watch import LoadingWatch
 from gpulab.capture.dataloader.shared_rows import SharedRows
-from gpulab.capture.dataloader.worker import WorkerStart
+from gpulab.capture.dataloader.worker import LoadingWatch, WorkerStart
 from gpulab.run import Batches, Int64
 
 KEPT = 20_000  # batches: the newest

@@ -10,8 +10,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
-from gpulab.analysis.host.after_update import Afterwards, after_update
-from gpulab.analysis.host.python_time import OwnCode, library_time, own_code
+from gpulab.analysis.host.python_time import Afterwards, OwnCode, after_update, library_time, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.formatting import duration, percent

@@ -22,8 +22,7 @@ import numpy as np
 
 from gpulab.formatting import plain_values
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.running.stop_message import accept_stop
-from gpulab.views.running.widgets import close
+from gpulab.views.running.widgets import accept_stop, close
 
 if TYPE_CHECKING:
     import numpy.typing as npt
