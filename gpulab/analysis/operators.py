@@ -11,7 +11,7 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.gpu.device_work import names_tell
 from gpulab.analysis.gpu.kernels import launched_ns
-from gpulab.intervals import Intervals, covers, intersect, joined, paint, subtract, union_of
+from gpulab.intervals import covers, intersect, joined, median_share, subtract, union_of
 from gpulab.run import Category, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
@@ -124,14 +124,11 @@ def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = T
     within: dict[int, list[tuple[int, int]]] = {}
     for name_id, start, end in _innermost(timeline, rows):
         within.setdefault(name_id, []).append((start, end))
-    shares = {name_id: _share(account.windows, intersect(bare, union_of(times))) for name_id, times in within.items()}
+    shares = {
+        name_id: median_share(account.windows, intersect(bare, union_of(times))) for name_id, times in within.items()
+    }
     largest = sorted(shares, key=lambda name_id: -shares[name_id])
     return tuple(Annotated(timeline.names[i], shares[i]) for i in largest if shares[i] > 0)
-
-
-def _share(windows: Intervals, times: Intervals) -> float:
-    wall = np.maximum(1, windows[:, 1] - windows[:, 0])
-    return float(np.median(paint(windows, [times])[:, 0] / wall))
 
 
 def _innermost(timeline: Timeline, rows: spans.Rows) -> Iterator[tuple[int, int, int]]:

@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts, facts
 from gpulab.capture.steps.loop import stop_behind
 from gpulab.errors import StoreError
+from gpulab.knobs.variables import setting_names
 from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
 from gpulab.tuning.record import Experiment, Side
@@ -103,26 +104,21 @@ class RanksAgreement(Agreement):
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = self.of_first(meeting.port if meeting is not None else 0)
         own = {ATTEMPT: str(self._runs), PORT: str(port), IS_THERE: str(True)}
-        before, there = {name: os.environ.get(name) for name in own}, _default_group()
-        os.environ.update(own)
-        try:
-            with _groups_kept(self._past_groups, _sockets()):
-                yield
-        except BaseException as error:
-            self.failed_s = time.time()
-            if stop_behind(error) is None:  # the others may wait for this rank
-                for group in self._past_groups:
-                    group.abort()
-            raise
-        finally:
-            if not there and _default_group():
-                with suppress(Exception):  # another rank has failed, and its end of the group with it
-                    sys.modules["torch.distributed"].destroy_process_group()
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        there = _default_group()
+        with setting_names(os.environ, own):
+            try:
+                with _groups_kept(self._past_groups, _sockets()):
+                    yield
+            except BaseException as error:
+                self.failed_s = time.time()
+                if stop_behind(error) is None:  # the others may wait for this rank
+                    for group in self._past_groups:
+                        group.abort()
+                raise
+            finally:
+                if not there and _default_group():
+                    with suppress(Exception):  # another rank has failed, and its end of the group with it
+                        sys.modules["torch.distributed"].destroy_process_group()
 
     def let_go(self) -> None:
         """Of the process groups that are over: nobody else may be the last."""

@@ -15,7 +15,19 @@ from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host.hot_line import hot_place, is_clear
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.host.source_lines import LineShare, SourceLine, lines_beside_cost, lines_of, looks_within
-from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, measure, paint, subtract, union, union_of
+from gpulab.intervals import (
+    EMPTY,
+    Intervals,
+    covers,
+    intersect,
+    joined,
+    measure,
+    median_share,
+    paint,
+    subtract,
+    union,
+    union_of,
+)
 from gpulab.run import Int64, Place, Run, StackSamples, Timeline
 from gpulab.timeline import spans
 
@@ -68,7 +80,7 @@ def library_time(run: Run, account: Breakdown) -> LibraryTime | None:
     number = int(np.argmax(counts))
     rows = (stack.library == number) & (stack.throughout == 1)
     times = intersect(union(stack.since_ns[rows], stack.t_ns[rows]), bare)
-    return LibraryTime(run.libraries[number], times, first / int(within.sum()) * _share(windows, bare))
+    return LibraryTime(run.libraries[number], times, first / int(within.sum()) * median_share(windows, bare))
 
 
 def _bare(run: Run, account: Breakdown, windows: Intervals) -> Intervals:
@@ -110,11 +122,11 @@ def _mostly_at(run: Run, windows: Intervals, bare: Intervals) -> OwnCode | None:
         return None
     place = lines[0].place
     if not stack.exact:
-        return OwnCode(None, "", times, _share(windows, times))
+        return OwnCode(None, "", times, median_share(windows, times))
     total = looks_within(stack, bare)
     hot = hot_place(mine, total)
     source = lines_beside_cost(run, hot, lines, total) if hot is not None else ()
-    return OwnCode(hot, place.function, times, share * _share(windows, bare), source)
+    return OwnCode(hot, place.function, times, share * median_share(windows, bare), source)
 
 
 def _holds_others(stack: StackSamples) -> npt.NDArray[np.bool_]:
@@ -131,11 +143,6 @@ def _within_its_step(stack: StackSamples, windows: Intervals) -> Int64:
     step = np.maximum(np.searchsorted(windows[:, 0], stack.t_ns, side="right") - 1, 0)
     begun_ns: Int64 = np.minimum(np.maximum(stack.since_ns, windows[step, 0]), stack.t_ns)
     return begun_ns
-
-
-def _share(windows: Intervals, times: Intervals) -> float:
-    wall = np.maximum(1, windows[:, 1] - windows[:, 0])
-    return float(np.median(paint(windows, [times])[:, 0] / wall))
 
 
 def _function(line: LineShare) -> tuple[str, str, int]:

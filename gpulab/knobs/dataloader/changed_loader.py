@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from gpulab.knobs.dataloader.option_changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.variables import setting_names
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ class _Copy:
         # the iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden
         inner = vars(running).values() if hasattr(running, "__dict__") else ()
         real = next((i for i in (running, *inner) if hasattr(i, "_shutdown_workers")), None)
-        with nullcontext() if real is None else _standing_in(real, "_index_sampler", self._order):
+        with nullcontext() if real is None else setting_names(vars(real), {"_index_sampler": self._order}):
             return original(self.loader)
 
     def make(self, iterator: Any, original: Callable[[Any, Any], None]) -> None:
@@ -321,16 +322,5 @@ def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
         yield
         return
     name = "sampler" if vars(loader)["batch_sampler"] is None else "batch_sampler"
-    with _standing_in(loader, name, order):
+    with setting_names(vars(loader), {name: order}):  # past the setter of DataLoader, which refuses another one
         yield
-
-
-@contextmanager
-def _standing_in(owner: Any, name: str, order: Order) -> Iterator[None]:
-    """`order` in place of the owner's sampler, past the setter of DataLoader, which refuses another one."""
-    sampler = vars(owner)[name]
-    vars(owner)[name] = order
-    try:
-        yield
-    finally:
-        vars(owner)[name] = sampler

@@ -9,7 +9,6 @@ policy, and nothing else may.
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import json
 import zlib
@@ -22,11 +21,10 @@ from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import wording
+from gpulab.views.html_bars import static
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
-SCRIPT = PACKAGE_FOLDER / "views" / "static" / "timeline.js"
 
 _NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
 _ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
@@ -49,13 +47,17 @@ def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MO
     block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
     what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
     about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
-    return _SECTION.format(
-        style=_STYLE,
-        about=html.escape(about),
-        help=html.escape(_HELP),
-        label=html.escape(f"Timeline: {what} {_HELP}"),
-        block=block,
-        script=_script(),
+    return (
+        static("timeline.html")
+        .removesuffix("\n")
+        .format(
+            style="\n" + static("timeline.css"),
+            about=html.escape(about),
+            help=html.escape(_HELP),
+            label=html.escape(f"Timeline: {what} {_HELP}"),
+            block=block,
+            script=static("timeline.js"),
+        )
     )
 
 
@@ -63,12 +65,7 @@ def script_policy() -> str:
     """The source expression that lets a Content-Security-Policy run the timeline's script and no other."""
     import hashlib  # with OpenSSL
 
-    return f"'sha256-{base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode('ascii')}'"
-
-
-@functools.cache
-def _script() -> str:
-    return SCRIPT.read_text(encoding="utf-8")
+    return f"'sha256-{base64.b64encode(hashlib.sha256(static('timeline.js').encode()).digest()).decode('ascii')}'"
 
 
 class _Drawn(Struct, frozen=True):
@@ -352,59 +349,6 @@ _HELP = (
     "whole window, Enter picks a span and zooms to it, Shift with arrows walks from span to span, L goes from kernel "
     "to launch and back, / searches. Low bars: spans under a pixel, as high as the share of it that they cover."
 )
-
-_STYLE = """
-.gpulab-timeline { overflow: visible; margin-inline: min(0px, calc((100% - min(1680px, 100vw - 64px)) / 2));
-  --tl-ink: #1c2430; --tl-quiet: #5b6573; --tl-ground: #ffffff; --tl-lane: #f0f2f5; --tl-line: #d5dae1;
-  --tl-accent: #c2185b; }
-@media (prefers-color-scheme: dark) { .gpulab-timeline { --tl-ink: #e6e9ee; --tl-quiet: #a0a9b6; --tl-ground: #1b2129;
-  --tl-lane: #262e39; --tl-line: #3c4653; --tl-accent: #ff7eb0; } }
-.tl-ready { position: relative; }
-.tl-tools { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 10px 0 8px; font-size: 14px; }
-.tl-tools input, .tl-tools button { font: inherit; color: var(--tl-ink); background: var(--tl-lane); padding: 3px 10px;
-  border: 1px solid var(--tl-line); border-radius: 6px; }
-.tl-search { width: 15em; } .tl-tools button { cursor: pointer; min-width: 34px; }
-.tl-found { color: var(--tl-quiet); flex: 1; min-width: 8em; }
-.tl-scroll { position: relative; overflow: hidden auto; border: 1px solid var(--tl-line); border-radius: 6px; }
-.tl-canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: crosshair; }
-.tl-canvas:focus-visible { outline: 2px solid var(--tl-accent); outline-offset: -2px; }
-.tl-tip { position: absolute; z-index: 1; max-width: min(460px, 90%); pointer-events: none; padding: 6px 10px;
-  font-size: 13px; line-height: 1.4; overflow-wrap: anywhere; color: var(--tl-ink); background: var(--tl-ground);
-  border: 1px solid var(--tl-line); border-radius: 6px; box-shadow: 0 2px 10px rgb(0 0 0 / 25%); }
-.tl-detail { margin: 8px 0 0; min-height: 1.5em; font-size: 14px; overflow-wrap: anywhere; }
-.tl-detail:empty::before { content: "Click a span, or press Enter, to keep its details here."; color: var(--tl-quiet); }
-.tl-legend { font-size: 13px; color: var(--tl-quiet); } .tl-legend p { margin: 4px 0 0; }
-.tl-legend span { white-space: nowrap; margin-left: 14px; }
-.tl-legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
-  vertical-align: -1px; }
-"""
-
-_SECTION = """<section class="gpulab-timeline">
-<style>{style}</style>
-<h2>Every span of the profiled window</h2>
-<p class="note">{about}</p>
-<p class="tl-state" role="status"></p>
-<noscript><p>The timeline needs JavaScript; nothing else on this page does.</p></noscript>
-<div class="tl-ready" hidden>
-<div class="tl-tools">
-<input class="tl-search" type="search" placeholder="Search names" aria-label="Search the names of spans">
-<span class="tl-found" role="status"></span>
-<label hidden><input class="tl-levels" type="checkbox"> all levels</label>
-<button class="tl-in" type="button" aria-label="Zoom in">+</button>
-<button class="tl-out" type="button" aria-label="Zoom out">−</button>
-<button class="tl-whole" type="button">Whole window</button>
-</div>
-<div class="tl-scroll"><div class="tl-sheet">
-<canvas class="tl-canvas" tabindex="0" role="application" aria-roledescription="timeline" aria-label="{label}"></canvas>
-</div></div>
-<div class="tl-tip" hidden></div>
-<p class="tl-detail" aria-live="polite"></p>
-<div class="tl-legend"></div>
-<p class="note">{help}</p>
-</div>
-<script type="application/octet-stream" class="tl-data">{block}</script>
-<script>{script}</script>
-</section>"""
 
 
 class Key(Struct, frozen=True):
