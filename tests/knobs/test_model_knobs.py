@@ -439,7 +439,7 @@ def test_the_trace_shows_whether_it_was_off(monkeypatch: pytest.MonkeyPatch, pla
     compiled = calling(compiled=True)
 
     def verified(scene: Observation, *names: str) -> str:
-        monkeypatch.setattr("gpulab.knobs.observe.observation.counts", lambda run: dict.fromkeys(names, 1))
+        monkeypatch.setattr("gpulab.knobs.observe.trace_counts.counts", lambda run: dict.fromkeys(names, 1))
         return COMPILE.verify(scene, "off", log, plain_run).state
 
     with COMPILE.applied("off") as log:

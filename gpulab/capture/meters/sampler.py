@@ -126,7 +126,7 @@ class Sampler:
             return
         try:
             with contextlib.suppress(OSError):  # it is gone already
-                os.write(process.stdin.fileno() if process.stdin else -1, b".")
+                os.write(process.stdin.fileno(), b".")
             try:
                 process.wait(END_TIMEOUT_S)
             except subprocess.TimeoutExpired:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.model.loss_scaling import LossScaling, loss_scaling
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import has_ampere_units
 from gpulab.run import Run
@@ -129,12 +130,12 @@ class Amp(Knob):
         return self._by_trace(str(value), observation, effects, run) or self._by_results(str(value), calls, effects)
 
     def _by_trace(self, value: str, observation: Observation, effects: KnobEffects, run: Run) -> Verification | None:
-        counts = observation.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return None
         if run.timeline is not None and run.timeline.has_device_events:
-            kernel = observation.first_match(
-                KERNELS[value], tuple(sorted(set(observation.kernels(run)) - observation.operators))
+            kernel = trace_counts.first_match(
+                KERNELS[value], tuple(sorted(set(trace_counts.kernels(run)) - observation.operators))
             )
             if kernel is None:
                 return None

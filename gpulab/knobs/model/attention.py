@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from msgspec.structs import replace
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 
@@ -61,7 +62,7 @@ class Attention(Knob):
             yield effects
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        counts = observation.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification("cannot tell", "there is no trace that shows which back end ran")
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}

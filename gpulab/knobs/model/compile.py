@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import while_s
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import is_compiled
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.preparation import PreparationEnded, endable
@@ -143,7 +144,7 @@ class Compile(Knob):
         compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
         if compiled <= 0:
             return Verification("no effect", "; ".join(effects.refused) or "no module was called")
-        counts = observation.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{compiled} modules were compiled; there is no trace that shows them run"
@@ -177,7 +178,7 @@ def _eager() -> AbstractContextManager[object]:
 def _verified_off(observation: Observation, run: Run) -> Verification:
     if not any(m.compiled for m in observation.modules):
         return Verification("no effect", "nothing is compiled in the cell as written")
-    counts = observation.counts(run)
+    counts = trace_counts.counts(run)
     if counts is None:
         return Verification("cannot tell", "compiled calls were switched off; there is no trace that shows it")
     regions = [n for n in counts if IN_TRACE.search(n)]

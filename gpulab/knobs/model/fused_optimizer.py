@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
@@ -62,7 +63,7 @@ class FusedOptimizer(Knob):
         if not changed:
             words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
             return Verification("no effect", "; ".join(effects.refused) or words)
-        counts = observation.counts(run)
+        counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{changed} optimizers were set to it; there is no trace that shows more"

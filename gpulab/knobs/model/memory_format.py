@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.model.accumulation import laid_out_like
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
@@ -67,7 +68,7 @@ class ChannelsLast(Knob):
                 "no effect", "; ".join(effects.refused) or self._why_nothing(observation, value, wanted)
             )
         words = [f"{weights} weights and {inputs} inputs were laid out {wanted}"]
-        kernel = next((n for n in observation.kernels(run) if "nhwc" in n.lower()), None)
+        kernel = next((n for n in trace_counts.kernels(run) if "nhwc" in n.lower()), None)
         if value and kernel is not None:
             words.append(f"kernel {kernel[:60]}")
         return Verification("took effect", "; ".join([*words, *effects.refused]))

@@ -8,6 +8,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 
@@ -51,7 +52,7 @@ class Tf32(Knob):
         """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
         if not effects.counts:
             return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
-        names = observation.kernels(run)
+        names = trace_counts.kernels(run)
         return _turned_on(observation, names) if value else _turned_off(observation, names)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -62,26 +63,26 @@ class Tf32(Knob):
 
 
 def _turned_on(observation: Observation, names: tuple[str, ...]) -> Verification:
-    before = observation.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
     counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
-    new = observation.first_match(TF32_KERNELS, tuple(counted))
+    new = trace_counts.first_match(TF32_KERNELS, tuple(counted))
     if new is not None and observation.operators:
         return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
-    fp32 = observation.first_match(FP32_MATRIX_KERNELS, names)
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
     if fp32 is not None and new is None:
         return Verification("no effect", f"a float32 matrix kernel ran: {fp32}")
-    tf32 = observation.first_match(TF32_KERNELS, names)
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
         return Verification("cannot tell", f"{tf32} may be a convolution's, which uses TF32 in the cell as written too")
     return Verification("cannot tell", _NO_NAME)
 
 
 def _turned_off(observation: Observation, names: tuple[str, ...]) -> Verification:
-    tf32 = observation.first_match(TF32_KERNELS, names)
+    tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
         return Verification("no effect", f"a TF32 kernel ran: {tf32}")
-    fp32 = observation.first_match(FP32_MATRIX_KERNELS, names)
-    before = observation.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
+    fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
+    before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
     if fp32 is None or before is None:
         return Verification("cannot tell", _NO_NAME)
     return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")

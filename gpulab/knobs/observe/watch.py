@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from gpulab.knobs.observe import observation
+from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer
 from gpulab.knobs.observe.observation import (
     Observation,
@@ -93,7 +93,7 @@ class Observed:
 
     def observation(self, run: Run) -> Observation:
         """The observation of `run`, the run that was observed."""
-        counts = Counter(observation.counts(run, observation.OPERATORS) or {})
+        counts = Counter(trace_counts.counts(run, trace_counts.OPERATORS) or {})
         return Observation(
             device=run.device,
             loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),
