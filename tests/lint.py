@@ -54,7 +54,7 @@ WORN = (  # readers had to read these sentences twice
 )
 
 READERS_OF_FINDINGS = (
-    "diagnosis/diagnose.py", "diagnosis/diagnose.py", "diagnosis/ranks.py", "diagnosis/diagnose.py",
+    "diagnosis/diagnose.py", "diagnosis/ranks.py",
     "prediction/removal.py", "tuning/climb/policy.py", "views/report/findings.py", "views/climb/sections.py",
 )  # fmt: skip
 WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "views/wording.py")
