@@ -99,7 +99,7 @@ def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path)
     data = {name for name in names if name.startswith(f"{stem}.data/")}
     assert data == {lessons + path.name for path in [*NOTEBOOKS, ROOT / "notebooks" / "README.md"]}
     assert {Path(name).suffix for name in names if name.startswith("gpulab/")} == {
-        ".py", ".js", ".typed", ".json", ".npz",
+        ".py", ".js", ".css", ".html", ".typed", ".json", ".npz",
     }  # fmt: skip
 
 
