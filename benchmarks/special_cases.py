@@ -150,12 +150,12 @@ _RULES = "gpulab.diagnosis.rules."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
-    Switch("code of the user's without any operator is logging", f"{_RULES}other_work:own_code", _nothing),
+    Switch("code of the user's without any operator is logging", f"{_RULES}pauses:own_code", _nothing),
     Switch("what follows the update is logging", f"{_RULES}pauses:following_update", _nothing),
     Switch("three collections of garbage, not two", f"{_RULES}pauses:_LEAST", {}),
     Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
-    Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader_cures:mostly_waits", _no),
-    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader_cures:_collating", _no_words),
+    Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
+    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_collating", _no_words),
     Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
     Switch("calls of operators are most of a step on a CPU", f"{_RULES}launches:_mostly_calls", _nothing),
     Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),
@@ -194,19 +194,19 @@ _OF_RANKING = (
     ),
     Switch("too few steps", "gpulab.diagnosis.context:RuleContext.too_few_steps", property(_no)),
     Switch("the machine's memory is full", "gpulab.diagnosis.context:RuleContext.host_memory_full", property(_no)),
-    Switch("symptoms go where their cause is", "gpulab.diagnosis.ranking:_without_symptoms", _second),
+    Switch("symptoms go where their cause is", "gpulab.diagnosis.diagnose:_without_symptoms", _second),
     Switch(
-        "an upper bound is worth less", "gpulab.diagnosis.ranking:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
+        "an upper bound is worth less", "gpulab.diagnosis.diagnose:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
     ),
-    Switch("waiting of unprofiled steps", "gpulab.diagnosis.ranking:_waited_us", _zero),
-    Switch("a hint is no cause", "gpulab.diagnosis.ranking:_is_hint", _no),
-    Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.cure_predictions:_bounded", _first),
+    Switch("waiting of unprofiled steps", "gpulab.diagnosis.diagnose:_waited_us", _zero),
+    Switch("a hint is no cause", "gpulab.diagnosis.diagnose:_is_hint", _no),
+    Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.diagnose:_bounded", _first),
     Switch(
         "no setting that is predicted to bring nothing",
-        "gpulab.diagnosis.cure_predictions:_without_useless_setting",
+        "gpulab.diagnosis.diagnose:_without_useless_setting",
         _first,
     ),
-    Switch("no word about a small difference", "gpulab.diagnosis.cure_predictions:HARDLY_LESS", math.inf),
+    Switch("no word about a small difference", "gpulab.diagnosis.diagnose:HARDLY_LESS", math.inf),
 )
 
 _OF_PREDICTIONS = (
@@ -227,17 +227,17 @@ _OF_PREDICTIONS = (
     Switch("autocast keeps some operations", f"{_PREDICTION}kernels:_KEPT", re.compile("(?!)"), needs_gpu=True),
     Switch(
         "a launch into a full queue waits",
-        f"{_PREDICTION}replay_tasks:_into_a_full_queue",
+        f"{_PREDICTION}replay:_into_a_full_queue",
         lambda *_: np.empty(0, np.intp),
         needs_gpu=True,
     ),
     Switch(
         "a synchronizing call that had nothing to wait for",
-        f"{_PREDICTION}replay_tasks:_found_done",
+        f"{_PREDICTION}replay:_found_done",
         lambda *_: {},
         needs_gpu=True,
     ),
-    Switch("a copy waits for itself", f"{_PREDICTION}replay_tasks:_with_own_copy", lambda *_: {}, needs_gpu=True),
+    Switch("a copy waits for itself", f"{_PREDICTION}replay:_with_own_copy", lambda *_: {}, needs_gpu=True),
 )
 
 _OF_FIGURES = (

@@ -15,10 +15,9 @@ if TYPE_CHECKING:
     from gpulab.api.experiment import experiment, experiments
     from gpulab.api.fleet import fleet
     from gpulab.api.headspace import headspace, headspaces
-    from gpulab.api.load import load
     from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import profile
-    from gpulab.api.reading import compare, diagnose, report, runs
+    from gpulab.api.reading import compare, diagnose, load, report, runs
     from gpulab.capture.steps.loop import mark_step as step
     from gpulab.panel.opening import lab
     from gpulab.run import Ranks, Run
@@ -59,7 +58,7 @@ _DOORS = {
     "experiments": ("gpulab.api.experiment", "experiments"),
     "fleet": ("gpulab.api.fleet", "fleet"),
     "lab": ("gpulab.panel.opening", "lab"),
-    "load": ("gpulab.api.load", "load"),
+    "load": ("gpulab.api.reading", "load"),
     "predict": ("gpulab.api.predict", "predict"),
     "profile": ("gpulab.api.profile", "profile"),
     "report": ("gpulab.api.reading", "report"),

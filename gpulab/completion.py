@@ -10,7 +10,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMa
 
 from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.values import written
+from gpulab.knobs.knob import written
 
 RUNS_SHOWN = 50  # the newest: a longer list helps nobody
 

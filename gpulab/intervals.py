@@ -107,6 +107,12 @@ def paint(windows: Intervals, layers: Sequence[Intervals]) -> npt.NDArray[np.int
     return totals
 
 
+def median_share(windows: Intervals, times: Intervals) -> float:
+    """Which part of its window the times take, in the middle one of the windows."""
+    wall = np.maximum(1, windows[:, 1] - windows[:, 0])
+    return float(np.median(paint(windows, [times])[:, 0] / wall))
+
+
 def _edges(*sets: Intervals) -> npt.NDArray[np.int64]:
     """Every start and end once, in order; a stable sort merges what is already sorted."""
     edges = np.sort(np.concatenate([a.ravel() for a in sets]), kind="stable")

@@ -38,7 +38,7 @@ from gpulab.options import (
     without_comment,
 )
 from gpulab.tuning import cell_code
-from gpulab.tuning.interrupts import Interrupted
+from gpulab.tuning.cell_code import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 
 if TYPE_CHECKING:
@@ -293,20 +293,17 @@ class GPUProfile(Magics):
             if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
                 return self._ranked(options, code, parsed, give, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
-                return self._comparing(options, code, give)
+                from gpulab.tuning.runner import check
+
+                plan = self._request(options).plan(code.variables)
+                check(code, plan)
+                return Comparing(code, plan, give, options.all)
             changing = _changing(options, code)
             profiler = self._profiler(options, statement, source, changing)
             profiler.start()
         except GpulabError as e:
             raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
         return parsed, code, profiler, changing, give
-
-    def _comparing(self, options: argparse.Namespace, code: Code, give: bool) -> Comparing:
-        from gpulab.tuning.runner import check
-
-        plan = self._request(options).plan(code.variables)
-        check(code, plan)
-        return Comparing(code, plan, give, options.all)
 
     def _request(self, options: argparse.Namespace) -> PlanRequest:
         from gpulab.tuning.plan import PlanRequest

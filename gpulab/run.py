@@ -86,6 +86,10 @@ class Collective(IntEnum):
 DEVICE_CATEGORIES = (Category.KERNEL, Category.GPU_MEMCPY, Category.GPU_MEMSET)
 
 
+def _no_column(kind: type[np.generic]) -> Any:
+    return field(default_factory=lambda: np.empty(0, kind))
+
+
 class Steps(Struct, frozen=True):
     """Columns, one row per step found, in order of time; all arrays have the same length.
 
@@ -102,11 +106,11 @@ class Steps(Struct, frozen=True):
     phase: UInt8  # Phase
     flags: UInt8  # StepFlag
     # From when a GPU had finished all earlier work to when it had finished the step's; -1: unknown; empty: no GPU
-    device_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    device_ns: Int64 = _no_column(np.int64)
     # Of the wall time of each step, gpulab's own marks and its timing of batches; empty: not known
-    own_ns: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    own_ns: Int64 = _no_column(np.int64)
     # Rows of what a model of several ranks was given: its samples; -1: unknown; empty: no such model was heard of
-    input_rows: Int64 = field(default_factory=lambda: np.empty(0, np.int64))
+    input_rows: Int64 = _no_column(np.int64)
 
     def __len__(self) -> int:
         return len(self.number)
@@ -566,22 +570,15 @@ class StackSamples(Struct, frozen=True):
     t_ns: Int64
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
-    after_update: UInt8 = field(
-        default_factory=lambda: np.empty(0, np.uint8)
-    )  # 1: below the last update; empty: unknown
-    calls_users: UInt8 = field(
-        default_factory=lambda: np.empty(0, np.uint8)
-    )  # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
-    library: Int32 = field(
-        default_factory=lambda: np.empty(0, np.int32)
-    )  # of `Run.libraries`: what the line has called; -1: none; empty: unknown
-    throughout: UInt8 = field(
-        default_factory=lambda: np.empty(0, np.uint8)
-    )  # 1: this line was on the stack at nearly every look, so the steps lie within it; empty: unknown
+    after_update: UInt8 = _no_column(np.uint8)  # 1: below the last update; empty: unknown
+    # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
+    calls_users: UInt8 = _no_column(np.uint8)
+    library: Int32 = _no_column(np.int32)  # of `Run.libraries`: what the line has called; -1: none; empty: unknown
+    # 1: this line was on the stack at nearly every look, so the steps lie within it; empty: unknown
+    throughout: UInt8 = _no_column(np.uint8)
     exact: bool = False
-    prepares_batch: UInt8 = field(
-        default_factory=lambda: np.empty(0, np.uint8)
-    )  # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
+    # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
+    prepares_batch: UInt8 = _no_column(np.uint8)
 
     @property
     def since_ns(self) -> Int64:

@@ -177,16 +177,12 @@ def hide_gpulabs_frames(error: BaseException) -> None:
         if id(e) in seen:
             continue
         seen.add(id(e))
-        e.__traceback__ = _without_gpulabs(e.__traceback__)
+        kept = [entry for entry in _entries(e.__traceback__) if not is_gpulabs_file(entry.tb_frame.f_code.co_filename)]
+        for entry, following in zip(kept, (*kept[1:], None), strict=False):
+            entry.tb_next = following
+        e.__traceback__ = kept[0] if kept else None
         grouped = e.exceptions if isinstance(e, BaseExceptionGroup) else ()
         waiting += [linked for linked in (e.__cause__, e.__context__, *grouped) if linked is not None]
-
-
-def _without_gpulabs(trace: TracebackType | None) -> TracebackType | None:
-    kept = [entry for entry in _entries(trace) if not is_gpulabs_file(entry.tb_frame.f_code.co_filename)]
-    for entry, following in zip(kept, (*kept[1:], None), strict=False):
-        entry.tb_next = following
-    return kept[0] if kept else None
 
 
 def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:

@@ -42,7 +42,7 @@ SPELLED = (
 MEANT = "childs,ackward"  # names and a beginning of a word, within code
 
 READERS_OF_FINDINGS = (
-    "diagnosis/ranking.py", "diagnosis/diagnose.py", "diagnosis/ranks.py", "diagnosis/cure_predictions.py",
+    "diagnosis/diagnose.py", "diagnosis/ranks.py",
     "prediction/removal.py", "tuning/climb/policy.py", "views/report/findings.py", "views/climb/sections.py",
 )  # fmt: skip
 WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "views/wording.py")

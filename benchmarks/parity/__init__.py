@@ -143,7 +143,7 @@ def judged_row(kept: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sorted(settings: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    from gpulab.knobs.values import written
+    from gpulab.knobs.knob import written
 
     return tuple(sorted((name, v if isinstance(v, str) else written(v)) for name, v in settings.items()))
 

@@ -16,8 +16,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.host import core_wait
-from gpulab.analysis.host.own_batches import prepared
+from gpulab.analysis.host import core_time
 from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
@@ -78,7 +77,7 @@ class Breakdown(Struct, frozen=True):
     `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
     the window stands as one. `pauses_ns` are the pauses of the run that lie in the profiled window, as [start, end):
     where nothing else claims their time, they are "other". `prepared_ns` are the times at which the loop itself made a
-    batch (`analysis/host/own_batches.py`): they are "data_wait". `round_steps`: steps of a round, as
+    batch (`prepared`): they are "data_wait". `round_steps`: steps of a round, as
     `Facts.round_steps`. `core_wait_from`: the parts that gave "core_wait".
     """
 
@@ -273,7 +272,7 @@ def _waited_for_core_ns(
     run: Run, totals: Int64, givers: tuple[str, ...], host: Intervals, index: int | None
 ) -> Float64:
     """Of each step. On a GPU what its work hides is no loss: its idle time holds as large a share as the loop."""
-    waited_ns = core_wait.waited_ns(run.core_times, host)
+    waited_ns = core_time.waited_ns(run.core_times, host)
     if index is None:
         return waited_ns
     wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
@@ -282,7 +281,7 @@ def _waited_for_core_ns(
 
 
 def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) -> Int64:
-    return core_wait.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
+    return core_time.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
 
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
@@ -305,20 +304,16 @@ def _device_layers(timeline: Timeline, device: spans.Mask, idle_causes: bool) ->
     yield "memcpy", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMCPY))
     yield "memset", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMSET))
     if idle_causes:
-        yield from _outside_replays(timeline, device)
-
-
-def _outside_replays(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
-    """Inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work."""
-    indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
-    replays = joined(*(replay_times(timeline, index) for index in indices))
-    for part, times in _idle_layers(timeline, device):
-        if not len(replays):
-            yield part, times
-        elif part == "queued":
-            yield part, joined(times, replays)
-        else:
-            yield part, subtract(times, replays)
+        # inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work
+        indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
+        replays = joined(*(replay_times(timeline, index) for index in indices))
+        for part, times in _idle_layers(timeline, device):
+            if not len(replays):
+                yield part, times
+            elif part == "queued":
+                yield part, joined(times, replays)
+            else:
+                yield part, subtract(times, replays)
 
 
 def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
@@ -401,7 +396,8 @@ def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
         waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
         summed = _summed(pieces, windows)
         less = _without_core(summed, account.core_wait_from, waited_ns)
-        if _is_same(less, totals):
+        # but for nanoseconds lost in rounding
+        if less.shape == totals.shape and bool((np.abs(less - totals) <= len(PARTS)).all()):
             return _with_core_wait(pieces, windows, summed, less)
     return None
 
@@ -418,11 +414,6 @@ def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64)
     part = np.stack((pieces.part, waits), axis=1)
     some = end > start
     return _joined(start[some], end[some], part[some], windows)
-
-
-def _is_same(one: Int64, other: Int64) -> bool:
-    """But for nanoseconds lost in rounding."""
-    return one.shape == other.shape and bool((np.abs(one - other) <= len(PARTS)).all())
 
 
 def _painted(claims: Mapping[str, Intervals], windows: Int64) -> Pieces:
@@ -455,3 +446,28 @@ def _summed(pieces: Pieces, windows: Int64) -> Int64:
     window = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
     np.add.at(totals, (window, pieces.part), pieces.end_ns - pieces.start_ns)
     return totals
+
+
+LEAST_LOOKS = 8  # ours: of fewer in the profiled time, chance speaks
+LEAST_PREPARING = 3
+LEAST_BESIDE = 40  # ours, beside the profiled time: a share of fewer is right to a sixth at best, in 19 of 20 cases
+
+
+def prepared(run: Run) -> tuple[tuple[int, int], ...]:
+    """The times, as [start, end); empty where a DataLoader feeds the steps, and without looks enough."""
+    stack = run.stack
+    if stack is None or run.steps.batch_count.any() or len(stack.prepares_batch) != len(stack.t_ns):
+        return ()
+    rows = stack.prepares_batch == 1
+    if len(stack.t_ns) < LEAST_LOOKS or rows.sum() < LEAST_PREPARING:
+        return ()
+    times = union(stack.since_ns[rows], stack.t_ns[rows])
+    return tuple((start, end) for start, end in times.tolist())
+
+
+def share_beside(run: Run) -> float | None:
+    """Of the time beside the profiler, what goes to making batches; None where too few looks tell."""
+    own = run.own_batches
+    if own is None or own.looks < LEAST_BESIDE or own.looked_ns <= 0:
+        return None
+    return own.preparing_ns / own.looked_ns

@@ -26,6 +26,7 @@ from gpulab.errors import RankError, StoreError, UsageError
 from gpulab.formatting import decapitalized
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
+    Line,
     RankProcesses,
     launcher_words,
     record_words,
@@ -33,7 +34,6 @@ from gpulab.launch.launcher import (
     threads_of_each,
 )
 from gpulab.launch.notebook_source import notebook_source
-from gpulab.launch.output import Line
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks, Run
@@ -43,7 +43,7 @@ from gpulab.store.jobs import await_job
 from gpulab.store.live_job import LiveJob
 from gpulab.store.spooled_run import KILLED
 from gpulab.store.temporary_folder import temporary_folder
-from gpulab.tuning.interrupts import Interrupted, interrupts_heard
+from gpulab.tuning.cell_code import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_ranks import LiveRanksOutput

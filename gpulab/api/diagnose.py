@@ -15,7 +15,7 @@ from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import NOTHING, PriorEvidence
 from gpulab.run import Ranks
-from gpulab.store.configuration import configured
+from gpulab.store.folders import configured
 from gpulab.store.prediction_log import errors_here
 from gpulab.thresholds import DEFAULT, Thresholds
 

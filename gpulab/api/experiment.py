@@ -12,8 +12,8 @@ from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
+from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.function_code import FunctionCode, TextCode
-from gpulab.tuning.interrupts import Interrupted
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.runner import Runner, check
 from gpulab.tuning.schedule import step_s

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from gpulab.analysis.arrivals import Arrived, rank_waits, straggler
+from gpulab.analysis.collectives import Arrived, rank_waits, straggler
 from gpulab.errors import StoreError
 from gpulab.store.folders import Store
 from gpulab.store.live_job import LiveJob, LiveRank, running_jobs

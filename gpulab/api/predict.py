@@ -18,7 +18,7 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.formatting import decapitalized, factor, percent, plural, speed_figures
 from gpulab.knobs.catalogue import KNOBS, parse_settings
-from gpulab.knobs.values import written
+from gpulab.knobs.knob import written
 from gpulab.prediction.predict import predict as predict_settings
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Run

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
+import platform
 import sys
 import traceback
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from msgspec.structs import replace
 
-from gpulab.api.own_ranks import followed, job_report
+from gpulab.api.fleet import keep_summaries
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.job import current_job
+from gpulab.capture.job import JOB, current_job
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.capture.steps.loop import stop_behind
-from gpulab.diagnosis.summary import summarize
+from gpulab.diagnosis.diagnose import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
+from gpulab.launch.launcher import followed_ranks, record_words
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.live_feed import Watcher
 from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
 from gpulab.run import Change, Missing, Outcome, Run, Settings
-from gpulab.store.folders import Store, WriteTrace
+from gpulab.store.folders import Store, WriteTrace, new_id
+from gpulab.store.jobs import await_job
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
+from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.running.alert_lines import alert_lines_or_none, progress_lines_or_none
@@ -286,3 +290,30 @@ def _outcome(error: BaseException | None) -> tuple[Outcome, str]:
 
 def _in_words(error: BaseException) -> str:
     return "".join(traceback.format_exception_only(error)).strip()
+
+
+@contextmanager
+def followed(settings: Settings) -> Iterator[str]:
+    """Inside, ranks are recorded with these settings, without a word; their job's id begins with what is given."""
+    name = f"{platform.node()}-{new_id()}"
+    with followed_ranks(record_words(_of_each(settings), [])[3:], {JOB: name}):
+        yield name
+
+
+def job_report(name: str) -> RankedReport | None:
+    """The report of the last job whose id begins so; None where no rank was stored."""
+    store = Store()
+    try:
+        ranks = [entry for entry in store.list() if entry.job is not None and entry.job.id.startswith(name)]
+        if not ranks or (job := ranks[-1].job) is None:
+            return None
+        shown = report(await_job(store, job.id, job.world_size or 1))
+    except StoreError:
+        return None
+    keep_summaries(shown, store.root)
+    return shown
+
+
+def _of_each(settings: Settings) -> Mapping[str, object]:
+    given = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
+    return {**given, "no_trace": not settings.trace, "no_live": True, "silent": True}

@@ -23,10 +23,9 @@ from gpulab.api.reading import runs
 from gpulab.errors import StoreError, UsageError
 from gpulab.store.atomic_write import replace_whole, write_whole
 from gpulab.store.folders import Store, new_id
-from gpulab.tuning.agreement import RanksAgreement
+from gpulab.tuning.agreement import RanksAgreement, decoded, encoded, joined
+from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.function_code import TextCode
-from gpulab.tuning.interrupts import Interrupted
-from gpulab.tuning.kept_experiment import decoded, encoded, joined
 from gpulab.tuning.plan import Plan, PlanRequest, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.runner import Runner

@@ -15,8 +15,8 @@ from gpulab.devices.machine import usable_cores
 from gpulab.errors import UsageError
 from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
 from gpulab.run import Ranks
+from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.compare.scaling import scaling
-from gpulab.tuning.interrupts import Interrupted
 from gpulab.tuning.plan import Progress
 from gpulab.views.running.progress import Progressing
 from gpulab.views.scaling import ScalingView

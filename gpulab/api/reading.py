@@ -16,13 +16,14 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
-from gpulab.api.load import load
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
 from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.jobs import SeveralJobs, job_of
 from gpulab.store.runs import Figures, Runs
+from gpulab.trace import ranks
+from gpulab.views import wording
 from gpulab.views.report.ranks import RankedReport, job_opening
 from gpulab.views.report.report import Diagnosed, Report
 from gpulab.views.report.sections import opening
@@ -100,12 +101,8 @@ def _refuse_itself(opened: Sequence[Run | Ranks]) -> None:
     """A run does not differ from itself, the first one. Raises UsageError."""
     stored = [run for run in opened if isinstance(run, Run)]
     first = next(iter(stored), None)
-    if first is not None and any(_is_same(first, run) for run in stored[1:]):
+    if first is not None and any(first is run or (first.origin is None and first.id == run.id) for run in stored[1:]):
         raise UsageError(f"{first.name} cannot be compared with itself: name two runs. `gpulab runs` lists them.")
-
-
-def _is_same(one: Run, other: Run) -> bool:
-    return one is other or (one.origin is None and one.id == other.id)
 
 
 def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
@@ -140,3 +137,12 @@ def _is_stored(key: str, store: Store | None) -> bool:
     except StoreError:
         return False
     return True
+
+
+def load(path: str | Path) -> Run | Ranks:
+    """A trace file or a stored run's folder as a `Run`, a folder of the traces of one job's ranks as `Ranks`.
+
+    Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
+    """
+    with waiting(f"reading {wording.plain(str(path))}") as wait:
+        return ranks.load(path, wait.tell)

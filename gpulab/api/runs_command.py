@@ -54,10 +54,6 @@ def command(runs: Runs, words: Sequence[str], prog: str = "gpulab runs") -> str 
         return HELP.format(prog=prog, shown=SHOWN)
     if words and words[0] in _VERBS:
         return _VERBS[words[0]](runs, words[1:], f"{prog} {words[0]}")
-    return _list(runs, words, prog)
-
-
-def _list(runs: Runs, words: Sequence[str], prog: str) -> Table:
     parser = Parser(prog, "[WORD …] [CONDITION …] [--all]")
     parser.add_argument("words", nargs="*")
     parser.add_argument("--all", action="store_true")

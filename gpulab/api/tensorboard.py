@@ -22,8 +22,8 @@ from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import plural
 from gpulab.store.folders import trace_path
-from gpulab.store.optional_packages import installed
 from gpulab.store.runs import Runs
+from gpulab.store.tables import installed
 
 HELP = """\
 {prog} [--port N]   open the stored runs in TensorBoard with torch-tb-profiler

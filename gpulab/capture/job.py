@@ -9,13 +9,22 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
+from contextlib import ExitStack
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
+import msgspec
+import numpy as np
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.run import Job, Launcher
+from gpulab.store.spooled_run import ARRIVAL, Arrivals
+from gpulab.torch_hooks.patching import replaced
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
 UNNAMED = "none"  # torchrun's id of a job that nobody has given one
@@ -145,3 +154,83 @@ def _began(process: int) -> int:
 def _number(environment: Mapping[str, str], name: str) -> int | None:
     value = environment.get(name, "") if name else ""
     return int(value) if value.isdecimal() else None
+
+
+_NO_RANKS = ("torch.utils.data.", "multiprocessing.", "concurrent.", "joblib.", "gpulab.")
+
+
+class StartedProcesses:
+    """Counts them from `install` on."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def install(self, undo: ExitStack) -> None:
+        """Hear of every start; `undo` ends that."""
+        own = os.getpid()
+
+        def wrap(original: Any) -> Any:
+            def start(process: BaseProcess) -> None:
+                if os.getpid() == own and not _module(process).startswith(_NO_RANKS):
+                    self.count += 1
+                original(process)
+
+            return start
+
+        undo.enter_context(replaced(BaseProcess, "start", wrap))
+
+
+def _module(process: BaseProcess) -> str:
+    """Of the function that the process runs."""
+    return str(getattr(getattr(process, "_target", None), "__module__", None) or type(process).__module__)
+
+
+BUFFER = "TORCH_FR_BUFFER_SIZE"
+ENTRIES = 64
+MOST_ENTRIES = 256  # a larger buffer costs more than a look is worth
+_BY_HOST = ("gloo:", "mpi:", "ucc:")
+
+
+class _Entry(Struct):
+    collective_seq_id: int = -1
+    time_created_ns: int = 0
+    profiling_name: str = ""
+    pg_name: str = ""
+    process_group: tuple[str, ...] | str = ""
+
+
+class _Dump(Struct):
+    entries: list[_Entry] = field(default_factory=list)
+
+
+_DECODER = msgspec.json.Decoder(_Dump)
+
+
+def keep_few(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Let PyTorch keep few entries in this process: before it is imported, and only where nobody has said how many."""
+    if "torch" not in sys.modules:
+        environment.setdefault(BUFFER, str(ENTRIES))
+
+
+def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
+    """Of the last collectives that the host carries out, in order; empty where PyTorch does not tell."""
+    nothing: Arrivals = np.empty(0, ARRIVAL)
+    bindings: Any = sys.modules.get("torch._C._distributed_c10d")
+    dump = getattr(bindings, "_dump_fr_trace_json", None)
+    if dump is None or not _is_small(environment):
+        return nothing
+    try:
+        entries = _DECODER.decode(dump()).entries
+    except Exception:  # private, and another version's may say anything
+        return nothing
+    rows = [
+        (zlib.crc32(repr(e.pg_name or e.process_group).encode()), e.collective_seq_id, e.time_created_ns)
+        for e in entries
+        if e.profiling_name.startswith(_BY_HOST) and e.collective_seq_id >= 0
+    ]
+    return np.array(rows, ARRIVAL) if rows else nothing
+
+
+def _is_small(environment: MutableMapping[str, str]) -> bool:
+    size = environment.get(BUFFER, "")
+    return size.isdecimal() and 0 < int(size) <= MOST_ENTRIES

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from gpulab.capture.dataloader.loading_watch import is_collating
+from gpulab.capture.dataloader.worker import is_collating
 from gpulab.capture.pauses.line_watch import is_ours, users_lines
 from gpulab.capture.pauses.source_lines import Naming
 from gpulab.capture.stacks.stack import Spot

@@ -15,10 +15,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.capture import exclusive
-from gpulab.capture.collectives import arrivals
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
-from gpulab.capture.job import RunOfJob, current_job
+from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
@@ -29,7 +28,6 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
-from gpulab.capture.processes import StartedProcesses
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
@@ -57,8 +55,7 @@ from gpulab.run import (
     Steps,
     Timeline,
 )
-from gpulab.store.configuration import configured
-from gpulab.store.folders import WriteTrace, default_root, new_id
+from gpulab.store.folders import WriteTrace, configured, default_root, new_id
 from gpulab.store.spool import Spool
 from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds

@@ -19,12 +19,10 @@ from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only, may_keep
 from gpulab.api.profile import profile
 from gpulab.api.reading import report
-from gpulab.capture.collectives import keep_few
-from gpulab.capture.job import JOB
+from gpulab.capture.job import JOB, keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
 from gpulab.errors import StoreError, UsageError
-from gpulab.launch.following import followed_ranks, is_rank
-from gpulab.launch.launcher import end_with_launcher, record_words
+from gpulab.launch.launcher import end_with_launcher, followed_ranks, is_rank, record_words
 from gpulab.options import check_only_ranks
 from gpulab.run import Change, Run
 from gpulab.store.folders import Store, new_id
@@ -257,18 +255,15 @@ class _Script:
         """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
         absolute = os.path.abspath(self._path)
         if self._changing is not None:
-            self._run_changed(self._changing)
+            with self._changing.applied() as code:
+                try:
+                    code.run()
+                except BaseException as e:
+                    if not (isinstance(e, SystemExit) and e.code in (None, 0)):
+                        self.raised = e
+                        raise
         else:
             self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
-
-    def _run_changed(self, changing: Changing) -> None:
-        with changing.applied() as code:
-            try:
-                code.run()
-            except BaseException as e:
-                if not (isinstance(e, SystemExit) and e.code in (None, 0)):
-                    self.raised = e
-                    raise
 
     def _show_lines(self, source: bytes, file: str) -> None:
         """A cell's files lie in a folder that only gpulab knows: their lines are known by the bare names."""
@@ -291,7 +286,12 @@ class _Script:
         if raised is None:
             return 0
         if isinstance(raised, SystemExit):
-            return _exit_status(raised)
+            if raised.code is None:
+                return 0
+            if isinstance(raised.code, int):
+                return raised.code
+            print(raised.code, file=sys.stderr)
+            return 1
         sys.excepthook(type(raised), raised, raised.__traceback__)
         return INTERRUPTED_STATUS if isinstance(raised, KeyboardInterrupt) else 1
 
@@ -301,15 +301,6 @@ def _read(path: str | Path) -> bytes:
         return Path(path).read_bytes()
     except OSError as e:
         raise UsageError(f"The script {str(path)!r} cannot be opened: {e.strerror or e}.") from e
-
-
-def _exit_status(error: SystemExit) -> int:
-    if error.code is None:
-        return 0
-    if isinstance(error.code, int):
-        return error.code
-    print(error.code, file=sys.stderr)
-    return 1
 
 
 def _require_folder(path: Path | None) -> None:

@@ -19,48 +19,40 @@ SLOWER_STATUS = 1
 def print_report(options: argparse.Namespace) -> int:
     """Do `gpulab report`."""
     with _uncollected():
-        return _print_report(options)
+        from gpulab.api.reading import open_run, report
+        from gpulab.store.folders import Store
+        from gpulab.views.running.waiting import waiting
+        from gpulab.views.wording import plain
 
-
-def _print_report(options: argparse.Namespace) -> int:
-    from gpulab.api.reading import open_run, report
-    from gpulab.store.folders import Store
-    from gpulab.views.running.waiting import waiting
-    from gpulab.views.wording import plain
-
-    with waiting(f"reading {plain(str(options.run))}"):
-        shown = report(open_run(options.run, Store(options.store)))
-        text = as_json(shown) if options.json else ""
-        if options.html is not None:
-            write_whole(options.html, shown.html())
-        elif not options.json:
-            text = shown.text(full=options.all)
-    write(text or f"The report is in {plain(str(options.html))}\n")
-    return 0
+        with waiting(f"reading {plain(str(options.run))}"):
+            shown = report(open_run(options.run, Store(options.store)))
+            text = as_json(shown) if options.json else ""
+            if options.html is not None:
+                write_whole(options.html, shown.html())
+            elif not options.json:
+                text = shown.text(full=options.all)
+        write(text or f"The report is in {plain(str(options.html))}\n")
+        return 0
 
 
 def print_comparison(options: argparse.Namespace) -> int:
     """Do `gpulab compare`."""
     with _uncollected():
-        return _print_comparison(options)
+        from gpulab.api.reading import compare, open_run
+        from gpulab.store.folders import Store
+        from gpulab.views.running.waiting import waiting
+        from gpulab.views.wording import plain
 
-
-def _print_comparison(options: argparse.Namespace) -> int:
-    from gpulab.api.reading import compare, open_run
-    from gpulab.store.folders import Store
-    from gpulab.views.running.waiting import waiting
-    from gpulab.views.wording import plain
-
-    store = Store(options.store)
-    with waiting("reading " + plain(", ".join(map(str, options.runs)))):
-        opened = [open_run(run, store) for run in options.runs]
-        compared = compare(*opened, price_per_hour=options.price_per_hour)
-    if options.html is not None:
-        write_whole(options.html, compared.html())
-        write(f"The comparison is in {plain(str(options.html))}\n")
-    else:
-        write(as_json(compared) if options.json else compared.text(full=options.all))
-    return 0 if options.fail_if_slower is None else _gate(compared, options.fail_if_slower)
+        store = Store(options.store)
+        with waiting("reading " + plain(", ".join(map(str, options.runs)))):
+            opened = [open_run(run, store) for run in options.runs]
+            compared = compare(*opened, price_per_hour=options.price_per_hour)
+        if options.html is not None:
+            write_whole(options.html, compared.html())
+            write(f"The comparison is in {plain(str(options.html))}\n")
+        else:
+            write(as_json(compared) if options.json else compared.text(full=options.all))
+        return 0 if options.fail_if_slower is None else _gate(compared, options.fail_if_slower)
 
 
 def _gate(compared: Compared, limit: float) -> int:

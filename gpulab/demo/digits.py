@@ -65,7 +65,13 @@ def write_digits(root: Path) -> None:
     try:
         with waiting("writing the images to read"):
             _write_images(unfinished)
-        _move_into_place(unfinished, root)
+        unfinished.chmod(0o755)  # mkdtemp made it private
+        try:
+            unfinished.rename(root)
+        except OSError:
+            if not root.exists():
+                raise
+            _check_complete(root)  # another process was first: its files are as good as ours
     except OSError as e:
         raise GpulabError(f"The demo's images cannot be written to {root}: {e}. Set GPULAB_DEMO_DATA.") from e
     finally:
@@ -85,16 +91,6 @@ def _write_images(folder: Path) -> None:
         image = Image.fromarray((pixels * (255 / 16)).astype("uint8"))
         enlarged = image.resize((STORED_PIXELS, STORED_PIXELS), Image.Resampling.BICUBIC)
         enlarged.save(folder / str(label) / f"{number:04d}.png")
-
-
-def _move_into_place(finished: Path, root: Path) -> None:
-    finished.chmod(0o755)  # mkdtemp made it private
-    try:
-        finished.rename(root)
-    except OSError:
-        if not root.exists():
-            raise
-        _check_complete(root)  # another process was first: its files are as good as ours
 
 
 def _check_complete(root: Path) -> None:
@@ -128,9 +124,14 @@ class DigitsFolder(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         if self.arrive_ms > 0:
             time.sleep(self.arrive_ms / 1000)
-        sample = _normalised(_augmented(self.paths[index]))
+        image = _augmented(self.paths[index])
+        grey = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
+        sample = ((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
         if self.slow_ms > 0:
-            _keep_busy(self.slow_ms)
+            # spin, as slow Python would, instead of sleeping: the wait then ends on time to the microsecond
+            end = time.perf_counter() + self.slow_ms / 1000
+            while time.perf_counter() < end:
+                pass
         return sample, self.labels[index]
 
 
@@ -146,15 +147,3 @@ def _augmented(path: Path) -> PIL.Image.Image:
             translate=(round(right * MAX_SHIFT_PIXELS), round(down * MAX_SHIFT_PIXELS)),
         )
     return image.resize((SAMPLE_PIXELS, SAMPLE_PIXELS), Image.Resampling.BICUBIC)
-
-
-def _normalised(image: PIL.Image.Image) -> torch.Tensor:
-    grey = torch.from_numpy(np.asarray(image, dtype=np.float32) / 255)
-    return ((grey - PIXEL_MEAN) / PIXEL_STD).unsqueeze(0)
-
-
-def _keep_busy(duration_ms: float) -> None:
-    """Spin, as slow Python would, instead of sleeping: the wait then ends on time to the microsecond."""
-    end = time.perf_counter() + duration_ms / 1000
-    while time.perf_counter() < end:
-        pass

@@ -44,7 +44,7 @@ def examine(
     `store` is the folder of the runs (the default store where None). `nvml_module` replaces `pynvml` (scripted fake).
     `try_tracing` profiles a small kernel where there is a GPU, in a process of its own: CUDA is not started here.
     """
-    checks: list[Check] = [_python()]
+    checks: list[Check] = [Check("Python", "ok", f"{platform.python_version()} on {platform.system()}")]
     checks += _guarded("PyTorch", lambda: [_torch()])
     checks += _guarded("NVIDIA driver", lambda: list(_gpu_checks(nvml_module)))
     checks += _guarded("GPU work in the trace", lambda: [_kernels_in_trace(try_tracing)])
@@ -62,10 +62,6 @@ def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
         return look()
     except Exception as e:  # one broken look must not cost the others
         return [Check(name, "limited", f"could not be examined: {type(e).__name__}: {e}")]
-
-
-def _python() -> Check:
-    return Check("Python", "ok", f"{platform.python_version()} on {platform.system()}")
 
 
 def _torch() -> Check:

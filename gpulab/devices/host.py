@@ -87,7 +87,9 @@ class _Tree:
             try:
                 with member.process.oneshot():
                     used_s += self._advance(member, interval_s)
-                    rss += self._resident(member.process)
+                    memory = member.process.memory_info()
+                    shared = 0 if member.process.pid == self._root.pid else getattr(memory, "shared", 0)
+                    rss += int(max(memory.rss - shared, 0))
             except self._psutil.Error:
                 if pid == self._root.pid:
                     raise
@@ -107,11 +109,6 @@ class _Tree:
         if unseen_s is not None and interval_s is not None and unseen_s > interval_s:
             used_s *= interval_s / unseen_s
         return used_s
-
-    def _resident(self, process: psutil.Process) -> int:
-        memory = process.memory_info()
-        shared = 0 if process.pid == self._root.pid else getattr(memory, "shared", 0)
-        return int(max(memory.rss - shared, 0))
 
     def _discover(self, now_s: float) -> None:
         if now_s < self._next_discovery_s:

@@ -73,6 +73,7 @@ def environment(packages: Mapping[str, str] | None = None) -> Environment:
 
     `packages` are the versions where they are known by now: to read them takes the longest.
     """
+    count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None, too, while another thread imports it
     return Environment(
         python=platform.python_version(),
         platform=platform.platform(),
@@ -82,15 +83,10 @@ def environment(packages: Mapping[str, str] | None = None) -> Environment:
         memory_total_bytes=memory_total_bytes(),
         packages=dict(package_versions() if packages is None else packages),
         hostname=platform.node(),
-        compute_threads=_compute_threads(),
+        compute_threads=int(count()) if count is not None else None,
         affinity_cores=affinity_cores(),
         core_quota=min(core_quotas(), default=None),
     )
-
-
-def _compute_threads() -> int | None:
-    count = getattr(sys.modules.get("torch"), "get_num_threads", None)  # None, too, while another thread imports it
-    return int(count()) if count is not None else None
 
 
 def cpu_name() -> str:

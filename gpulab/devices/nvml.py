@@ -297,7 +297,12 @@ class _Gpm:
             self._samples.append(self._nv.nvmlGpmSampleAlloc())
         older, newer = self._samples
         try:
-            self._fill(newer)
+            # a MIG part has no sample by its own handle: it is an instance of its GPU
+            nv, place = self._nv, self._place
+            if place.is_part:
+                nv.nvmlGpmMigSampleGet(place.whole, nv.nvmlDeviceGetGpuInstanceId(place.handle), newer)
+            else:
+                nv.nvmlGpmSampleGet(place.whole, newer)
         except Exception:
             self._taken_s = None  # the pair is broken: start with a new first sample
             raise
@@ -307,14 +312,6 @@ class _Gpm:
         self._request.sample1, self._request.sample2 = older, newer
         self._nv.nvmlGpmMetricsGet(self._request)
         return [self._answer(slot, factor) for slot, (_, _, _, _, factor) in enumerate(GPM_SERIES)]
-
-    def _fill(self, sample: object) -> None:
-        """A MIG part has no sample by its own handle: it is an instance of its GPU."""
-        nv, place = self._nv, self._place
-        if place.is_part:
-            nv.nvmlGpmMigSampleGet(place.whole, nv.nvmlDeviceGetGpuInstanceId(place.handle), sample)
-        else:
-            nv.nvmlGpmSampleGet(place.whole, sample)
 
     def free(self) -> None:
         """Give both samples back; before nvmlShutdown."""

@@ -62,7 +62,10 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
         return Edit("\n\n".join(snippets) or "# The cell has these values already.", False, cell)
-    parts = [*(f"# {note}" for note in notes), _diff(cell, changed, title)]
+    lines = difflib.unified_diff(
+        cell.split("\n"), changed.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
+    )
+    parts = [*(f"# {note}" for note in notes), "\n".join(lines)]
     if snippets:
         parts += ["# And, where it belongs:", *snippets]
     return Edit("\n".join(parts), True, changed)
@@ -126,7 +129,8 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
     lines = _Text(text)
     value = ast.parse(wanted.literal, mode="eval").body
     present = next((k for k in call.keywords if k.arg == wanted.keyword), None)
-    position = _position(wanted)
+    by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
+    position = _DATA_LOADER.index(wanted.keyword) if by_position else None
     if present is not None:
         lines.put(present.value, wanted.literal)
         present.value = value
@@ -139,11 +143,6 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
         lines.add(call, f"{wanted.keyword}={wanted.literal}")
         call.keywords.append(ast.keyword(wanted.keyword, value))
     return lines.text if _same(parse(lines.text), tree) else None
-
-
-def _position(wanted: CodeEdit) -> int | None:
-    by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
-    return _DATA_LOADER.index(wanted.keyword) if by_position else None
 
 
 def _same(a: ast.Module | None, b: ast.Module) -> bool:
@@ -302,10 +301,3 @@ def _mask(lines: list[str], number: int) -> bool:
         continued = lines[number].rstrip().endswith("\\")
         lines[number] = ""
     return True
-
-
-def _diff(before: str, after: str, title: str) -> str:
-    lines = difflib.unified_diff(
-        before.split("\n"), after.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
-    )
-    return "\n".join(lines)

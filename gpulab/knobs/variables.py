@@ -11,18 +11,20 @@ from __future__ import annotations
 import ast
 import copy
 import dis
+import functools
 import inspect
 import math
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
-from types import CodeType, FunctionType
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
+from itertools import islice
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
 
 from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.knob import CodeEdit
-from gpulab.knobs.observe.object_walk import walk
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
@@ -405,3 +407,42 @@ def _methods(kind: type) -> Iterator[tuple[str, FunctionType]]:
 def _unwrapped(function: FunctionType) -> FunctionType:
     inner = inspect.unwrap(function)
     return inner if isinstance(inner, FunctionType) else function
+
+
+LOOKED_AT = 500
+_PLAIN = frozenset({bool, int, float, complex, str, bytes, type(None)})  # but no class of the user's among them
+
+
+def walk(*things: object, follow: Callable[[object], Iterable[object]] | None = None) -> Iterator[object]:
+    """The objects themselves first, then the nearest; `follow` says what an object leads to, else all that it holds."""
+    waiting, seen = deque(things), dict[int, object]()
+    while waiting and len(seen) < LOOKED_AT:
+        thing = waiting.popleft()
+        if type(thing) in _PLAIN or isinstance(thing, ModuleType | BuiltinFunctionType) or id(thing) in seen:
+            continue
+        seen[id(thing)] = thing  # kept, so that its id stays its own
+        yield thing
+        with suppress(Exception):  # a user's object may raise anything, or change meanwhile
+            waiting += (follow or _held_by)(thing)
+
+
+def _held_by(thing: object) -> list[object]:
+    if isinstance(thing, type):
+        return []
+    if isinstance(thing, FunctionType):
+        return [c.cell_contents for c in thing.__closure__ or () if _is_filled(c)]
+    if isinstance(thing, MethodType):
+        return [thing.__func__, thing.__self__]
+    if isinstance(thing, functools.partial):
+        return [thing.func, *thing.args, *thing.keywords.values()]
+    if isinstance(thing, list | tuple):
+        return list(thing[:LOOKED_AT])
+    held = thing if isinstance(thing, dict) else getattr(thing, "__dict__", {})
+    return list(islice(held.values(), LOOKED_AT))
+
+
+def _is_filled(cell: CellType) -> bool:
+    try:
+        return cell.cell_contents is not None
+    except ValueError:  # its variable is not assigned yet
+        return False

@@ -14,12 +14,15 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+
+from msgspec import Struct
 
 from gpulab.devices.machine import usable_cores
 from gpulab.formatting import plural
-from gpulab.launch.output import GrowingFile, Line
+from gpulab.knobs.variables import setting_names
 
 THREADS = "OMP_NUM_THREADS"
 OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variables that would mislead a plain Python
@@ -195,3 +198,90 @@ def record_words(options: Mapping[str, object], target: Sequence[str]) -> list[s
         elif value is not None and value is not False and value != "":
             words += [flag, str(value)]
     return [*words, *target]
+
+
+FOLLOW = "GPULAB_FOLLOW"
+_FOLDER = str(Path(__file__).parent / "follow")
+_PATH = "PYTHONPATH"
+
+
+@contextmanager
+def followed_ranks(
+    options: Sequence[str], names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
+) -> Iterator[None]:
+    """Inside, processes that become ranks run under `gpulab record` with these options, and see these variables.
+
+    Nothing is followed where this process is a rank itself: whoever has started it records the others.
+    """
+    if is_rank(environment) or FOLLOW in environment:
+        yield
+        return
+    before = environment.get(_PATH)
+    path = os.pathsep.join(filter(None, (_FOLDER, before)))
+    with setting_names(environment, {**names, FOLLOW: "\n".join(options)}):
+        environment[_PATH] = path
+        try:
+            yield
+        finally:
+            _put_back(environment, path, before)
+
+
+def _put_back(environment: MutableMapping[str, str], ours: str, before: str | None) -> None:
+    """The path as it was; where the code inside has set another, that one stays, without our folder."""
+    present = environment.get(_PATH)
+    if present is None:
+        return
+    if present != ours:
+        before = os.pathsep.join(part for part in present.split(os.pathsep) if part != _FOLDER)
+    if before:
+        environment[_PATH] = before
+    else:
+        del environment[_PATH]
+
+
+def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether a launcher has started this process as one of several."""
+    return any(name in environment for name in ("LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+
+
+class Line(Struct, frozen=True):
+    """One line of output; `rank` is None for the launcher's own words."""
+
+    rank: int | None
+    text: str
+    is_error: bool
+
+
+class GrowingFile:
+    """A file that is read as it grows. It need not be there yet."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._offset_bytes = 0
+        self._rest = b""
+
+    def lines(self) -> Iterator[str]:
+        """The lines that have come to their end since the last call, as a terminal would leave them."""
+        try:
+            with self.path.open("rb") as file:
+                file.seek(self._offset_bytes)
+                new = file.read()
+        except OSError:
+            return
+        if not new:
+            return
+        self._offset_bytes += len(new)
+        *whole, rest = (self._rest + new).split(b"\n")
+        self._rest = rest[rest.rstrip(b"\r").rfind(b"\r") + 1 :]  # what a progress bar has written over is gone
+        yield from map(_left_standing, whole)
+
+    def rest(self) -> Iterator[str]:
+        """The last line where nothing ends it; afterwards it is gone."""
+        last, self._rest = self._rest, b""
+        if last:
+            yield _left_standing(last)
+
+
+def _left_standing(raw: bytes) -> str:
+    """A progress bar writes over itself with carriage returns: only its last state is left."""
+    return raw.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2]

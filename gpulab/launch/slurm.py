@@ -22,11 +22,12 @@ from gpulab.launch.launcher import (
     OF_THE_KERNEL,
     PREFIX_VARIABLE,
     THREADS,
+    GrowingFile,
+    Line,
     agent_words,
     line_of,
     prefix_template,
 )
-from gpulab.launch.output import GrowingFile, Line
 
 LOOK_S = 0.5  # between two looks at the output
 ASK_S = 2.0  # between two questions to Slurm's controller, which many share

@@ -28,7 +28,7 @@ from gpulab.tuning.compare.verdicts import chosen_unit, counted
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.comparison.part_times import us
+from gpulab.views.comparison.time_rows import us
 from gpulab.views.running.waiting import waiting
 
 EACH_S = 15.0  # of a comparison among several

@@ -6,8 +6,7 @@ import sys
 from collections.abc import Callable, Mapping
 
 from gpulab.api.experiment import code_of, main_names
-from gpulab.panel.main_thread import MainThread
-from gpulab.panel.output import PanelOutput
+from gpulab.panel.output import MainThread, PanelOutput
 from gpulab.panel.session import PanelSession
 from gpulab.tuning.plan import Code
 from gpulab.views.running.display import in_notebook

@@ -20,9 +20,7 @@ from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.knob import Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain
-from gpulab.panel.kept_output import KeptPrints, prints_kept
-from gpulab.panel.main_thread import MainThread, interruptible
-from gpulab.panel.output import PanelOutput
+from gpulab.panel.output import KeptPrints, MainThread, PanelOutput, interruptible, prints_kept
 from gpulab.panel.panel import PLAIN, SEEN, Kind, Level, Panel
 from gpulab.tuning import cell_code
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
@@ -33,7 +31,7 @@ from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.stop_message import accept_stop
+from gpulab.views.running.widgets import accept_stop
 
 if TYPE_CHECKING:
     from gpulab.views.running.widgets import Offer

@@ -162,13 +162,6 @@ def making_of(today: Baseline) -> Making | None:
     return None
 
 
-def _receiving_us(today: Baseline) -> float:
-    """What the training loop's processor does to have a batch."""
-    loader = today.run.loader
-    tensors = loader.batch_tensors if loader is not None else None
-    return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
-
-
 def hand_off_measured(today: Baseline) -> bool:
     """Whether the run shows what handing a batch over takes."""
     inside = today.facts.loading
@@ -183,7 +176,10 @@ def hand_off_us(today: Baseline) -> float:
         return measured_us
     if today.workers and today.wait_us < HAND_OFF_US * WAITS:
         return today.wait_us / today.batches
-    return _receiving_us(today)
+    # what the training loop's processor does to have a batch
+    loader = today.run.loader
+    tensors = loader.batch_tensors if loader is not None else None
+    return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
 
 
 def training_spans_us(today: Baseline, mask: spans.Mask) -> float:

@@ -141,15 +141,11 @@ class Projection(Struct, frozen=True):
         assert today.replay is not None and today.run.timeline is not None  # the first raises Refused
         fed, more_us = Changes(), 0.0
         if self.remade:
-            traced = _wait_in_trace_us(today)
+            traced = today.facts.breakdown.median_us["data_wait"] if today.facts.breakdown is not None else 0.0
             loading = host_spans(today.run.timeline, [LOADER])
             fed = Changes(host=((loading, wait_us / traced),)) if traced else fed
             more_us = 0.0 if traced else wait_us
         return today.played_with_us(self.changes.and_also(fed)) + more_us
-
-
-def _wait_in_trace_us(today: Baseline) -> float:
-    return today.facts.breakdown.median_us["data_wait"] if today.facts.breakdown is not None else 0.0
 
 
 def plan_of(facts: Facts) -> Projection:

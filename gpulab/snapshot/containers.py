@@ -11,7 +11,7 @@ from collections import OrderedDict, deque
 from types import CellType
 from typing import Any
 
-from gpulab.snapshot.object_path import ObjectPath
+from msgspec import Struct
 
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()
@@ -196,3 +196,25 @@ def _all_equal(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     """As far as that can be said without running code of the user's."""
     return a is b or (type(a) is type(b) and type(a) in SCALARS and bool(a == b))
+
+
+class ObjectPath(Struct, frozen=True):
+    """`users`: the user made what is there, by name; else it lies inside a module or an object of a library."""
+
+    piece: str
+    parent: ObjectPath | None = None
+    users: bool = True
+
+    def attribute(self, name: str, *, users: bool = True) -> ObjectPath:
+        return ObjectPath(f"[{name}]" if name.isdigit() else f".{name}", self, self.users and users)
+
+    def item(self, key: object) -> ObjectPath:
+        """What lies there under this key or index."""
+        return ObjectPath(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
+
+    def __str__(self) -> str:
+        pieces, place = [], self
+        while place.parent is not None:
+            pieces.append(place.piece)
+            place = place.parent
+        return place.piece + "".join(reversed(pieces))

@@ -29,7 +29,16 @@ def position(iterator: Any, depth: int = DEPTH) -> object:
 
 def _position(iterator: Any, kind: type, depth: int) -> object:
     if kind is GeneratorType:
-        return _of_generator(iterator, depth)
+        frame = iterator.gi_frame
+        if frame is None:
+            return "ended"
+        variables = frame.f_locals
+        names = {name: value if type(value) in PLAIN else id(value) for name, value in variables.items()}
+        if type(variables) is dict:  # before Python 3.13 a copy that the frame would keep, with the batch in it
+            variables.clear()
+        inner = iterator.gi_yieldfrom
+        within = position(inner, depth - 1) if inner is not None and is_iterator(type(inner)) else None
+        return frame.f_lasti, tuple(names.items()), within
     if issubclass(kind, io.IOBase):
         return _of_file(iterator)
     yielded = getattr(iterator, "__dict__", {}).get("_num_yielded")
@@ -40,33 +49,7 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
         return int(hint(iterator))
     if kind.__module__ == "itertools" and kind.__name__ in ("count", "repeat"):
         return repr(iterator)
-    return _of_parts(iterator, depth)
-
-
-def _of_generator(generator: GeneratorType[Any, Any, Any], depth: int) -> object:
-    frame = generator.gi_frame
-    if frame is None:
-        return "ended"
-    variables = frame.f_locals
-    names = {name: value if type(value) in PLAIN else id(value) for name, value in variables.items()}
-    if type(variables) is dict:  # before Python 3.13 a copy that the frame would keep, with the batch in it
-        variables.clear()
-    inner = generator.gi_yieldfrom
-    within = position(inner, depth - 1) if inner is not None and is_iterator(type(inner)) else None
-    return frame.f_lasti, tuple(names.items()), within
-
-
-def _of_file(file: Any) -> object:
-    if file.closed:
-        return "closed"
-    try:
-        return int(file.tell())
-    except (OSError, ValueError):  # not seekable, or in the middle of `for line in file`
-        return None
-
-
-def _of_parts(iterator: Any, depth: int) -> object:
-    """Of what `zip`, `map`, `enumerate` and the like hold."""
+    # of what `zip`, `map`, `enumerate` and the like hold
     positions: list[object] = []
     for part in gc.get_referents(iterator):
         if is_iterator(type(part)):
@@ -77,3 +60,12 @@ def _of_parts(iterator: Any, depth: int) -> object:
         elif type(part) in PLAIN:
             positions.append(part)
     return tuple(positions) or None
+
+
+def _of_file(file: Any) -> object:
+    if file.closed:
+        return "closed"
+    try:
+        return int(file.tell())
+    except (OSError, ValueError):  # not seekable, or in the middle of `for line in file`
+        return None

@@ -17,9 +17,8 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.devices import gpus_in_use
-from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet
+from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath
 from gpulab.snapshot.iterators import position
-from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import Randomness, Undo, undo_of
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
@@ -105,7 +104,13 @@ class State:
             besides, not_copied = self._tensors.changed()
             put_back += besides
             left += not_copied
-        self._put_back_names(keep_new)
+        for name in self._names:
+            if not (keep_new and name.is_new):
+                name.put_back()
+        if self._all and not keep_new:
+            for new in _users_names(self._namespace):
+                if new not in self._own_names:
+                    del self._namespace[new]
         for kept in self._kept:
             try:
                 if not (keep_new and isinstance(kept, KeptName) and kept.is_new) and kept.put_back():
@@ -119,15 +124,6 @@ class State:
         return Restored(tuple(dict.fromkeys((*stays, *back))), back, tuple(could_not), _named(taken_from))
 
     # -- details -------------------------------------------------------------------------------------------------
-
-    def _put_back_names(self, keep_new: bool) -> None:
-        for name in self._names:
-            if not (keep_new and name.is_new):
-                name.put_back()
-        if self._all and not keep_new:
-            for new in _users_names(self._namespace):
-                if new not in self._own_names:
-                    del self._namespace[new]
 
     def _put_back_random(self) -> list[str]:
         failed = []
@@ -145,7 +141,10 @@ class State:
         for loader, iterator, place in self._reached.loaders:
             present = vars(loader).get("_iterator")
             if present is not None and present is not iterator:
-                _shut_down(present)
+                shut_down = getattr(present, "_shutdown_workers", None)
+                if callable(shut_down):
+                    with contextlib.suppress(Exception):  # workers that died by themselves
+                        shut_down()
             if iterator is not None:
                 lasting.append(f"the random numbers in the persistent workers of `{place}`, which were running before")
         return lasting
@@ -161,13 +160,6 @@ class State:
 
     def _beyond(self) -> list[str]:
         return [f"what lies beyond the first {MOST:,} objects"] if self._reached.cut else []
-
-
-def _shut_down(iterator: Any) -> None:
-    shut_down = getattr(iterator, "_shutdown_workers", None)
-    if callable(shut_down):
-        with contextlib.suppress(Exception):  # workers that died by themselves
-            shut_down()
 
 
 def _is_users(kept: Kept) -> bool:

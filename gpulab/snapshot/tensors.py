@@ -21,7 +21,7 @@ from gpulab.devices import gpus_in_use
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
-from gpulab.snapshot.object_path import ObjectPath
+from gpulab.snapshot.containers import ObjectPath
 
 if TYPE_CHECKING:
     import torch

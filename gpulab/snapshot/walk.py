@@ -26,13 +26,13 @@ from gpulab.snapshot.containers import (
     KeptName,
     KeptSet,
     Length,
+    ObjectPath,
     attributes,
     cell_value,
     slot_value,
     slots,
 )
 from gpulab.snapshot.iterators import is_iterator, position
-from gpulab.snapshot.object_path import ObjectPath
 from gpulab.snapshot.rng import is_generator
 from gpulab.snapshot.tensors import Met
 from gpulab.user_code import is_users_class, is_users_code
@@ -81,7 +81,11 @@ class Reachable:
         self._seen[id(thing)] = thing
         torch = restorable.imported_torch()
         if torch is not None and issubclass(kind, torch.Tensor):
-            self._tensor(thing, place, training)
+            self.tensors[id(thing)] = Met(thing, place, training or thing.requires_grad)
+            if thing.is_leaf and thing.grad is not None:
+                self._near.append((thing.grad, place.attribute("grad"), True))
+            if held := attributes(thing):
+                self._keep_dict(held, place.attribute("__dict__", users=False), False)
         elif issubclass(kind, dict | list | tuple | set | frozenset | deque):
             self._container(thing, kind, place, training)
         elif is_generator(kind):
@@ -96,13 +100,6 @@ class Reachable:
             self.iterators.append((thing, position(thing), place))
 
     # -- tensors and containers ----------------------------------------------------------------------------------
-
-    def _tensor(self, tensor: Any, place: ObjectPath, training: bool) -> None:
-        self.tensors[id(tensor)] = Met(tensor, place, training or tensor.requires_grad)
-        if tensor.is_leaf and tensor.grad is not None:
-            self._near.append((tensor.grad, place.attribute("grad"), True))
-        if held := attributes(tensor):
-            self._keep_dict(held, place.attribute("__dict__", users=False), False)
 
     def _container(self, container: Any, kind: type, place: ObjectPath, training: bool) -> None:
         if len(container) > LARGE and not training:

@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import time
+import tomllib
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from typing import IO
 import msgspec
 from msgspec import Struct
 
-from gpulab.errors import StoreError
+from gpulab.errors import StoreError, UsageError
 from gpulab.run import NOT_KEPT, Job, Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
@@ -248,7 +249,7 @@ class Store:
                 folder.unlink() if folder.is_symlink() else shutil.rmtree(folder, ignore_errors=True)
         for folder in self.root.glob(f"{_STAGE_PREFIX}*"):
             with contextlib.suppress(OSError):
-                if time.time() - _last_change(folder) > _STALE_AFTER_S:
+                if time.time() - max(f.lstat().st_mtime for f in (folder, *folder.iterdir())) > _STALE_AFTER_S:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -401,7 +402,10 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     try:
         write_trace(unfinished)
         if unfinished.exists():
-            unfinished.rename(stage / _trace_name(run))
+            import socket
+
+            host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
+            unfinished.rename(stage / f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}")
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
         return f"it could not be written: {reason(e)}"
     finally:  # also where it was interrupted
@@ -410,12 +414,35 @@ def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
     return None
 
 
-def _trace_name(run: Run) -> str:
-    import socket
-
-    host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
-    return f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}"
+CONFIGURATION_FILE = "gpulab.toml"
 
 
-def _last_change(folder: Path) -> float:
-    return max(f.lstat().st_mtime for f in (folder, *folder.iterdir()))
+def configured(table: str) -> dict[str, object]:
+    """That table of the user's file, as TOML has it; empty where there is no file, or no such table in it.
+
+    The file of the current folder counts alone, where there is one. Raises UsageError in one line for a file that
+    cannot be read, or a table that is none.
+    """
+    try:
+        path = configuration_path()
+    except OSError as e:
+        raise UsageError(f"gpulab cannot look for {CONFIGURATION_FILE}: {e.strerror or e}.") from e
+    if path is None:
+        return {}
+    try:
+        with open(path, "rb") as file:
+            document = tomllib.load(file)
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"{str(path)!r} cannot be read: {getattr(e, 'strerror', None) or 'it is not UTF-8'}.") from e
+    except tomllib.TOMLDecodeError as e:
+        raise UsageError(f"{str(path)!r} is not TOML: {e}. Write for example [{table}] and name = 0.1 below it.") from e
+    values = document.get(table, {})
+    if not isinstance(values, dict):
+        raise UsageError(f"{str(path)!r}: {table} is not a table: write [{table}] on a line of its own.")
+    return values
+
+
+def configuration_path() -> Path | None:
+    """The file that counts; None where there is none."""
+    folders = ["", os.environ.get("GPULAB_DIR") or ""]
+    return next((path for folder in folders if (path := Path(folder) / CONFIGURATION_FILE).is_file()), None)

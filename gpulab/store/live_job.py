@@ -90,7 +90,20 @@ class LiveJob:
                 self._foreign.add(path)
                 del self._tails[path]
             return None
-        return _live_rank(tail, sketch, heard_s)
+        assert sketch.job is not None
+        steps = tail.rows(STEPS)[-LATEST_STEPS:]
+        wall_ns = steps["end_ns"] - steps["start_ns"]
+        some = len(steps) > 0
+        return LiveRank(
+            rank=sketch.job.rank,
+            node=sketch.job.node,
+            step_count=tail.total(STEPS),
+            step_us=float(np.median(wall_ns)) / 1e3 if some else None,
+            data_wait_us=float(np.mean(np.minimum(steps["data_wait_ns"], wall_ns))) / 1e3 if some else None,
+            busy=_busy(tail, sketch),
+            arrivals=tail.rows(ARRIVALS) if tail.total(ARRIVALS) else np.empty(0, ARRIVAL),
+            heard_s=heard_s,
+        )
 
 
 def _sketch(tail: Tail) -> Run | None:
@@ -99,23 +112,6 @@ def _sketch(tail: Tail) -> Run | None:
         return run_format.decode_header(text.tobytes()) if len(text) else None
     except StoreError:
         return None
-
-
-def _live_rank(tail: Tail, sketch: Run, heard_s: float) -> LiveRank:
-    assert sketch.job is not None
-    steps = tail.rows(STEPS)[-LATEST_STEPS:]
-    wall_ns = steps["end_ns"] - steps["start_ns"]
-    some = len(steps) > 0
-    return LiveRank(
-        rank=sketch.job.rank,
-        node=sketch.job.node,
-        step_count=tail.total(STEPS),
-        step_us=float(np.median(wall_ns)) / 1e3 if some else None,
-        data_wait_us=float(np.mean(np.minimum(steps["data_wait_ns"], wall_ns))) / 1e3 if some else None,
-        busy=_busy(tail, sketch),
-        arrivals=tail.rows(ARRIVALS) if tail.total(ARRIVALS) else np.empty(0, ARRIVAL),
-        heard_s=heard_s,
-    )
 
 
 def _busy(tail: Tail, sketch: Run) -> tuple[str, float] | None:

@@ -100,7 +100,14 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
         run = msgspec.structs.replace(run, timeline=None, memory_events=None)
     if any(not m.key for m in run.missing):
         run = msgspec.structs.replace(run, missing=tuple(map(_with_key, run.missing)))
-    _check(run)
+    try:
+        run.check()
+    except (AssertionError, ValueError, TypeError) as e:
+        raise StoreError(f"the record contradicts itself: {e}") from e
+    _within(run.steps.phase, max(Phase), "a step's phase")
+    _within(run.steps.flags, sum(StepFlag), "a step's flags")
+    if run.timeline is not None:
+        _check_timeline(run.timeline)
     return run
 
 
@@ -232,17 +239,6 @@ def _valid_unicode(value: object) -> object:
     if isinstance(value, list | tuple):
         return [_valid_unicode(item) for item in value]
     return value
-
-
-def _check(run: Run) -> None:
-    try:
-        run.check()
-    except (AssertionError, ValueError, TypeError) as e:
-        raise StoreError(f"the record contradicts itself: {e}") from e
-    _within(run.steps.phase, max(Phase), "a step's phase")
-    _within(run.steps.flags, sum(StepFlag), "a step's flags")
-    if run.timeline is not None:
-        _check_timeline(run.timeline)
 
 
 def _check_timeline(timeline: Timeline) -> None:

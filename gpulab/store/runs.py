@@ -14,14 +14,13 @@ from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Job, Run
-from gpulab.store import export as run_exports
-from gpulab.store import filter
+from gpulab.store import filter, tables, tensorboard
 from gpulab.store.atomic_write import size_bytes
-from gpulab.store.export import Exported, Figures, Loaders
 from gpulab.store.filter import Filter
 from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, run_folder
 from gpulab.store.lookup import not_found, select, shown
 from gpulab.store.summaries import rename_summary
+from gpulab.store.tables import Cell
 
 KEPT_IN_MEMORY = 20
 
@@ -189,7 +188,9 @@ class Runs(Sequence[Run]):
         """
         items = self._with_job(key)
         for item in items:
-            self._check_name(item, new)
+            taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
+            if taken or any(other.id == new and other.id != item.id for other in self._all()):
+                raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
         for item in items:
             if item.path is not None:
                 self.store.rename(item.path, new)
@@ -214,16 +215,13 @@ class Runs(Sequence[Run]):
         deletions = [_deletion(item) for item in items]
         for count, item in enumerate(items):
             try:
-                self._delete(item)
+                if item.path is not None:
+                    store = Store(item.path.parent) if item.id in self._own else self.store
+                    store.delete(item.path)
+                self._own.pop(item.id, None)
             except StoreError as e:
                 raise StoreError(f"{e} {count} of {len(items)} are deleted.") from e
         return deletions
-
-    def _delete(self, item: _Item) -> None:
-        if item.path is not None:
-            store = Store(item.path.parent) if item.id in self._own else self.store
-            store.delete(item.path)
-        self._own.pop(item.id, None)
 
     # -- exporting -----------------------------------------------------------------------------------------------
 
@@ -233,14 +231,14 @@ class Runs(Sequence[Run]):
         Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
         """
         assert self._figures is not None, "export_with says what a row is"
-        return run_exports.to_table(self._to_export, Path(path), self._figures)
+        return to_table(self._to_export, Path(path), self._figures)
 
     def export_tensorboard(self, folder: str | Path) -> Exported:
         """Curves per step and per reading as TensorBoard scalars, one folder per run; needs tensorboard.
 
         Raises UsageError without it, StoreError where there is no run or nothing can be written.
         """
-        return run_exports.to_tensorboard(self._to_export, Path(folder))
+        return to_tensorboard(self._to_export, Path(folder))
 
     def _to_export(self) -> Loaders:
         """Oldest first, then what cannot be read. Raises StoreError where there is none."""
@@ -331,11 +329,6 @@ class Runs(Sequence[Run]):
             return [item]
         return _of_job(self._all(), item.job.id) or [item]
 
-    def _check_name(self, item: _Item, new: str) -> None:
-        taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
-        if taken or any(other.id == new and other.id != item.id for other in self._all()):
-            raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
-
     def __repr__(self) -> str:
         return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"
 
@@ -422,3 +415,62 @@ def _row(item: _Item) -> Row:
 
 
 __all__ = ["Deletion", "Exported", "Figures", "Row", "Runs"]
+
+
+class Exported(Struct, frozen=True):
+    """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
+
+    path: Path
+    count: int
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+class Figures(Struct, frozen=True):
+    """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
+
+    columns: Mapping[str, type]
+    row: Callable[[Run], Mapping[str, Cell]]
+
+
+Loaders = Mapping[str, Callable[[], Run]]  # by id; one raises StoreError where its run cannot be read
+FindLoaders = Callable[[], Loaders]  # called when all else was checked; raises StoreError where there is no run
+
+
+def to_table(find_runs: FindLoaders, file: Path, figures: Figures) -> Exported:
+    """As one table. Raises UsageError and StoreError; then no file is written."""
+    tables.check_path(file)
+    cells: list[Mapping[str, Cell]] = []
+    skipped = _each(find_runs(), lambda run: cells.append(figures.row(run)))
+    tables.write_table(file, cells, figures.columns)
+    return Exported(file, len(cells), skipped)
+
+
+def to_tensorboard(find_runs: FindLoaders, folder: Path) -> Exported:
+    """As TensorBoard scalars. Raises UsageError and StoreError."""
+    tensorboard.require()
+    notes: dict[str, str] = {}
+
+    def write(run: Run) -> None:
+        every = max((curve.thinned for curve in tensorboard.export(run, folder)), default=1)
+        if every > 1:
+            notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
+
+    chosen = find_runs()
+    skipped = _each(chosen, write)
+    return Exported(folder, len(chosen) - len(skipped), skipped, tuple(notes.values()))
+
+
+def _each(loaders: Loaders, write: Callable[[Run], object]) -> tuple[str, ...]:
+    """Write all runs that can be read; returns why others were not. Raises StoreError where none could."""
+    skipped: list[str] = []
+    for id_, load in loaders.items():
+        try:
+            run = load()
+        except StoreError as e:
+            skipped.append(f"{id_}: {e}")
+        else:
+            write(run)
+    if len(skipped) == len(loaders):
+        raise StoreError(f"There is nothing to export: {skipped[0]}")
+    return tuple(skipped)

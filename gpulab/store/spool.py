@@ -57,7 +57,18 @@ class Spool:
     def append(self, table: str, first: int, rows: bytes | bytearray | memoryview, total: int) -> None:
         """Rows from `first` on; from then on the table has `total`. Raises OSError; then the file is as before."""
         if self._file < 0:
-            self._create()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+            self._file = os.open(self.path, flags, 0o666)
+            lock(self._file)
+            _open.add(self)
+            columns = {name: _as_plain(dtype) for name, dtype in self._tables.items()}
+            header = {"gpulab_spool": FORMAT, "tables": columns, "about": self._about}
+            try:
+                self._write(json.dumps(header).encode() + b"\n")
+            except OSError:
+                self.close()
+                raise
         head = _BLOCK.pack(_MARK, self._numbers[table], first, len(rows), total, zlib.crc32(rows))
         self._write(head + rows)
 
@@ -77,20 +88,6 @@ class Spool:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
-
-    def _create(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
-        self._file = os.open(self.path, flags, 0o666)
-        lock(self._file)
-        _open.add(self)
-        columns = {name: _as_plain(dtype) for name, dtype in self._tables.items()}
-        header = {"gpulab_spool": FORMAT, "tables": columns, "about": self._about}
-        try:
-            self._write(json.dumps(header).encode() + b"\n")
-        except OSError:
-            self.close()
-            raise
 
     def _write(self, data: bytes) -> None:
         """At once and unbuffered; what was written of it by halves is taken back."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -44,14 +45,13 @@ def rename_summary(folder: Path, name: str) -> None:
 
 def stored_runs(root: Path) -> Iterator[Stored]:
     """Every run of a store, without opening one. Raises StoreError where the store cannot be read."""
-    users = _Users()
     try:
         with os.scandir(root) as folders:
             for folder in folders:
                 try:
                     if folder.name.startswith(".") or not folder.is_dir():
                         continue
-                    user = users.name_of(folder.stat(follow_symlinks=False).st_uid)
+                    user = _user_name(folder.stat(follow_symlinks=False).st_uid)
                 except FileNotFoundError:  # deleted just now
                     continue
                 yield Stored(Path(folder.path), user, _read(os.path.join(folder.path, FILE)))
@@ -102,18 +102,7 @@ def finish_killed(root: Path) -> None:
         Store(root).finish_killed()
 
 
-class _Users:
-    """Names of users by number, each looked up once."""
-
-    def __init__(self) -> None:
-        self._names: dict[int, str] = {}
-
-    def name_of(self, number: int) -> str:
-        if number not in self._names:
-            self._names[number] = _user_name(number)
-        return self._names[number]
-
-
+@cache
 def _user_name(number: int) -> str:
     try:
         import pwd

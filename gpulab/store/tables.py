@@ -7,11 +7,11 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.store.atomic_write import reason, require_no_folder, write_whole
-from gpulab.store.optional_packages import installed
 
 Cell = str | int | float | bool | None
 Row = Mapping[str, Cell]
@@ -89,3 +89,12 @@ FORMATS: Mapping[str, Callable[[Sequence[Row], Columns], bytes]] = {
     ".json": _json,
     ".parquet": _parquet,
 }
+
+
+def installed(name: str) -> bool:
+    """Whether a package can be imported, without importing it. A folder that merely has its name does not count."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        return False
+    return spec is not None and spec.origin is not None

@@ -20,7 +20,7 @@ from gpulab.errors import StoreError, UsageError
 from gpulab.run import Float64, Int64, Run
 from gpulab.store.atomic_write import make_folder, reason, write_whole
 from gpulab.store.folders import moment
-from gpulab.store.optional_packages import installed
+from gpulab.store.tables import installed
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -126,7 +126,9 @@ def _replace(folder: Path, run: Run, stage: Path) -> None:
             for file in old.glob(f"events.out.tfevents.*{_SUFFIX}"):
                 file.unlink()
             old.rmdir()  # of a run that has another name by now; not where somebody else's files are
-    home = folder / _folder_name(run)
+    # what TensorBoard lists: the user's name, and the id because names may repeat
+    given = plain_name(run.settings.name).replace("/", "_")[:60] if run.settings.name else ""
+    home = folder / f"{given} {run.id}".strip()
     make_folder(home)
     for file in stage.iterdir():
         write_whole(home / file.name, file.read_bytes())
@@ -134,12 +136,6 @@ def _replace(folder: Path, run: Run, stage: Path) -> None:
 
 def _folders_of(folder: Path, run_id: str) -> Iterator[Path]:
     return (f for f in folder.iterdir() if f.is_dir() and (f.name == run_id or f.name.endswith(f" {run_id}")))
-
-
-def _folder_name(run: Run) -> str:
-    """What TensorBoard lists: the user's name, and the id because names may repeat."""
-    given = plain_name(run.settings.name).replace("/", "_")[:60] if run.settings.name else ""
-    return f"{given} {run.id}".strip()
 
 
 def _writer_class() -> type[SummaryWriter]:

@@ -293,20 +293,8 @@ def update_times(timeline: Timeline) -> Intervals:
 
 def step_times(timeline: Timeline) -> Intervals:
     """Inside `Optimizer.step`, from the end of the last backward pass in it on: without the passes of a closure."""
-    return _after_closure(timeline, _marked(timeline, "Optimizer.step#"))
-
-
-def zero_times(timeline: Timeline) -> Intervals:
-    return _marked(timeline, "Optimizer.zero_grad#")
-
-
-def _marked(timeline: Timeline, prefix: str) -> Intervals:
-    marks = in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & on_training_threads(timeline)
-    return covered(timeline, marks & named(timeline, starting_with(prefix)))
-
-
-def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
-    """Without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure."""
+    # without the forward and backward passes that run inside: Lightning and LBFGS hand them in as a closure
+    stepping = _marked(timeline, "Optimizer.step#")
     nodes = autograd_nodes(timeline) & (timeline.duration_ns > 0)
     start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
     if not len(stepping) or not len(start):
@@ -316,3 +304,12 @@ def _after_closure(timeline: Timeline, stepping: Intervals) -> Intervals:
     last = np.searchsorted(start[order], stepping[:, 1], side="left") - 1
     begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
     return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)
+
+
+def zero_times(timeline: Timeline) -> Intervals:
+    return _marked(timeline, "Optimizer.zero_grad#")
+
+
+def _marked(timeline: Timeline, prefix: str) -> Intervals:
+    marks = in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP) & on_training_threads(timeline)
+    return covered(timeline, marks & named(timeline, starting_with(prefix)))

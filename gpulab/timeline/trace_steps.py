@@ -70,7 +70,9 @@ def _profiler_steps(timeline: Timeline) -> _Windows | None:
         return None
     number = np.array([numbers[i] for i in timeline.name_id[rows].tolist()], np.int64)
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-    keep = _first_of_each(number) & ~_inside_earlier(start, end)
+    first = np.zeros(len(number), bool)
+    first[np.unique(number, return_index=True)[1]] = True
+    keep = first & ~_inside_earlier(start, end)
     duplicates = int((~keep).sum())
     number, start, end = number[keep], start[keep], end[keep]
     end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))  # rounded to µs they may overlap by one
@@ -82,12 +84,6 @@ def _step_number(name: str) -> int | None:
     prefix, _, number = name.partition("#")
     is_number = number.isascii() and number.isdigit() and len(number) < 19
     return int(number) if prefix == "ProfilerStep" and is_number else None
-
-
-def _first_of_each(values: Int64) -> spans.Mask:
-    first = np.zeros(len(values), bool)
-    first[np.unique(values, return_index=True)[1]] = True
-    return first
 
 
 def _inside_earlier(start: Int64, end: Int64) -> spans.Mask:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -13,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gpulab.run import Category, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
-from gpulab.trace.collectives import collective_columns
+from gpulab.run import Category, Collective, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
 from gpulab.trace.events import (
     FLOWS,
     Args,
@@ -29,7 +29,6 @@ from gpulab.trace.events import (
     Value,
     exact_times,
 )
-from gpulab.trace.matrix_sizes import FACTORS, product_sizes
 
 FLOAT_EXACT_US = 2.0**43  # up to here a float64 of microseconds still tells nanoseconds apart
 LIMIT_NS = 1 << 61
@@ -181,7 +180,9 @@ class Columns:
         types = set(map(type, written))
         if types == {int}:
             try:
-                return _scaled(np.fromiter(written, np.int64, len(written)))
+                us = np.fromiter(written, np.int64, len(written))
+                good = np.abs(us) < LIMIT_NS // 1000
+                return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
             except OverflowError:
                 pass
         value = floats(written)
@@ -219,11 +220,6 @@ def float_us_to_ns(value: Float64) -> Int64:
     whole = np.floor(value)
     ns = whole.astype(np.int64) * 1000 + np.rint((value - whole) * 1e3).astype(np.int64)
     return np.where(good, ns, NO_TIME)
-
-
-def _scaled(us: Int64) -> Int64:
-    good = np.abs(us) < LIMIT_NS // 1000
-    return np.where(good, np.where(good, us, 0) * 1000, NO_TIME)
 
 
 def exact_ns(written: Sequence[msgspec.Raw]) -> Int64:
@@ -404,3 +400,118 @@ def identifier(value: Value) -> int | None:
         return _integer(text, -1)
     number = _LAST_NUMBER.search(text)
     return _integer(number[1], -1) if number else None
+
+
+COLUMNS = ("product_m", "product_n", "product_k")
+# Which of an operator's inputs are the two factors.
+FACTORS = {
+    "aten::mm": (0, 1),
+    "aten::bmm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::baddbmm": (1, 2),
+    "aten::_addmm_activation": (1, 2),
+    "aten::_scaled_mm": (0, 1),
+}
+
+
+_dims: msgspec.json.Decoder[list[object]] = msgspec.json.Decoder(list)
+
+
+def product_sizes(
+    spans: Sequence[Span], args: Sequence[Args | None], products: npt.NDArray[np.intp]
+) -> tuple[Int64, dict[str, Float64]]:
+    """Which of the spans are products of two matrices of known shapes, and their m, n and k: [m, k] by [k, n].
+
+    `products` are the rows whose names are among FACTORS.
+    """
+    rows, sizes = [], []
+    for i in products.tolist():
+        given = args[i]
+        if given is None:
+            continue
+        product = _sizes(bytes(given.input_dims), FACTORS[spans[i].name])
+        if product is not None:
+            rows.append(i)
+            sizes.append(product)
+    table = np.array(sizes, dtype=np.float64).reshape(-1, 3)
+    return np.array(rows, dtype=np.int64), {name: table[:, i] for i, name in enumerate(COLUMNS)} if rows else {}
+
+
+def _sizes(written: bytes, factors: tuple[int, int]) -> tuple[int, int, int] | None:
+    """None where the shapes are not those of a product: another version's spelling, or an odd file."""
+    try:
+        dims = _dims.decode(written)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    if len(dims) <= factors[1]:
+        return None
+    a, b = _shape(dims[factors[0]]), _shape(dims[factors[1]])
+    if a is None or b is None or a[-1] != b[-2]:
+        return None
+    return a[-2], b[-1], a[-1]
+
+
+def _shape(given: object) -> list[int] | None:
+    """Of a matrix, or of a batch of them."""
+    if not isinstance(given, list) or len(given) < 2:
+        return None
+    return given if all(type(n) is int and 0 < n < 1 << 53 for n in given) else None
+
+
+# Bytes of an element, by c10's name of its type.
+ELEMENT_BYTES = {
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+    **dict.fromkeys(("Short", "UInt16", "Half", "BFloat16"), 2),
+    **dict.fromkeys(("Int", "UInt32", "Float", "ComplexHalf"), 4),
+    **dict.fromkeys(("Long", "UInt64", "Double", "ComplexFloat"), 8),
+    "ComplexDouble": 16,
+}
+# In the spellings of PyTorch's process groups: "_allgather_base", "all_gather_into_tensor_coalesced", "alltoallv", …
+_KINDS = (
+    ("allreduce", Collective.ALL_REDUCE),
+    ("reducescatter", Collective.REDUCE_SCATTER),
+    ("allgather", Collective.ALL_GATHER),
+    ("alltoall", Collective.ALL_TO_ALL),
+    ("broadcast", Collective.BROADCAST),
+    ("reduce", Collective.REDUCE),
+    ("gather", Collective.GATHER),
+    ("scatter", Collective.SCATTER),
+    ("send", Collective.SEND),
+    ("recv", Collective.RECEIVE),
+)
+
+
+def collective_columns(args: Sequence[Args]) -> dict[str, list[Value]]:
+    """One value per row, None where it carries nothing between ranks or the trace does not say.
+
+    The size is nccl-tests': of the larger of what goes in and what comes out, in bytes.
+    """
+    if all(a.collective is None for a in args):
+        return {}
+    kinds = [_kind(a.collective) for a in args]
+    has = [a.collective is not None for a in args]
+    return {
+        "collective": [None if kind is None else int(kind) for kind in kinds],
+        "message_bytes": [None if k is None else _message_bytes(a) for a, k in zip(args, kinds, strict=True)],
+        "group_size": [a.group_size if there else None for a, there in zip(args, has, strict=True)],
+        "process_group": [_number(a.process_group) if there else None for a, there in zip(args, has, strict=True)],
+        "collective_sequence": [a.sequence if there else None for a, there in zip(args, has, strict=True)],
+    }
+
+
+def _kind(name: Value) -> Collective | None:
+    if not isinstance(name, str):
+        return None
+    spelled = name.lower().replace("_", "")
+    return next((kind for part, kind in _KINDS if part in spelled), None)
+
+
+def _message_bytes(args: Args) -> float | None:
+    width = ELEMENT_BYTES.get(str(args.element_type))
+    counts = [n for n in (args.elements_in, args.elements_out) if isinstance(n, int | float) and math.isfinite(n)]
+    return float(max(counts)) * width if width is not None and counts and max(counts) > 0 else None
+
+
+def _number(name: Value) -> int | None:
+    """PyTorch numbers its groups; a name that is none is not kept."""
+    return int(name) if isinstance(name, str) and name.isascii() and name.isdecimal() and len(name) < 10 else None

@@ -7,7 +7,8 @@ What the file holds is kept, what was wrong with it is counted in `trace.origin.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,7 @@ from msgspec import Struct
 from msgspec.structs import asdict, replace
 
 from gpulab.errors import TraceError
-from gpulab.run import Category, Damage, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.trace import metadata
+from gpulab.run import Category, Damage, DeviceProperties, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
 from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept
 from gpulab.trace.events import DamageCount, EventDecoder
 from gpulab.trace.json_text import TraceText
@@ -71,7 +71,7 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Tr
         flow_events=read.flow_events,
         step_marks_duplicated=int((copies & (timeline.category == Category.GPU_USER_ANNOTATION)).sum()),
     )
-    origin = metadata.complete(origin, text.head, text.tail, damage)
+    origin = complete(origin, text.head, text.tail, damage)
     return Trace(timeline, _memory(read, zero), replace(origin, damage=_damage(text, damage)))
 
 
@@ -136,7 +136,10 @@ def _timeline(
         lane_id=lane_id,
         correlation=np.maximum(columns.pop("correlation")[order], 0),
         names=names,
-        lanes=_labelled(lanes.lanes, training),
+        lanes=tuple(
+            Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
+            for i, lane in enumerate(lanes.lanes)
+        ),
         window_ns=(0, int((start + duration).max())),
         training_lane=training,
         extra=_spread(columns.pop("extra"), columns.pop("extra_rows"), len(keep), order),
@@ -191,13 +194,6 @@ def _training_lane(
     return None
 
 
-def _labelled(lanes: list[Lane], training: int | None) -> tuple[Lane, ...]:
-    return tuple(
-        Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
-        for i, lane in enumerate(lanes)
-    )
-
-
 def _memory(read: Columns, zero: int) -> MemoryEvents | None:
     if not read.memory:
         return None
@@ -219,3 +215,100 @@ def _nothing(path: Path, text: TraceText, read: Columns, damage: DamageCount) ->
         f"{path} holds no span: {read.events_read:,} events were read from {text.text_bytes:,} bytes of text"
         f"{f' ({broken})' if broken else ''}. Record the trace again, and let the profiler stop before it is exported."
     )
+
+
+_OPTIONS = ("record_shapes", "with_stack", "profile_memory", "with_flops", "with_modules")
+_VERSIONS = ("cuda_runtime", "cuda_driver", "hip_runtime", "hip_driver", "cupti", "roctracer", "torch", "pytorch")
+
+
+def complete(origin: TraceOrigin, head: bytes, tail: bytes, damage: DamageCount) -> TraceOrigin:
+    """The origin with what stands before and after the events; what is broken there is noted and left out."""
+    head = head.strip().removeprefix(b"\xef\xbb\xbf").lstrip()
+    if not head.startswith(b"{"):
+        return origin
+    fields = _parsed(head + b"]" + tail)
+    if fields is None:
+        if tail:
+            damage.note("unreadable metadata", "after the events")
+        fields = _parsed(head + b"]}")
+    return _completed(origin, fields or {})
+
+
+def _parsed(text: bytes) -> dict[str, object] | None:
+    try:
+        value, _ = json.JSONDecoder(strict=False).raw_decode(text.decode("utf-8", "replace").strip())
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _completed(origin: TraceOrigin, fields: Mapping[str, object]) -> TraceOrigin:
+    job = _mapping(fields.get("distributedInfo"))
+    devices = fields.get("deviceProperties")
+    base_time_ns = _whole(fields.get("baseTimeNanoseconds"))
+    versions = {}
+    for name in _VERSIONS:
+        value = fields.get(f"{name}_version")
+        if isinstance(value, int | float | str) and not isinstance(value, bool):
+            versions[name] = _spelled(name, value)
+    return replace(
+        origin,
+        zero_ns=origin.zero_ns + (base_time_ns or 0),
+        base_time_ns=base_time_ns,
+        schema_version=_whole(fields.get("schemaVersion")),
+        rank=_whole(job.get("rank")),
+        world_size=_whole(job.get("world_size")),
+        backend=_text(job.get("backend")),
+        versions=versions,
+        options=tuple(o for o in _OPTIONS if fields.get(o) in (1, True, "1")),
+        device_properties=tuple(_device(_mapping(d), i) for i, d in enumerate(devices))
+        if isinstance(devices, list)
+        else (),
+    )
+
+
+def _spelled(name: str, value: int | float | str) -> str:
+    """CUDA counts 12.4 as 12040, HIP 6.4.43483 as 60443483."""
+    if isinstance(value, int) and name.startswith("cuda"):
+        return f"{value // 1000}.{value % 1000 // 10}"
+    if isinstance(value, int) and name.startswith("hip"):
+        return f"{value // 10_000_000}.{value // 100_000 % 100}.{value % 100_000}"
+    return str(value)[:100]
+
+
+def _device(given: Mapping[str, object], position: int) -> DeviceProperties:
+    major, minor = _whole(given.get("computeMajor")), _whole(given.get("computeMinor"))
+    number = _whole(given.get("id"))
+    return DeviceProperties(
+        id=position if number is None else number,
+        name=_text(given.get("name")),
+        total_memory_bytes=_whole(given.get("totalGlobalMem")),
+        sm_count=_whole(given.get("numSms")),
+        compute_capability=None if major is None or minor is None else f"{major}.{minor}",
+        warp_size=_whole(given.get("warpSize")),
+        max_threads_per_sm=_whole(given.get("maxThreadsPerMultiprocessor")),
+        max_threads_per_block=_whole(given.get("maxThreadsPerBlock")),
+        registers_per_sm=_whole(given.get("regsPerMultiprocessor")),
+        shared_memory_per_sm_bytes=_whole(
+            given.get("sharedMemPerMultiprocessor", given.get("maxSharedMemoryPerMultiProcessor"))
+        ),
+    )
+
+
+def _mapping(value: object) -> Mapping[str, object]:
+    return value if isinstance(value, dict) else {}
+
+
+def _whole(value: object) -> int | None:
+    """A whole number, also one written as text; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        whole = int(value)
+    except (ValueError, OverflowError):
+        return None
+    return whole if abs(whole) < 1 << 63 else None
+
+
+def _text(value: object) -> str | None:
+    return value.encode("utf-8", "replace").decode()[:500] if isinstance(value, str) and value else None

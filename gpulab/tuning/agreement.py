@@ -18,9 +18,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
+from msgspec import Struct
+from msgspec.structs import replace
 
+from gpulab.analysis.facts import Facts, facts
 from gpulab.capture.steps.loop import stop_behind
+from gpulab.errors import StoreError
+from gpulab.knobs.variables import setting_names
+from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
+from gpulab.tuning.record import Experiment, Side
 
 Agreed = TypeVar("Agreed")
 
@@ -97,26 +104,21 @@ class RanksAgreement(Agreement):
             meeting = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
         port = self.of_first(meeting.port if meeting is not None else 0)
         own = {ATTEMPT: str(self._runs), PORT: str(port), IS_THERE: str(True)}
-        before, there = {name: os.environ.get(name) for name in own}, _default_group()
-        os.environ.update(own)
-        try:
-            with _groups_kept(self._past_groups, _sockets()):
-                yield
-        except BaseException as error:
-            self.failed_s = time.time()
-            if stop_behind(error) is None:  # the others may wait for this rank
-                for group in self._past_groups:
-                    group.abort()
-            raise
-        finally:
-            if not there and _default_group():
-                with suppress(Exception):  # another rank has failed, and its end of the group with it
-                    sys.modules["torch.distributed"].destroy_process_group()
-            for name, value in before.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
+        there = _default_group()
+        with setting_names(os.environ, own):
+            try:
+                with _groups_kept(self._past_groups, _sockets()):
+                    yield
+            except BaseException as error:
+                self.failed_s = time.time()
+                if stop_behind(error) is None:  # the others may wait for this rank
+                    for group in self._past_groups:
+                        group.abort()
+                raise
+            finally:
+                if not there and _default_group():
+                    with suppress(Exception):  # another rank has failed, and its end of the group with it
+                        sys.modules["torch.distributed"].destroy_process_group()
 
     def let_go(self) -> None:
         """Of the process groups that are over: nobody else may be the last."""
@@ -224,3 +226,54 @@ def first_failure(ranks: Agreement, words: str, ends: bool = False) -> Failed | 
 def _default_group() -> bool:
     distributed = sys.modules.get("torch.distributed")
     return distributed is not None and bool(distributed.is_available()) and bool(distributed.is_initialized())
+
+
+class _Kept(Struct, frozen=True):
+    """`runs` are the ids of the sides' full runs; empty where a side has none."""
+
+    experiment: Experiment
+    runs: tuple[str, ...]
+
+
+def encoded(experiment: Experiment) -> bytes:
+    """For `decoded`; the runs themselves are not in it."""
+    runs = tuple(side.facts.run.id if side.facts is not None else "" for side in experiment.sides)
+    sides = tuple(map(_bare, experiment.sides))
+    comparisons = tuple(replace(c, a=_bare(c.a), b=_bare(c.b)) for c in experiment.comparisons)
+    return msgspec.msgpack.encode(_Kept(replace(experiment, sides=sides, comparisons=comparisons), runs))
+
+
+def decoded(content: bytes, load: Callable[[str], Run]) -> Experiment:
+    """Raises StoreError where it cannot be read, or `load` has not the run."""
+    try:
+        kept = msgspec.msgpack.decode(content, type=_Kept)
+    except msgspec.MsgspecError as e:
+        raise StoreError(f"What the ranks measured cannot be read: {e}.") from e
+    experiment = kept.experiment
+    figures: list[Facts | None] = [facts(load(id_)) if id_ else None for id_ in kept.runs]
+    sides = tuple(replace(side, facts=own) for side, own in zip(experiment.sides, figures, strict=True))
+    comparisons = tuple(
+        replace(c, a=replace(c.a, facts=figures[0]), b=replace(c.b, facts=own))
+        for c, own in zip(experiment.comparisons, figures[1:], strict=True)
+    )
+    return replace(experiment, sides=sides, comparisons=comparisons)
+
+
+def joined(experiments: list[Experiment]) -> Experiment:
+    """Experiments that each compared settings of their own with the same code as written, on nodes of their own.
+
+    Each comparison keeps the A that ran beside it.
+    """
+    first = experiments[0]
+    return replace(
+        first,
+        sides=(first.sides[0], *(side for one in experiments for side in one.sides[1:])),
+        comparisons=tuple(c for one in experiments for c in one.comparisons),
+        seconds=max(one.seconds for one in experiments),
+        stopped=any(one.stopped for one in experiments),
+        notes=tuple(dict.fromkeys(note for one in experiments for note in one.notes)),
+    )
+
+
+def _bare(side: Side) -> Side:
+    return replace(side, facts=None)

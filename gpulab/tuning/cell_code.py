@@ -5,10 +5,14 @@ from __future__ import annotations
 import ast
 import inspect
 import io
+import os
+import signal
 import sys
-from collections.abc import Iterator, MutableMapping
+import threading
+import time
+from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
-from types import CodeType, MethodType, TracebackType
+from types import CodeType, FrameType, MethodType, TracebackType
 from typing import Any
 
 from msgspec import Struct
@@ -159,7 +163,10 @@ def show_as_bare(shell: Any, error: BaseException) -> None:
         if isinstance(arrived, custom_exceptions):
             custom_show(kind, arrived, trace)
         elif frames is None and arrived is error and isinstance(error, _COMPILE_ERRORS):
-            _show_uncompiled(shell, error)
+            if isinstance(error, IndentationError):
+                shell.showindentationerror()
+            else:
+                shell.showsyntaxerror()
         else:
             shell.showtraceback(running_compiled_code=True)
 
@@ -168,8 +175,79 @@ def show_as_bare(shell: Any, error: BaseException) -> None:
     shell.events.register("post_execute", undo)
 
 
-def _show_uncompiled(shell: Any, error: BaseException) -> None:
-    if isinstance(error, IndentationError):
-        shell.showindentationerror()
-    else:
-        shell.showsyntaxerror()
+PATIENCE_S = 3.0  # who interrupts again after this long is not to be kept waiting
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ends a cell after its result was shown. A notebook shows one line of it: the traceback would name our code."""
+
+    def _render_traceback_(self) -> list[str]:
+        return [str(self)]
+
+
+class Heard(Struct):
+    """`error` is what the interrupt raised, or would have raised in the user's code; None: there was none."""
+
+    error: BaseException | None = None
+
+
+class _Now(Struct):
+    """Of the main thread, to which interrupts come: whether the user's code is running there, and the last one."""
+
+    in_code: bool = False
+    last_s: float | None = None
+
+    def raises(self) -> bool:
+        now_s, last_s = time.monotonic(), self.last_s
+        self.last_s = now_s
+        return self.in_code or (last_s is not None and now_s - last_s > PATIENCE_S)
+
+
+_now = _Now()
+
+
+@contextmanager
+def interrupts_heard(stop: Callable[[], None]) -> Iterator[Heard]:
+    """Inside, an interrupt calls `stop`; within `users_code` it is then handled as before. In the main thread only."""
+    heard, own = Heard(), os.getpid()
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield heard
+        return
+    nested = getattr(before, "hears_for_gpulab", False)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if os.getpid() != own:  # worker processes inherit it
+            before(number, frame)
+            return
+        stop()
+        try:
+            if nested or _now.raises():
+                before(number, frame)
+        except BaseException as e:
+            heard.error = e
+            raise
+        heard.error = heard.error or KeyboardInterrupt()
+
+    handle.hears_for_gpulab = True  # type: ignore[attr-defined]
+    if not nested:
+        _now.in_code, _now.last_s = False, None
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield heard
+    finally:
+        if signal.getsignal(signal.SIGINT) is handle:
+            signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def users_code() -> Iterator[None]:
+    """The user's code runs inside: an interrupt may be raised."""
+    ours = threading.current_thread() is threading.main_thread()
+    try:
+        if ours:
+            _now.in_code = True
+        yield
+    finally:
+        if ours:
+            _now.in_code = False

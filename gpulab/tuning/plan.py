@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 from msgspec import Struct, field
 
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
-from gpulab.knobs.values import written
+from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
 
 

@@ -14,14 +14,11 @@ from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.dataloader.option_changes import UNFIT_FOR_SPAWN
-from gpulab.knobs.dataloader.spawning import main_can_be_imported, start_method
 from gpulab.knobs.edits import Edit, edit
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value
-from gpulab.knobs.observe.describe import observed_loader, observed_module
-from gpulab.knobs.observe.object_walk import walk
+from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, written
+from gpulab.knobs.observe.describe import main_can_be_imported, observed_loader, observed_module, start_method
 from gpulab.knobs.observe.observation import Observation, ObservedLoader
-from gpulab.knobs.values import written
-from gpulab.knobs.variables import Plain, Variables
+from gpulab.knobs.variables import Plain, Variables, walk
 from gpulab.run import Change, Device, Run
 from gpulab.tuning.plan import Arm, Code
 

@@ -45,10 +45,9 @@ from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import schedule, single_run
 from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
-from gpulab.tuning.budget import Budget, Clock, watched
+from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
-from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, keep
 from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
@@ -60,6 +59,7 @@ from gpulab.tuning.resolve import (
     resolve_arm,
     resolve_beforehand,
 )
+from gpulab.tuning.schedule import Budget, Clock, watched
 from gpulab.tuning.trial import (
     TRIAL_LIMIT_S,
     Setting,
@@ -160,14 +160,11 @@ class Runner:
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
         with exclusive.taken(), interrupts_heard(self.stop) as heard:
-            self._check()
+            check_names(self._plan.arms, self._code)
             detect_device(self._plan.device)
             experiment = self._run()
         self.error = self.error or heard.error
         return experiment
-
-    def _check(self) -> None:
-        check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
         self._take_state()
@@ -185,7 +182,11 @@ class Runner:
             self._state = None  # it holds what the cell had before
             for knob in KNOBS.values():
                 knob.forget()
-            self._leave_names(before)
+            # of new names those that the code as written made; Dynamo, for one, leaves names of its own
+            names = self._code.namespace
+            for name in set(names) - before - set(self._names_as_written):
+                del names[name]
+            names.update((n, v) for n, v in self._names_as_written.items() if n not in before)
         return self._experiment(self._budget.elapsed_s)
 
     # -- state ---------------------------------------------------------------------------------------------------
@@ -248,13 +249,6 @@ class Runner:
 
     def _note(self, *words: str) -> None:
         self._notes += [w for w in words if w not in self._notes]
-
-    def _leave_names(self, before: set[str]) -> None:
-        """Of new names those that the code as written made; Dynamo, for one, leaves names of its own."""
-        names = self._code.namespace
-        for name in set(names) - before - set(self._names_as_written):
-            del names[name]
-        names.update((n, v) for n, v in self._names_as_written.items() if n not in before)
 
     # -- runs with their trace -----------------------------------------------------------------------------------
 
@@ -739,17 +733,13 @@ def check(code: Code, plan: Plan) -> None:
     """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing."""
     check_plan(plan)
     check_names(plan.arms, code)
-    _check_effect(code, plan)
-    detect_device(plan.device)
-    with exclusive.taken():
-        pass
-
-
-def _check_effect(code: Code, plan: Plan) -> None:
-    """Raises UsageError where it is known of each arm that it cannot be set or changes nothing."""
+    # raises UsageError where it is known of each arm that it cannot be set or changes nothing
     reasons = [_without_effect(arm, code) for arm in plan.arms]
     if all(reasons):
         raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
+    detect_device(plan.device)
+    with exclusive.taken():
+        pass
 
 
 def _without_effect(arm: Arm, code: Code) -> str:

@@ -33,8 +33,7 @@ from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain, setting_names
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
-from gpulab.tuning.cell_code import silence
-from gpulab.tuning.interrupts import users_code
+from gpulab.tuning.cell_code import silence, users_code
 from gpulab.tuning.plan import Code
 from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import outside_of

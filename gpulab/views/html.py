@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import wording
+from gpulab.views.html_bars import safe, static
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.wording import lesson_path
 
@@ -80,53 +81,6 @@ _GROUNDS = {"+": "rgba(46,158,91,0.25)", "-": "rgba(217,83,79,0.25)"}  # under a
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
-_STYLE = """
-:root { color-scheme: light dark; --ink: #1c2430; --quiet: #5b6573; --ground: #f5f6f8; --card: #ffffff;
-  --line: #e3e6ea; --bad: #b8430b; --notice: #7a5e00; --good: #00704f; --unknown: #5a5a5a; }
-@media (prefers-color-scheme: dark) { :root { --ink: #e6e9ee; --quiet: #a0a9b6; --ground: #12161c; --card: #1b2129;
-  --line: #2e3641; --bad: #ff9d66; --notice: #f0cf65; --good: #5fd3a8; --unknown: #b5bcc7; } }
-* { box-sizing: border-box; }
-body { margin: 0; padding: 28px 24px 56px; background: var(--ground); color: var(--ink);
-  font: 15px/1.5 system-ui, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; }
-main { max-width: 1150px; margin: 0 auto; }
-.run { color: var(--quiet); font-size: 13px; margin: 0 0 6px; overflow-wrap: anywhere; }
-h1 { font-size: 25px; line-height: 1.3; margin: 0 0 6px; text-wrap: pretty; overflow-wrap: anywhere; }
-.evidence { margin: 0; font-size: 16px; overflow-wrap: anywhere; }
-header { border-left: 5px solid var(--level); padding-left: 16px; margin-bottom: 22px; }
-h1 { color: var(--level); }
-.bad { --level: var(--bad); } .notice { --level: var(--notice); }
-.good { --level: var(--good); } .unknown { --level: var(--unknown); }
-.picture, section { background: var(--card); border: 1px solid var(--line); border-radius: 10px; }
-.picture { padding: 4px 18px 12px; margin-bottom: 18px; }
-section { padding: 14px 18px 16px; margin: 0 0 18px; break-inside: avoid; overflow-x: auto; }
-section.fold { padding: 0 18px; margin: 0 0 8px; }
-section.fold > details[open] { padding-bottom: 14px; }
-h2 { font-size: 16px; margin: 0 0 8px; }
-h3 { font-size: 15px; margin: 14px 0 6px; }
-summary { cursor: pointer; padding: 10px 0; overflow-wrap: anywhere; }
-summary h2 { display: inline; margin-right: 10px; }
-summary .result { color: var(--quiet); font-size: 14px; }
-.more { margin: 6px 0 0; }
-table { border-collapse: collapse; font-size: 14px; }
-th { text-align: left; font-weight: 500; color: var(--quiet); padding: 2px 16px 4px 0; }
-td { padding: 5px 16px 5px 0; border-top: 1px solid var(--line); vertical-align: top; overflow-wrap: anywhere; }
-tbody tr:first-child td { border-top: 0; }
-thead + tbody tr:first-child td { border-top: 1px solid var(--line); }
-th:last-child, td:last-child { padding-right: 0; }
-.short { white-space: nowrap; }
-.gpulab-source td { padding-top: 1px; padding-bottom: 1px; border-top: 0 !important; }
-.number { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
-.first { min-width: 15em; max-width: 36em; }
-.bar { width: 190px; min-width: 120px; }
-.fill { height: 14px; border-radius: 3px; margin-top: 4px; min-width: 2px; }
-td:last-child:not(.number) { min-width: 11em; }
-.note { color: var(--quiet); font-size: 14px; margin: 8px 0 0; overflow-wrap: anywhere; }
-section > .note:first-of-type { margin-top: 6px; }
-@media (max-width: NARROW) { body { padding: 16px 10px 40px; } h1 { font-size: 20px; }
-section, section.fold { padding-left: 12px; padding-right: 12px; }STACKED}
-@media print { body { background: #ffffff; } }
-""".replace("STACKED", _STACKED.replace(".SCOPE", "section:not(.gpulab-timeline)")).replace("NARROW", _NARROW)
-
 
 def page(opening: str, headline: Headline, sections: Sequence[Section], picture: str, timeline: str = "") -> str:
     """A self-contained page: no request, the picture inside, light and dark; no script but that of `timeline`.
@@ -135,8 +89,10 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
     """
     from gpulab.views.report.timeline_page import script_policy  # a table of runs does without the timeline
 
-    sentence, evidence, run = _safe(headline.sentence), _safe(headline.evidence), _safe(opening)
+    sentence, evidence, run = safe(headline.sentence), safe(headline.evidence), safe(opening)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
+    stacked = _STACKED.replace(".SCOPE", "section:not(.gpulab-timeline)")
+    style = "\n" + static("page.css").replace("STACKED", stacked).replace("NARROW", _NARROW)
     shown = f'<div class="picture">{picture}</div>' if picture else ""
     opened = [section for section in sections if _is_open(section, picture)]
     lead = "\n".join(_page_section(section) for section in sorted(opened, key=lambda s: not s.lead))
@@ -147,11 +103,11 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <title>{sentence} · gpulab</title>
-<style>{_STYLE}</style>
+<style>{style}</style>
 </head>
 <body>
 <main>
-<header class="{_safe(headline.level)}">
+<header class="{safe(headline.level)}">
 <p class="run">gpulab · {run}</p>
 <h1>{sentence}</h1>
 <p class="evidence">{evidence}</p>
@@ -175,8 +131,8 @@ def fragment(headline: Headline, sections: Sequence[Section], picture: str = "",
     level = _LEVELS.get(headline.level, _LEVELS["unknown"])
     head = (
         f'<div style="border-left:4px solid {level};padding:1px 0 1px 12px;margin:6px 0 8px">'
-        f'<div style="{_HEADLINE}">{_safe(headline.sentence)}</div>'
-        f'<div style="font-size:14px;opacity:0.85;overflow-wrap:anywhere">{_safe(headline.evidence)}</div></div>'
+        f'<div style="{_HEADLINE}">{safe(headline.sentence)}</div>'
+        f'<div style="font-size:14px;opacity:0.85;overflow-wrap:anywhere">{safe(headline.evidence)}</div></div>'
     )
     lead = "".join(fragment_section(section) for section in sections if _is_open(section, picture))
     return (
@@ -196,12 +152,12 @@ _WHY = "Why, and what to expect"
 
 def _page_folds(sections: Sequence[Section], picture: str) -> str:
     folds = [
-        f'<section class="fold"><details><summary><h2>{_safe(s.title)}</h2><span class="result">{_safe(s.in_short)}'
+        f'<section class="fold"><details><summary><h2>{safe(s.title)}</h2><span class="result">{safe(s.in_short)}'
         f"</span></summary>{''.join(_inside(s, _PAGE))}</details></section>"
         for s in sections
         if not (_is_open(s, picture) or s.aside)
     ]
-    asides = "".join(f"<h3>{_safe(s.title)}</h3>{''.join(_inside(s, _PAGE))}" for s in sections if s.aside)
+    asides = "".join(f"<h3>{safe(s.title)}</h3>{''.join(_inside(s, _PAGE))}" for s in sections if s.aside)
     if asides:
         folds.append(f'<section class="fold"><details><summary><h2>{_ABOUT}</h2></summary>{asides}</details></section>')
     return "\n".join(folds)
@@ -209,7 +165,7 @@ def _page_folds(sections: Sequence[Section], picture: str) -> str:
 
 def _fragment_folds(sections: Sequence[Section], picture: str, *, full: bool) -> str:
     folds = [
-        _fold(_safe(s.title), _safe(s.in_short), "".join(_inside(s, _INLINE)), full=full)
+        _fold(safe(s.title), safe(s.in_short), "".join(_inside(s, _INLINE)), full=full)
         for s in sections
         if not (_is_open(s, picture) or s.aside)
     ]
@@ -229,12 +185,12 @@ def _fold(title: str, result: str, inside: str, *, full: bool) -> str:
 
 
 def _page_section(section: Section) -> str:
-    return f"<section><h2>{_safe(section.title)}</h2>{''.join(_inside(section, _PAGE))}</section>"
+    return f"<section><h2>{safe(section.title)}</h2>{''.join(_inside(section, _PAGE))}</section>"
 
 
 def fragment_section(section: Section) -> str:
     """One section with inline styles only."""
-    return f'<div style="margin:10px 0 0"><b>{_safe(section.title)}</b>{"".join(_inside(section, _INLINE))}</div>'
+    return f'<div style="margin:10px 0 0"><b>{safe(section.title)}</b>{"".join(_inside(section, _INLINE))}</div>'
 
 
 def _inside(section: Section, look: Look) -> Iterator[str]:
@@ -251,7 +207,7 @@ def _inside(section: Section, look: Look) -> Iterator[str]:
         summary = f'<summary style="cursor:pointer">{_WHY}</summary>'
         yield f"<details {look['more']}>{summary}{table}</details>"
     for line in section.lines:
-        yield f"<p {look['line']}>{_safe(line)}</p>"
+        yield f"<p {look['line']}>{safe(line)}</p>"
     if section.code:
         lines = "\n".join(_code_line(line) for line in section.code.split("\n"))
         yield f'<pre style="{_CODE}">{lines}</pre>'
@@ -276,7 +232,7 @@ def _head(section: Section, look: Look, barred: bool) -> str:
     if not any(column.title for column in section.columns):
         return ""
     cells = [
-        f"<th {look['head number' if column.fit == 'number' else 'head']}>{_safe(column.title)}</th>"
+        f"<th {look['head number' if column.fit == 'number' else 'head']}>{safe(column.title)}</th>"
         for column in section.columns
     ]
     if barred:
@@ -288,10 +244,10 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     cells = []
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
         kind = _kind(i, cell, column)
-        hint = f' title="{_safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
+        hint = f' title="{safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
         shown = wording.cut(cell, _LONGEST) if column.fit in ("cut", "code") else cell
-        hint = hint or (f' title="{_safe(cell)}"' if shown != cell else "")
-        named = f' data-title="{_safe(column.title)}"' if i and column.title else ""
+        hint = hint or (f' title="{safe(cell)}"' if shown != cell else "")
+        named = f' data-title="{safe(column.title)}"' if i and column.title else ""
         inside = _linked(shown, row, look) if i == len(columns) - 1 else _indented(shown)
         inside = f'<code style="{_SOURCE}">{inside}</code>' if column.fit == "code" else inside
         cells.append(f"<td {look[kind]}{hint}{named}>{inside}</td>")
@@ -305,7 +261,7 @@ def _linked(cell: str, row: Row, look: Look) -> str:
     path = lesson_path(row.lesson) if row.lesson and look is _INLINE else None
     if path is None:
         return _indented(cell)
-    return f'<a href="{_safe(path)}" target="_blank" style="text-decoration:underline">{_safe(cell)}</a>'
+    return f'<a href="{safe(path)}" target="_blank" style="text-decoration:underline">{safe(cell)}</a>'
 
 
 def _kind(place: int, cell: str, column: Column) -> str:
@@ -330,12 +286,7 @@ def _bar(row: Row, look: Look) -> str:
 
 def _indented(cell: str) -> str:
     bare = cell.lstrip(" ")
-    return "&nbsp;" * (len(cell) - len(bare)) + _safe(bare)
-
-
-def _safe(text: str) -> str:
-    """Text for an element or a quoted attribute: no control character, no markup."""
-    return html.escape(wording.plain(text), quote=True)
+    return "&nbsp;" * (len(cell) - len(bare)) + safe(bare)
 
 
 def plain_table(titles: Sequence[str], rows: Iterable[Sequence[str]], numbers: Container[str], style: str = "") -> str:

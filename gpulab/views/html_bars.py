@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Sequence
+from functools import cache
 
 from msgspec import Struct
 
 from gpulab.run import Float64
+from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.wording import plain
 
 QUIET = "opacity:0.75"
@@ -36,7 +38,7 @@ class Segment(Struct, frozen=True):
 def bar(segments: Sequence[Segment], height_px: int = 22) -> str:
     """The segments from left to right."""
     drawn = "".join(
-        f'<div title="{_safe(f"{s.label} {s.words}")}" style="width:{100 * s.share:.2f}%;height:{height_px}px;'
+        f'<div title="{safe(f"{s.label} {s.words}")}" style="width:{100 * s.share:.2f}%;height:{height_px}px;'
         f'{_fill(s)}"></div>'
         for s in segments
         if s.share >= _LEAST
@@ -49,7 +51,7 @@ def legend(segments: Iterable[Segment]) -> str:
     """Each segment's swatch, name and figure, as many to a line as there is room for."""
     keys = "".join(
         f'<span style="white-space:nowrap;margin:0 18px 0 0"><span style="{_SWATCH};{_fill(s)}"></span>'
-        f"{_safe(s.label)}{f' <b>{_safe(s.words)}</b>' if s.words else ''}</span> "
+        f"{safe(s.label)}{f' <b>{safe(s.words)}</b>' if s.words else ''}</span> "
         for s in segments
     )
     return f'<div style="display:flex;flex-wrap:wrap;line-height:1.6;font-size:13px">{keys}</div>'
@@ -57,12 +59,12 @@ def legend(segments: Iterable[Segment]) -> str:
 
 def caption(text: str) -> str:
     """A quiet line."""
-    return f'<div style="font-size:12px;{QUIET};margin:6px 0 1px">{_safe(text)}</div>'
+    return f'<div style="font-size:12px;{QUIET};margin:6px 0 1px">{safe(text)}</div>'
 
 
 def panel(svg: str, top: str, below: str) -> str:
     """A drawing with the words at its upper left and lower right corners."""
-    under = f'<div style="font-size:11px;{QUIET};text-align:right">{_safe(below)}</div>' if below else ""
+    under = f'<div style="font-size:11px;{QUIET};text-align:right">{safe(below)}</div>' if below else ""
     return f"{caption(top)}{svg}{under}"
 
 
@@ -121,5 +123,12 @@ def _fill(segment: Segment) -> str:
     return f"{ground};background-image:{_HATCHED}" if segment.hatch else ground
 
 
-def _safe(text: str) -> str:
+def safe(text: str) -> str:
+    """Text for an element or a quoted attribute: no control character, no markup."""
     return html.escape(plain(text), quote=True)
+
+
+@cache
+def static(name: str) -> str:
+    """A style sheet, a template or a script of `views/static`."""
+    return (PACKAGE_FOLDER / "views" / "static" / name).read_text(encoding="utf-8")

@@ -6,14 +6,12 @@ styles, which a notebook keeps even of outputs that it does not trust; no text h
 
 from __future__ import annotations
 
-import html
 from collections.abc import Iterable, Sequence
 
 from msgspec import Struct
 
-from gpulab.views.html_bars import QUIET
+from gpulab.views.html_bars import QUIET, safe
 from gpulab.views.interval_places import FactorAxis, labels
-from gpulab.views.wording import plain
 
 VERDICTS = {"faster": "#1E9E77", "slower": "#D9661F"}
 UNDECIDED = "#8A8A8A"
@@ -73,10 +71,10 @@ def row(name: str, figures: str, drawn: str = "", *, note: str = "", colour: str
     """A name on the left, its figures on the right (below it where there is no room), and what is drawn below both."""
     line = (
         '<div style="display:flex;flex-wrap:wrap;justify-content:space-between;column-gap:16px;font-size:13px;'
-        f'line-height:1.45"><div style="overflow-wrap:anywhere">{_swatch(colour)}<b>{_safe(name)}</b></div>'
-        f"<div>{_safe(figures)}</div></div>"
+        f'line-height:1.45"><div style="overflow-wrap:anywhere">{_swatch(colour)}<b>{safe(name)}</b></div>'
+        f"<div>{safe(figures)}</div></div>"
     )
-    below = f'<div style="font-size:12px;{QUIET};overflow-wrap:anywhere">{_safe(note)}</div>' if note else ""
+    below = f'<div style="font-size:12px;{QUIET};overflow-wrap:anywhere">{safe(note)}</div>' if note else ""
     return f'<div style="margin:7px 0 0">{line}{drawn}{below}</div>'
 
 
@@ -100,7 +98,7 @@ def factor_axis(axis: FactorAxis) -> str:
 def key(entries: Iterable[tuple[str, str]]) -> str:
     """What each colour means, as many to a line as there is room for."""
     shown = "".join(
-        f'<div style="margin:0 16px 0 0">{_swatch(c)}<span style="{QUIET}">{_safe(words)}</span></div>'
+        f'<div style="margin:0 16px 0 0">{_swatch(c)}<span style="{QUIET}">{safe(words)}</span></div>'
         for c, words in entries
     )
     return f'<div style="display:flex;flex-wrap:wrap;line-height:1.6;font-size:12px">{shown}</div>'
@@ -157,13 +155,9 @@ def _block(width: float, colour: str) -> str:
 
 
 def _cell(width: float, words: str) -> str:
-    return f'<div style="width:{100 * max(width, 0.0):.3f}%;text-align:center;white-space:nowrap">{_safe(words)}</div>'
+    return f'<div style="width:{100 * max(width, 0.0):.3f}%;text-align:center;white-space:nowrap">{safe(words)}</div>'
 
 
 def _swatch(colour: str) -> str:
     look = "display:inline-block;width:10px;height:10px;border-radius:2px;margin:0 6px 0 0"
     return f'<span style="{look};background-color:{colour}"></span>' if colour else ""
-
-
-def _safe(text: str) -> str:
-    return html.escape(plain(text), quote=True)

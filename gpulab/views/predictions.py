@@ -73,7 +73,7 @@ class Predicted(View):
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
         pairs = list(zip(self.predictions, ranges, strict=True))
-        refused = [_refused(p) for p, one in pairs if one is None]
+        refused = [html_rows.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
         rows = [_row(p, one, axis) for p, one in pairs if one is not None]
         if not rows:
             return html_rows.picture(*refused)
@@ -116,10 +116,6 @@ def _range(prediction: Prediction) -> FactorRange | None:
     low, high = prediction.interval
     middle = None if prediction.only_sign else 1 / prediction.ratio
     return FactorRange(middle, (1 / high, 1 / low), html_rows.PREDICTED)
-
-
-def _refused(prediction: Prediction) -> str:
-    return html_rows.row(_named(prediction), NONE, note=sentence(plain(prediction.reason)))
 
 
 def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:

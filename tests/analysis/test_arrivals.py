@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.arrivals import Arrived, rank_waits, straggler
+from gpulab.analysis.collectives import Arrived, rank_waits, straggler
 
 
 def arrived(times_ms: list[float], first: int = 0, group: int = 7) -> Arrived:

@@ -16,7 +16,7 @@ from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_command as commands
 from gpulab.errors import StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
-from gpulab.store import optional_packages, tables, tensorboard
+from gpulab.store import tables, tensorboard
 from gpulab.store.atomic_write import write_whole
 from gpulab.store.folders import COLUMNS as COLUMNS_FILE
 from gpulab.store.folders import DOCUMENT, Store
@@ -272,7 +272,7 @@ def test_tensorboard_reads_what_was_exported(runs: Runs, tmp_path: Path) -> None
 
 def test_a_writer_that_is_not_installed_is_named(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(optional_packages, "find_spec", lambda name: None)
+    monkeypatch.setattr(tables, "find_spec", lambda name: None)
     told = complaint(runs, "export runs.parquet")
     assert told == "A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need nothing."
     before = sorted(tmp_path.iterdir())

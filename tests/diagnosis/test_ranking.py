@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.diagnose import diagnose, rank_findings, total_us
 from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.ranking import rank_findings, total_us
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_of
 from gpulab.diagnosis.rules.dataloader import data_starved
 from gpulab.run import Run

@@ -16,8 +16,7 @@ from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.integrity import Check, Integrity
 from gpulab.diagnosis.context import Rule, RuleContext
-from gpulab.diagnosis.cure_predictions import with_predictions
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, placement
 from gpulab.diagnosis.rules import pauses as pausing
@@ -499,7 +498,7 @@ def test_a_setting_predicted_to_bring_nothing_is_not_advised(
     kept: bool,
 ) -> None:
     predicted = Prediction({"workers": "4"}, ratio, interval, "", only_sign=only_sign)
-    monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: predicted)
+    monkeypatch.setattr("gpulab.diagnosis.diagnose.predict_from", lambda *_: predicted)
     case = waits(0.5)()
     starved, collating = finding("data_starved: a fifth, 8 cores"), finding("slow_collate: 8 cores")
     own = replace(starved, cure="One thread each.", otherwise="")
@@ -522,7 +521,7 @@ def test_a_cure_gives_back_no_more_than_is_predicted(
     monkeypatch: pytest.MonkeyPatch, part: str, us: float, left_us: float
 ) -> None:
     predicted = Prediction({}, 0.9, (0.8, 1.0), "made up")
-    monkeypatch.setattr("gpulab.diagnosis.cure_predictions.predict_from", lambda *_: predicted)
+    monkeypatch.setattr("gpulab.diagnosis.diagnose.predict_from", lambda *_: predicted)
     own = Finding("any", "", (), us, "measured", (part,), (("fused_optimizer", "True"),))
     [left] = with_predictions(case_of(run_of()).facts, [own], STEP_US, NOTHING)
     assert left.recoverable_us_per_step == pytest.approx(left_us)

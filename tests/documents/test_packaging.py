@@ -93,7 +93,7 @@ def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path)
     names = set(zipfile.ZipFile(wheel).namelist())
 
     wanted = {path.relative_to(source).as_posix() for path in (source / "gpulab").rglob("*.py")}
-    wanted |= {path.relative_to(source).as_posix() for path in (source / "gpulab" / "views" / "static").glob("*.js")}
+    wanted |= {path.relative_to(source).as_posix() for path in (source / "gpulab" / "views" / "static").iterdir()}
     wanted.add("gpulab/py.typed")
     assert wanted <= names, wanted - names
     assert any(name.endswith("/licenses/LICENSE") for name in names)
@@ -103,7 +103,7 @@ def test_the_wheel_holds_the_package_its_assets_and_nothing_else(tmp_path: Path)
     data = {name for name in names if name.startswith(f"{stem}.data/")}
     assert data == {lessons + path.name for path in [*NOTEBOOKS, ROOT / "notebooks" / "README.md"]}
     assert {Path(name).suffix for name in names if name.startswith("gpulab/")} == {
-        ".py", ".js", ".typed", ".json", ".npz",
+        ".py", ".js", ".css", ".html", ".typed", ".json", ".npz",
     }  # fmt: skip
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.launch.launcher import RankProcesses, launcher_words
-from gpulab.launch.output import GrowingFile, Line
+from gpulab.launch.launcher import GrowingFile, Line, RankProcesses, launcher_words
 
 PRINTS = """
 import os, sys

@@ -20,9 +20,8 @@ from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
 from gpulab.panel.controls import KnobRow
-from gpulab.panel.kept_output import KeptPrints, prints_kept
-from gpulab.panel.main_thread import MainThread, interruptible
 from gpulab.panel.opening import lab
+from gpulab.panel.output import KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.panel.panel import Panel, head
 from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
 from gpulab.tuning.function_code import FunctionCode, TextCode

@@ -22,15 +22,14 @@ from gpulab.analysis.host.operator_costs import HostOperators
 from gpulab.analysis.host.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.cure_predictions import with_predictions
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import precision, transfers
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.values import written
+from gpulab.knobs.knob import written
 from gpulab.prediction.batch import fitted
 from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict
 from gpulab.prediction.prediction import Prediction

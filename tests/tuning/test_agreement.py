@@ -10,9 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError
-from gpulab.tuning.agreement import Agreement, RanksAgreement, first_failure
+from gpulab.tuning.agreement import Agreement, RanksAgreement, decoded, encoded, first_failure, joined
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.kept_experiment import decoded, encoded, joined
 from gpulab.tuning.record import Block, Experiment, Side
 
 SIZE = 3

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from gpulab.tuning import schedule
-from gpulab.tuning.budget import ENDING_S, Budget, default_budget_s
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Plan, Progress
 from gpulab.tuning.record import Experiment
+from gpulab.tuning.schedule import ENDING_S, Budget, default_budget_s
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 
 CODE = TextCode.parsed("workers = 0\n", {})

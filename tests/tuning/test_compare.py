@@ -18,7 +18,6 @@ from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Float64, Phase, Samples, Series, StepFlag, Steps
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
 from gpulab.tuning.compare.cost import spending
-from gpulab.tuning.compare.differences import differences
 from gpulab.tuning.compare.headline import (
     DISTURBED,
     NOT_SHOWN,
@@ -32,6 +31,7 @@ from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, profiled_runs_agree, typical_steps
 from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired
+from gpulab.tuning.compare.verdicts import differences
 from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.views import wording
 from gpulab.views.comparison.table import side_by_side, unprofiled_us

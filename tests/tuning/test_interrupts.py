@@ -14,8 +14,8 @@ import pytest
 
 import gpulab
 from gpulab.capture.steps import hooks
-from gpulab.tuning import interrupts
-from gpulab.tuning.interrupts import interrupts_heard, users_code
+from gpulab.tuning import cell_code
+from gpulab.tuning.cell_code import interrupts_heard, users_code
 from tests.tuning.cells import CELL, SETUP
 
 pytestmark = pytest.mark.usefixtures("interrupts_come")
@@ -26,7 +26,7 @@ def interrupt() -> None:
 
 
 def test_who_waits_too_long_for_the_end_is_heard_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interrupts, "PATIENCE_S", -1.0)
+    monkeypatch.setattr(cell_code, "PATIENCE_S", -1.0)
     with interrupts_heard(lambda: None):
         interrupt()
         with pytest.raises(KeyboardInterrupt):

@@ -26,7 +26,7 @@ from gpulab.views.running.live_plot import (
     thinned,
     widened,
 )
-from gpulab.views.running.stop_message import STOP_MESSAGE, accept_stop
+from gpulab.views.running.widgets import STOP_MESSAGE, accept_stop
 from tests.support.paths import ROOT, TESTS
 from tests.support.scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 

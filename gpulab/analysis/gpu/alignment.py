@@ -7,8 +7,7 @@ import re
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.analysis.gpu.kernel_classes import names_tell
+from gpulab.analysis.gpu.device_work import DeviceWork, names_tell
 from gpulab.analysis.gpu.precision_use import short_name
 from gpulab.timeline.kernel_names import reading
 

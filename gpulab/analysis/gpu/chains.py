@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.analysis.gpu.kernel_classes import CLASSES, POINTWISE_OPERATORS
+from gpulab.analysis.gpu.device_work import CLASSES, POINTWISE_OPERATORS, DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans
@@ -188,7 +187,10 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
 
 def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
     """Which operators do their work themselves: all that they call moves nothing, as a number's tensor."""
-    moving = ~_moves_nothing(timeline, tree.rows)
+    # which operators only rename memory, keep autograd's books or move a single number: they part no chain
+    free = spans.named(timeline, _is_free)
+    scalar = spans.named(timeline, spans.among(*_SCALAR)) & (timeline.duration_ns < _SCALAR_NS)
+    moving = ~(free | scalar)[tree.rows]
     calls = np.zeros(len(tree.rows), dtype=bool)  # one that moves something, however deep
     at = tree.parent[moving]
     while len(at := np.unique(at[at >= 0])):
@@ -197,13 +199,6 @@ def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
         at = tree.parent[at]
     working: spans.Mask = moving & ~calls
     return working
-
-
-def _moves_nothing(timeline: Timeline, rows: Int64) -> spans.Mask:
-    """Which operators only rename memory, keep autograd's books or move a single number: they part no chain."""
-    free = spans.named(timeline, _is_free)
-    scalar = spans.named(timeline, spans.among(*_SCALAR)) & (timeline.duration_ns < _SCALAR_NS)
-    return (free | scalar)[rows]
 
 
 def _is_pointwise(name: str) -> bool:

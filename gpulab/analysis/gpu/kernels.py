@@ -13,7 +13,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.collectives import CollectiveFacts, collective_facts
-from gpulab.analysis.gpu.kernel_classes import names_tell
+from gpulab.analysis.gpu.device_work import names_tell
 from gpulab.intervals import Intervals, covers
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans

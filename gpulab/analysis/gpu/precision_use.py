@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.gpu.device_work import DeviceWork
-from gpulab.analysis.gpu.kernel_classes import names_tell
+from gpulab.analysis.gpu.device_work import DeviceWork, names_tell
 from gpulab.timeline.kernel_names import reading
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")

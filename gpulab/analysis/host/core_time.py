@@ -5,10 +5,9 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.host.core_wait import is_known, within
 from gpulab.analysis.steps import select
 from gpulab.intervals import Intervals, measure
-from gpulab.run import CoreTimes, CoreUse, Int64, Phase, Run
+from gpulab.run import CoreTimes, CoreUse, Float64, Int64, Phase, Run
 
 LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
 LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
@@ -46,7 +45,11 @@ class CoreShare(Struct, frozen=True):
 
 def core_share(run: Run) -> CoreShare | None:
     """None where nothing was read, or no step ran."""
-    windows = _windows(run)
+    # of the steps that count on the host; of the profiled, or of all, where no step counts
+    steps = run.steps
+    after = np.flatnonzero(steps.phase != Phase.WARMUP)
+    rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
+    windows = np.stack((steps.start_ns[rows], steps.end_ns[rows]), axis=1)
     if run.core_times is None or not len(windows):
         return None
     wall_ns = measure(windows)
@@ -68,14 +71,6 @@ def core_share(run: Run) -> CoreShare | None:
         cores=run.environment.affinity_cores,
         quota_cores=run.environment.core_quota,
     )
-
-
-def _windows(run: Run) -> Intervals:
-    """Of the steps that count on the host; of the profiled, or of all, where no step counts."""
-    steps = run.steps
-    after = np.flatnonzero(steps.phase != Phase.WARMUP)
-    rows = next((r for r in (select(run).rows, run.traced_rows, after) if len(r)), np.empty(0, np.int64))
-    return np.stack((steps.start_ns[rows], steps.end_ns[rows]), axis=1)
 
 
 def _wait_ns(readings: CoreTimes, windows: Intervals) -> float | None:
@@ -119,3 +114,36 @@ class _Used(Struct, frozen=True):
         periods = int(self.use.quota_periods[self.last] - self.use.quota_periods[self.first])
         throttled = int(self.use.throttled_periods[self.last] - self.use.throttled_periods[self.first])
         return min(1.0, throttled / periods) if periods > 0 else None
+
+
+def within(readings: CoreTimes, counted: Int64, windows: Intervals) -> Float64:
+    """How much of a count that grows falls into each window, [n, 2] in ns: evenly between two readings."""
+    edges = np.interp(windows.ravel(), readings.t_ns, counted).reshape(-1, 2)
+    return np.asarray(edges[:, 1] - edges[:, 0])
+
+
+def waited_ns(readings: CoreTimes | None, windows: Intervals) -> Float64:
+    """Of each window, ready to run and without a core; 0 where that is not known."""
+    if readings is None or not is_known(readings) or not len(windows):
+        return np.zeros(len(windows))
+    return np.clip(within(readings, readings.wait_ns, windows), 0, windows[:, 1] - windows[:, 0])
+
+
+def is_known(readings: CoreTimes) -> bool:
+    """Whether the system tells how long a thread waits for a core."""
+    return bool(len(readings)) and bool((readings.wait_ns >= 0).all())
+
+
+def moved(totals: Int64, givers: list[int], taker: int, taken_ns: Float64) -> Int64:
+    """The table [steps, parts] with so much of each step moved from the parts `givers` to the part `taker`.
+
+    Each gives in proportion to what it has. Sums of steps stay as they are.
+    """
+    held = totals[:, givers].astype(np.float64)
+    sums = held.sum(axis=1)
+    share = np.minimum(taken_ns, sums) / np.maximum(sums, 1)
+    given = np.minimum(np.floor(held * share[:, None]).astype(np.int64), totals[:, givers])
+    after = totals.copy()
+    after[:, givers] -= given
+    after[:, taker] += given.sum(axis=1)
+    return after

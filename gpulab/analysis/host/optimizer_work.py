@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -12,11 +13,62 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
 from gpulab.analysis.host.operator_costs import SHORT_NS
-from gpulab.analysis.host.optimizer_bytes import FUSED_ADAM_BYTES, UpdateBytes, bytes_of_update
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
+
+Pass = tuple[int, int]  # tensors read, tensors written
+
+NUMBER_BYTES = 4
+SCALE: Pass = (1, 1)
+ADD: Pass = (2, 1)
+_LERP, _ADD_SQUARE, _ROOT, _ADD_QUOTIENT = (2, 1), (2, 1), (1, 1), (3, 1)
+
+_MOMENTUM = "SGD with momentum"
+_ADAM: tuple[Pass, ...] = (_LERP, SCALE, _ADD_SQUARE, _ROOT, SCALE, SCALE, _ADD_QUOTIENT)
+_PASSES: Mapping[str, tuple[Pass, ...]] = {
+    "SGD": (ADD,),
+    _MOMENTUM: (SCALE, ADD, ADD),
+    "Adam": _ADAM,
+    "AdamW": (SCALE, *_ADAM),
+    "Adagrad": (_ADD_SQUARE, _ROOT, SCALE, _ADD_QUOTIENT),
+}
+_FUSED: Mapping[str, Pass] = {"SGD": (2, 1), _MOMENTUM: (3, 2), "Adam": (4, 3), "AdamW": (4, 3), "Adagrad": (3, 2)}
+_FOREACH_ONLY: Mapping[str, tuple[Pass, ...]] = {"Adagrad": (SCALE,)}
+
+
+class UpdateBytes(Struct, frozen=True):
+    """Bytes that one update moves of each 32-bit parameter: operator after operator, and in one fused operation."""
+
+    unfused_bytes: int
+    fused_bytes: int
+
+    @property
+    def fused_fraction(self) -> float:
+        return self.fused_bytes / self.unfused_bytes
+
+
+def bytes_of(*passes: Pass) -> int:
+    return NUMBER_BYTES * sum(read + written for read, written in passes)
+
+
+def bytes_of_update(
+    name: str, *, has_momentum: bool = False, further_adds: int = 0, foreach: bool = False
+) -> UpdateBytes | None:
+    """Of that class of torch.optim; None for one that PyTorch cannot fuse. `has_momentum` matters to SGD alone.
+
+    `further_adds` are the passes that weight decay and Nesterov's momentum add.
+    """
+    kind = _MOMENTUM if name == "SGD" and has_momentum else name
+    if kind not in _PASSES:
+        return None
+    passes = (*_PASSES[kind], *[ADD] * further_adds, *(_FOREACH_ONLY.get(kind, ()) if foreach else ()))
+    return UpdateBytes(bytes_of(*passes), bytes_of(_FUSED[kind]))
+
+
+FUSED_ADAM_BYTES = bytes_of(_FUSED["Adam"])
+
 
 Style = Literal["for-loop", "foreach", "fused"]
 

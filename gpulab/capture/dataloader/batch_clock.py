@@ -21,7 +21,7 @@ from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import time_fetcher
 from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
-from gpulab.capture.dataloader.loading_watch import HERE, LoadingWatch
+from gpulab.capture.dataloader.worker import HERE, LoadingWatch
 from gpulab.capture.stacks.watcher import Looks, StackWatcher
 from gpulab.run import Batches, Choice, Missing
 from gpulab.torch_hooks.patching import replaced
@@ -221,7 +221,12 @@ class LoadingClock:
                 other.close_if_over()
             feed = self._here[iterator] = Here()
             feed.timed = self._timed_here.setdefault(self.asked, feed.timed)
-            feed.looks = self._look_here()
+            # all loaders without workers share one: it looks at this thread
+            if self._watched_here is None:
+                self._watched_here = self._looks("training process")
+                if self._watched_here is not None:
+                    self._watched_here.watch(HERE)
+            feed.looks = self._watched_here
             feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
             self._feeds.append(feed)
         self._newest_here = weakref.ref(iterator), feed
@@ -232,14 +237,6 @@ class LoadingClock:
     def _looks(self, name: str) -> LoadingWatch | None:
         channel = self._watcher.channel if self._watcher is not None else None
         return LoadingWatch(channel, name) if channel is not None else None
-
-    def _look_here(self) -> LoadingWatch | None:
-        """All loaders without workers share one: it looks at this thread."""
-        if self._watched_here is None:
-            self._watched_here = self._looks("training process")
-            if self._watched_here is not None:
-                self._watched_here.watch(HERE)
-        return self._watched_here
 
     def looks(self, feeder: int | None) -> list[Looks]:
         """After the run: what was seen where the loader that fed its steps made its batches."""

@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.dataloader.fetch_clock import Row
-from gpulab.capture.dataloader.loading_watch import LoadingWatch
 from gpulab.capture.dataloader.shared_rows import SharedRows
-from gpulab.capture.dataloader.worker import WorkerStart
+from gpulab.capture.dataloader.worker import LoadingWatch, WorkerStart
 from gpulab.run import Batches, Int64
 
 KEPT = 20_000  # batches: the newest
@@ -196,7 +195,12 @@ class FromWorkers:
         finally:
             if vars(loader).get("worker_init_fn") is ours:
                 vars(loader)["worker_init_fn"] = users
-            _put_back(iterator, ours, users)
+            # of the iterator, too, which has noted with what its workers began
+            noted = vars(iterator).get("_worker_init_fn")
+            if noted is ours:
+                iterator._worker_init_fn = users
+            elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
+                iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
 
     def begin_anew(self) -> None:
         """The workers are told to begin anew, after what they are making."""
@@ -261,12 +265,3 @@ class FromWorkers:
 
 
 Feed = Here | FromWorkers
-
-
-def _put_back(iterator: Any, ours: WorkerStart, users: Any) -> None:
-    """Of the iterator, too, which has noted with what its workers began."""
-    noted = vars(iterator).get("_worker_init_fn")
-    if noted is ours:
-        iterator._worker_init_fn = users
-    elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
-        iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)

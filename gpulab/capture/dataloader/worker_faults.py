@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
-from gpulab.knobs.dataloader.spawning import defined_in_main, main_can_be_imported, start_method
+from gpulab.knobs.observe.describe import defined_in_main, main_can_be_imported, start_method
 from gpulab.run import Missing
 
 _DEATH = re.compile(

@@ -104,16 +104,13 @@ class CoreWatch:
         now_ns = perf_counter_ns()
         self._times.extend((now_ns - self._origin_ns, *self._thread.read(), profiler))
         if len(self._times) > 5 * MOST_READINGS:
-            self._thin_out()
+            # every other reading goes; one that tells of the profiler stays
+            rows = np.array(self._times, np.int64).reshape(-1, 5)
+            near = (rows[:, 4] == 1) | (np.append(rows[1:, 4], 1) == 1)
+            kept = rows[near | (np.arange(len(rows)) % 2 == 0)]
+            self._times = array("q", kept.tobytes())
+            self._apart_ns *= 2
         self._due_ns = now_ns + self._apart_ns
-
-    def _thin_out(self) -> None:
-        """Every other reading goes; one that tells of the profiler stays."""
-        rows = np.array(self._times, np.int64).reshape(-1, 5)
-        near = (rows[:, 4] == 1) | (np.append(rows[1:, 4], 1) == 1)
-        kept = rows[near | (np.arange(len(rows)) % 2 == 0)]
-        self._times = array("q", kept.tobytes())
-        self._apart_ns *= 2
 
     def _read_machine(self) -> None:
         began_ns = perf_counter_ns()
@@ -121,13 +118,10 @@ class CoreWatch:
         self._uses.append(began_ns - self._origin_ns)
         self._uses.extend(getattr(reading, name) for name in _COUNTS)
         if len(self._uses) > (1 + len(_COUNTS)) * MOST_OF_MACHINE:
-            self._uses = _every_other(self._uses, 1 + len(_COUNTS))
+            # counts grow, so the readings that stay lose nothing; the first one does
+            width = 1 + len(_COUNTS)
+            rows = np.array(self._uses, np.int64).reshape(-1, width)
+            self._uses = array("q", rows[::2].tobytes())
             self._machine_apart_ns *= 2
         took_ns = perf_counter_ns() - began_ns
         self._machine_due_ns = began_ns + max(self._machine_apart_ns, int(took_ns / READING_SHARE))
-
-
-def _every_other(counts: array[int], width: int) -> array[int]:
-    """Counts grow, so the readings that stay lose nothing; the first one does."""
-    rows = np.array(counts, np.int64).reshape(-1, width)
-    return array("q", rows[::2].tobytes())

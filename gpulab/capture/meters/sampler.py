@@ -63,7 +63,25 @@ class Sampler:
     def start(self) -> None:
         """Start the child and return at once; curves appear when it answers. Never raises."""
         try:
-            process = _spawn(self._order())
+            order = Order(
+                pid=self._pid,
+                parent_pid=os.getpid(),
+                origin_ns=self._origin_ns,
+                period_s=self._period_s,
+                usable_cores=usable_cores(),
+                gpu=self._device.kind == "cuda",
+                uuid=self._device.uuid if self._device.kind == "cuda" else None,
+            )
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
+            process = subprocess.Popen(
+                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(import_path())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                bufsize=-1,
+                env=marked(environment),
+                start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
+            )
         except (OSError, ValueError, subprocess.SubprocessError) as e:
             self._lost(f"could not be started: {e}", None)
             return
@@ -102,23 +120,19 @@ class Sampler:
             failure = () if self._failure is None else (self._failure,)
             return Samples(series), (*self._missing, *failure), extremes
 
-    def _order(self) -> Order:
-        return Order(
-            pid=self._pid,
-            parent_pid=os.getpid(),
-            origin_ns=self._origin_ns,
-            period_s=self._period_s,
-            usable_cores=usable_cores(),
-            gpu=self._device.kind == "cuda",
-            uuid=self._device.uuid if self._device.kind == "cuda" else None,
-        )
-
     def _end_child(self) -> None:
         process, self._process = self._process, None
         if process is None or process.stdin is None or process.stdout is None:
             return
         try:
-            self._ask_to_end(process)
+            with contextlib.suppress(OSError):  # it is gone already
+                os.write(process.stdin.fileno(), b".")
+            try:
+                process.wait(END_TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                with self._lock:
+                    last_ns = self._last_ns
+                self._lost("hung: it did not end when asked", last_ns)
         finally:  # also when an interrupt lands here
             if process.poll() is None:
                 process.kill()
@@ -127,16 +141,6 @@ class Sampler:
                 self._reader.join(END_TIMEOUT_S)
             process.stdin.close()
             process.stdout.close()
-
-    def _ask_to_end(self, process: subprocess.Popen[bytes]) -> None:
-        with contextlib.suppress(OSError):  # it is gone already
-            os.write(process.stdin.fileno() if process.stdin else -1, b".")
-        try:
-            process.wait(END_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            with self._lock:
-                last_ns = self._last_ns
-            self._lost("hung: it did not end when asked", last_ns)
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         ended = False
@@ -240,19 +244,6 @@ class _Curve:
         info = self.info
         t_ns, value = np.array(self.t_ns, np.int64), np.array(self.value, np.float64)
         return Series(info.name, info.unit, info.label, info.source, t_ns, value)
-
-
-def _spawn(order: Order) -> subprocess.Popen[bytes]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-    return subprocess.Popen(
-        [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(import_path())],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        bufsize=-1,
-        env=marked(environment),
-        start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
-    )
 
 
 def _parse(line: bytes) -> dict[str, object] | None:

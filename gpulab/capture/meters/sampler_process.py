@@ -80,7 +80,10 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
     missing_count = 0
     due_s = time.perf_counter()
     while True:
-        missing_count = _tell_missing(meters, missing_count, order.origin_ns)
+        rows = [_missing_row(m, meter, order.origin_ns) for meter in meters for m in meter.missing()]
+        if len(rows) > missing_count:
+            _tell({"missing": rows})
+        missing_count = len(rows)
         due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
         stop = ended.wait(due_s - time.perf_counter()) or os.getppid() != order.parent_pid
         if stop:
@@ -93,13 +96,6 @@ def _read(meters: list[Meter], order: Order) -> None:
     values = [value for meter in meters for value in meter.read()]
     middle_ns = (before_ns + time.perf_counter_ns()) // 2
     _tell({"t": middle_ns - order.origin_ns, "v": values})
-
-
-def _tell_missing(meters: list[Meter], reported_count: int, origin_ns: int) -> int:
-    rows = [_missing_row(m, meter, origin_ns) for meter in meters for m in meter.missing()]
-    if len(rows) > reported_count:
-        _tell({"missing": rows})
-    return len(rows)
 
 
 def _missing_row(lost: Unavailable, meter: Meter, origin_ns: int) -> list[object]:

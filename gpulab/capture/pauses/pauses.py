@@ -7,8 +7,9 @@ Heard in all steps, so it must be cheap: what is shorter than a millisecond is o
 from __future__ import annotations
 
 import os
-from bisect import bisect_right
-from collections.abc import Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from threading import get_ident
 from time import perf_counter_ns
 from types import FrameType
@@ -18,8 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpulab.capture.pauses.loader_passes import Pass, Passes
-from gpulab.capture.pauses.no_grad import MOST, SHORTEST_NS, GradOff, Stretch
 from gpulab.capture.pauses.source_lines import Stack, users_spot
 from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind, PauseSum
@@ -230,3 +229,188 @@ class EvalMode:
     def _keep(self, span: _Span) -> None:
         if len(self._spans) < _MOST:
             self._spans.append(span)
+
+
+_LEFT_KEPT = 32  # passes left early that may yet go on
+
+
+class Pass(Struct, eq=False):
+    """One pass; times on the clock of the marks. `spot` is the line that asked first."""
+
+    loader: int
+    start_ns: int
+    last_ns: int
+    spot: Spot | None = None
+    batches: int = 0
+    trains: bool = False
+
+
+class Passes:
+    """Hears the marks of a loop; methods that return passes say which have turned out to be evaluation."""
+
+    def __init__(self) -> None:
+        self._open: dict[int, Pass] = {}  # by loader, the newest answer last
+        self._ended: list[Pass] = []  # the newest that ended without training: its batch may be trained on even now
+        self._left: list[Pass] = []  # open, and training has gone on since: left early, unless asked again
+        self._feeders: set[int] = set()
+        self._asking: list[int] = []
+        self.steady = False  # training went on with the only pass that is open, and none was begun or ended since
+
+    def asked(self, loader: int, t_ns: int, *, fresh: bool, spot: Spot | None = None) -> tuple[Pass, ...]:
+        """A loader is asked for a batch, or for a new iterator."""
+        self._asking.append(loader)
+        if len(self._asking) > 1:  # a loader within a loader
+            return ()
+        evaluated: tuple[Pass, ...] = ()
+        if self._ended:
+            evaluated, self._ended = tuple(self._ended), []
+        if fresh:
+            self.steady = False
+            old = self._open.pop(loader, None)
+            if old is not None and not old.trains and old.batches:
+                self._left.append(old)
+            self._open[loader] = Pass(loader, t_ns, t_ns, spot)
+        elif self._left and loader not in self._open:
+            self._go_on(loader)
+        return evaluated
+
+    def _go_on(self, loader: int) -> None:
+        """A pass that seemed to be left is asked again: it feeds the training, together with another."""
+        self.steady = False
+        old = next((p for p in reversed(self._left) if p.loader == loader), None)
+        if old is not None:
+            self._left.remove(old)
+            old.trains = True
+            self._open[loader] = old
+            self._feeders.add(loader)
+
+    def answered(self, t_ns: int, *, batch: bool, end: bool) -> None:
+        """The loader that was asked last has answered: with a batch, or that it has none left."""
+        if not self._asking:
+            return
+        loader = self._asking.pop()
+        newest = self._open.get(loader)
+        if self._asking or newest is None:
+            return
+        newest.last_ns = t_ns
+        newest.batches += batch
+        if end or len(self._open) > 1:
+            self.steady = False
+            del self._open[loader]
+            if not end:
+                self._open[loader] = newest  # as the newest
+        if not end:
+            return
+        if newest.batches and not newest.trains:
+            self._ended.append(newest)
+
+    def trained(self) -> tuple[Pass, ...]:
+        """Training goes on, with a batch of the loader that is known to feed it, else of the one that answered last."""
+        if len(self._open) == 1 and next(iter(self._open.values())).trains:
+            self.steady = True  # nearly always
+            return ()
+        given = [p for p in self._open.values() if p.batches]
+        if not given:  # the batch is of a pass that has ended: its end was asked for ahead (Accelerate)
+            self._feeders.update(p.loader for p in self._ended)
+            self._ended = []
+            return ()
+        feeder = next((p for p in reversed(given) if p.loader in self._feeders), given[-1])
+        feeder.trains = True
+        self._feeders.add(feeder.loader)
+        for other in given:
+            if not other.trains:
+                del self._open[other.loader]
+                self._left.append(other)
+        if len(self._left) <= 2 * _LEFT_KEPT:
+            return ()
+        settled, self._left = self._left[:-_LEFT_KEPT], self._left[-_LEFT_KEPT:]
+        return tuple(p for p in settled if p.loader not in self._feeders)
+
+    def finish(self) -> tuple[Pass, ...]:
+        rest = [*self._left, *(p for p in self._open.values() if not p.trains and p.batches)]
+        evaluated = (*self._ended, *(p for p in rest if p.loader not in self._feeders))
+        self._left, self._open, self._ended = [], {}, []
+        return evaluated
+
+
+SHORTEST_NS = 1_000_000  # of a pause that is kept by itself
+MOST = 10_000
+_SHORT_MOST = 2_000
+_FEWEST = 4  # ours: of fewer short ones at a line, chance speaks
+USUAL = 0.5  # of the steps: what is done in more of them is a part of training
+
+
+class Stretch(Struct, frozen=True):
+    """One, on the clock of the marks; `spot` is the line of the user's that it belongs to."""
+
+    start_ns: int
+    end_ns: int
+    spot: Spot | None = None
+    detail: str = "without gradients"
+
+
+class GradOff:
+    """Hears where gradients are switched off and on again, and where training goes on."""
+
+    def __init__(self) -> None:
+        self.depth = 0  # of switches that gradients are off by
+        self._start_ns = 0
+        self._stretches: list[Stretch] = []
+        self._short: list[Stretch] = []  # the first ones: only whether most steps hold one at that line counts
+
+    def entered(self, t_ns: int) -> None:
+        """Gradients are off from here, unless they were before."""
+        if not self.depth:
+            self._start_ns = t_ns
+        self.depth += 1
+
+    def left(self, t_ns: int, spot: Callable[[], Spot | None]) -> None:
+        """They are as before. `spot` is only asked for what is kept."""
+        if not self.depth:  # entered before the run, or training went on within
+            return
+        self.depth -= 1
+        if self.depth:
+            return
+        if t_ns - self._start_ns < SHORTEST_NS:
+            if len(self._short) < _SHORT_MOST:
+                self._short.append(Stretch(self._start_ns, t_ns, spot()))
+        elif len(self._stretches) < MOST:
+            self._stretches.append(Stretch(self._start_ns, t_ns, spot()))
+
+    def trained(self) -> None:
+        """A backward pass or an optimizer's step: what it falls into is no evaluation."""
+        self.depth = 0
+
+    def evaluations(self, passes: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> tuple[Stretch, ...]:
+        """With these passes over a loader, the stretches that are evaluation. `starts_ns`: of the run's steps, [n].
+
+        A pass within a stretch lasts as long as that, for its last batch is worked on after the loader's last answer.
+        """
+        usual = {line[0].spot for line in _by_line(self._short) if len(line) >= _FEWEST and _usual(line, starts_ns)}
+        lines = [line for line in _by_line(self._stretches) if line[0].spot not in usual]
+        unusual = [s for line in lines for s in ([] if _usual(line, starts_ns) else line)]
+        passes = sorted(passes, key=lambda p: p.start_ns)
+        starts = [p.start_ns for p in passes]
+        ends = list(accumulate((p.end_ns for p in passes), max))
+        evaluations: list[Stretch | None] = list(passes)
+        for stretch in unusual:
+            touched = slice(bisect_right(ends, stretch.start_ns), bisect_left(starts, stretch.end_ns))
+            if not passes[touched]:
+                evaluations.append(stretch)
+            elif all(stretch.start_ns <= p.start_ns and p.end_ns <= stretch.end_ns for p in passes[touched]):
+                evaluations[touched] = [None] * len(passes[touched])
+                evaluations.append(replace(passes[touched][0], start_ns=stretch.start_ns, end_ns=stretch.end_ns))
+        return tuple(s for s in evaluations if s is not None)
+
+
+def _by_line(stretches: Sequence[Stretch]) -> Iterable[list[Stretch]]:
+    lines: dict[Spot | None, list[Stretch]] = {}
+    for stretch in stretches:
+        lines.setdefault(stretch.spot, []).append(stretch)
+    return lines.values()
+
+
+def _usual(stretches: Sequence[Stretch], starts_ns: NDArray[np.int64]) -> bool:
+    """Whether most steps hold one, as far as they were kept."""
+    steps = np.searchsorted(starts_ns, [s.start_ns for s in stretches], side="right")
+    return len(np.unique(steps)) > USUAL * int(np.searchsorted(starts_ns, stretches[-1].end_ns, side="right"))

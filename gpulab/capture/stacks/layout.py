@@ -89,15 +89,12 @@ def find_layout(file: int) -> Layout | None:
     if struct.calcsize("P") != WORD or sys.implementation.name != "cpython":
         return None
     try:
-        return _agreed([_deeper(file, levels) for levels in (0, 2, 5)])
+        answers = [_deeper(file, levels) for levels in (0, 2, 5)]
+        if any(answer != answers[0] for answer in answers):
+            raise Unreadable("different answers")
+        return answers[0]
     except (Unreadable, ImportError, AttributeError, StopIteration):
         return None
-
-
-def _agreed(answers: Sequence[T]) -> T:
-    if any(answer != answers[0] for answer in answers):
-        raise Unreadable("different answers")
-    return answers[0]
 
 
 def _deeper(file: int, levels: int) -> Layout:

@@ -111,7 +111,18 @@ class StackWatcher:
             return
         ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            self._process = _spawn(childs, layout)
+            environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
+            arguments = [childs.fileno(), layout._asdict(), os.getpid(), import_path()]
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, *map(json.dumps, arguments)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                bufsize=0,
+                env=marked(environment),
+                pass_fds=[childs.fileno()],
+                start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
+            )
         except (OSError, ValueError, subprocess.SubprocessError):
             ours.close()
             return
@@ -178,18 +189,3 @@ class StackWatcher:
         self._ready |= "ready" in message
         if "rested" in message:
             self._answers[message["rested"]] = message
-
-
-def _spawn(messages: socket.socket, layout: Layout) -> subprocess.Popen[bytes]:
-    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-    arguments = [messages.fileno(), layout._asdict(), os.getpid(), import_path()]
-    return subprocess.Popen(
-        [sys.executable, "-S", "-P", "-c", BOOTSTRAP, *map(json.dumps, arguments)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        bufsize=0,
-        env=marked(environment),
-        pass_fds=[messages.fileno()],
-        start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
-    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.hot_line import hot_line_of_loading, loading_lines
-from gpulab.analysis.host.line_shares import SourceLine, lines_beside_cost
+from gpulab.analysis.host.source_lines import SourceLine, lines_beside_cost
 from gpulab.diagnosis.context import RuleContext
 from gpulab.formatting import duration
 from gpulab.intervals import EMPTY, Intervals, intersect

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.breakdown import Breakdown, share_beside
 from gpulab.analysis.host.hot_line import lower_share
-from gpulab.analysis.host.own_batches import share_beside
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent, plural

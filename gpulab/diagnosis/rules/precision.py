@@ -18,7 +18,8 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
     if isinstance(use, Undetermined) or use is None or use.fp32 + use.tf32 < context.thresholds.matrix_material:
         return _unknown_formats(context, use) if isinstance(use, PrecisionUse) else use
     device = context.facts.run.device
-    ratio, from_tf32 = narrow_ratio(device), _narrow_over_tf32(context)
+    narrow, tf32 = narrow_ratio(context.facts.run.device), tf32_ratio(context.facts.run.device)
+    ratio, from_tf32 = narrow_ratio(device), (max(1.0, narrow / tf32) if narrow and tf32 else 1.0)
     if ratio is None:
         return _unknown_units(context)
     saved = use.fp32 * (1 - 1 / ratio) + use.tf32 * (1 - 1 / from_tf32)
@@ -73,11 +74,6 @@ def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
         what = "Whether the GPU multiplies matrices in longer numbers than it has to"
         return record_again("no_mixed_precision", what, why)
     return precision_use(work) if work is not None and why is None else None
-
-
-def _narrow_over_tf32(context: RuleContext) -> float:
-    narrow, tf32 = narrow_ratio(context.facts.run.device), tf32_ratio(context.facts.run.device)
-    return max(1.0, narrow / tf32) if narrow and tf32 else 1.0
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | None:

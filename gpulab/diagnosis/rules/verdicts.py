@@ -254,15 +254,11 @@ def _working(context: RuleContext) -> float:
 def _basis(context: RuleContext, account: Breakdown) -> str:
     step = context.facts.typical_step_us
     if step is not None:
-        return _one_or_median(step)
+        if step.count == 1:
+            return f"The one measured step took {duration(step.median)}"
+        return f"A step took {duration(step.median)} (median of {_steps(step)})"
     start_ns, end_ns = account.span_ns
     return f"This was measured over {duration((end_ns - start_ns) / 1e3)}"
-
-
-def _one_or_median(step: Spread) -> str:
-    if step.count == 1:
-        return f"The one measured step took {duration(step.median)}"
-    return f"A step took {duration(step.median)} (median of {_steps(step)})"
 
 
 def _steps(step: Spread) -> str:

@@ -24,6 +24,7 @@ from msgspec import Struct
 
 from gpulab.knobs.dataloader.option_changes import CHANGES, Changes, Left, rebatched, settled
 from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.variables import setting_names
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -222,11 +223,15 @@ class _Copy:
         theirs = beginning(users, goes_on=_persists(users) and (self._begun or users._iterator is not None))
         ours = beginning(self.loader, goes_on=running is not None)
         if ours.draws and not theirs.draws:
-            vars(self.loader)["generator"] = _scratch_generator()
+            import torch
+
+            vars(self.loader)["generator"] = torch.Generator().manual_seed(0)
         self._begun = True
         self._order = Order(self.loader._index_sampler, theirs, ours, users.generator)
-        real = _with_workers(running)
-        with nullcontext() if real is None else _standing_in(real, "_index_sampler", self._order):
+        # the iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden
+        inner = vars(running).values() if hasattr(running, "__dict__") else ()
+        real = next((i for i in (running, *inner) if hasattr(i, "_shutdown_workers")), None)
+        with nullcontext() if real is None else setting_names(vars(real), {"_index_sampler": self._order}):
             return original(self.loader)
 
     def make(self, iterator: Any, original: Callable[[Any, Any], None]) -> None:
@@ -239,18 +244,6 @@ class _Copy:
 
 def _persists(loader: DataLoader[Any]) -> bool:
     return loader.persistent_workers and loader.num_workers > 0
-
-
-def _scratch_generator() -> Generator:
-    import torch
-
-    return torch.Generator().manual_seed(0)
-
-
-def _with_workers(iterator: Any) -> Any:
-    """The iterator that has worker processes: this one, or the one it wraps; None for None, or where it is hidden."""
-    inner = vars(iterator).values() if hasattr(iterator, "__dict__") else ()
-    return next((i for i in (iterator, *inner) if hasattr(i, "_shutdown_workers")), None)
 
 
 def _end_workers(iterator: Any) -> None:
@@ -329,16 +322,5 @@ def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
         yield
         return
     name = "sampler" if vars(loader)["batch_sampler"] is None else "batch_sampler"
-    with _standing_in(loader, name, order):
+    with setting_names(vars(loader), {name: order}):  # past the setter of DataLoader, which refuses another one
         yield
-
-
-@contextmanager
-def _standing_in(owner: Any, name: str, order: Order) -> Iterator[None]:
-    """`order` in place of the owner's sampler, past the setter of DataLoader, which refuses another one."""
-    sampler = vars(owner)[name]
-    vars(owner)[name] = order
-    try:
-        yield
-    finally:
-        vars(owner)[name] = sampler

@@ -11,7 +11,6 @@ from msgspec import Struct, field
 
 from gpulab.knobs.distributed.local_sgd import average, kept_local
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
-from gpulab.knobs.model.gradients import Taken
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
@@ -77,7 +76,8 @@ class Accumulate(Knob):
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
         if passed:
             words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
-            batches = _batches_per_step(run)
+            counts = run.steps.batch_count
+            batches = int(np.median(counts)) if len(counts) else 0
             if batches > 1:
                 words.append(f"the cell itself gathers {batches} batches for each of them")
             if EXCHANGED in effects.counts:
@@ -167,14 +167,36 @@ class Accumulation(Watcher):
         aside.batches += 1
 
 
-def _batches_per_step(run: Run) -> int:
-    counts = run.steps.batch_count
-    return int(np.median(counts)) if len(counts) else 0
-
-
 def _gradient(parameter: Tensor) -> Tensor:
     assert parameter.grad is not None
     return parameter.grad.detach()
 
 
 ACCUMULATE = Accumulate()
+
+
+class Taken:
+    """What was taken and belongs to the user's code."""
+
+    def __init__(self) -> None:
+        self._taken: list[tuple[Tensor, Tensor, tuple[int, ...]]] = []
+
+    def take(self, parameters: Sequence[Tensor]) -> None:
+        self._taken += [(p, p.grad, p.stride()) for p in parameters if p.grad is not None]
+        for p in parameters:
+            p.grad = None
+
+    def give_back(self) -> None:
+        """Each as it was, but laid out as the parameter is now should that have been laid out anew."""
+        taken, self._taken = self._taken, []
+        for p, gradient, stride in taken:
+            p.grad = gradient if p.stride() == stride else laid_out_like(gradient, p)
+
+
+def laid_out_like(value: Tensor, weight: Tensor) -> Tensor:
+    """The same values, laid out as the weight is."""
+    import torch
+
+    if value.stride() == weight.stride() or value.layout != torch.strided:
+        return value
+    return torch.empty_like(weight, dtype=value.dtype, device=value.device, requires_grad=False).copy_(value.detach())

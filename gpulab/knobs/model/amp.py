@@ -77,8 +77,16 @@ class Amp(Knob):
         if dtypes and "float32" not in dtypes:
             return f"the weights are {', '.join(sorted(dtypes))}: autocast only lowers float32"
         if value == "bf16":
-            return _no_bf16(observation)
-        return _no_scaling(observation, dtypes)
+            if observation.device.kind != "cuda" or has_ampere_units(observation.device):
+                return None
+            return f"{observation.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
+        if observation.grad_scaler:
+            return "the cell scales gradients itself (GradScaler), and gpulab's scale would multiply that; use amp=bf16"
+        if any(o.takes_closure for o in observation.optimizers):
+            return "an optimizer that calls its closure several times in a step cannot leave a step out; use amp=bf16"
+        if "float16" in dtypes:
+            return "some weights are float16, so their gradients cannot be unscaled; use amp=bf16"
+        return None
 
     @contextmanager
     def applied(self, value: Value) -> Iterator[KnobEffects]:
@@ -161,22 +169,6 @@ class Amp(Knob):
             return CodeEdit("\n".join(lines))
         scaler = f'scaler = torch.amp.GradScaler("{observation.device.kind}")  # once, before the loop'
         return CodeEdit("\n".join([scaler, *lines]), loop_end=LoopEnd(scaled=True))
-
-
-def _no_bf16(observation: Observation) -> str | None:
-    if observation.device.kind != "cuda" or has_ampere_units(observation.device):
-        return None
-    return f"{observation.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
-
-
-def _no_scaling(observation: Observation, dtypes: set[str]) -> str | None:
-    if observation.grad_scaler:
-        return "the cell scales gradients itself (GradScaler), and gpulab's scale would multiply that; use amp=bf16"
-    if any(o.takes_closure for o in observation.optimizers):
-        return "an optimizer that calls its closure several times in a step cannot leave a step out; use amp=bf16"
-    if "float16" in dtypes:
-        return "some weights are float16, so their gradients cannot be unscaled; use amp=bf16"
-    return None
 
 
 def _left_out(effects: KnobEffects) -> str:

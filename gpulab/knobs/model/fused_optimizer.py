@@ -138,21 +138,18 @@ class Switching(Watcher):
         elif (reason := _impossible(optimizer) if self._fused else None) is not None:
             self._effects.refuse(reason)
         else:
-            self._switch(optimizer)
+            self._switched.setdefault(id(optimizer), _Before(optimizer))
+            for options in (*optimizer.param_groups, optimizer.defaults):
+                options["fused"] = self._fused
+                options["foreach"] = False if self._fused else None
+            vars(optimizer)["_step_supports_amp_scaling"] = self._fused
+            rehost_steps(optimizer)
+            self._effects.count("optimizers")
 
     def _wait(self, optimizer: Optimizer) -> None:
         """GradScaler left the unscaling of this step to the fused kernel; the next it does itself."""
         self._switched.setdefault(id(optimizer), _Before(optimizer))
         vars(optimizer)["_step_supports_amp_scaling"] = False
-
-    def _switch(self, optimizer: Optimizer) -> None:
-        self._switched.setdefault(id(optimizer), _Before(optimizer))
-        for options in (*optimizer.param_groups, optimizer.defaults):
-            options["fused"] = self._fused
-            options["foreach"] = False if self._fused else None
-        vars(optimizer)["_step_supports_amp_scaling"] = self._fused
-        rehost_steps(optimizer)
-        self._effects.count("optimizers")
 
     def put_back(self) -> None:
         for before in self._switched.values():

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.model.gradients import Taken
+from gpulab.knobs.model.accumulation import Taken
 from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
 from gpulab.torch_hooks.patching import replaced
 
@@ -98,7 +98,15 @@ class LossScaling(Watcher):
         if self._off or self._within or not self._parameters:
             go(roots)
             return
-        scaler = self._begin(roots)
+        if self._scaler is None:
+            from torch.amp import GradScaler
+
+            first = roots
+            while isinstance(first, (list, tuple)):
+                first = first[0]
+            self._scaler = GradScaler(first.device.type, init_scale=self._first_scale)
+        self._update(self._scaler)
+        scaler = self._scaler
         before = [(p, p.grad) for p in self._parameters.values() if p.grad is not None]
         for p, _ in before:
             p.grad = None
@@ -111,17 +119,6 @@ class LossScaling(Watcher):
             _add_back(before)
         if self._in_closure and self._overflowed():
             self._drop_gradients()
-
-    def _begin(self, roots: Any) -> GradScaler:
-        if self._scaler is None:
-            from torch.amp import GradScaler
-
-            first = roots
-            while isinstance(first, (list, tuple)):
-                first = first[0]
-            self._scaler = GradScaler(first.device.type, init_scale=self._first_scale)
-        self._update(self._scaler)
-        return self._scaler
 
     def _update(self, scaler: GradScaler) -> None:
         if self._stepped and self._passes:

@@ -12,7 +12,7 @@ import functools
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
@@ -21,8 +21,14 @@ from msgspec.structs import replace
 
 from gpulab.knobs.observe import trace_counts
 from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer
-from gpulab.knobs.observe.inputs import ObservedInputs
-from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.observe.observation import (
+    Observation,
+    ObservedLoader,
+    ObservedModule,
+    ObservedOptimizer,
+    Shape,
+    StepInputs,
+)
 from gpulab.run import Device, Run
 from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
@@ -338,3 +344,53 @@ def _within_a_module() -> bool:
         if frame.f_code is Module._call_impl.__code__:
             return True
     return False
+
+
+class ObservedInputs:
+    """Shapes of what is called to be trained, per backward pass, of whole steps: from one optimizer step to the next.
+
+    `whole` is whether everything was watched since the last optimizer step.
+    """
+
+    def __init__(self) -> None:
+        self.steps: set[StepInputs] = set()
+        self._passes: list[tuple[Shape, ...]] = []
+        self._shapes: dict[Shape | None, None] = {}
+        self._whole = True
+
+    def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        tensor = next(_tensors(args, kwargs), None)
+        self._shapes[None if tensor is None else tuple(tensor.shape)] = None
+
+    def backward(self) -> None:
+        """A backward pass begins, through the calls since the last one."""
+        if not self._shapes or None in self._shapes:
+            self._whole = False
+        self._passes.append(tuple(shape for shape in self._shapes if shape is not None))
+        self._shapes.clear()
+
+    def stepped(self, *, watching: bool) -> None:
+        """An optimizer has stepped. `watching`: calls are watched from now on."""
+        if self._whole and self._passes:
+            self.steps.add(tuple(self._passes))
+        self._passes.clear()
+        self._shapes.clear()
+        self._whole = watching
+
+    def missed(self) -> None:
+        self._whole = False
+
+    @property
+    def of_a_step(self) -> StepInputs | None:
+        """What every step that was watched had; None where they differ, or none could be watched."""
+        return next(iter(self.steps)) if len(self.steps) == 1 else None
+
+
+def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:
+    """Those given as such or by name. The elements of a list are each a sample or not: they tell no batch."""
+    from torch import Tensor
+
+    for given in (*args, *kwargs.values()):
+        for value in given.values() if isinstance(given, Mapping) else (given,):
+            if isinstance(value, Tensor):
+                yield value

@@ -62,7 +62,10 @@ def judged(
     if loss is None or loss.verdict == "not measurable":
         return _not_known(names, allow)
     if loss.verdict not in KEEPING:
-        return _moved(loss, names, allow)
+        words = decapitalized(loss.words).rstrip(".")
+        if set(names) & set(allow):
+            return Judged("kept", f"faster; {words}: kept because --allow says so")
+        return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
     return Judged("kept", f"faster, {_of_loss(loss)}")
 
 
@@ -123,13 +126,6 @@ def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
         return Judged("kept", "faster; what becomes of the loss could not be measured: kept because --allow says so")
     words = "faster, but whether the loss stays the same could not be measured"
     return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
-
-
-def _moved(loss: LossComparison, names: Collection[str], allow: Collection[str]) -> Judged:
-    words = decapitalized(loss.words).rstrip(".")
-    if set(names) & set(allow):
-        return Judged("kept", f"faster; {words}: kept because --allow says so")
-    return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
 
 
 def _of_loss(loss: LossComparison) -> str:

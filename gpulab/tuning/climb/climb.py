@@ -17,15 +17,15 @@ from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
-from gpulab.tuning.budget import Clock
+from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
 from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, together, ways_back
 from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.interrupts import interrupts_heard
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
+from gpulab.tuning.schedule import Clock
 from gpulab.tuning.trial import Trial
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
@@ -221,7 +221,10 @@ class Climber:
         result = experiment.comparisons[0] if experiment.comparisons else None
         if result is None or self._over():
             return replace(attempt, comparison=result)
-        self._keep_trial(arm)
+        # the full run that was just made of an arm, so that it is not made again
+        last = self.trials[-1] if self.trials else None
+        if last is not None and dict(last.run.settings.knobs) == arm.shown and last.error is None:
+            self._trials[arm.label] = last
         verdict = spoiled(result, tuple(new))
         loss = result.loss
         if verdict is None:
@@ -319,12 +322,6 @@ class Climber:
             plan = Plan(arms=(), seeds=wanted, interleaved=False, budget_s=max(LEAST_S, self._left_s()))
             self._seeds = self._conduct(plan).sides[0].seed_losses if wanted else ()
         return self._seeds
-
-    def _keep_trial(self, arm: Arm) -> None:
-        """The full run that was just made of an arm, so that it is not made again."""
-        last = self.trials[-1] if self.trials else None
-        if last is not None and dict(last.run.settings.knobs) == arm.shown and last.error is None:
-            self._trials[arm.label] = last
 
     def _timed(self, progress: Progress) -> Progress:
         """As part of the climb."""

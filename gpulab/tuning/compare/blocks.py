@@ -140,15 +140,12 @@ def decide(ratios: Float64, same: Float64, *, precise: bool = False) -> bool:
     if not is_decided(said):
         return False
     quantiles = _ALIKE if said == "no measurable difference" else _DIFFERENT
-    strict = _interval(ratios, quantiles[min(len(ratios) - FEWEST_PAIRS, len(quantiles) - 1)])
+    # of the mean of the logarithms: an outlier makes it wide, and the comparison goes on
+    quantile = quantiles[min(len(ratios) - FEWEST_PAIRS, len(quantiles) - 1)]
+    logs = np.log(ratios)
+    middle, reach = float(logs.mean()), quantile * float(logs.std(ddof=1)) / math.sqrt(len(logs))
+    strict = math.exp(middle - reach), math.exp(middle + reach)
     if verdict(estimate.ratio, strict, floor, estimate.count) != said:
         return False
     low, high = estimate.interval
     return not precise or math.log(high / low) / 2 <= PRECISE
-
-
-def _interval(ratios: Float64, quantile: float) -> tuple[float, float]:
-    """Of the mean of the logarithms: an outlier makes it wide, and the comparison goes on."""
-    logs = np.log(ratios)
-    middle, reach = float(logs.mean()), quantile * float(logs.std(ddof=1)) / math.sqrt(len(logs))
-    return math.exp(middle - reach), math.exp(middle + reach)

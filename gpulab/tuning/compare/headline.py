@@ -67,7 +67,12 @@ def _undecided_words(comparison: Comparison, speed: str) -> str:
     if comparison.interval is None:
         return f"was {speed}, but too few blocks ran to tell"
     low, high = _bounds(comparison)
-    if _few(comparison):
+    count = (
+        comparison.pairs
+        if comparison.evidence == "interleaved"
+        else min(len(comparison.a.blocks), len(comparison.b.blocks))
+    )
+    if comparison.interval is None or count < TOO_FEW:
         return f"is {speed} so far, but too few blocks ran to tell: the interval goes from {low} to {high}"
     if comparison.interval[0] <= 1 <= comparison.interval[1]:
         return f"is {speed}, but the interval goes from {low} to {high}"
@@ -205,15 +210,6 @@ def _overlaps(a: Comparison, b: Comparison) -> bool:
     if a.interval is None or b.interval is None or a.unit != b.unit:
         return False
     return a.interval[0] <= b.interval[1] and b.interval[0] <= a.interval[1]
-
-
-def _few(comparison: Comparison) -> bool:
-    count = (
-        comparison.pairs
-        if comparison.evidence == "interleaved"
-        else min(len(comparison.a.blocks), len(comparison.b.blocks))
-    )
-    return comparison.interval is None or count < TOO_FEW
 
 
 def _is_as_written(side: Side) -> bool:

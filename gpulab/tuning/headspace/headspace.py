@@ -106,7 +106,26 @@ class Differential(Runner):
             raise self.error or UsageError("The cell did not run.")
         if not self._ended and not self._fed:
             raise UsageError(NO_LOADER)
-        return _headspace(side.facts.run, experiment)
+        by_label = {c.b.label: c for c in experiment.comparisons}
+        ideal, cold = by_label.get(IDEAL.label), by_label.get(COLD.label)
+        step_us = experiment.sides[0].us_per_step
+        ideal_us, cold_us = _times(step_us, ideal), _times(step_us, cold)
+        ceiling, interval = _ceiling(ideal)
+        arms = {"ideal": ideal, "cold": cold}
+        return Headspace(
+            run=side.facts.run,
+            experiment=experiment,
+            step_us=step_us,
+            ideal_us=ideal_us,
+            cold_us=cold_us,
+            ceiling=ceiling,
+            interval=interval,
+            preparation_us=_added(step_us, ideal_us),
+            fetch_us=_added(cold_us, step_us),
+            verdicts={name: c.verdict for name, c in arms.items() if c is not None and _ratio(c) is not None},
+            reasons={name: _reason(c, experiment) for name, c in arms.items() if _ratio(c) is None},
+            notes=experiment.notes,
+        )
 
     def _check(self) -> None:
         """Its arms are no knobs."""
@@ -210,29 +229,6 @@ class Differential(Runner):
 
 def _torch_name(device: Device) -> str:
     return "cpu" if device.kind == "cpu" else f"cuda:{device.index or 0}"
-
-
-def _headspace(run: Run, experiment: Experiment) -> Headspace:
-    by_label = {c.b.label: c for c in experiment.comparisons}
-    ideal, cold = by_label.get(IDEAL.label), by_label.get(COLD.label)
-    step_us = experiment.sides[0].us_per_step
-    ideal_us, cold_us = _times(step_us, ideal), _times(step_us, cold)
-    ceiling, interval = _ceiling(ideal)
-    arms = {"ideal": ideal, "cold": cold}
-    return Headspace(
-        run=run,
-        experiment=experiment,
-        step_us=step_us,
-        ideal_us=ideal_us,
-        cold_us=cold_us,
-        ceiling=ceiling,
-        interval=interval,
-        preparation_us=_added(step_us, ideal_us),
-        fetch_us=_added(cold_us, step_us),
-        verdicts={name: c.verdict for name, c in arms.items() if c is not None and _ratio(c) is not None},
-        reasons={name: _reason(c, experiment) for name, c in arms.items() if _ratio(c) is None},
-        notes=experiment.notes,
-    )
 
 
 def _ratio(comparison: Comparison | None) -> float | None:

@@ -10,13 +10,11 @@ from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent
 from gpulab.tuning.compare.blocks import pair_ratios
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views import html_bars, wording
-from gpulab.views.comparison import part_times
-from gpulab.views.comparison.part_times import per_sample, us
 from gpulab.views.comparison.prediction import speed_words
 from gpulab.views.comparison.sections import never_ran
 from gpulab.views.comparison.sweep import none_ran
 from gpulab.views.comparison.table import name
-from gpulab.views.comparison.time_rows import time_rows
+from gpulab.views.comparison.time_rows import of_both, per_sample, time_rows, us
 from gpulab.views.html_rows import (
     FLOOR,
     POINT,
@@ -79,7 +77,7 @@ def factor_range(comparison: Comparison) -> FactorRange:
 
 
 def _both_times(comparison: Comparison) -> str:
-    columns, of_samples = part_times.of_both(comparison)
+    columns, of_samples = of_both(comparison)
     if not any(columns):
         return ""
     names = [f"A: {name(comparison.a)}", f"B: {name(comparison.b)}"]

@@ -7,10 +7,9 @@ from msgspec.structs import replace
 from gpulab.formatting import duration, plural, size, speed_within
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
-from gpulab.views.comparison.part_times import per_sample, us
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
 from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.comparison.time_rows import times_of_settings
+from gpulab.views.comparison.time_rows import per_sample, times_of_settings, us
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 

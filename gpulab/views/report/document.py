@@ -21,7 +21,7 @@ from gpulab.diagnosis.headline import headline
 from gpulab.formatting import plain_values
 from gpulab.run import Missing, Run
 from gpulab.views.report.findings import documents
-from gpulab.views.report.pause_sections import pauses_document
+from gpulab.views.report.sections import pauses_document
 from gpulab.views.wording import flag_names
 
 SCHEMA = 2
@@ -37,6 +37,7 @@ def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
 
 def _contract(facts: Facts) -> dict[str, object]:
     run, breakdown, trace = facts.run, facts.breakdown, facts.trace
+    # peaks, and per device of the trace's memory events; their curves are in `run.memory_events`
     return {
         "source": run.source,
         "device": plain_values(run.device),
@@ -47,7 +48,17 @@ def _contract(facts: Facts) -> dict[str, object]:
         "steps": [_step(step) for step in breakdown.steps] if breakdown else None,
         "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
         "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
-        "memory": _memory(facts),
+        "memory": {
+            **plain_values(facts.run.memory),
+            "recorded": [
+                {
+                    **picked(curve, "device_index", "peak_bytes"),
+                    "peak_us": curve.peak_t_ns / 1e3,
+                    **picked(curve, "reserved_peak_bytes", "allocations", "releases", "growth_bytes", "absolute"),
+                }
+                for curve in facts.memory
+            ],
+        },
         "kernels": _costliest(facts.kernels) if facts.kernels else None,
         "operators": _costliest(facts.operators) if facts.operators else None,
     }
@@ -118,21 +129,6 @@ def _ranks(run: Run) -> dict[str, object] | None:
     if origin is None or origin.rank is None:
         return None
     return picked(origin, "rank", "world_size", "backend")
-
-
-def _memory(facts: Facts) -> dict[str, object]:
-    """Peaks, and per device of the trace's memory events; their curves are in `run.memory_events`."""
-    return {
-        **plain_values(facts.run.memory),
-        "recorded": [
-            {
-                **picked(curve, "device_index", "peak_bytes"),
-                "peak_us": curve.peak_t_ns / 1e3,
-                **picked(curve, "reserved_peak_bytes", "allocations", "releases", "growth_bytes", "absolute"),
-            }
-            for curve in facts.memory
-        ],
-    }
 
 
 def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:

@@ -47,7 +47,10 @@ def bars(facts: Facts) -> Bars:
     per_bar = max(1, -(-len(steps) // MOST_BARS))
     start_ns, end_ns = _windows(facts)
     pause = np.concatenate([[0], start_ns[1:] - end_ns[:-1]]) > _PAUSE * facts.run.wall_ns
-    first = _first_rows(profiled, pause, per_bar)
+    # the row at which each bar begins: after every `per_bar` steps, a change of profiling, or a pause
+    change = np.flatnonzero(pause | (np.diff(profiled, prepend=profiled[0]) != 0))
+    edges = np.unique(np.concatenate([[0], change, [len(profiled)]]))
+    first = np.concatenate([np.arange(a, b, per_bar) for a, b in pairwise(edges)])
     last = np.append(first[1:], len(steps)) - 1
     count = last - first + 1
     return Bars(
@@ -87,10 +90,3 @@ def _parts_ns(facts: Facts) -> dict[str, Int64]:
         for name, ns in step.parts_ns.items():
             parts[name][row] = ns
     return parts
-
-
-def _first_rows(profiled: np.ndarray, pause: np.ndarray, per_bar: int) -> Int64:
-    """The row at which each bar begins: after every `per_bar` steps, a change of profiling, or a pause."""
-    change = np.flatnonzero(pause | (np.diff(profiled, prepend=profiled[0]) != 0))
-    edges = np.unique(np.concatenate([[0], change, [len(profiled)]]))
-    return np.concatenate([np.arange(a, b, per_bar) for a, b in pairwise(edges)])

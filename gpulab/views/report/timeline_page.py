@@ -9,7 +9,6 @@ policy, and nothing else may.
 from __future__ import annotations
 
 import base64
-import functools
 import html
 import json
 import zlib
@@ -22,12 +21,10 @@ from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import wording
-from gpulab.views.report.span_kinds import KINDS, kinds_of, lane_name, nesting
+from gpulab.views.html_bars import static
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
-SCRIPT = PACKAGE_FOLDER / "views" / "static" / "timeline.js"
 
 _NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a name, of a label, of all names together
 _ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
@@ -50,13 +47,17 @@ def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MO
     block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
     what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
     about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
-    return _SECTION.format(
-        style=_STYLE,
-        about=html.escape(about),
-        help=html.escape(_HELP),
-        label=html.escape(f"Timeline: {what} {_HELP}"),
-        block=block,
-        script=_script(),
+    return (
+        static("timeline.html")
+        .removesuffix("\n")
+        .format(
+            style="\n" + static("timeline.css"),
+            about=html.escape(about),
+            help=html.escape(_HELP),
+            label=html.escape(f"Timeline: {what} {_HELP}"),
+            block=block,
+            script=static("timeline.js"),
+        )
     )
 
 
@@ -64,12 +65,7 @@ def script_policy() -> str:
     """The source expression that lets a Content-Security-Policy run the timeline's script and no other."""
     import hashlib  # with OpenSSL
 
-    return f"'sha256-{base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode('ascii')}'"
-
-
-@functools.cache
-def _script() -> str:
-    return SCRIPT.read_text(encoding="utf-8")
+    return f"'sha256-{base64.b64encode(hashlib.sha256(static('timeline.js').encode()).digest()).decode('ascii')}'"
 
 
 class _Drawn(Struct, frozen=True):
@@ -354,55 +350,77 @@ _HELP = (
     "to launch and back, / searches. Low bars: spans under a pixel, as high as the share of it that they cover."
 )
 
-_STYLE = """
-.gpulab-timeline { overflow: visible; margin-inline: min(0px, calc((100% - min(1680px, 100vw - 64px)) / 2));
-  --tl-ink: #1c2430; --tl-quiet: #5b6573; --tl-ground: #ffffff; --tl-lane: #f0f2f5; --tl-line: #d5dae1;
-  --tl-accent: #c2185b; }
-@media (prefers-color-scheme: dark) { .gpulab-timeline { --tl-ink: #e6e9ee; --tl-quiet: #a0a9b6; --tl-ground: #1b2129;
-  --tl-lane: #262e39; --tl-line: #3c4653; --tl-accent: #ff7eb0; } }
-.tl-ready { position: relative; }
-.tl-tools { display: flex; flex-wrap: wrap; gap: 8px; align-items: center; margin: 10px 0 8px; font-size: 14px; }
-.tl-tools input, .tl-tools button { font: inherit; color: var(--tl-ink); background: var(--tl-lane); padding: 3px 10px;
-  border: 1px solid var(--tl-line); border-radius: 6px; }
-.tl-search { width: 15em; } .tl-tools button { cursor: pointer; min-width: 34px; }
-.tl-found { color: var(--tl-quiet); flex: 1; min-width: 8em; }
-.tl-scroll { position: relative; overflow: hidden auto; border: 1px solid var(--tl-line); border-radius: 6px; }
-.tl-canvas { position: sticky; top: 0; display: block; touch-action: pan-y; cursor: crosshair; }
-.tl-canvas:focus-visible { outline: 2px solid var(--tl-accent); outline-offset: -2px; }
-.tl-tip { position: absolute; z-index: 1; max-width: min(460px, 90%); pointer-events: none; padding: 6px 10px;
-  font-size: 13px; line-height: 1.4; overflow-wrap: anywhere; color: var(--tl-ink); background: var(--tl-ground);
-  border: 1px solid var(--tl-line); border-radius: 6px; box-shadow: 0 2px 10px rgb(0 0 0 / 25%); }
-.tl-detail { margin: 8px 0 0; min-height: 1.5em; font-size: 14px; overflow-wrap: anywhere; }
-.tl-detail:empty::before { content: "Click a span, or press Enter, to keep its details here."; color: var(--tl-quiet); }
-.tl-legend { font-size: 13px; color: var(--tl-quiet); } .tl-legend p { margin: 4px 0 0; }
-.tl-legend span { white-space: nowrap; margin-left: 14px; }
-.tl-legend i { display: inline-block; width: 12px; height: 12px; border-radius: 2px; margin-right: 5px;
-  vertical-align: -1px; }
-"""
 
-_SECTION = """<section class="gpulab-timeline">
-<style>{style}</style>
-<h2>Every span of the profiled window</h2>
-<p class="note">{about}</p>
-<p class="tl-state" role="status"></p>
-<noscript><p>The timeline needs JavaScript; nothing else on this page does.</p></noscript>
-<div class="tl-ready" hidden>
-<div class="tl-tools">
-<input class="tl-search" type="search" placeholder="Search names" aria-label="Search the names of spans">
-<span class="tl-found" role="status"></span>
-<label hidden><input class="tl-levels" type="checkbox"> all levels</label>
-<button class="tl-in" type="button" aria-label="Zoom in">+</button>
-<button class="tl-out" type="button" aria-label="Zoom out">−</button>
-<button class="tl-whole" type="button">Whole window</button>
-</div>
-<div class="tl-scroll"><div class="tl-sheet">
-<canvas class="tl-canvas" tabindex="0" role="application" aria-roledescription="timeline" aria-label="{label}"></canvas>
-</div></div>
-<div class="tl-tip" hidden></div>
-<p class="tl-detail" aria-live="polite"></p>
-<div class="tl-legend"></div>
-<p class="note">{help}</p>
-</div>
-<script type="application/octet-stream" class="tl-data">{block}</script>
-<script>{script}</script>
-</section>"""
+class Key(Struct, frozen=True):
+    """A sort of span: what it is called and its colour."""
+
+    label: str
+    colour: str
+
+
+_DATA = Key(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
+_OPTIMIZER = Key(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)
+_OPERATOR_ON_CPU = Key("operators", wording.PARTS["compute"].colour)
+_OPERATOR = Key("operators (host)", "#A6BDDB")
+_CALL = Key("CUDA calls", wording.PARTS["launch"].colour)
+_SYNC = Key("CUDA calls that wait", wording.PARTS["sync_wait"].colour)
+_KERNEL = Key("kernels", wording.PARTS["compute"].colour)
+_NCCL = Key("communication kernels", wording.PARTS["communication"].colour)
+_COPY = Key("copies", wording.PARTS["memcpy"].colour)
+_SET = Key("memsets", wording.PARTS["memset"].colour)
+_NOTE = Key("annotations", "#BDBDBD")
+_PYTHON = Key("Python functions", "#CBB9A4")
+_STREAM_SYNC = Key("streams that wait", "#E3B7D0")
+KINDS = (
+    _DATA, _OPTIMIZER, _OPERATOR_ON_CPU, _OPERATOR, _CALL, _SYNC, _NOTE, _PYTHON,
+    _KERNEL, _NCCL, _COPY, _SET, _STREAM_SYNC,
+)  # fmt: skip
+
+
+def kinds_of(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
+    """The kind of each span, as an index into `KINDS`; decided once per (category, name)."""
+    category, name_id = timeline.category[rows].astype(np.int64), timeline.name_id[rows].astype(np.int64)
+    pairs, where = np.unique(category * len(timeline.names) + name_id, return_inverse=True)
+    split = (divmod(pair, len(timeline.names)) for pair in pairs.tolist())
+    decided = [KINDS.index(_kind(Category(c), timeline.names[n], device_kind)) for c, n in split]
+    return np.array(decided, dtype=np.int64)[where]
+
+
+def _kind(category: Category, name: str, device_kind: str) -> Key:
+    if category == Category.KERNEL:
+        return _NCCL if spans.is_communication(name) else _KERNEL
+    if category in (Category.GPU_MEMCPY, Category.GPU_MEMSET):
+        return _COPY if category == Category.GPU_MEMCPY else _SET
+    if spans.is_loader(name):
+        return _DATA
+    if spans.is_optimizer(name):
+        return _OPTIMIZER
+    if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
+        return _SYNC if name.startswith(spans.SYNCHRONIZING) else _CALL
+    if category == Category.CPU_OP:
+        return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
+    return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
+
+
+def lane_name(lane: Lane, *, training: bool) -> str:
+    """What a lane is called on screen; `training`: it is the thread that trains."""
+    if lane.label:
+        return lane.label
+    if lane.kind == "stream":
+        return f"GPU {lane.process} stream {lane.number}"
+    return "training thread" if training else f"thread {lane.number}"
+
+
+def nesting(start: Int64, end: Int64) -> Int64:
+    """How many spans of a lane are open when each begins; `start` is sorted, parents come before their children.
+
+    Where two overlap without one holding the other, the later one stands above the last that is still open.
+    """
+    depth = np.empty(len(start), np.int64)
+    open_ends: list[int] = []
+    for i, (begin, finish) in enumerate(zip(start.tolist(), end.tolist(), strict=True)):
+        while open_ends and open_ends[-1] <= begin:
+            open_ends.pop()
+        depth[i] = len(open_ends)
+        open_ends.append(finish)
+    return depth

@@ -22,8 +22,7 @@ import numpy as np
 
 from gpulab.formatting import plain_values
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.running.stop_message import accept_stop
-from gpulab.views.running.widgets import close
+from gpulab.views.running.widgets import accept_stop, close
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -76,23 +75,20 @@ class LiveView:
         """Display the view and start feeding it. Never raises."""
         self._feed = feed
         try:
-            self._show(feed)
+            from IPython.display import display
+
+            self._widget = widget = _widget_class()(run_key=self._run_key)
+            self._refuse_stop = accept_stop(self._kernel, self._run_key, feed.request_stop)
+            widget.on_msg(self._on_comm)
+            data, metadata = widget._repr_mimebundle_() or ({}, {})
+            shown = {**data, "text/plain": PLAIN_TEXT}
+            self.handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         except Exception as e:  # a broken front end must not cost the user the run
             self._fail(e)
             self.close()
             return
         self._thread = threading.Thread(target=self._pump, args=(feed,), name="gpulab-live-view", daemon=True)
         self._thread.start()
-
-    def _show(self, feed: Feed) -> None:
-        from IPython.display import display
-
-        self._widget = widget = _widget_class()(run_key=self._run_key)
-        self._refuse_stop = accept_stop(self._kernel, self._run_key, feed.request_stop)
-        widget.on_msg(self._on_comm)
-        data, metadata = widget._repr_mimebundle_() or ({}, {})
-        shown = {**data, "text/plain": PLAIN_TEXT}
-        self.handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
 
     def _on_comm(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         """Stop, from a front end that offers no control channel; heard while the main thread is free."""

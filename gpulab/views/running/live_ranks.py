@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.analysis.arrivals import RankWaits
+from gpulab.analysis.collectives import RankWaits
 from gpulab.formatting import duration, number, percent, while_s
 from gpulab.views.html_bars import Segment, bar, legend
 from gpulab.views.html_rows import row

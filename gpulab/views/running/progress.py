@@ -1,7 +1,7 @@
 """What is going on right now: one line that is renewed, in a notebook with a bar, and a Stop button where it is needed.
 
 An experiment runs the user's cell on the main thread, where a click would wait for its end: the button asks on the
-kernel's control channel (gpulab.views.running.stop_message). The notebook's own stop button ends it as well.
+kernel's control channel (gpulab.views.running.widgets). The notebook's own stop button ends it as well.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
-from gpulab.views.running.stop_message import accept_stop
-from gpulab.views.running.terminal_line import TerminalLine
-from gpulab.views.running.widgets import close
+from gpulab.views.running.waiting import TerminalLine
+from gpulab.views.running.widgets import accept_stop, close
 
 RENEWED_S = 0.2
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextvars
 import html
+import shutil
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any, Protocol, TextIO
 
 from gpulab.formatting import while_s
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.terminal_line import TerminalLine
 
 FIRST_S = 1.5  # the line is there before two seconds are over: who waits longer wonders
 RENEWED_S = 1.0
@@ -125,3 +126,40 @@ class _OutputLine:
         if self._handle is not None:
             with suppress(Exception):
                 self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+
+
+class TerminalLine:
+    """On standard error; nothing is written where that is no terminal."""
+
+    def __init__(self) -> None:
+        self._stream = _terminal()
+        self._width = 0
+
+    def __bool__(self) -> bool:
+        """Whether somebody can see it."""
+        return self._stream is not None
+
+    def write(self, text: str) -> None:
+        """In place of what stands there."""
+        text = text[: shutil.get_terminal_size().columns - 1]  # a longer one would stay, line by line
+        self._put("\r" + text.ljust(self._width))
+        self._width = len(text)
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._width:
+            self._put("\r" + " " * self._width + "\r")
+            self._width = 0
+
+    def _put(self, text: str) -> None:
+        if self._stream is not None:
+            with suppress(OSError, ValueError):
+                self._stream.write(text)
+                self._stream.flush()
+
+
+def _terminal() -> TextIO | None:
+    try:
+        return sys.stderr if sys.stderr.isatty() else None
+    except (AttributeError, ValueError):  # no standard error, or a closed one
+        return None

@@ -1,7 +1,7 @@
 """The widgets of the panel: a Stop button that is heard while a cell runs, and buttons beside text that stays.
 
 `control_stop_button` is for a cell that runs on the main thread, where a click waits for the end of the run: it asks on
-the kernel's control channel, as the live view does (gpulab.views.running.stop_message). A displayed widget is an error
+the kernel's control channel, as the live view does (gpulab.views.running.widgets). A displayed widget is an error
 message in a notebook that was saved and opened again; so an `Offer` is text with hidden buttons, and its widget, which
 nobody sees, only shows them and passes their clicks on (static/panel_buttons.js).
 """
@@ -9,7 +9,7 @@ nobody sees, only shows them and passes their clicks on (static/panel_buttons.js
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -112,3 +112,49 @@ def hidden_widget(module: Path) -> Callable[..., Any]:
         over = traitlets.Bool(False).tag(sync=True)
 
     return cast("Callable[..., Any]", HiddenWidget)
+
+
+STOP_MESSAGE = "gpulab_stop"
+
+
+class StopHandler:
+    """Answers `gpulab_stop` messages: asks the run to end, and replies. Called in the kernel's control thread."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+        self.runs: dict[str, Callable[[], None]] = {}
+
+    def __call__(self, stream: object, ident: object, message: dict[str, object]) -> None:
+        content = self._answer(message.get("content"))
+        self._session.send(stream, f"{STOP_MESSAGE}_reply", content, parent=message, ident=ident)
+
+    def _answer(self, content: object) -> dict[str, object]:
+        key = content.get("run") if isinstance(content, dict) else None
+        request_stop = self.runs.get(key) if isinstance(key, str) else None
+        if request_stop is None:
+            return {"status": "error", "ename": "RunOver", "evalue": "no such run goes on", "traceback": []}
+        request_stop()
+        return {"status": "ok"}
+
+
+def accept_stop(kernel: Any, run_key: str, request_stop: Callable[[], None]) -> Callable[[], None]:
+    """From now on a control message naming `run_key` calls `request_stop`; returns the function that ends this.
+
+    Several runs share one handler. A kernel without control handlers (not ipykernel) accepts nothing, quietly: the
+    browser then falls back to an interrupt.
+    """
+    handlers = getattr(kernel, "control_handlers", None)
+    if not isinstance(handlers, MutableMapping):
+        return lambda: None
+    handler = handlers.get(STOP_MESSAGE)
+    if not isinstance(handler, StopHandler):
+        handler = StopHandler(kernel.session)
+    handler.runs[run_key] = request_stop
+    handlers[STOP_MESSAGE] = handler
+
+    def undo() -> None:
+        handler.runs.pop(run_key, None)
+        if not handler.runs and handlers.get(STOP_MESSAGE) is handler:
+            del handlers[STOP_MESSAGE]
+
+    return undo

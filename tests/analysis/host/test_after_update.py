@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.analysis.host.after_update import after_update
+from gpulab.analysis.host.python_time import after_update
 from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine

@@ -7,8 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.host.hot_line import LineCount, hot_line_of_loading, hot_place, lower_share
-from gpulab.analysis.host.line_shares import lines_beside_cost
-from gpulab.analysis.host.source_lines import line_of
+from gpulab.analysis.host.source_lines import line_of, lines_beside_cost
 from gpulab.run import Excerpt, LoadingLooks, Place, Run, StackSamples, Unit
 from tests.support import synthetic
 

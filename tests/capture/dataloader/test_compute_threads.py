@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gpulab.capture.dataloader.compute_threads import EVERY, ComputeThreads, native_threads, thread_cpu_ns
+from gpulab.capture.dataloader.fetch_clock import EVERY, ComputeThreads, native_threads, thread_cpu_ns
 
 
 class Machine:

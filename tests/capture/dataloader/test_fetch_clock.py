@@ -24,7 +24,7 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
-from gpulab.capture.dataloader.compute_threads import ComputeThreads
+from gpulab.capture.dataloader.fetch_clock import ComputeThreads
 from gpulab.capture.dataloader.iterator_times import Here
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects

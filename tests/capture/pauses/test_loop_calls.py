@@ -12,11 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.capture.pauses import hooks, loop_calls
-from gpulab.capture.pauses.hooks import PauseHooks
-from gpulab.capture.pauses.loop_calls import CALLS, Part, kind_of_call, with_part
-from gpulab.capture.pauses.no_grad import Stretch
-from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses import hooks
+from gpulab.capture.pauses.hooks import CALLS, Part, PauseHooks, kind_of_call, with_part
+from gpulab.capture.pauses.pauses import Pauses, Stretch
 
 MS = 1_000_000
 
@@ -163,7 +161,7 @@ def test_the_longest_innermost_part_is_named() -> None:
     assert with_part("x", parts[:1], 10 * MS) == "x"
 
 
-@pytest.mark.parametrize("call", [*CALLS, *(("callback", *action) for action in loop_calls.ACTIONS)])
+@pytest.mark.parametrize("call", [*CALLS, *(("callback", *action) for action in hooks.ACTIONS)])
 def test_the_libraries_have_these_calls(call: tuple[str, str, str, str]) -> None:
     _, module, owner, name = call
     try:

@@ -22,9 +22,7 @@ from msgspec.structs import replace
 from gpulab.analysis.breakdown import breakdown, placed
 from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
-from gpulab.capture.pauses.loader_passes import Pass, Passes
-from gpulab.capture.pauses.no_grad import MOST, GradOff, Stretch
-from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses.pauses import MOST, GradOff, Pass, Passes, Pauses, Stretch
 from gpulab.run import Pause
 from tests.support import synthetic
 from tests.support.kernel_session import kernel

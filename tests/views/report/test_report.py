@@ -15,7 +15,7 @@ from gpulab.analysis.operators import CostRow
 from gpulab.formatting import percent
 from gpulab.run import Change, Series
 from gpulab.views import curves, wording
-from gpulab.views.report import span_kinds, step_bars
+from gpulab.views.report import step_bars, timeline_page
 from gpulab.views.report.html_figure import picture, segments
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import _costliest
@@ -207,7 +207,7 @@ def test_nesting_counts_the_enclosing_spans() -> None:
     spans = sorted(_nested(rng, 0, 1_000_000, 6), key=lambda s: (s[0], -s[1]))
     start, end = np.array([s[0] for s in spans]), np.array([s[1] for s in spans])
     dumb = [sum(a <= s and e <= b and (a, b) != (s, e) for a, b in spans) for s, e in spans]
-    assert span_kinds.nesting(start, end).tolist() == dumb
+    assert timeline_page.nesting(start, end).tolist() == dumb
 
 
 def _nested(rng: np.random.Generator, start: int, end: int, depth: int) -> list[tuple[int, int]]:

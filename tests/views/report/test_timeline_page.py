@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.run import Category, Run, Timeline
 from gpulab.views import wording
-from gpulab.views.report import timeline_page
+from gpulab.views.html_bars import static
 from gpulab.views.report.report import Report
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.running import live_plot
@@ -286,13 +286,13 @@ def test_the_policy_lets_this_script_run_and_no_other() -> None:
     case = synthetic.cpu_case()
     page = Report(case.facts, case.diagnosis).html()
     (_, script) = SCRIPTS.findall(page)[1]
-    assert script == timeline_page.SCRIPT.read_text(encoding="utf-8")
+    assert script == static("timeline.js")
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     (policy,) = re.findall(r'Content-Security-Policy" content="([^"]*)"', page)
     assert policy.startswith("default-src 'none'; ") and policy.endswith(f"; script-src 'sha256-{digest}'")
 
 
-@pytest.mark.parametrize("file", [timeline_page.SCRIPT, live_plot.MODULE])
+@pytest.mark.parametrize("file", [live_plot.MODULE.with_name("timeline.js"), live_plot.MODULE])
 def test_a_script_fetches_nothing_and_writes_no_markup(file: Path) -> None:
     script = file.read_text(encoding="utf-8")
     assert 1_000 < len(script) < 100_000

@@ -13,8 +13,7 @@ import pytest
 from gpulab import cli
 from gpulab.cli import doctor
 from gpulab.views.running import waiting as module
-from gpulab.views.running.terminal_line import TerminalLine
-from gpulab.views.running.waiting import BAR, TOLD_FROM, Wait, waiting
+from gpulab.views.running.waiting import BAR, TOLD_FROM, TerminalLine, Wait, waiting
 from tests.support.kernel_session import kernel
 
 
