@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from tests.support.fake_cuda import FakeCuda
     from tests.support.scheduling import Scheduling
 
-hypothesis.settings.register_profile("gpulab", deadline=None)  # time is never asserted in a test
+# time is never asserted in a test, nor how fast examples are made
+hypothesis.settings.register_profile("gpulab", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("gpulab")
 
 PATIENCE_S = 60.0  # for what is just ending, on a busy machine

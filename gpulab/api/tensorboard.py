@@ -151,6 +151,8 @@ def _await_url(process: subprocess.Popen[bytes], log: Path) -> str:
         if address is not None:
             return address[0]
         time.sleep(0.1)
+    if process.poll() is None:
+        raise GpulabError(f"TensorBoard has not started within {_START_S:g} s: the machine may be busy. Try again.")
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]  # the plugin writes on
     raise GpulabError(f"TensorBoard did not start: {(reasons or lines or ['it wrote nothing'])[-1][:300]}")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
@@ -68,7 +68,7 @@ def test_a_row_is_what_the_report_says(runs: Runs) -> None:
     assert row["torch"] == "2.13.0"
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60)
 @given(any_runs())
 def test_every_cell_has_its_columns_type(run: Run) -> None:
     row = run_row(run)

@@ -499,7 +499,7 @@ EVENTS = st.lists(
 
 @given(EVENTS)
 @example([{"ph": "X", "dur": 1.797693134862316e305}])  # in nanoseconds it is infinite
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_events_are_a_sound_record_or_one_sentence(tmp_path: Path, events: list[Event]) -> None:
     path = made.write(tmp_path, json.dumps({"traceEvents": events}))
     sentence = None
