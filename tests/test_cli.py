@@ -174,7 +174,7 @@ OF_OTHERS = {"subprocess", "concurrent", "hashlib", "socket", "email", "csv", "g
         (["runs"], HEAVY - {"psutil", "pynvml"}),
         (["report", "made.json", "--json"], HEAVY | OF_OTHERS),
     ],
-    ids=" ".join,
+    ids=lambda value: " ".join(value) if isinstance(value, list) else str(len(value)),
 )
 def test_an_answer_waits_for_no_more_than_it_needs(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: list[str], needless: set[str]

@@ -320,7 +320,7 @@ def test_in_any_order_everything_is_restored(
     _leave_nothing(order, where, trained_before)
 
 
-@pytest.mark.parametrize(("where", "reverse"), zip([None, None, *PLACES], itertools.cycle([False, True])))
+@pytest.mark.parametrize(("where", "reverse"), [*zip([None, None, *PLACES], itertools.cycle([False, True]))])
 def test_with_compilation_too(light_compiler: None, where: str | None, reverse: bool) -> None:
     _leave_nothing(list(reversed(SETTINGS) if reverse else SETTINGS), where, trained_before=True)
 

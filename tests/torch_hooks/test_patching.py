@@ -20,7 +20,7 @@ class Heir(Owner):
 
 
 @pytest.mark.parametrize("owner", [Owner, Heir])
-@pytest.mark.parametrize("order", permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", [*permutations(range(3))], ids=str)
 def test_the_last_to_end_puts_the_original_back(owner: type[Owner], order: tuple[int, ...]) -> None:
     before = dict(vars(owner))
     stacks = [ExitStack() for _ in order]
