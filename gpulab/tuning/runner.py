@@ -160,11 +160,14 @@ class Runner:
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
         with exclusive.taken(), interrupts_heard(self.stop) as heard:
-            check_names(self._plan.arms, self._code)
+            self._check()
             detect_device(self._plan.device)
             experiment = self._run()
         self.error = self.error or heard.error
         return experiment
+
+    def _check(self) -> None:
+        check_names(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
         self._take_state()

@@ -36,6 +36,7 @@ from tests.lessons.notebook_kernel import (
     shipped,
 )
 from tests.lessons.whole import whole_lessons
+from tests.support.changes import is_due
 from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
 
@@ -174,8 +175,10 @@ def share(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def binder(share: Path) -> Iterator[Kernel]:
-    """Binder's environment, each lesson as long as its reader has it."""
-    python = binder_environment(Path(sys.prefix) / "share") / "bin" / "python"
+    """Each lesson as long as its reader has it; in Binder's environment where that changed, else in the tests' own."""
+    python = Path(sys.executable)
+    if is_due("binder/", "constraints.txt", "pyproject.toml"):
+        python = binder_environment(Path(sys.prefix) / "share") / "bin" / "python"
     install_kernel("gpulab-binder", str(python), share)
     with closing(Kernel("gpulab-binder")) as kernel:
         yield kernel

@@ -15,8 +15,11 @@ ONE_IN = 4
 
 def where_changed(*folders: str) -> pytest.MarkDecorator:
     """Run where a file in one of these folders changed, and at every fourth commit."""
-    is_due = any(file.startswith(folders) for file in changed_files()) or turn() % ONE_IN == 0
-    return pytest.mark.skipif(not is_due, reason=f"{', '.join(folders)}: unchanged, and not its turn")
+    return pytest.mark.skipif(not is_due(*folders), reason=f"{', '.join(folders)}: unchanged, and not its turn")
+
+
+def is_due(*folders: str) -> bool:
+    return any(file.startswith(folders) for file in changed_files()) or turn() % ONE_IN == 0
 
 
 def turn() -> int:
