@@ -52,7 +52,7 @@ loader = torch.utils.data.DataLoader([1, 2, 3])
 REAL_LAUNCHER = """
 import sys
 from gpulab.launch import launcher
-launcher.python = lambda: sys.executable  # what ends with it is asked here, and it has no fork's parent
+of_forks, launcher.python = launcher.python, lambda: sys.executable  # ranks that hang end as its children
 """
 FAILING = """%%gpuprofile --ranks 2
 import os
@@ -64,7 +64,7 @@ train(STEPS)"""
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KernelSession]:
     with kernel(tmp_path_factory.mktemp("ranks")) as started:
-        answer = started.run(SETUP + REAL_LAUNCHER)
+        answer = started.run(SETUP)
         assert answer.status == "ok", answer.error
         yield started
 
@@ -144,6 +144,7 @@ time.sleep(10_000)"""
 
 
 def test_a_second_stop_ends_ranks_that_hang(session: KernelSession) -> None:
+    session.run(REAL_LAUNCHER)
     running = session.begin(HANGING)
     session.wait(running, lambda a: a.stdout.count("here") == 2)
     session.interrupt()

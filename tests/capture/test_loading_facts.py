@@ -192,11 +192,11 @@ def inside(report: Report) -> LoadingFacts:
 @pytest.mark.parametrize(
     ("loader", "part", "waits"),
     [
-        ("Planted(48, wait_s=0.05), num_workers=0", "read", True),  # longer than for a core
-        ("Planted(48, wait_s=0.05), num_workers=1", "read", True),
-        ("Planted(48, work_s=0.02), num_workers=0", "read", False),
-        ("Planted(48, transform=Burn(0.02)), num_workers=0", "transform", False),
-        ("Planted(48, transform=Burn(0.02)), num_workers=1", "transform", False),
+        ("Planted(32, wait_s=0.05), num_workers=0", "read", True),  # longer than for a core
+        ("Planted(32, wait_s=0.05), num_workers=1", "read", True),
+        ("Planted(32, work_s=0.02), num_workers=0", "read", False),
+        ("Planted(32, transform=Burn(0.02)), num_workers=0", "transform", False),
+        ("Planted(32, transform=Burn(0.02)), num_workers=1", "transform", False),
         ("Planted(48), num_workers=1, collate_fn=slow_collate", "collate", None),
     ],
 )

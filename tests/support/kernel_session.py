@@ -152,7 +152,7 @@ class KernelSession:
         assert spec is not None
         if not bare:
             spec.argv[0] = python_with_torch(KERNEL_MODULES, **{"PYTHONWARNINGS": "default", **spec.env})
-            environment["PYTHON_EXEC"] = python_with_torch()
+            environment.setdefault("PYTHON_EXEC", python_with_torch())
         self.manager.start_kernel(cwd=str(folder), env=environment)
         client = self.manager.client()
         assert isinstance(client, BlockingKernelClient)

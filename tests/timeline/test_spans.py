@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 
 from gpulab.run import Category, Timeline
 from gpulab.timeline import spans
@@ -21,6 +21,7 @@ def masks(timeline: Timeline) -> list[spans.Mask]:
     ]
 
 
+@settings(max_examples=40)
 @given(timelines(max_count=40))
 def test_masks_that_are_kept_as_bits_are_the_same(timeline: Timeline) -> None:
     spans._kept_of.clear()
