@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +59,15 @@ c.JupyterHub.load_roles = [
     {{"name": "test", "scopes": ["admin:users", "admin:servers", "access:servers"], "services": ["test"]}},
 ]
 """
+
+
+def of_user(user: str, hub: psutil.Process) -> Iterator[tuple[dict[str, str], str]]:
+    """Environment and folder of the user's server, then of what it has started itself."""
+    for process in hub.children(recursive=True):
+        with suppress(psutil.Error):  # it may just have ended
+            environment = process.environ()
+            if environment.get("JUPYTERHUB_USER") == user:
+                yield environment, process.cwd()
 
 
 class Hub(Struct, dict=True):
@@ -127,13 +138,9 @@ class Hub(Struct, dict=True):
         self._api("post", f"users/{user}")
         started = self._api("post", f"users/{user}/server")
         assert started.ok and self.process is not None, started.text
-        (server,) = (
-            process
-            for process in psutil.Process(self.process.pid).children(recursive=True)
-            if process.environ().get("JUPYTERHUB_USER") == user
-        )
+        environment, folder = next(of_user(user, psutil.Process(self.process.pid)))
         command = [sys.executable, "-m", "IPython", "--colors=NoColor", "-c", code]
-        ran = subprocess.run(command, env=server.environ(), cwd=server.cwd(), capture_output=True, text=True)
+        ran = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True)
         assert ran.returncode == 0, ran.stdout + ran.stderr
         return ran.stdout
 
