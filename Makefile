@@ -18,7 +18,7 @@ OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 --durations-min 1
 # more than cores: tests wait, for a sleep that is planted, for a rank, for a kernel
-UNIT := --ignore tests/gpu -n 3 --dist loadfile --no-loadscope-reorder
+UNIT := --ignore tests/gpu --ignore tests/browser -n 3 --dist loadfile --no-loadscope-reorder
 
 KEEP_GOING = $(findstring k,$(filter-out --%,$(firstword $(MAKEFLAGS))))
 
