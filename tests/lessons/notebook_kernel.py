@@ -153,12 +153,14 @@ class Kernel:
 
 @contextmanager
 def memory_watched(shown: Shown, every_s: float = 0.3) -> Iterator[None]:
-    """Inside, the memory of the kernels that this process started is read, shared pages counted once."""
+    """Inside, the memory of what this process starts meanwhile is read, shared pages counted once."""
     over = threading.Event()
+    earlier = set(psutil.Process().children(recursive=True))
 
     def look() -> None:
         while not over.wait(every_s):
-            shown.peak_bytes = max(shown.peak_bytes, sum(map(_own_bytes, psutil.Process().children(recursive=True))))
+            now = set(psutil.Process().children(recursive=True)) - earlier
+            shown.peak_bytes = max(shown.peak_bytes, sum(map(_own_bytes, now)))
 
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
