@@ -14,7 +14,7 @@ ONE_IN = 4
 
 
 def where_changed(*folders: str) -> pytest.MarkDecorator:
-    """Run where a file in one of these folders changed, and at every fourth commit."""
+    """Run where a file in one of these folders changed, and at one commit in four, by its number."""
     return pytest.mark.skipif(not is_due(*folders), reason=f"{', '.join(folders)}: unchanged, and not its turn")
 
 
