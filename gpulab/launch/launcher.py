@@ -54,12 +54,7 @@ def launcher_words(ranks: int, job_id: str = "") -> list[str]:
 
 def agent_words() -> list[str]:
     """torchrun."""
-    return [python(), "-m", "torch.distributed.run"]
-
-
-def python() -> str:
-    """The Python that runs programs of the user's: this one, or where that is set the one that torchrun takes."""
-    return os.environ.get("PYTHON_EXEC") or sys.executable
+    return [sys.executable, "-m", "torch.distributed.run"]
 
 
 def prefix_template() -> str:

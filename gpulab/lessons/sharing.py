@@ -23,7 +23,7 @@ from gpulab.api.fleet import fleet
 from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError
 from gpulab.formatting import duration, percent, plural
-from gpulab.launch.launcher import OF_THE_KERNEL, python
+from gpulab.launch.launcher import OF_THE_KERNEL
 from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, wrong
 from gpulab.lessons.figures import COLOURS, plot
 from gpulab.lessons.guesses import Question, share
@@ -64,7 +64,7 @@ def _record(place: Path, name: str, command: str) -> None:
         shutil.rmtree(place / ".gpulab", ignore_errors=True)
     place.mkdir(parents=True, exist_ok=True)
     (place / COMMAND).write_text(f"{command}\n", encoding="utf-8")
-    words = [python(), "-m", "gpulab", "record", "--name", name, *shlex.split(command)]
+    words = [sys.executable, "-m", "gpulab", "record", "--name", name, *shlex.split(command)]
     environment = {name: value for name, value in os.environ.items() if name not in OF_THE_KERNEL}
     environment |= {"GPULAB_DIR": str((place / ".gpulab").absolute()), "OMP_NUM_THREADS": "1", **_import_path()}
     try:

@@ -18,7 +18,7 @@ from gpulab.run import NOT_KEPT, Job
 from gpulab.store.folders import Store, trace_path
 from gpulab.store.jobs import job_of
 from tests.cli.test_ranks import TRAINING
-from tests.support.fork_server import python_with_torch
+from tests.support.fork_server import EXECUTABLE, python_with_torch
 from tests.support.strategies import tiny_run
 
 
@@ -82,7 +82,7 @@ def test_only_the_slowest_of_two_ranks_keeps_its_trace(tmp_path: Path, own_store
         [*command, str(tmp_path / "train.py"), "20"],
         capture_output=True,
         text=True,
-        env=os.environ | {"PYTHON_EXEC": python_with_torch()},
+        env=os.environ | {EXECUTABLE: python_with_torch()},
     )
     assert said.returncode == 0, said.stderr
     assert "Rank 1 arrives last" in said.stderr, "the report was made from all traces"

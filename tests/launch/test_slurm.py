@@ -50,6 +50,7 @@ def texts(session: KernelSession, code: str) -> str:
     return "\n".join([answer.stdout, *(display["text/plain"] for display in answer.displays())])
 
 
+@pytest.mark.slow("two nodes of two ranks, each node with a launcher of its own")
 def test_a_cell_on_two_nodes_ends_in_one_report(session: KernelSession) -> None:
     said = texts(session, "%%gpuprofile --on slurm --nodes 2 --ranks 2 --time 5\ntrain(60)")
     assert "#SBATCH --nodes=2" in said and "srun" in said, "what is submitted is shown"

@@ -16,7 +16,7 @@ from gpulab.lessons.data_parallel import (
 from gpulab.lessons.editions import solutions
 from gpulab.lessons.slow_link import SlowLink
 from tests.lessons.notebook_kernel import shipped
-from tests.support.fork_server import python_with_torch
+from tests.support.fork_server import EXECUTABLE, python_with_torch
 
 SOLUTIONS = solutions(shipped("11_data_parallel"))
 
@@ -110,7 +110,7 @@ def test_two_real_ranks_over_the_link(tmp_path: Path, monkeypatch: pytest.Monkey
     """The hook gives DDP's own gradients, and sleeps as it says; exercise 1's solution is an all-reduce here, too."""
     script = tmp_path / "ranks.py"
     script.write_text(TWO_RANKS.format(ring=SOLUTIONS["all-reduce"]), encoding="utf-8")
-    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
+    monkeypatch.setenv(EXECUTABLE, python_with_torch())
     command = [python_with_torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=tmp_path)
     assert done.returncode == 0, done.stderr[-3000:]

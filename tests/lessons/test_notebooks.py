@@ -37,7 +37,7 @@ from tests.lessons.notebook_kernel import (
 )
 from tests.lessons.whole import whole_lessons
 from tests.support.changes import is_due
-from tests.support.fork_server import python_with_torch
+from tests.support.fork_server import EXECUTABLE, python_with_torch
 from tests.support.paths import ROOT
 
 TEXTS = NOTEBOOKS / "lessons"
@@ -187,7 +187,7 @@ def binder(share: Path) -> Iterator[Kernel]:
 @pytest.fixture(scope="session")
 def quick(share: Path) -> Iterator[Kernel]:
     """The tests' own environment, and nothing measured for longer than it takes to run every line."""
-    install_kernel("gpulab-quick", sys.executable, share, {QUICK_VARIABLE: "1", "PYTHON_EXEC": python_with_torch()})
+    install_kernel("gpulab-quick", sys.executable, share, {QUICK_VARIABLE: "1", EXECUTABLE: python_with_torch()})
     with closing(Kernel("gpulab-quick")) as kernel:
         yield kernel
 

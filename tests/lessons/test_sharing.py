@@ -79,7 +79,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_jobs_are_recorded_each_in_its_own_folder(
     folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHON_EXEC", python_with_torch())
+    monkeypatch.setattr("sys.executable", python_with_torch())
     (folder / "my job.py").write_text(JOB)
     mine = folder / "fleet" / "other" / ".gpulab" / "runs" / "mine"
     mine.mkdir(parents=True)

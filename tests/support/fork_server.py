@@ -2,8 +2,9 @@
 
 Importing torch takes two seconds of a core and torch's compiler another; some hundred programs of the tests need both.
 `python_with_torch()` is the path of a command that takes what Python takes (`-c`, `-m`, a script) and ends as its
-program ends. Not for a program whose own start is what is tested: it finds modules imported, reads no `sitecustomize`,
-and is another process than the command; nor for one that needs other OpenMP threads.
+program ends; where its environment names an `EXECUTABLE`, that is its `sys.executable`. Not for a program whose own
+start is what is tested: it finds modules imported, reads no `sitecustomize`, and is another process than the command;
+nor for one that needs other OpenMP threads.
 
 The server has one thread and has run no operator of torch when it forks: no thread pool is lost in a child.
 """
@@ -30,6 +31,7 @@ MODULES = (
     "gpulab.api.profile",
     "gpulab.cli.record",
 )
+EXECUTABLE = "TESTS_EXECUTABLE"
 KERNEL_MODULES = (*MODULES, "ipykernel.ipkernel", "ipykernel.kernelapp", "gpulab.magics")
 LENGTH_BYTES = 4
 PASSED_ON = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT)
@@ -54,8 +56,9 @@ def python_with_torch(modules: tuple[str, ...] = MODULES, **environment: str) ->
     os.close(ends)
     path = os.path.join(folder, "python")
     words = [sys.executable, "-I", "-S", __file__, "ask", address]
+    new = f'exec {shlex.quote(sys.executable)} "$@"'  # options that only a new Python takes
     with open(path, "w", encoding="utf-8") as script:
-        script.write(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        script.write(f'#!/bin/sh\ncase "$1" in -[IPSBW]*) {new};; esac\nexec {shlex.join(words)} "$@"\n')
     os.chmod(path, 0o700)
     return path
 
@@ -172,6 +175,7 @@ def _become(request: tuple[list[str], str, dict[str, str], int], files: list[int
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(environment)
+    sys.executable = environment.get(EXECUTABLE, sys.executable)
     return words
 
 

@@ -17,7 +17,7 @@ from jupyter_client.manager import KernelManager
 from msgspec import Struct, field
 
 from tests.support import leftovers
-from tests.support.fork_server import KERNEL_MODULES, python_with_torch
+from tests.support.fork_server import EXECUTABLE, KERNEL_MODULES, python_with_torch
 
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PATIENCE_S = 300.0  # for whatever must come; nothing is asserted about how soon
@@ -152,7 +152,7 @@ class KernelSession:
         assert spec is not None
         if not bare:
             spec.argv[0] = python_with_torch(KERNEL_MODULES, **{"PYTHONWARNINGS": "default", **spec.env})
-            environment.setdefault("PYTHON_EXEC", python_with_torch())
+            environment.setdefault(EXECUTABLE, python_with_torch())
         self.manager.start_kernel(cwd=str(folder), env=environment)
         client = self.manager.client()
         assert isinstance(client, BlockingKernelClient)

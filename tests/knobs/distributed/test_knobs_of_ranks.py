@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.fork_server import python_with_torch
+from tests.support.fork_server import EXECUTABLE, python_with_torch
 from tests.support.paths import ROOT
 
 SAME = 1e-6
@@ -21,7 +21,7 @@ def ranks() -> list[dict[str, Any]]:
     """What both ranks saw."""
     module = f"{__package__}.two_ranks"
     words = [python_with_torch(), "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", module]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHON_EXEC": python_with_torch()}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), EXECUTABLE: python_with_torch()}
     said = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=Path(ROOT))
     assert said.returncode == 0, said.stderr
     found: list[dict[str, Any]] = json.loads(said.stdout.strip().splitlines()[-1])
