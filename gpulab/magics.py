@@ -499,7 +499,7 @@ def _offer_panel(profiler: profile) -> None:
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.panel.opening import offer_panel
+            from gpulab.bench.opening import offer_panel
 
             offer_panel(dict(profiler.report.diagnosis.first.settings))
 
@@ -547,7 +547,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "doctor": _show_doctor,
     "report": _show_report,
     "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
-    "panel": _in("gpulab.panel.opening", "open_panel", alone="panel"),
+    "panel": _in("gpulab.bench.opening", "open_panel", alone="panel"),
     "climb": _in("gpulab.api.climb"),
     "headspace": _in("gpulab.api.headspace"),
     "predict": _in("gpulab.api.predict", "magic_predict"),

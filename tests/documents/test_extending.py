@@ -101,8 +101,9 @@ def test_a_training_that_sets_the_switch_itself_shows_no_effect(knob: Knob) -> N
 
 def test_command_and_panel_know_the_knob(knob: Knob) -> None:
     pytest.importorskip("ipywidgets")
-    from gpulab.magics import help_text
     from gpulab.panel.controls import KnobRow
+
+    from gpulab.magics import help_text
 
     assert f", {knob.name}, or any variable" in " ".join(help_text().split())
     assert parse_settings(["deterministic=on"], lambda name: False) == {"deterministic": True}

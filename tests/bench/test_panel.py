@@ -13,17 +13,17 @@ from typing import Any, TextIO
 import ipywidgets
 import pytest
 import torch
+from gpulab.panel.controls import KnobRow
+from gpulab.panel.opening import lab
+from gpulab.panel.output import KeptPrints, MainThread, interruptible, prints_kept
+from gpulab.panel.panel import Panel, head
+from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
 from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import Value
-from gpulab.panel.controls import KnobRow
-from gpulab.panel.opening import lab
-from gpulab.panel.output import KeptPrints, MainThread, interruptible, prints_kept
-from gpulab.panel.panel import Panel, head
-from gpulab.panel.session import INTERRUPTED, NOTHING_TURNED, PanelSession
 from gpulab.tuning.function_code import FunctionCode, TextCode
 from gpulab.tuning.plan import Code, Listener, Plan, Progress
 from gpulab.tuning.record import Experiment
