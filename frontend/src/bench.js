@@ -62,7 +62,7 @@ class Bench {
       this.#begin("climb"),
     );
     this.reset = this.#button(line, "Reset", "All toggles as written", () => this.#send("choose", { settings: {} }));
-    const now = element("div", "gp-now", bar);
+    const now = (this.now = element("div", "gp-now", bar));
     this.stop = this.#button(now, "Stop", "End at the next step, with what there is", () => this.#stopRun());
     this.stop.classList.add("gp-stop");
     this.track = element("div", "gp-track", now);
@@ -71,6 +71,20 @@ class Bench {
     this.words = element("span", "gp-words", now);
     this.message = element("div", "gp-message", bar);
     this.message.setAttribute("role", "status");
+    // Stop stays in view: where its place is scrolled away, it floats over the page (in a box of its own: an output
+    // has its own scrolling, and keeps what is fixed inside itself)
+    this.float = element("div", "gp-bench gp-float", document.body);
+    this.seen = new IntersectionObserver((entries) => {
+      this.away = !entries[entries.length - 1].isIntersecting;
+      this.#place();
+    });
+    this.seen.observe(line);
+  }
+
+  #place() {
+    const floats = this.away && this.running && !this.lost;
+    (floats ? this.float : this.message.parentNode).insertBefore(this.now, floats ? null : this.message);
+    this.float.hidden = !floats;
   }
 
   #button(parent, words, hint, action) {
@@ -121,7 +135,10 @@ class Bench {
     this.rows.addEventListener("keydown", (event) => this.#pressed(event));
     // a notebook takes letters for commands before its outputs meet them: what is typed here stays here
     const typed = (event) => {
-      if (this.root.contains(event.target) && event.target.matches?.("input, select, textarea")) event.stopPropagation();
+      if (!this.root.contains(event.target) || !event.target.matches?.("input, select")) return;
+      event.stopPropagation();
+      if (event.key === "Escape") event.target.value = event.target.defaultValue;
+      if (["Enter", "Escape"].includes(event.key)) event.target.blur();
     };
     window.addEventListener("keydown", typed, true);
     this.end = () => {
@@ -129,6 +146,8 @@ class Bench {
       this.model.off("comm_live_update", onLost);
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
+      this.seen.disconnect();
+      this.float.remove();
       this.twin.remove();
     };
   }
@@ -143,7 +162,7 @@ class Bench {
   }
 
   #drawTheme() {
-    this.root.dataset.theme = isDark() ? "dark" : "light";
+    for (const box of [this.root, this.float]) box.dataset.theme = isDark() ? "dark" : "light";
   }
 
   // -- toggles -----------------------------------------------------------------------------------------------------
@@ -173,8 +192,7 @@ class Bench {
     const words = element("span", "", label, toggle.title);
     words.title = toggle.help;
     this.#control(toggle, label);
-    const now = toggle.value === null ? `now ${toggle.shown}` : `was ${toggle.shown}`;
-    element("span", "gp-quiet", line, now);
+    element("span", "gp-quiet", line, toggle.value === null ? "" : `was ${toggle.shown}`);
     this.#expected(toggle, line);
     if (toggle.lesson) {
       const link = element("a", "gp-quiet", line, "lesson");
@@ -213,7 +231,7 @@ class Bench {
 
   #expected(toggle, line) {
     if (!toggle.expected) return;
-    const button = element("button", "gp-expected", line, `→ ${toggle.proposed}: expected ${toggle.expected}`);
+    const button = element("button", "gp-expected", line, `→ ${toggle.proposed}: ${toggle.expected}`);
     button.type = "button";
     button.title = "Predicted from the last run, not measured. Click to set the toggle to it";
     button.disabled = this.running || this.lost;
@@ -262,6 +280,7 @@ class Bench {
     if (!this.stop.disabled) this.words.textContent = running && !dead ? words : "";
     this.message.textContent = dead ? LOST : message;
     this.message.dataset.level = dead ? "bad" : level;
+    this.#place();
     this.#drawToggles();
   }
 
@@ -304,6 +323,7 @@ class Bench {
   #act(what, row) {
     row.querySelector(".gp-menu").open = false;
     if (what === "rename") return this.#rename(row);
+    if (["decide", "again", "remove"].includes(what) && (this.running || this.lost)) return;
     if (["decide", "again"].includes(what)) this.#setRunning(true);
     this.#send(what, { row: row.dataset.row });
   }
@@ -311,24 +331,15 @@ class Bench {
   #rename(row) {
     const name = row.querySelector(".gp-setting b");
     const input = element("input", "gp-rename", null);
-    input.value = name.textContent;
+    input.value = input.defaultValue = name.textContent;
     input.setAttribute("aria-label", "Name of the row");
     name.replaceWith(input);
     input.focus();
     input.select();
-    let done = false;
-    const end = (keep) => {
-      if (done) return;
-      done = true;
-      if (keep) this.#send("rename", { row: row.dataset.row, name: input.value });
-      else this.#drawTable();
-    };
-    input.addEventListener("blur", () => end(true));
     input.addEventListener("click", (event) => event.stopPropagation());
-    input.addEventListener("keydown", (event) => {
-      event.stopPropagation();
-      if (event.key === "Enter") end(true);
-      if (event.key === "Escape") end(false);
+    input.addEventListener("blur", () => {
+      if (input.value === input.defaultValue) this.#drawTable();
+      else this.#send("rename", { row: row.dataset.row, name: input.value });
     });
   }
 

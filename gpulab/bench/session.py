@@ -56,7 +56,6 @@ BUSY = "A run goes on already: wait for its end, or press Stop."
 TWO_SETTINGS = "Change two toggles or more: each is measured by itself, and all of them together."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
 INTERRUPTED = "Interrupted. What the cell trains is put back."
-SETTLING_S = 0.5  # after a run: clicks made meanwhile arrive now, and start nothing
 MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
 
 
@@ -110,7 +109,6 @@ class BenchSession:
         self._widget: BenchWidget | None = None
         self._output: BenchOutput | None = None
         self._opener: Offer | None = None
-        self._settling = False
         self._take_latest_run()
 
     # -- what a user calls ---------------------------------------------------------------------------------------
@@ -251,9 +249,6 @@ class BenchSession:
 
     def begin(self, kind: Kind, settings: Mapping[str, Value], row: Row | None = None) -> None:
         """As a click does: what speaks against it is said in the bench."""
-        if self._settling:
-            self._draw_status()
-            return
         try:
             self._begin(kind, settings, row, from_click=True)
         except GpulabError as e:
@@ -410,12 +405,7 @@ class BenchSession:
         self._prints = _printed(job.prints)
         self._draw_all()
         self._draw_status(Status(False, "", 0.0, message, level))
-        self._settling = True
-        self._main.later(SETTLING_S, self._settled)
         self._main.later(0.0, self._predict)
-
-    def _settled(self) -> None:
-        self._settling = False
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
         """Keep what there is; the sentence that is said of it."""
@@ -443,7 +433,8 @@ class BenchSession:
         baseline = rows_of.baseline_row(baseline, written, job.turn)
         self.bench = self.bench.put(baseline)
         for row, comparison in zip(job.rows, experiment.comparisons, strict=False):
-            self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
+            if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
+                self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
         if not experiment.comparisons:
             return "Measured as written: the first row. Change a toggle, then Run."
         self._last = Compared(experiment)
@@ -451,8 +442,9 @@ class BenchSession:
         rows = [self.bench.row(row.id) for row in job.rows]
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
-        said = [side_by_side.sentence(baseline, row, row.speed) for row in rows if row is not None]
-        return " ".join(said)
+        told = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
+        said = [side_by_side.sentence(baseline, row, row.speed) for row in told]
+        return " ".join(["Stopped."] * experiment.stopped + said) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
         """Each rung is a row: what was kept before it and it, against the cell as written by way of what was kept."""
@@ -540,7 +532,7 @@ class BenchSession:
         return view.static_page(self.bench, code, self._detail(marks))
 
     def _detail(self, marks: Sequence[str]) -> str:
-        rows = [row for row in map(self.bench.row, marks) if row is not None]
+        rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]
         if not rows:
             return ""
         if len(rows) == 1:

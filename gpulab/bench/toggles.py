@@ -24,6 +24,7 @@ from gpulab.prediction.step import plan_of
 from gpulab.views.wording import lesson_path
 
 MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
+NO_GAIN = 1.1  # a speedup: below it at best, nobody turns a toggle for it
 _PROPOSED = 2  # values of a knob whose gain is predicted
 
 
@@ -148,8 +149,10 @@ def _control(knob: Knob, current: Value | None, choice: Value | None) -> dict[st
 
 
 def expected_words(prediction: Prediction | None) -> str:
-    """ "2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
-    if prediction is None or prediction.ratio is None:
+    """ "expected 2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
+    if prediction is None or prediction.ratio is None or prediction.interval is None:
         return ""
+    if prediction.interval[0] > 1 / NO_GAIN:
+        return "no gain expected" if prediction.interval[0] <= 1 else "slower expected"
     middle, around = speed_within(prediction.ratio, prediction.interval)
-    return f"{around}×" if prediction.only_sign else f"{middle}× ({around})"
+    return f"expected {around}×" if prediction.only_sign else f"expected {middle}× ({around})"

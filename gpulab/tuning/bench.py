@@ -112,6 +112,20 @@ class Bench(Struct, frozen=True):
         faster = [row for row in self.rows if row.speed is not None and row.speed.verdict == "faster"]
         return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
 
+    def step_us(self, row: Row) -> float | None:
+        """A step of the row: of the first row's run as measured, of another that time by the ratio of the pairs.
+
+        So times and speedups of a bench are one fact. Where nothing was compared, that of the row's own run.
+        """
+        baseline, speed = self.baseline, row.speed
+        if speed is None or speed.ratio is None or baseline is None or baseline.step_us is None:
+            return row.step_us
+        if speed.per == "step":
+            return baseline.step_us * speed.ratio
+        if not baseline.samples_per_step or not row.samples_per_step:
+            return row.step_us
+        return baseline.step_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+
     @property
     def next_turn(self) -> int:
         """The number of the next turn of blocks: pairs are those of one turn."""
@@ -183,7 +197,7 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
     side, loss = comparison.b, comparison.loss
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = speed_of(comparison)
-    if row.blocks and not side.failure and speed.verdict != "not comparable":
+    if row.blocks and not side.failure:
         speed = speed_by_blocks(baseline.blocks, blocks) or speed
     predicted = side.prediction
     if predicted is not None and predicted.ratio is not None and predicted.interval is not None:

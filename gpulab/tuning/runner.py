@@ -681,7 +681,8 @@ class Runner:
         budget = self._budget
         most_s = None if math.isinf(budget.limit_s) else budget.limit_s
         note = " ".join(self._too_short()) if self._needed_s is not None else ""
-        about_s = None if self._expected_s is None else min(self._expected_s, budget.limit_s)
+        unsure = self._expected_s is None or self._plan.pairs is None  # blocks end as soon as they decide it
+        about_s = None if unsure else min(self._expected_s or 0.0, budget.limit_s)
         return replace(progress, elapsed_s=budget.elapsed_s, about_s=about_s, most_s=most_s, note=note)
 
     def _expect(self) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within
 from gpulab.tuning.bench import Bench, Row, Speed, Sum
 from gpulab.verdict import TOO_FEW
@@ -41,8 +43,9 @@ _ACTIONS = (
 
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
-    """As written first, then pinned ones, then the others in the order in which they came."""
-    return tuple(sorted(bench.rows, key=lambda row: (bool(row.settings), not row.pinned)))
+    """As written first, then pinned ones, then the others as they came; each with its step by the speedup."""
+    rows = (replace(row, step_us=bench.step_us(row)) for row in bench.rows)
+    return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
 def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> str:
@@ -56,7 +59,7 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is as written"),
-        ("time", "Step"),
+        ("time", "Step time"),
         ("shares", "Where a step goes"),
         ("memory", "Peak memory"),
         *([("loss", "Loss")] if losses else []),
@@ -95,11 +98,8 @@ def _row(row: Row, bench: Bench, axis: FactorAxis, marks: Sequence[str], kinds: 
         "do": _menu(row),
     }
     titles = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU busy"}
-    inside = "".join(
-        f'<td class="gp-{kind}"{f" data-title={chr(34)}{titles[kind]}{chr(34)}" if kind in titles else ""}>'
-        f"{cells[kind]}</td>"
-        for kind in kinds
-    )
+    named = {kind: f' data-title="{title}"' for kind, title in titles.items() if cells[kind]}
+    inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
     keys = {"number": number, "speed": (row.speed and row.speed.ratio) or (1.0 if not row.settings else 1e9),
             "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}  # fmt: skip
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
