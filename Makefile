@@ -70,7 +70,7 @@ side-by-side: $(TEST)
 checks: lint types floors
 
 .PHONY: lint
-lint: $(TEST) ## ruff: rules and format
+lint: $(TEST) ## ruff and tests.lint: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.lint
