@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gpulab.analysis.breakdown import loads_itself
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
 from gpulab.analysis.step_shares import core_wait_in_loading
 from gpulab.diagnosis.context import FindingKind, RuleContext
@@ -84,8 +85,14 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
 
 
 def loading_core_us(context: RuleContext) -> float:
-    """Of the wait for data, that in which who loads was ready to go on and had no core; of a step."""
-    return context.part_us("data_wait") * core_wait_in_loading(context.facts)
+    """Of the wait for data, that in which who loads was ready to go on and had no core; of a step.
+
+    Where the training thread loads, it is what that thread lacked a core for and no other part holds.
+    """
+    facts, cores = context.facts, context.facts.cores
+    if loads_itself(facts.run) and not context.on_gpu and cores is not None and cores.thread_wait_fraction is not None:
+        return max(0.0, (cores.thread_wait_fraction - context.share("core_wait")) * (context.step_us or 0.0))
+    return context.part_us("data_wait") * core_wait_in_loading(facts)
 
 
 # -- whose doing it is -------------------------------------------------------------------------------------------------
@@ -182,7 +189,7 @@ def _cores(count: float) -> str:
 
 
 def _parts(loss: CoreLoss) -> tuple[str, ...]:
-    pool = ("compute/threads", "optimizer", "launch") if loss.pool_us > 0 else ()
+    pool = ("compute/threads", "optimizer/threads", "launch/threads") if loss.pool_us > 0 else ()
     return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
 
 
