@@ -70,29 +70,18 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     cores, step_us = context.facts.cores, context.step_us
     if cores is None or cores.thread_wait_fraction is None or not step_us:
         return None
-    thread_us = context.part_us("core_wait")
+    shares, own_us = context.facts.shares, cores.thread_wait_fraction * step_us
+    thread_us = own_us if shares is None else shares.of("core_wait") * step_us
+    waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
+    # where the training thread loads, what it lacked a core for and no other part holds
+    own_loading = loads_itself(context.facts.run) and not context.on_gpu
+    loading_us = max(0.0, own_us - thread_us) if own_loading else waited_us * core_wait_in_loading(context.facts)
     if context.on_gpu:
-        return CoreLoss(thread_us, 0.0, loading_core_us(context))
-    if context.facts.breakdown is None:
-        shares = context.facts.shares
-        thread_us = (shares.of("core_wait") if shares is not None else cores.thread_wait_fraction) * step_us
+        return CoreLoss(thread_us, 0.0, loading_us)
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
     pool_us = each * context.part_us("compute", "optimizer", "launch")
-    if pool_us < context.thresholds.core_wait_notice * step_us:
-        pool_us = 0.0
-    return CoreLoss(thread_us, pool_us, loading_core_us(context))
-
-
-def loading_core_us(context: RuleContext) -> float:
-    """Of the wait for data, that in which who loads was ready to go on and had no core; of a step.
-
-    Where the training thread loads, it is what that thread lacked a core for and no other part holds.
-    """
-    facts, cores = context.facts, context.facts.cores
-    if loads_itself(facts.run) and not context.on_gpu and cores is not None and cores.thread_wait_fraction is not None:
-        return max(0.0, (cores.thread_wait_fraction - context.share("core_wait")) * (context.step_us or 0.0))
-    return context.part_us("data_wait") * core_wait_in_loading(facts)
+    return CoreLoss(thread_us, pool_us if pool_us >= context.thresholds.core_wait_notice * step_us else 0.0, loading_us)
 
 
 # -- whose doing it is -------------------------------------------------------------------------------------------------
