@@ -71,7 +71,8 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     if cores is None or cores.thread_wait_fraction is None or not step_us:
         return None
     shares, own_us = context.facts.shares, cores.thread_wait_fraction * step_us
-    thread_us = own_us if shares is None else shares.of("core_wait") * step_us
+    unknown_us = 0.0 if context.on_gpu else own_us
+    thread_us = unknown_us if shares is None else shares.of("core_wait") * step_us
     waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
     # where the training thread loads, what it lacked a core for and no other part holds
     own_loading = loads_itself(context.facts.run) and not context.on_gpu
