@@ -125,7 +125,8 @@ def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> d
     elif facts.step_us.median > 0:
         busy_ns = [sum(step.parts_ns[part] for part in DEVICE_PARTS) for step in account.steps]
         idle = max(0.0, min(idle, 1 - float(np.median(busy_ns)) / 1e3 / facts.step_us.median))
-    waited = min(waited, idle)
+    looped = facts.data_wait_fraction
+    waited = min(waited, idle, 1.0 if looped is None else looped)  # no longer than the loop itself is blocked
     device = _filled({part: typical[part] for part in DEVICE_PARTS}, 1 - idle)
     causes = {part: typical[part] for part in PARTS if part not in (*DEVICE_PARTS, "data_wait")}
     return dict.fromkeys(PARTS, 0.0) | device | _filled(causes, idle - waited) | {"data_wait": waited}

@@ -9,8 +9,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.step_shares import shares_on
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
@@ -157,15 +158,16 @@ def idle_fraction(figures: Facts) -> tuple[float | None, str]:
         return None, ""
     devices = figures.trace.devices if figures.trace is not None else ()
     if devices:  # without what starting up took, which no later step has
-        return 1 - sum(sum(device.share[part] for part in DEVICE_PARTS) for device in devices) / len(devices), "trace"
+        return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
     curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
     return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
 
 
 def _cpu_idle_fraction(figures: Facts) -> float | None:
-    if figures.run.device.kind == "cuda" or figures.breakdown is None:
+    shares = figures.shares
+    if figures.run.device.kind == "cuda" or figures.breakdown is None or shares is None:
         return None
-    return 1 - figures.breakdown.share["compute"] - figures.breakdown.share["optimizer"]
+    return 1 - shares.of("compute", "optimizer")
 
 
 def _gpu_count(figures: Facts) -> int:
