@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
@@ -18,7 +19,8 @@ from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, unknown_by_annotation
-from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
+from gpulab.analysis.step_shares import StepShares, step_shares
+from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
@@ -52,7 +54,7 @@ class TraceFacts(Struct, frozen=True):
     exchanges: tuple[CollectiveFacts, ...] = ()
 
 
-class Facts(Struct, frozen=True):
+class Facts(Struct, frozen=True, dict=True):
     """The figures of one run. None is "not measurable" and a view says so."""
 
     run: Run
@@ -83,10 +85,20 @@ class Facts(Struct, frozen=True):
     annotated: tuple[Annotated, ...] = ()  # where in the program the unknown time of a step lies
     whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
 
+    @cached_property
+    def shares(self) -> StepShares | None:
+        """Where a typical step's time goes: every view and every rule has it from here."""
+        return step_shares(self)
+
     @property
     def typical_step_us(self) -> Spread | None:
         """A step as it is without the profiler, where such steps were measured; else a profiled one."""
         return self.step_us or self.traced_step_us
+
+    @property
+    def step_times_ns(self) -> Int64:
+        """Of every step of the run, as its typical step counts it."""
+        return _time_ns(self.run, self.breakdown)
 
     @property
     def step_name(self) -> str:
@@ -148,9 +160,9 @@ def facts(run: Run) -> Facts:
     one_round = run.loader is None and round_steps > 1
 
     def typical(values: Int64, of: Int64) -> Spread | None:
-        return spread_of_window(values) if one_round else spread_of_rounds(values, of, round_steps)
+        return spread_of_steps(run, values, of, round_steps)
 
-    time_ns = _time_ns(run, traced, account)
+    time_ns = _time_ns(run, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
@@ -221,12 +233,12 @@ def _marks_are_whole(run: Run) -> bool:
     return run.origin is None or not run.origin.is_cut_short or run.step_source == "ProfilerStep"
 
 
-def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
+def _time_ns(run: Run, account: Breakdown | None) -> Int64:
     """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace.
 
     Without what starting up took in them, once.
     """
-    time_ns = run.steps.time_ns.copy()
+    time_ns, traced = run.steps.time_ns.copy(), run.traced_rows
     if account is None or account.whole_window:
         return time_ns
     if account.device_index is not None:

@@ -9,8 +9,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.step_shares import shares_on
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
@@ -157,15 +158,16 @@ def idle_fraction(figures: Facts) -> tuple[float | None, str]:
         return None, ""
     devices = figures.trace.devices if figures.trace is not None else ()
     if devices:  # without what starting up took, which no later step has
-        return 1 - sum(sum(device.share[part] for part in DEVICE_PARTS) for device in devices) / len(devices), "trace"
+        return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
     curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
     return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
 
 
 def _cpu_idle_fraction(figures: Facts) -> float | None:
-    if figures.run.device.kind == "cuda" or figures.breakdown is None:
+    shares = figures.shares
+    if figures.run.device.kind == "cuda" or figures.breakdown is None or shares is None:
         return None
-    return 1 - figures.breakdown.share["compute"] - figures.breakdown.share["optimizer"]
+    return 1 - shares.of("compute", "optimizer")
 
 
 def _gpu_count(figures: Facts) -> int:
@@ -316,12 +318,17 @@ class _Budget(Struct):
         return replace(finding, recoverable_us_per_step=given, shares_with=shares)
 
     def _spend(self, finding: Finding, time_us: float) -> None:
-        """From its parts in proportion to what they hold."""
+        """First from the parts that are wholly its own, then from what is meant within others; each in proportion."""
         self.step_left -= time_us
-        bases = list(dict.fromkeys(_base(p) for p in finding.parts if _base(p) != BETWEEN))
-        held = sum(self.left.get(b, 0.0) for b in bases)
-        for base in bases:
-            self.left[base] = self.left.get(base, 0.0) * (1 - time_us / held if held else 1.0)
+        inside = [p for p in finding.parts if _base(p) != BETWEEN]
+        own = dict.fromkeys(p for p in inside if "/" not in p)
+        left_us = time_us
+        for bases in (list(own), list(dict.fromkeys(_base(p) for p in inside if _base(p) not in own))):
+            held = sum(self.left.get(b, 0.0) for b in bases)
+            taken = min(left_us, held)
+            for base in bases:
+                self.left[base] = self.left.get(base, 0.0) * (1 - taken / held if held else 1.0)
+            left_us -= taken
         for part in finding.parts:
             self.within[part] = self.within.get(part, 0.0) + time_us
             if finding.recoverable_us_per_step:
@@ -338,9 +345,6 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     budget.step_left = step
     if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
         budget.left = dict.fromkeys(PARTS, step)
-    else:
-        budget.left["data_wait"] = max(budget.left["data_wait"], _waited_us(context))
-        _without_core(context, budget.left)
     while waiting:
         keys = {f.key for f in waiting}
         ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
@@ -355,24 +359,6 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
 def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
     weight = _WORTH[finding.confidence]
     return (-1.0 if time_us is None else time_us * weight, weight)
-
-
-def _waited_us(context: RuleContext) -> float:
-    """On a CPU all waiting shows, and unprofiled steps may wait for a larger share than profiled ones."""
-    share = context.facts.data_wait_fraction
-    return share * (context.step_us or 0.0) if share is not None and not context.on_gpu else 0.0
-
-
-def _without_core(context: RuleContext, left: dict[str, float]) -> None:
-    """On a CPU unprofiled steps may wait longer for a core than profiled ones: then less of them is anything else."""
-    step, cores = context.step_us, context.facts.cores
-    if context.on_gpu or not step or cores is None or cores.thread_wait_fraction is None:
-        return
-    before, now = left["core_wait"] / step, cores.thread_wait_fraction
-    if before < now:
-        for part in left.keys() - {"core_wait", "data_wait"}:
-            left[part] *= (1 - now) / (1 - before)
-        left["core_wait"] = now * step
 
 
 def _claimed_between(finding: Finding) -> float:

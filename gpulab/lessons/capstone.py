@@ -156,12 +156,13 @@ def _range(interval: Interval) -> str:
 
 def _rest(run: Run | None) -> dict[str, float]:
     """The shares of the parts in which the device does not work, by label, the largest first."""
-    breakdown = facts(run).breakdown if run is not None else None
-    if breakdown is None:
+    known = facts(run) if run is not None else None
+    breakdown, shares = (known.breakdown, known.shares) if known is not None else (None, None)
+    if breakdown is None or shares is None:
         return {}
     on_gpu = breakdown.busy_fraction is not None
     work = ("compute", "memcpy", "memset", "communication") if on_gpu else ("compute", "optimizer")
-    idle = {part_of(name, breakdown).label: part for name, part in breakdown.share.items() if name not in work}
+    idle = {part_of(name, breakdown).label: part for name, part in shares.share.items() if name not in work}
     return dict(sorted(idle.items(), key=lambda item: -item[1]))
 
 

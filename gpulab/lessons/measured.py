@@ -74,24 +74,24 @@ def faster_than(before: str, after: str) -> Faster | None:
 
 
 def communicating_share(run: Run | None) -> float | None:
-    """The share of the profiled steps, 0 to 1, in which it exchanges data with other ranks, or waits for them, and
-    computes nothing; None where it is not known.
+    """The share of a step, 0 to 1, in which it exchanges data with other ranks, or waits for them, and computes
+    nothing; None where it is not known.
     """
-    breakdown = facts(run).breakdown if run is not None else None
-    return None if breakdown is None else breakdown.share["communication"]
+    known = facts(run) if run is not None else None
+    if known is None or known.breakdown is None or known.shares is None:
+        return None
+    return known.shares.of("communication")
 
 
 def working_share(run: Run | None) -> float | None:
-    """The share of the profiled steps, 0 to 1, in which the device works: a GPU's "busy"; None where it is not known.
+    """The share of a step, 0 to 1, in which the device works, as its report shows it; None where it is not known.
 
     On the CPU device: computing and updating weights.
     """
-    breakdown = facts(run).breakdown if run is not None else None
-    if breakdown is None:
+    known = facts(run) if run is not None else None
+    if known is None or known.breakdown is None or known.shares is None:
         return None
-    if breakdown.busy_fraction is not None:
-        return breakdown.busy_fraction
-    return breakdown.share["compute"] + breakdown.share["optimizer"]
+    return known.shares.of("compute", "optimizer") if known.breakdown.busy_fraction is None else 1 - known.shares.idle
 
 
 def working_shares(name: str) -> dict[str, float]:

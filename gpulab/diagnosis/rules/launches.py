@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
@@ -14,6 +11,7 @@ from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
 
+_CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
 _MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -36,9 +34,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     if launching < context.thresholds.launch_notice * _step(context):
         return None
     short = short_count_fraction(work.timeline, work.host_windows, context.thresholds.short_kernel_us)
-    evidence = [
-        Evidence(f"{duration(launching)} of {duration(_step(context))} pass while the CPU prepares the next operation")
-    ]
+    evidence = []
     if launches is not None and launches.median_us is not None and launches.per_step:
         each = "step" if context.unit == "each step" else "window"
         evidence.append(
@@ -48,13 +44,14 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     if short is not None:
         limit = f"{number(context.thresholds.short_kernel_us)} µs"
         evidence.append(Evidence(f"{percent(short)} of the GPU's operations last less than {limit}"))
+    evidence.append(Evidence(f"in all the GPU has nothing to do for {percent(context.idle)} of {context.unit}"))
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {percent(share)} of {context.unit}, because the CPU cannot start operations as "
-        "fast as the GPU finishes them.",
+        f"The GPU has nothing to do for {_lost(context, launching)}, because the CPU cannot start operations as fast "
+        "as the GPU finishes them.",
         tuple(evidence),
         launching,
         "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
@@ -71,7 +68,7 @@ def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[
     share = launching_us / _step(context)
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {percent(share)} of {context.unit} between replayed graphs, because the CPU "
+        f"The GPU has nothing to do for {_lost(context, launching_us)} between replayed graphs, because the CPU "
         "prepares the next one too slowly.",
         evidence,
         launching_us,
@@ -108,7 +105,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         )
     if not (half_idle and memory is not None) and not empty:
         return None
-    evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(context))} of {context.unit}")]
+    evidence = []
     if memory is not None:
         evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
     if small is not None:
@@ -136,7 +133,8 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         return None
     if context.share("data_wait") >= host.calling_share:
         return None
-    calling_us = host.calling_share * _step(context) - (updating.host_us if updating is not None else 0.0)
+    calling = context.of_typical(host.calling_share, *_CALLING)
+    calling_us = calling * _step(context) - (updating.host_us if updating is not None else 0.0)
     if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
@@ -144,12 +142,12 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     )
     return Finding(
         "small_batch",
-        f"Each batch is too small: {percent(host.calling_share)} of {context.unit} goes to starting operations that "
+        f"Each batch is too small: {percent(calling)} of {context.unit} goes to starting operations that "
         "have hardly anything to compute.",
         (Evidence(f"{short}{_samples(context)}: that is about what it takes to start one"),),
         calling_us,
         "likely",
-        parts=("compute", "unknown", "optimizer"),
+        parts=_CALLING,
         settings=_larger(context),
         cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
         "learning rate.",
@@ -181,15 +179,8 @@ def idle_within_replays_us(context: RuleContext) -> float:
 
 
 def idle_us(context: RuleContext) -> float:
-    """Idle time of the typical step. The profiler makes launches slower, not kernels: no more than an unprofiled step
-    leaves beside the work that the trace measured."""
-    account, step = context.facts.breakdown, _step(context)
-    if account is None or context.idle is None:
-        return 0.0
-    if context.facts.step_us is None:
-        return context.idle * step
-    busy = float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps])) / 1e3
-    return max(0.0, min(context.idle * step, step - busy))
+    """Idle time of the GPU in the typical step."""
+    return (context.idle or 0.0) * _step(context)
 
 
 def memory_fraction(context: RuleContext) -> float | None:
@@ -215,12 +206,6 @@ def _peak_is_hidden(context: RuleContext) -> bool:
     return any(m.key == "memory" for m in context.facts.run.missing)
 
 
-def unhidden_us(context: RuleContext, parts: tuple[str, ...]) -> float:
-    """These causes of idle time, no longer than an unprofiled step leaves room for."""
-    traced = (context.idle or 0.0) * _step(context)
-    return context.part_us(*parts) * (idle_us(context) / traced if traced else 0.0)
-
-
 def _launching_us(context: RuleContext) -> float:
     """Idle time that launches make: not that of long gaps, nor that in which the host waits for the GPU."""
     work = context.facts.work
@@ -228,10 +213,16 @@ def _launching_us(context: RuleContext) -> float:
         return 0.0
     blocked = joined(*(b.times for b in context.facts.blocking))
     elsewhere = joined(blocked, spans.loading_times(work.timeline))
-    own = unhidden_us(context, ("launch", "queued")) - not_launching_us(work, elsewhere)
+    own = context.part_us("launch", "queued") - not_launching_us(work, elsewhere)
     own -= idle_within_us(work)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))
+
+
+def _lost(context: RuleContext, time_us: float) -> str:
+    """A time that is no part of the step's breakdown, so not as a share: "3.1 ms of each 9.2 ms step"."""
+    step = duration(_step(context))
+    return f"{duration(time_us)} of {f'each {step} step' if context.unit == 'each step' else f'{step} profiled'}"
 
 
 def _step(context: RuleContext) -> float:

@@ -10,9 +10,9 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.core_wait import core_loss
+from gpulab.diagnosis.rules.core_wait import core_loss, told
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
-from gpulab.formatting import duration, percent, plural, size
+from gpulab.formatting import capitalized, duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -139,12 +139,15 @@ def _unexplained(context: RuleContext) -> Finding | None:
     if unknown < context.thresholds.unknown_too_much:
         return None
     where = context.facts.annotated[:1]
-    if where and where[0].share >= _MOST * unknown:
+    if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
     else:
         place = "the time goes to Python code that the trace does not name"
     each = "a step" if context.unit == "each step" else context.unit
-    inside = "".join(f"; inside {a.words}, without operators: {percent(a.share)} of {each}" for a in where)
+    inside = "".join(
+        f"; inside {a.words}, without operators: {percent(context.of_typical(a.share, 'unknown'))} of {each}"
+        for a in where
+    )
     return cannot_tell_because(
         f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: {place}.",
         f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator{inside}",
@@ -160,9 +163,9 @@ def _without_cores(context: RuleContext) -> Finding | None:
         return None
     if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return cannot_tell_because(
-            f"For {percent(loss.total_us / (context.step_us or loss.total_us))} of {context.unit} the training was "
-            "ready to go on and had no processor core; who had them cannot be told.",
-            "Run it longer, or look at top while it runs",
+            f"The training had no free processor core for {duration(loss.total_us)} of each "
+            f"{duration(context.step_us or loss.total_us)} step; who had them cannot be told.",
+            f"{capitalized(told(context, loss))}. Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
         )

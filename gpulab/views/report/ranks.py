@@ -132,7 +132,7 @@ def _communication(rank: RankFacts) -> dict[str, float | None]:
 def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Section:
     columns = (
         Column("rank"),
-        *numbers("step", "GPU busy", "computing", "exchanging data"),
+        *numbers("profiled step, mean", "GPU busy", "computing", "exchanging data"),
         *numbers("hidden", "waiting for others", "moving data"),
     )
     compared = {rank.rank: _rank_cells(rank, comparison.straggler) for rank in comparison.ranks}
@@ -165,7 +165,7 @@ def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
         f"{rank.rank}" + (" (last)" if rank.rank == straggler else ""),
         duration(rank.step_us),
         percent(account.busy_fraction),
-        percent(account.share["compute"]),
+        percent(rank.computing_share),
         duration(rank.communication_us),
         duration(rank.overlapped_us),
         duration(rank.waiting_us),
