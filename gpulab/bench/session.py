@@ -36,7 +36,7 @@ from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import Climb
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
-from gpulab.tuning.record import Comparison, Experiment, Side
+from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
@@ -303,14 +303,13 @@ class BenchSession:
         done = dict(self._trials)
         if kind != "decide":
             done = {label: trial for label, trial in done.items() if label == rows_of.AS_WRITTEN and arms}
-        known = all(arm.label in done for arm in arms)
         plan = Plan(
             arms=arms,
             block_steps=self.steps,
             pairs=_more_pairs(row) if kind == "decide" and row is not None else None,
             budget_s=self.budget_s if arms else None,
             interleaved=bool(arms),
-            early=bool(arms) and not known,
+            early=bool(arms),
             save=self._save,
         )
         if arms:
@@ -382,13 +381,13 @@ class BenchSession:
         bench, baseline = self.bench, self.bench.baseline
         if baseline is None:
             return bench
-        of_arms = [[] for _ in range(1 + len(job.rows))]
+        of_arms: list[list[Block]] = [[] for _ in range(1 + len(job.rows))]
         for block in job.engine.blocks:
             of_arms[block.arm].append(replace(block, turn=block.turn + job.turn, arm=0))
-        known = (*baseline.blocks, *of_arms[0])
+        baseline_blocks = (*baseline.blocks, *of_arms[0])
         for row, blocks in zip(job.rows, of_arms[1:], strict=True):
             own = (*row.blocks, *blocks)
-            bench = bench.put(replace(row, blocks=own, speed=rows_of.speed_by_blocks(known, own)))
+            bench = bench.put(replace(row, blocks=own, speed=rows_of.speed_by_blocks(baseline_blocks, own)))
         return bench
 
     # -- its end -------------------------------------------------------------------------------------------------
@@ -442,9 +441,9 @@ class BenchSession:
         rows = [self.bench.row(row.id) for row in job.rows]
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
-        told = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
-        said = [side_by_side.sentence(baseline, row, row.speed) for row in told]
-        return " ".join(["Stopped."] * experiment.stopped + said) or "Nothing was compared."
+        judged = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
+        sentences = [side_by_side.sentence(baseline, row, row.speed) for row in judged]
+        return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
         """Each rung is a row: what was kept before it and it, against the cell as written by way of what was kept."""

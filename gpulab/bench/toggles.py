@@ -86,9 +86,9 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
             return toggle
         values = [v for v in knob.next_values(current, times) if v != current and not refusal(knob, observation, v)]
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
-        made = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
-        known = [p for p in made if p.ratio is not None]
-        return replace(toggle, prediction=min(known, key=lambda p: p.ratio or 1.0, default=None))
+        predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
+        useful = [p for p in predictions if p.ratio is not None]
+        return replace(toggle, prediction=min(useful, key=lambda p: p.ratio or 1.0, default=None))
 
     return [best(toggle) for toggle in toggles]
 

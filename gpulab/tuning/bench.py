@@ -16,7 +16,6 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.run import Change
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.compare.parts import mean_parts_us
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.plan import Arm
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
@@ -220,9 +219,8 @@ def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
 
 
 def _shares(figures: Facts) -> dict[str, float]:
-    parts = mean_parts_us(figures, per_sample=False) or {}
-    whole = sum(parts.values())
-    return {name: us / whole for name, us in parts.items() if us > 0} if whole else {}
+    shares = figures.shares
+    return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
 
 
 def _memory_bytes(figures: Facts) -> int | None:
