@@ -171,7 +171,7 @@ def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
 
 @contextmanager
 def _observed() -> Iterator[Observed | None]:
-    """What the cell inside uses, so that the panel opens with its values; None where torch is not imported yet."""
+    """What the cell inside uses, so that the bench opens with its values; None where torch is not imported yet."""
     if "torch" not in sys.modules:
         yield None
         return
@@ -182,7 +182,7 @@ def _observed() -> Iterator[Observed | None]:
 
 
 def _remember(code: Code, seen: Observed, profiler: profile) -> None:
-    """What the cell has as written, where it came as far as to train. A fault of ours costs only the panel's values."""
+    """What the cell has as written, where it came as far as to train. A fault of ours costs only the bench's values."""
     from gpulab.tuning import single_run
 
     with suppress(Exception):
@@ -268,7 +268,7 @@ class GPUProfile(Magics):
             hide_gpulabs_frames(error)
             cell_code.show_as_bare(self.shell, error)
             raise
-        _offer_panel(profiler)
+        _offer_bench(profiler)
         return profiler.run if give else value
 
     def _prepared(
@@ -493,15 +493,15 @@ def _nothing_more(command: str, rest: str) -> None:
         raise UsageError(f"%gpulab {command} takes no more words: leave out {rest!r}.")
 
 
-def _offer_panel(profiler: profile) -> None:
-    """Buttons under the report that open the knobs and try the first cure; without them there is `%gpulab panel`."""
+def _offer_bench(profiler: profile) -> None:
+    """Buttons under the report that open the bench and try the first fix; without them there is `%gpulab panel`."""
     from gpulab.views.running.display import in_notebook
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.bench.opening import offer_panel
+            from gpulab.bench.opening import offer_bench
 
-            offer_panel(dict(profiler.report.diagnosis.first.settings))
+            offer_bench(dict(profiler.report.diagnosis.first.settings))
 
 
 def _show_doctor(rest: str) -> None:
@@ -547,7 +547,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "doctor": _show_doctor,
     "report": _show_report,
     "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
-    "panel": _in("gpulab.bench.opening", "open_panel", alone="panel"),
+    "panel": _in("gpulab.bench.opening", "open_bench", alone="panel"),
     "climb": _in("gpulab.api.climb"),
     "headspace": _in("gpulab.api.headspace"),
     "predict": _in("gpulab.api.predict", "magic_predict"),
@@ -566,7 +566,7 @@ _ONE_LINE_HELP = {
     "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
     "board": "%gpulab board FOLDER [--html FILE]   the class whose lines are in FOLDER, renewed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
-    "panel": "%gpulab panel   the knobs of the cell that was profiled last, as buttons; needs a notebook",
+    "panel": "%gpulab panel   the bench of the cell that was profiled last: toggle settings, run, compare; needs a notebook",
 }
 COMMANDS_HELP = """\
 %gpulab runs          the runs kept here
@@ -575,7 +575,7 @@ COMMANDS_HELP = """\
 %gpulab scoreboard    how well such predictions held here
 %gpulab climb         turn every knob that helps the cell that was profiled last, one by one
 %gpulab headspace     what a perfect DataLoader would bring to that cell
-%gpulab panel         the knobs of that cell as buttons
+%gpulab panel         the bench of that cell: toggle settings, run, compare
 %gpulab fleet         which jobs waste GPUs, of the runs in several folders
 %gpulab tensorboard   the runs in TensorBoard
 %gpulab doctor        what can be measured on this machine

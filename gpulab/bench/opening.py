@@ -35,12 +35,12 @@ _opened: list[BenchSession] = []
 _offered: list[Offer] = []
 
 
-def open_panel() -> BenchSession:
+def open_bench() -> BenchSession:
     """`%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
     return _open(lab(), None)
 
 
-def offer_panel(settings: Mapping[str, str] | None = None) -> None:
+def offer_bench(settings: Mapping[str, str] | None = None) -> None:
     """Under the report of a cell: buttons that open its bench there, and try `settings` in it. In a terminal, nothing.
 
     When the next cell is run the buttons go: only the latest report has some.

@@ -34,7 +34,7 @@ from gpulab.tuning import bench as rows_of
 from gpulab.tuning import cell_code
 from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.record import Climb
+from gpulab.tuning.climb.record import Bounds, Climb
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
@@ -43,6 +43,7 @@ from gpulab.tuning.trial import Trial
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
+from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.progress import share_done, words
@@ -340,7 +341,7 @@ class BenchSession:
         return replace(row, blocks=(), speed=None, failure="") if kind == "again" or row.failure else row
 
     def _climb_job(self, from_click: bool) -> _Job:
-        climber = climbs.climber_of(self.code, climbs.Bounds(save=self._save))
+        climber = climbs.climber_of(self.code, Bounds(save=self._save))
         climber.tell, climber.tick, climber.on_attempt = self._tell, self._tick, self._take_rungs
         return _Job("climb", climber, (), from_click, self.bench.next_turn)
 
@@ -475,7 +476,7 @@ class BenchSession:
                 self.bench = self.bench.put(rows_of.row_of(replace(row, blocks=()), record.whole, baseline, turn))
             self._last = Compared(record.whole)
             experiments.append(self._last)
-        return climbs.Climbed(record).headline.sentence
+        return Climbed(record).headline.sentence
 
     def _failed(self, error: BaseException) -> tuple[str, Level]:
         if isinstance(error, GpulabError):

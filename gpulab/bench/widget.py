@@ -77,10 +77,10 @@ def _widget_class() -> Callable[..., Any]:
         cell = traitlets.Unicode().tag(sync=True)
         code = traitlets.Unicode().tag(sync=True)
         style = traitlets.Unicode().tag(sync=True)
-        toggles = traitlets.List().tag(sync=True)
+        toggles: Any = traitlets.List().tag(sync=True)
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
-        marks = traitlets.List().tag(sync=True)
+        marks: Any = traitlets.List().tag(sync=True)
         detail = traitlets.Unicode().tag(sync=True)
         edit = traitlets.Dict().tag(sync=True)
 

@@ -60,7 +60,7 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
     if of_a is not None and of_b is not None:
         drawn += [_steps(of_a, of_b), device_curves(Side("A", {}, of_a), Side("B", {}, of_b))]
     drawn.append(_losses(a, b))
-    tables = [_figures(a, b)]
+    tables: list[Section | None] = [_figures(a, b)]
     if of_a is not None and of_b is not None:
         tables.append(_operators(of_a, of_b))
     return title + note + "".join(drawn) + "".join(fragment_section(table) for table in tables if table is not None)
@@ -123,7 +123,7 @@ def _losses(a: Row, b: Row) -> str:
     ends = [len(curve) * count for curve, count in zip(curves, counts, strict=True)]
     longest = max(ends)
     lines = [
-        (np.arange(len(curve)) * count / longest, _within(curve, low, high), colour)
+        (np.arange(len(curve), dtype=np.float64) * (count / longest), _within(curve, low, high), colour)
         for curve, count, colour in zip(curves, counts, (A_COLOUR, B_COLOUR), strict=True)
     ]
     title = f"Loss over {unit}, from {low:.4g} to {high:.4g}"

@@ -121,6 +121,12 @@ def test_what_was_stopped_loses_no_row(bench: Bench) -> None:
     assert not session.running and bench.labels[:2] == ["as written", "workers=2"]
 
 
+def test_a_bench_that_is_closed_ends_its_run(bench: Bench) -> None:
+    bench.runs.on_block = lambda runs: bench.session.close()
+    bench.session.run(workers=2)
+    assert len(bench.runs.blocks) == 1 and not bench.session.running
+
+
 def test_rows_outlive_the_process(bench: Bench) -> None:
     rows = bench.session.run(workers=2).rows
     assert bench.opened().rows == rows
