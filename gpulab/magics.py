@@ -566,7 +566,7 @@ _ONE_LINE_HELP = {
     "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
     "board": "%gpulab board FOLDER [--html FILE]   the class whose lines are in FOLDER, renewed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
-    "panel": "%gpulab panel   the bench of the cell that was profiled last: toggle settings, run, compare; needs a notebook",
+    "panel": "%gpulab panel   the bench of the cell profiled last: toggle settings, run, compare; needs a notebook",
 }
 COMMANDS_HELP = """\
 %gpulab runs          the runs kept here
