@@ -59,6 +59,7 @@ class Finding(Struct, frozen=True):
     removed_ns: tuple[tuple[int, int], ...] = ()
     once_us: float | None = None  # what it takes once, and in no step
     title: str = ""
+    names_function: bool = False  # `source_line` is where a function begins: which of its lines is not known
     source: tuple[SourceLine, ...] = ()  # the lines around `source_line`, each with its share of the time in question
 
     @property
@@ -100,6 +101,8 @@ class Diagnosis(Struct, frozen=True):
     whole_window: bool = False  # no step was found: "per step" is of the whole profiled time
     notes: tuple[str, ...] = ()
     alarm: str = ""  # what makes all findings doubtful, as a sentence beside the first of them
+    ended: str = ""  # how the run ended before its code did, as a sentence before the first of them
+    few_steps: int | None = None  # how many steps the figures rest on, where they are too few for shares in a headline
 
     @property
     def first(self) -> Finding:

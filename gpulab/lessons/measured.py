@@ -77,10 +77,10 @@ def communicating_share(run: Run | None) -> float | None:
     """The share of a step, 0 to 1, in which it exchanges data with other ranks, or waits for them, and computes
     nothing; None where it is not known.
     """
-    known = facts(run) if run is not None else None
-    if known is None or known.breakdown is None or known.shares is None:
+    figures = facts(run) if run is not None else None
+    if figures is None or figures.breakdown is None or figures.shares is None:
         return None
-    return known.shares.of("communication")
+    return figures.shares.of("communication")
 
 
 def working_share(run: Run | None) -> float | None:
@@ -88,10 +88,14 @@ def working_share(run: Run | None) -> float | None:
 
     On the CPU device: computing and updating weights.
     """
-    known = facts(run) if run is not None else None
-    if known is None or known.breakdown is None or known.shares is None:
+    figures = facts(run) if run is not None else None
+    if figures is None or figures.breakdown is None or figures.shares is None:
         return None
-    return known.shares.of("compute", "optimizer") if known.breakdown.busy_fraction is None else 1 - known.shares.idle
+    return (
+        figures.shares.of("compute", "optimizer")
+        if figures.breakdown.busy_fraction is None
+        else 1 - figures.shares.idle
+    )
 
 
 def working_shares(name: str) -> dict[str, float]:
