@@ -31,7 +31,7 @@ from gpulab.launch.own_ranks import own_ranks
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 
-_OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device")
+_OPTIONS = ("set", "only_ranks", "name", "steps", "warmup", "trace_steps", "device")
 _SWITCHES = ("no_trace", "whole", "no_live", "no_save")
 _OF_A_REPORT = ("html", "json", "all")
 

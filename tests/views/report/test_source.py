@@ -58,14 +58,20 @@ def test_source_reaches_a_page_escaped_with_its_indent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "where"),
-    [("cell", "on your cell, without"), ("script", "in a cell of a notebook, without"), ("trace", "of a notebook")],
+    ("source", "ranks", "words"),
+    [
+        ("cell", None, "on your cell, without an edit: %%gpuprofile --ab workers=2"),
+        ("cell", 2, "on your cell, without an edit: %%gpuprofile --ab workers=2 --ranks 2"),
+        ("block", None, "with this code in a cell of a notebook, without an edit: %%gpuprofile --ab workers=2"),
+        ("script", None, "on your script, without an edit: gpulab record --ab workers=2 SCRIPT"),
+        ("script", 2, "on your script, without an edit: gpulab record --ranks 2 --set workers=2 SCRIPT"),
+        ("trace", None, "on your script, without an edit: gpulab record --ab workers=2 SCRIPT"),
+    ],
 )
-def test_a_knob_is_offered_where_it_can_be_turned(source: str, where: str) -> None:
+def test_a_knob_is_offered_where_it_can_be_turned(source: str, ranks: int | None, words: str) -> None:
     diagnosis = Diagnosis((replace(finding(), settings=(("workers", "2"),)),))
-    section = finding_sections(diagnosis, below_headline=True, source=source)[0]
-    [words] = [row.cells[1] for row in section.rows if row.cells[0] == "try it"]
-    assert where in words and words.endswith("%%gpuprofile --ab workers=2")
+    section = finding_sections(diagnosis, below_headline=True, source=source, ranks=ranks)[0]
+    assert [row.cells[1] for row in section.rows if row.cells[0] == "try it"] == [words]
 
 
 def test_an_edit_without_room_is_its_added_lines() -> None:
