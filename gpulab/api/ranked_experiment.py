@@ -141,7 +141,7 @@ def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
 
 
 def run_experiment(options: argparse.Namespace, code: TextCode) -> int:
-    """Run the plan of `options.plan` on a cell or script; write what came of it beside the plan. Returns the exit status."""
+    """Run the plan of `options.plan`; write what came of it beside the plan. Returns the exit status."""
     request = msgspec.json.decode(options.plan.read_bytes(), type=PlanRequest)
     task = os.environ.get(ARRAY_TASK, "")
     number = int(task) if task.isdecimal() else None

@@ -150,8 +150,8 @@ def _check_comparison(options: argparse.Namespace) -> None:
     if options.ab and (is_rank() or options.ranks is not None):
         setting = " ".join(f"--set {setting}" for setting in options.ab)
         raise UsageError(
-            f"--ab compares in one process, not in several ranks: record both with --ranks N, the second with {setting}, "
-            "then gpulab compare -2 -1."
+            "--ab compares in one process, not in several ranks: record both with --ranks N, the second with "
+            f"{setting}, then gpulab compare -2 -1."
         )
 
 
