@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -31,6 +32,7 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.function_code import TextCode
@@ -92,6 +94,7 @@ def record(options: argparse.Namespace) -> int:
         code=script.text,
         changes=script.changes,
         knobs=script.knobs,
+        progress_of=os.path.basename(options.script),
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
         terminated=lambda: shown.append(
             0 if options.silent or _is_other_rank(profiled.run) else show_recorded(profiled.report, options, terminal)
@@ -105,8 +108,11 @@ def record(options: argparse.Namespace) -> int:
             raise
         return script.status(e)
     try:
-        with followed_ranks(_of_each(options), {JOB: f"{platform.node()}-{new_id()}"}), profiled:
-            script.run()
+        with followed_ranks(_of_each(options), {JOB: f"{platform.node()}-{new_id()}"}):
+            with _starting(options):
+                profiled.start()
+            with profiled:
+                script.run()
     except BaseException as e:
         if e is not script.raised:
             raise
@@ -123,6 +129,13 @@ def record(options: argparse.Namespace) -> int:
         if options.only_ranks is not None and isinstance(shown_report, RankedReport):
             keep_only(options.only_ranks, shown_report, Store())
     return script.status(raised) or shown[0]
+
+
+def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
+    """PyTorch is imported inside, which may take long; of several ranks one says so."""
+    if options.silent or options.no_live or os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    return waiting(f"importing PyTorch, then running {os.path.basename(options.script)}", log=True)
 
 
 def _experiment(options: argparse.Namespace, script: _Script) -> int:
@@ -158,6 +171,7 @@ def _check_comparison(options: argparse.Namespace) -> None:
 def _compare(options: argparse.Namespace, script: _Script) -> int:
     """`--ab`: the script as written and changed, in turn in this process."""
     from gpulab.api.experiment import conduct, experiments
+    from gpulab.devices.machine import detect_device
     from gpulab.tuning.plan import PlanRequest
     from gpulab.views.running.progress import log_lines
 
@@ -174,6 +188,8 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
         save=not options.no_save,
     )
     terminal, before = sys.stderr, len(experiments)
+    with _starting(options):
+        detect_device(options.device)
     try:
         conduct(code, request.plan(code.variables), show=False, tell=log_lines(terminal))
     except GpulabError:
