@@ -10,7 +10,7 @@ TORCH ?=
 BIN := $(VENV)/bin
 # who waits at a terminal sees pip's progress bars; a log has a dot for each package, and errors
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --root-user-action ignore $(PIP_FLAGS)
-DOTS := $(if $(MAKE_TERMOUT),,| awk '/^ *Collecting /{n++; printf "."} /^Installing /{printf " installing %d packages", n} {fflush()} END{print ""}')
+DOTS := $(if $(MAKE_TERMOUT),,| awk '/^ *(Collecting|Processing) /{printf "."} /^Installing collected/{printf " installing %d packages", NF - 3} {fflush()} END{print ""}')
 CORE := $(VENV)/.stamp-created
 DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab

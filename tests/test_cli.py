@@ -290,7 +290,7 @@ def test_what_a_scripts_report_proposes_is_done_where_it_is_read(
 ) -> None:
     monkeypatch.setenv("GPULAB_QUICK", "1")
     path = str(tmp_path / script(tmp_path, f"batch = 4\n{textwrap.dedent(TRAINING).replace('=4)', '=batch)')}"))
-    status, out, error = recorded("--set", "batch=8", path)
+    status, _, error = recorded("--set", "batch=8", path)
     assert (status, Store(root).load("train.py").settings.knobs) == (0, {"batch": "8"}), error
     assert "Changed for this run: batch=8: took effect" in error
     figures = tmp_path / "ab.json"

@@ -121,7 +121,9 @@ def test_a_first_install_shows_how_far_it_is(tmp_path: Path, terminal: str, dots
     printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
     installs = [line for line in printed.splitlines() if "pip install" in line]
     assert len(installs) >= 3 and all(("| awk" in line) is dots for line in installs)
-    pip = "Collecting torch\nRequirement already satisfied: x\n  Collecting numpy\nInstalling collected packages: a\n"
+    pip = (
+        "Collecting torch\nRequirement already satisfied: x\n  Processing /numpy\nInstalling collected packages: a, b\n"
+    )
     if dots:
         filter_ = installs[0].partition("| ")[2]
         shown = subprocess.run(["bash", "-c", filter_], input=pip, capture_output=True, text=True, check=True).stdout

@@ -69,7 +69,7 @@ TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without a step both as at a
 
 
 class ProgressLines(AlertLines):
-    """A `Watcher` that also says how far the run is, every `every_s` seconds, and at its end that the report follows."""
+    """A `Watcher` that also says every `every_s` seconds how far the run is, at its end that the report follows."""
 
     def __init__(
         self, stream: TextIO, what: str = "the script", *, every_s: float, interval_s: float = INTERVAL_S
