@@ -31,7 +31,8 @@ from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
-from gpulab.capture.steps.loop import Closed, Loop
+from gpulab.capture.steps.deadline import Deadline
+from gpulab.capture.steps.loop import Closed, Loop, StopRun
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
@@ -64,6 +65,9 @@ from gpulab.timeline import spans
 RunSource = Literal["cell", "statement", "block", "script"]
 
 active: Capture | None = None  # the innermost capture that runs in this process
+
+STOP_PATIENCE_S = 2.0  # until code that comes to no step boundary is stopped between two lines
+STEPS_MISSED = 3  # after so many mean steps without one, none is to come
 
 BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
@@ -98,6 +102,8 @@ class Capture:
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
         self._keep = keep
+        self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
+        self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
         self._terminations = Terminations(self._terminate_soon, self._terminate_now, self._write_now)
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
@@ -161,6 +167,7 @@ class Capture:
         if self._finished is not None:
             return self._finished
         self._finishing = True
+        self._stepless_stop.cancel()
         self._terminations.be_patient()
         if self._terminations.count:
             outcome, detail = "interrupted", WORDS
@@ -331,7 +338,21 @@ class Capture:
         return perf_counter_ns() - self._origin_ns
 
     def request_stop(self) -> None:
+        self._stop_by_step = (self._loop.counted, self.now())
         self._loop.stop()
+        self._stepless_stop.start()
+
+    def _stop_without_step(self) -> None:
+        """No step has ended since Stop was asked for, for longer than steps take: end the code between two lines.
+
+        Once: what the code does to clean up is its own.
+        """
+        (count, since_ns), now_ns = self._stop_by_step, self.now()
+        if self._loop.counted != count:
+            self._stop_by_step = self._loop.counted, now_ns
+        elif not self._finishing and (not count or now_ns - since_ns > STEPS_MISSED * now_ns / count):
+            self._stop_by_step = count, 2**62
+            raise StopRun(self)
 
     @property
     def started_processes(self) -> int:

@@ -485,6 +485,16 @@ def test_a_swallowed_interrupt_stays_swallowed(session: KernelSession) -> None:
     answer.report()
 
 
+@pytest.mark.parametrize("before", ["", "train(DataLoader(Slow(40, 0), batch_size=4))\n"], ids=["no step", "steps"])
+def test_stop_ends_code_that_comes_to_no_step(session: KernelSession, before: str) -> None:
+    cell = f"import time\n{before}print('under way', flush=True)\nwhile True: time.sleep(0.01)"
+    running = begin_long(session, f"%%gpuprofile\n{cell}")
+    assert session.control("gpulab_stop", {"run": session.run_key()}) == {"status": "ok"}
+    answer = session.finish(running)
+    assert answer.status == "ok" and answer.error is None
+    assert session.value("__import__('gpulab').runs[-1].outcome") == "stopped"
+
+
 def test_stop_on_the_control_channel_ends_the_cell_at_a_step(session: KernelSession) -> None:
     cell = "m = train(told(DataLoader(Slow(100000, 0.002), batch_size=4)))\nprint('no')"
     running = begin_long(session, f"%%gpuprofile\n{cell}")
