@@ -9,7 +9,7 @@ from gpulab.analysis.host.source_lines import SourceLine
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import html, text
-from gpulab.views.layout import Section
+from gpulab.views.layout import PAIRS, Row, Section
 from gpulab.views.report.findings import finding_sections, source_section
 
 LINES = (
@@ -42,6 +42,23 @@ def test_only_the_first_findings_source_stands_open() -> None:
     assert shown(*LINES).lead and not second.lead and "finding 2" in second.title
     assert source_section(1, finding()) is None
     assert second.result == "line 11, 75 %: ids.append(table[letter] <b>)"
+
+
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ("9 % computing, 60 % waiting for the DataLoader, 25 % x", "9 % computing, 60 % waiting for the …"),
+        ("9 % computing, 60 % waiting for data, 1.8 % of unknown", "9 % computing, 60 % waiting for data …"),
+        ("5 % in sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32", "5 % in sm90_xmma_fprop_implicit_gemm_bf16bf16_…"),
+        ("9 % computing", "9 % computing"),
+    ],
+)
+def test_one_line_of_a_section_ends_with_a_word(result: str, shown: str) -> None:
+    rows = (Row(("cure", f"{'Load ' * 30}it. More.")), Row(("try", "A. Then B.")))
+    sections = (Section("1. Slow", PAIRS, rows, lead=True), Section("Step time", result=result))
+    screen = text.first_screen("k", Headline("k", "It waits.", "", "bad"), sections, "M", 60)
+    assert f"  Step time: {shown}" in screen.splitlines()
+    assert screen.count("Load") == 30 and "it." in screen and "More" not in screen and "A. Then B." in screen
 
 
 def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
