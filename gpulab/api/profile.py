@@ -257,7 +257,7 @@ def _nothing_to_report(run: Run, *, saved: bool) -> str:
     """One sentence, above the traceback of code that raised before it trained."""
     raised = cut(plain(run.outcome_detail), _ROOM) or "an error"
     sentence = f"gpulab: the code raised before its first training step ({raised}), so there is no report."
-    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key == "ranks")
+    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key in ("ranks", "empty_loader"))
     return sentence if not saved else f"{sentence} What was recorded: gpulab report {run.id} --all"
 
 
