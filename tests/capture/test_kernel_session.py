@@ -310,18 +310,20 @@ def test_post_mortem_begins_in_the_users_code(pair: Pair, session: KernelSession
     pair.compare("%tb")
 
 
-def test_a_finished_run_replaces_the_live_view(pair: Pair, session: KernelSession) -> None:
+def test_a_finished_run_takes_the_live_view_away_and_reports_below_the_prints(
+    pair: Pair, session: KernelSession
+) -> None:
     number = session.value("get_ipython().execution_count")
     answer = session.run("%%gpuprofile shown\nprint('mine')\nm = train(DataLoader(Slow(48), batch_size=4))\n'value'")
     assert answer.status == "ok" and answer.stderr == ""
     kinds = [o["output_type"] for o in answer.outputs]
-    assert kinds == ["display_data", "stream", "execute_result"]
+    assert kinds == ["display_data", "display_data", "stream", "display_data", "execute_result"]
     assert any("Turn a knob on this cell</button>" in b.get("text/html", "") for b in answer.buttons)
     picture, tables = answer.report()
-    [first_shown] = answer.shown_first.values()
-    assert WIDGET_VIEW in first_shown, "the live view came first"
-    assert answer.updated == list(answer.shown_first), "and was replaced in place"
-    assert not any(WIDGET_VIEW in d for d in answer.displays())
+    note, live = answer.shown_first.values()
+    assert WIDGET_VIEW in live and "%gpulab report" in note["text/html"], "the live view came first"
+    empty = {"text/plain": "", "text/html": ""}
+    assert answer.displays() == [empty, empty, picture], "and left nothing"
     assert "12 steps" in picture["text/plain"] and "shown" in picture["text/plain"]
     assert "<script" not in tables and "<svg" in tables
     assert answer.result == {"data": {"text/plain": "'value'"}, "execution_count": number}
@@ -505,6 +507,9 @@ def test_stop_on_the_control_channel_ends_the_cell_at_a_step(session: KernelSess
     picture, _ = answer.report()
     assert "stopped" in picture["text/plain"].lower()
     assert session.value("__import__('gpulab').runs[-1].outcome") == "stopped"
+    printed = next(i for i, o in enumerate(answer.outputs) if "under way" in o.get("text", ""))
+    shown = next(i for i, o in enumerate(answer.outputs) if o.get("data") is picture)
+    assert shown > printed, "what the cell prints stands above its report"
     kinds = [o["output_type"] for o in answer.outputs]
     assert kinds[0] == "display_data" and not any(WIDGET_VIEW in d for d in answer.displays())
 
@@ -546,7 +551,7 @@ def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> N
     with pytest.raises(CellExecutionError, match="KeyError"):
         runner.preprocess(book, {"metadata": {"path": str(tmp_path)}})
     assert book.cells[4].outputs == [] and book.cells[4].execution_count is None
-    [shown, error] = book.cells[3].outputs
+    [*_, shown, error] = book.cells[3].outputs
     said = " ".join(shown.data["text/plain"].split())
     assert "ended by an exception (KeyError" in said
     assert "<table" in shown.data["text/html"]

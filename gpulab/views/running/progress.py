@@ -93,11 +93,14 @@ class Progressing:
             self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def put(self, shown: Shown, *, full: bool = False) -> None:
-        """Show the result in the place of the progress."""
+        """Show the result below all that was printed, and take the progress away."""
         if not self._show:
             return
         if self._handle is not None:
-            self._handle.update(shown.bundle(full=full), raw=True)
+            from IPython.display import display
+
+            self.clear()
+            display(shown.bundle(full=full), raw=True)  # type: ignore[no-untyped-call]
         else:
             sys.stdout.write(shown.text(full=full) + "\n")
 
