@@ -38,7 +38,7 @@ from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
-from gpulab.live_feed import Delta, SeriesInfo, Status, Watcher
+from gpulab.live_feed import Delta, SeriesInfo, SoFar, Status, Watcher
 from gpulab.run import (
     Choice,
     Environment,
@@ -68,6 +68,8 @@ active: Capture | None = None  # the innermost capture that runs in this process
 
 STOP_PATIENCE_S = 2.0  # until code that comes to no step boundary is stopped between two lines
 STEPS_MISSED = 3  # after so many mean steps without one, none is to come
+
+SO_FAR_FROM, SO_FAR_TO = 10, 20_000  # steps
 
 BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
@@ -336,6 +338,19 @@ class Capture:
 
     def now(self) -> int:
         return perf_counter_ns() - self._origin_ns
+
+    def so_far(self) -> SoFar | None:
+        """From any thread. None with too few steps, or so many that they are not copied again and again."""
+        if not SO_FAR_FROM <= self._loop.counted <= SO_FAR_TO:
+            return None
+        cores = self._loop.cores
+        run = replace(
+            self._sketch(self._sampler.series()),
+            steps=self._loop.tracker.so_far(self._origin_ns),
+            core_times=cores.times() if cores is not None else None,
+            core_use=cores.use() if cores is not None else None,
+        )
+        return SoFar(run, self._thresholds)
 
     def request_stop(self) -> None:
         self._stop_by_step = (self._loop.counted, self.now())

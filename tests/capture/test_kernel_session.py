@@ -310,9 +310,7 @@ def test_post_mortem_begins_in_the_users_code(pair: Pair, session: KernelSession
     pair.compare("%tb")
 
 
-def test_a_finished_run_takes_the_live_view_away_and_reports_below_the_prints(
-    pair: Pair, session: KernelSession
-) -> None:
+def test_a_finished_run_reports_below_what_the_cell_prints(pair: Pair, session: KernelSession) -> None:
     number = session.value("get_ipython().execution_count")
     answer = session.run("%%gpuprofile shown\nprint('mine')\nm = train(DataLoader(Slow(48), batch_size=4))\n'value'")
     assert answer.status == "ok" and answer.stderr == ""

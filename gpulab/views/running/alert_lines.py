@@ -7,7 +7,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from msgspec.structs import replace
+
 from gpulab.formatting import number, while_s
+from gpulab.views.running.diagnosis_line import Sentence
 
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, Status
@@ -25,6 +28,7 @@ class AlertLines:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._said = False
+        self._sentence = Sentence()
 
     def begin(self, feed: Feed) -> None:
         """Start the thread that looks for alerts."""
@@ -35,12 +39,13 @@ class AlertLines:
     def _look(self, feed: Feed) -> None:
         with suppress(Exception):
             while not self._over.wait(self._interval_s):
-                self._heed(feed.drain().status)
+                status = feed.drain().status
+                self._heed(replace(status, message=self._sentence.words(feed, status.elapsed_s)))
 
     def _heed(self, status: Status) -> None:
         if bool(status.alert) != self._said:
             self._said = bool(status.alert)
-            self._write(f"\ngpulab: {status.alert or 'That is over.'}\n")
+            self._write(f"\ngpulab: {_with_so_far(status.alert, status) if status.alert else 'That is over.'}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -86,13 +91,17 @@ class ProgressLines(AlertLines):
             every_s = self._every_s if status.step else TERMINAL_S
             self._next_s = status.elapsed_s - status.elapsed_s % every_s + every_s
             self._spoken = True
-            self._write(f"gpulab: running {self._what}, {status_words(status)}\n")
+            self._write(f"gpulab: {_with_so_far(f'running {self._what}, {status_words(status)}', status)}\n")
 
     def end(self) -> None:
         super().end()
         if self._spoken:
             with suppress(Exception):
                 self._write(f"gpulab: {self._what} has ended; making its report …\n")
+
+
+def _with_so_far(words: str, status: Status) -> str:
+    return f"{words.rstrip('.')}. {status.message}" if status.message else words
 
 
 def status_words(status: Status) -> str:

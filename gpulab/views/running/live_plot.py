@@ -21,9 +21,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.formatting import plain_values, while_s
 from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.running.diagnosis_line import Sentence
 from gpulab.views.running.widgets import accept_stop, close
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class LiveView:
         self._thread: threading.Thread | None = None
         self._refuse_stop: Callable[[], None] = lambda: None
         self._messages = Messages()
+        self._sentence = Sentence()
 
     def begin(self, feed: Feed) -> None:
         """Display the view and start feeding it. Never raises."""
@@ -133,6 +136,9 @@ class LiveView:
             return False
         try:
             delta = feed.drain()
+            if not ended:
+                so_far = self._sentence.words(feed, delta.status.elapsed_s)
+                delta = replace(delta, status=replace(delta.status, message=so_far or delta.status.message))
             head, buffers = self._messages.encode(delta, feed.series(), ended=ended)
             self._widget.send(head, buffers=buffers)
             self._keep_frame(delta.status)
