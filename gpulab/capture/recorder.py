@@ -61,6 +61,7 @@ from gpulab.store.spool import Spool
 from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
+from gpulab.torch_hooks.warning_lines import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
 
@@ -409,6 +410,7 @@ class Capture:
             if importlib.util.find_spec("torch") is None:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return None
+        self._undo.enter_context(warnings_at_users_line())
         modules = hooks.install(self._loop, self._undo)
         self._started.install(self._undo)
         pauses = PauseHooks(self._loop.pauses, self._undo)

@@ -70,6 +70,7 @@ def alert_lines_or_none() -> AlertLines | None:
 
 
 FIRST_S = 2.0  # who waits longer wonders
+_PHASES = {"measuring": "timing", "profiling": "tracing", "after profiling": "timing"}  # as in the live view
 TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without a step both as at a terminal
 
 
@@ -109,7 +110,8 @@ def status_words(status: Status) -> str:
     if not status.step:
         return f"{while_s(status.elapsed_s)}: first step not reached yet"
     of_all = f" of {number(status.total)}" if status.total is not None and status.step <= status.total else ""
-    return f"{while_s(status.elapsed_s)}: step {number(status.step)}{of_all}, {status.phase}"
+    phase = _PHASES.get(status.phase, status.phase)
+    return f"{while_s(status.elapsed_s)}: step {number(status.step)}{of_all}, {phase}"
 
 
 def progress_lines_or_none(what: str) -> ProgressLines | None:

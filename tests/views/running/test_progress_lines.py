@@ -29,7 +29,7 @@ def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
 def test_a_terminal_is_told_after_two_seconds_then_every_ten() -> None:
     lines, stream = at_a_terminal()
     said = told(lines, stream, 1.0, 2.1, 3.1, 9.9, 10.2, 11.2, 25.0, 26.0, 30.1)
-    assert said == [f"gpulab: running train.py, {s} s: step 3, measuring" for s in (2, 10, 25, 30)]
+    assert said == [f"gpulab: running train.py, {s} s: step 3, timing" for s in (2, 10, 25, 30)]
 
 
 def test_the_report_is_announced_after_a_long_run() -> None:
@@ -45,7 +45,7 @@ def test_alerts_stand_among_them() -> None:
     lines._heed(status(3.0, alert="Starving for 20 s"))
     assert stream.getvalue().split("\n")[1:3] == [
         "gpulab: Starving for 20 s",
-        "gpulab: running train.py, 3 s: step 3, measuring",
+        "gpulab: running train.py, 3 s: step 3, timing",
     ]
 
 
@@ -53,8 +53,8 @@ def test_alerts_stand_among_them() -> None:
     ("step", "total", "words"),
     [
         (0, None, "4 s: first step not reached yet"),
-        (12, 500, "4 s: step 12 of 500, measuring"),
-        (81, 56, "4 s: step 81, measuring"),
+        (12, 500, "4 s: step 12 of 500, timing"),
+        (81, 56, "4 s: step 81, timing"),
     ],
 )
 def test_how_far_it_is(step: int, total: int | None, words: str) -> None:
@@ -71,9 +71,9 @@ def test_a_log_is_told_soon_then_each_minute(monkeypatch: pytest.MonkeyPatch) ->
     assert told(lines, stream, 20.0, 59.0, 61.0, 90.0, 125.0) == [
         "gpulab: running train.py, 2 s: first step not reached yet",
         "gpulab: running train.py, 12 s: first step not reached yet",
-        "gpulab: running train.py, 20 s: step 3, measuring",
-        "gpulab: running train.py, 61 s: step 3, measuring",
-        "gpulab: running train.py, 2 min 5 s: step 3, measuring",
+        "gpulab: running train.py, 20 s: step 3, timing",
+        "gpulab: running train.py, 61 s: step 3, timing",
+        "gpulab: running train.py, 2 min 5 s: step 3, timing",
     ]
     monkeypatch.setattr(sys, "stderr", None)
     assert progress_lines_or_none("train.py") is None
