@@ -61,7 +61,7 @@ from gpulab.store.spool import Spool
 from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
-from gpulab.torch_hooks.warning_lines import warnings_at_users_line
+from gpulab.torch_hooks.user_lines import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
 
