@@ -153,6 +153,7 @@ def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
 
     notebook.run_cell(0)
     output = watch_the_curve_grow(notebook, 5, "device: CPU")
+    notebook.page.wait_for_timeout(2500)
     expect(output.locator(".gpulab-live-note")).to_be_hidden()
     notebook.save()
     notebook.page.wait_for_timeout(1000)
