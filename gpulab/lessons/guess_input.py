@@ -35,12 +35,12 @@ class GuessInput:
 
     def __repr__(self) -> str:
         if self.value is not None:
-            return f"Your guess: {self.value:g} {self._unit}."
-        return f"{self.question.text} Guess with a number: {self._assignment}"
+            return f"Your guess: {self.value:g}{self._unit}."
+        return f"{self.question.text} Guess a number: {self._assignment}"
 
     @property
     def _unit(self) -> str:
-        return "per cent" if self.question.unit == "%" else f"times {self.question.manner}"
+        return " %" if self.question.unit == "%" else "×"
 
     @property
     def _assignment(self) -> str:
@@ -52,7 +52,7 @@ class GuessInput:
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the words alone."""
-        unit = self._unit
+        unit = self._unit.strip()
         value = "" if self.value is None else f"{self.value:g}"
         # no name, no form: JupyterLab keeps <input> only in what it trusts, and then the words say how to answer
         field = (

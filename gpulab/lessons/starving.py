@@ -149,7 +149,7 @@ def _as_sample(image: Image) -> torch.Tensor:
 
 
 def waiting_share(run: Run | None) -> float | None:
-    """The share of a step that a run waited for data, as its report has it; None where that was not measured."""
+    """The share of a step that a run waits for data, as its headline has it; None where that was not measured."""
     return None if run is None else facts(run).data_wait_fraction
 
 
@@ -299,7 +299,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: waiting_share(run_named("starving")),
         "of each step waits for data",
     ),
-    "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
-    "limit": times("How many times as fast is it if loading costs nothing?", "no-loading", "with all data in memory"),
+    "workers": times("What speedup do two workers give?", "two-workers", "with two workers"),
+    "limit": times("What speedup is there if loading costs nothing?", "no-loading", "with all data in memory"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"enough-workers": check_enough_workers, "loader": check_loader}
