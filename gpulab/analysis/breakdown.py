@@ -5,7 +5,7 @@ One device at a time. Between two calls of the training thread Python itself run
 
 Time in which the training thread was ready to run and had no processor core ("core_wait") is counted by the system and
 not by the trace: how long it is in a step is known, where in the step is not. The parts in which the thread works give
-it, each in proportion to its time.
+it, each in proportion to its time. Waiting for data gives none: a loop that loads by itself misses cores there, too.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, 
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
     for column, part in enumerate((*claims, "unknown")):
         totals[:, PARTS.index(part)] += painted[:, column]
-    givers = _working_parts(run, index)
+    givers = _working_parts(index)
     totals = _without_core(totals, givers, _waited_for_core_ns(run, totals, givers, host, index))
     steps = tuple(
         StepParts(n, w[0], w[1], dict(zip(PARTS, row, strict=True)), f, (h[0], h[1]))
@@ -260,12 +260,15 @@ def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, 
     )
 
 
-def _working_parts(run: Run, index: int | None) -> tuple[str, ...]:
-    """In which the training thread works; of a GPU's step, of its idle time. Loading where that thread loads."""
-    loads = run.own_batches is not None if run.loader is None else run.loader.num_workers == 0
-    loading = ("data_wait",) if loads else ()
+def _working_parts(index: int | None) -> tuple[str, ...]:
+    """In which the training thread works; of a GPU's step, of its idle time. Waiting for data is all of that wait."""
     computing = ("compute",) if index is None else ()
-    return (*computing, *loading, "optimizer", "launch", "other", "unknown")
+    return (*computing, "optimizer", "launch", "other", "unknown")
+
+
+def loads_itself(run: Run) -> bool:
+    """Whether the training thread makes the batches, as far as the run tells: then it misses cores there, too."""
+    return run.own_batches is not None if run.loader is None else run.loader.num_workers == 0
 
 
 def _waited_for_core_ns(
@@ -273,9 +276,10 @@ def _waited_for_core_ns(
 ) -> Float64:
     """Of each step. On a GPU what its work hides is no loss: its idle time holds as large a share as the loop."""
     waited_ns = core_time.waited_ns(run.core_times, host)
-    if index is None:
-        return waited_ns
     wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
+    if index is None:
+        loading_ns = totals[:, PARTS.index("data_wait")] if loads_itself(run) else 0
+        return np.asarray(waited_ns * (1 - np.minimum(1.0, loading_ns / wall_ns)))
     idle_ns = totals[:, [PARTS.index(p) for p in givers]].sum(axis=1)
     return np.asarray(idle_ns * (waited_ns / wall_ns))
 

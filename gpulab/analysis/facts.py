@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Set
+from functools import cached_property
 
 import numpy as np
 from msgspec import Struct
@@ -18,6 +19,7 @@ from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, unknown_by_annotation
+from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
 from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
@@ -52,7 +54,7 @@ class TraceFacts(Struct, frozen=True):
     exchanges: tuple[CollectiveFacts, ...] = ()
 
 
-class Facts(Struct, frozen=True):
+class Facts(Struct, frozen=True, dict=True):
     """The figures of one run. None is "not measurable" and a view says so."""
 
     run: Run
@@ -82,6 +84,11 @@ class Facts(Struct, frozen=True):
     round_steps: int = 1
     annotated: tuple[Annotated, ...] = ()  # where in the program the unknown time of a step lies
     whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
+
+    @cached_property
+    def shares(self) -> StepShares | None:
+        """Where a typical step's time goes: every view and every rule has it from here."""
+        return step_shares(self)
 
     @property
     def typical_step_us(self) -> Spread | None:

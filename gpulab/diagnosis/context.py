@@ -53,16 +53,9 @@ class RuleContext(Struct, frozen=True):
         return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
 
     def share(self, *parts: str) -> float:
-        """Of the typical profiled step, what these parts have together; 0 without an accounting.
-
-        Waiting for data where only profiled steps were measured: of all of them together, as `data_wait_fraction`.
-        """
-        account = self.facts.breakdown
-        if account is None:
-            return 0.0
-        if parts == ("data_wait",) and self.facts.step_us is None:
-            return account.share["data_wait"]
-        return account.typical_share(*parts)
+        """Of the typical step, what these parts have together, as every view shows it; 0 without an accounting."""
+        shares = self.facts.shares
+        return 0.0 if self.facts.breakdown is None or shares is None else shares.of(*parts)
 
     def part_us(self, *parts: str) -> float:
         """The same in µs of the typical step."""
@@ -118,8 +111,9 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def idle(self) -> float | None:
-        """Share of the typical profiled step in which the GPU does nothing; None on a CPU or without an accounting."""
-        return self.facts.breakdown.typical_idle_share if self.facts.breakdown is not None else None
+        """Share of the typical step in which the GPU does nothing; None on a CPU or without an accounting."""
+        account, shares = self.facts.breakdown, self.facts.shares
+        return None if account is None or account.busy_fraction is None or shares is None else shares.idle
 
     def withheld(self, figure: str) -> str | None:
         """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""

@@ -338,9 +338,6 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     budget.step_left = step
     if context.facts.breakdown is None:  # nothing is accounted: only the step itself bounds what can be given back
         budget.left = dict.fromkeys(PARTS, step)
-    else:
-        budget.left["data_wait"] = max(budget.left["data_wait"], _waited_us(context))
-        _without_core(context, budget.left)
     while waiting:
         keys = {f.key for f in waiting}
         ready = [f for f in waiting if not keys & (set(f.only_after) - {f.key})] or waiting
@@ -355,24 +352,6 @@ def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
 def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
     weight = _WORTH[finding.confidence]
     return (-1.0 if time_us is None else time_us * weight, weight)
-
-
-def _waited_us(context: RuleContext) -> float:
-    """On a CPU all waiting shows, and unprofiled steps may wait for a larger share than profiled ones."""
-    share = context.facts.data_wait_fraction
-    return share * (context.step_us or 0.0) if share is not None and not context.on_gpu else 0.0
-
-
-def _without_core(context: RuleContext, left: dict[str, float]) -> None:
-    """On a CPU unprofiled steps may wait longer for a core than profiled ones: then less of them is anything else."""
-    step, cores = context.step_us, context.facts.cores
-    if context.on_gpu or not step or cores is None or cores.thread_wait_fraction is None:
-        return
-    before, now = left["core_wait"] / step, cores.thread_wait_fraction
-    if before < now:
-        for part in left.keys() - {"core_wait", "data_wait"}:
-            left[part] *= (1 - now) / (1 - before)
-        left["core_wait"] = now * step
 
 
 def _claimed_between(finding: Finding) -> float:

@@ -28,8 +28,7 @@ from gpulab.run import Run
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import Verdict
 from gpulab.views.drawing import GREY, ink, ink_lines
-from gpulab.views.report.html_figure import segments
-from gpulab.views.wording import PARTS
+from gpulab.views.wording import PARTS, part_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -151,14 +150,15 @@ class Rung(Struct, frozen=True):
 
 
 def _rest(run: Run | None) -> dict[str, float]:
-    """The shares of the parts in which the device does not work, by label, the largest first; as its picture has it."""
-    figures = facts(run) if run is not None else None
-    if figures is None or figures.breakdown is None:
+    """The shares of the parts in which the device does not work, by label, the largest first."""
+    known = facts(run) if run is not None else None
+    breakdown, shares = (known.breakdown, known.shares) if known is not None else (None, None)
+    if breakdown is None or shares is None:
         return {}
-    on_gpu = figures.breakdown.busy_fraction is not None
+    on_gpu = breakdown.busy_fraction is not None
     work = ("compute", "memcpy", "memset", "communication") if on_gpu else ("compute", "optimizer")
-    labels = {PARTS[name].label for name in work}
-    return {part.label: part.share for part in segments(figures) if part.label not in labels}
+    idle = {part_of(name, breakdown).label: part for name, part in shares.share.items() if name not in work}
+    return dict(sorted(idle.items(), key=lambda item: -item[1]))
 
 
 def _ahead(mine: Interval | None, other: Interval | None) -> bool | None:

@@ -31,9 +31,7 @@ from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import is_decided
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.time_rows import us
-from gpulab.views.report.html_figure import segments
 from gpulab.views.running.waiting import waiting
-from gpulab.views.wording import PARTS
 
 EACH_S = 15.0  # of a comparison among several
 AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew what an experiment left open
@@ -81,33 +79,25 @@ def faster_than(before: str, after: str) -> Faster | None:
     return _faster(compared if isinstance(compared, Comparison) else None)
 
 
-def shown_share(run: Run | None, *parts: str) -> float | None:
-    """The share of a step, 0 to 1, of these parts together, as the run's picture shows it; None: it is not known."""
-    figures = facts(run) if run is not None else None
-    bar = segments(figures) if figures is not None else ()
-    if figures is None or not bar or (figures.breakdown is None and parts != ("data_wait",)):
-        return None
-    labels = {PARTS[part].label for part in parts}
-    return sum(part.share for part in bar if part.label in labels)
-
-
 def communicating_share(run: Run | None) -> float | None:
-    """The share of the profiled steps, 0 to 1, in which it exchanges data with other ranks, or waits for them, and
-    computes nothing; None where it is not known.
+    """The share of a step, 0 to 1, in which it exchanges data with other ranks, or waits for them, and computes
+    nothing; None where it is not known.
     """
-    breakdown = facts(run).breakdown if run is not None else None
-    return None if breakdown is None else breakdown.share["communication"]
+    known = facts(run) if run is not None else None
+    return (
+        None if known is None or known.breakdown is None or known.shares is None else known.shares.of("communication")
+    )
 
 
 def working_share(run: Run | None) -> float | None:
-    """The share of a step, 0 to 1, in which the device works: a GPU's "busy"; None where it is not known.
+    """The share of a step, 0 to 1, in which the device works, as its report shows it; None where it is not known.
 
     On the CPU device: computing and updating weights.
     """
-    breakdown = facts(run).breakdown if run is not None else None
-    if breakdown is not None and breakdown.busy_fraction is not None:
-        return breakdown.busy_fraction
-    return shown_share(run, "compute", "optimizer")
+    known = facts(run) if run is not None else None
+    if known is None or known.breakdown is None or known.shares is None:
+        return None
+    return known.shares.of("compute", "optimizer") if known.breakdown.busy_fraction is None else 1 - known.shares.idle
 
 
 def working_shares(name: str) -> dict[str, float]:

@@ -149,8 +149,9 @@ def _as_sample(image: Image) -> torch.Tensor:
 
 
 def waiting_share(run: Run | None) -> float | None:
-    """The share of a step that a run waits for data, as its headline has it; None where that was not measured."""
-    return None if run is None else facts(run).data_wait_fraction
+    """The share of a step that a run waited for data, as its report has it; None where that was not measured."""
+    shares = facts(run).shares if run is not None else None
+    return None if shares is None else shares.share["data_wait"]
 
 
 def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train) -> Checked:

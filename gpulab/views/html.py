@@ -93,6 +93,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     stacked = _STACKED.replace(".SCOPE", "section:not(.gpulab-timeline)")
     style = "\n" + static("page.css").replace("STACKED", stacked).replace("NARROW", _NARROW)
+    sections = [section for section in sections if not section.text_only]
     shown = f'<div class="picture">{picture}</div>' if picture else ""
     opened = [section for section in sections if _is_open(section, picture)]
     lead = "\n".join(_page_section(section) for section in sorted(opened, key=lambda s: not s.lead))
@@ -128,6 +129,7 @@ def fragment(headline: Headline, sections: Sequence[Section], picture: str = "",
     Inline styles only, and no colour of text: what notebooks keep of an output they do not trust, in any theme. The one
     style sheet is for narrow places.
     """
+    sections = [section for section in sections if not section.text_only]
     level = _LEVELS.get(headline.level, _LEVELS["unknown"])
     head = (
         f'<div style="border-left:4px solid {level};padding:1px 0 1px 12px;margin:6px 0 8px">'

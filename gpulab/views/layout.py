@@ -46,7 +46,7 @@ class Section(Struct, frozen=True):
     section in one line. `aside` marks what is about the measurement itself: these are folded together, at the end.
     `wide` needs the whole width of a page. `code` stands below the sentences, each line as it is. What the picture
     shows already is `pictured`: beside the picture it is folded, too. `drawing` is HTML above the table; a text leaves
-    it out.
+    it out. `text_only` stands in the whole text and nowhere else.
     """
 
     title: str
@@ -60,6 +60,7 @@ class Section(Struct, frozen=True):
     result: str = ""
     pictured: bool = False
     drawing: str = ""
+    text_only: bool = False
 
     @property
     def in_short(self) -> str:

@@ -34,7 +34,6 @@ from gpulab.lessons.measured import (
     faster_than,
     left_open,
     ranks_named,
-    shown_share,
     waiting_share,
 )
 from gpulab.options import QUICK_VARIABLE
@@ -195,10 +194,9 @@ def test_a_share_is_the_one_of_the_picture(traced: bool) -> None:
     case = synthetic.cpu_case().run
     run = case if traced else replace(case, timeline=None)
     shown = {part.label: part.share for part in segments(facts(run))}
-    assert shown_share(run, "data_wait") == starving.waiting_share(run) == shown[PARTS["data_wait"].label]
+    assert starving.waiting_share(run) == shown[PARTS["data_wait"].label]
     works = measured.working_share(run)
     assert works == (shown[PARTS["compute"].label] + shown[PARTS["optimizer"].label] if traced else None)
-    assert shown_share(None, "data_wait") is None
 
 
 def test_a_setting_that_failed_is_no_value_of_the_sweep() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
+from gpulab.analysis.step_shares import core_wait_in_loading
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, number, percent, plural
@@ -68,27 +69,23 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     cores, step_us = context.facts.cores, context.step_us
     if cores is None or cores.thread_wait_fraction is None or not step_us:
         return None
+    thread_us = context.part_us("core_wait")
     if context.on_gpu:
-        return CoreLoss(context.part_us("core_wait"), 0.0, loading_core_us(context))
-    thread_us = cores.thread_wait_fraction * step_us
+        return CoreLoss(thread_us, 0.0, loading_core_us(context))
+    if context.facts.breakdown is None:
+        shares = context.facts.shares
+        thread_us = (shares.of("core_wait") if shares is not None else cores.thread_wait_fraction) * step_us
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
-    computing_us = min(context.part_us("compute", "optimizer", "launch"), step_us - thread_us)
-    pool_us = each * computing_us
+    pool_us = each * context.part_us("compute", "optimizer", "launch")
     if pool_us < context.thresholds.core_wait_notice * step_us:
         pool_us = 0.0
-    return CoreLoss(thread_us, pool_us, min(loading_core_us(context), step_us - thread_us - pool_us))
+    return CoreLoss(thread_us, pool_us, loading_core_us(context))
 
 
 def loading_core_us(context: RuleContext) -> float:
-    """Of the wait for data, that in which workers were ready to go on and had no core; of a step."""
-    inside = context.facts.loading
-    if inside is None or not inside.core_wait_fraction or not context.facts.worker_count:
-        return 0.0
-    waited = context.facts.data_wait_us
-    if context.on_gpu or waited is None:
-        return context.part_us("data_wait") * inside.core_wait_fraction
-    return waited.median * inside.core_wait_fraction
+    """Of the wait for data, that in which who loads was ready to go on and had no core; of a step."""
+    return context.part_us("data_wait") * core_wait_in_loading(context.facts)
 
 
 # -- whose doing it is -------------------------------------------------------------------------------------------------
@@ -146,13 +143,7 @@ def _got(cores: CoreShare) -> str:
 
 
 def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
-    step_us, rows = context.step_us or 0.0, []
-    rows.append(
-        Evidence(
-            f"for {duration(loss.total_us)} of every {duration(step_us)} step ({percent(loss.total_us / step_us)}) "
-            f"the training was ready to run, but no processor core was free{_divided(loss)}"
-        )
-    )
+    rows = [Evidence(told(context, loss))]
     if cores.thread_cpu_fraction is not None:
         rows.append(Evidence(f"it had a core for {percent(cores.thread_cpu_fraction)} of the steps' time"))
     if cores.others_cores is not None:
@@ -163,22 +154,27 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
         rows.append(
             Evidence(f"{number(round(cores.pool_waiting, 2))} more threads of the process waited for a core (mean)")
         )
-    if loss.loading_us > 0:
-        rows.append(Evidence(f"{duration(loss.loading_us)} of the wait for data was the workers' wait for a core"))
     step = context.facts.typical_step_us
     if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
         rows.append(Evidence(f"steps differ: 80 % of them take {duration(step.p10)} to {duration(step.p90)}"))
     return rows
 
 
-def _divided(loss: CoreLoss) -> str:
-    """Who was without a core, where the training thread was not alone in that."""
-    others = (
-        ("its other compute threads", loss.pool_us),
-        ("the DataLoader's workers", loss.loading_us),
+def told(context: RuleContext, loss: CoreLoss) -> str:
+    """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
+    step_us = context.step_us or 0.0
+    own = f"waiting for a core takes {duration(loss.thread_us)} of every {duration(step_us)} step"
+    more = [
+        f"{duration(us)} {where}"
+        for where, us in (("in its other compute threads", loss.pool_us), ("within the loading", loss.loading_us))
+        if us > 0
+    ]
+    if not more:
+        return f"{own} ({percent(loss.thread_us / step_us)})"
+    return (
+        f"for {duration(loss.total_us)} of every {duration(step_us)} step the training had no free core: "
+        f"{', '.join([f'{duration(loss.thread_us)} waiting for a core', *more])}"
     )
-    more = [f"{duration(us)} for {whose}" for whose, us in others if us > 0]
-    return f" ({', '.join([f'{duration(loss.thread_us)} for its own thread', *more])})" if more else ""
 
 
 def _cores(count: float) -> str:

@@ -97,8 +97,8 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
         not context.on_gpu or context.facts.breakdown is not None,
         _basis(context),
         bad,
-        f"{who} {'spends' if bad else 'loses'} {percent(waited_us / step_us)} of its time waiting for the next batch "
-        "of data",
+        f"{who} {'spends' if bad else 'loses'} {percent(min(waited_us, exposed_us) / step_us)} of its time waiting for "
+        "the next batch of data",
     )
 
 
@@ -106,9 +106,11 @@ def _basis(context: RuleContext) -> str:
     step = context.facts.typical_step_us
     if step is None:
         return "as one whole"
-    if context.facts.step_us is not None:
+    if context.facts.step_us is not None and not (context.on_gpu and context.facts.breakdown is not None):
         return f"median of {plural(step.count, 'unprofiled step')}"
-    return f"over all {step.count:,} profiled steps" if step.count > 1 else "in the one profiled step"
+    shares = context.facts.shares
+    count = step.count if shares is None else shares.profiled_count
+    return f"over all {count:,} profiled steps" if count > 1 else "in the one profiled step"
 
 
 def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
@@ -134,14 +136,15 @@ def _hidden_or_not(context: RuleContext) -> Undetermined:
 
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     first = Evidence(
-        f"{duration(wait.waited_us)} of every {duration(wait.step_us)} step go to the DataLoader "
+        f"{duration(wait.exposed_us)} of every {duration(wait.step_us)} step go to the DataLoader "
         f"({wait.basis}){_loads(context)}",
         _longest_wait(context),
     )
     more = (*_bursts(context), *more)
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
-        more = (*more, Evidence(f"for {duration(hidden_us)} of this wait the GPU still works on earlier steps"))
+        behind = f"the loop itself is blocked for {duration(wait.waited_us)} per step"
+        more = (*more, Evidence(f"{behind}: for {duration(hidden_us)} of that the GPU still works on earlier steps"))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     return Finding(
         key,
@@ -162,7 +165,8 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
 def _lost_to_cores(context: RuleContext) -> float:
     """Share of the wait that another finding has: waiting for a core is no work that a cure of loading saves."""
     inside = context.facts.loading
-    return 0.0 if inside is None or context.facts.cores is None else inside.core_wait_fraction or 0.0
+    lost = 0.0 if inside is None or context.facts.cores is None else inside.core_wait_fraction or 0.0
+    return lost if lost >= _CORE_WAIT_TOLD else 0.0  # else it is not told, and the whole wait is what a cure saves
 
 
 def _bursts(context: RuleContext) -> tuple[Evidence, ...]:

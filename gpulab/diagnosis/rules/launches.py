@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
-from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
 from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
@@ -181,15 +178,8 @@ def idle_within_replays_us(context: RuleContext) -> float:
 
 
 def idle_us(context: RuleContext) -> float:
-    """Idle time of the typical step. The profiler makes launches slower, not kernels: no more than an unprofiled step
-    leaves beside the work that the trace measured."""
-    account, step = context.facts.breakdown, _step(context)
-    if account is None or context.idle is None:
-        return 0.0
-    if context.facts.step_us is None:
-        return context.idle * step
-    busy = float(np.median([sum(s.parts_ns[p] for p in DEVICE_PARTS) for s in account.steps])) / 1e3
-    return max(0.0, min(context.idle * step, step - busy))
+    """Idle time of the GPU in the typical step."""
+    return (context.idle or 0.0) * _step(context)
 
 
 def memory_fraction(context: RuleContext) -> float | None:
@@ -215,12 +205,6 @@ def _peak_is_hidden(context: RuleContext) -> bool:
     return any(m.key == "memory" for m in context.facts.run.missing)
 
 
-def unhidden_us(context: RuleContext, parts: tuple[str, ...]) -> float:
-    """These causes of idle time, no longer than an unprofiled step leaves room for."""
-    traced = (context.idle or 0.0) * _step(context)
-    return context.part_us(*parts) * (idle_us(context) / traced if traced else 0.0)
-
-
 def _launching_us(context: RuleContext) -> float:
     """Idle time that launches make: not that of long gaps, nor that in which the host waits for the GPU."""
     work = context.facts.work
@@ -228,7 +212,7 @@ def _launching_us(context: RuleContext) -> float:
         return 0.0
     blocked = joined(*(b.times for b in context.facts.blocking))
     elsewhere = joined(blocked, spans.loading_times(work.timeline))
-    own = unhidden_us(context, ("launch", "queued")) - not_launching_us(work, elsewhere)
+    own = context.part_us("launch", "queued") - not_launching_us(work, elsewhere)
     own -= idle_within_us(work)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))

@@ -14,7 +14,6 @@ from gpulab.diagnosis.rules.launches import (
     memory_fraction,
     memory_fraction_at_most,
     starves,
-    unhidden_us,
 )
 from gpulab.formatting import duration, number, percent, size
 from gpulab.run import Int64
@@ -37,7 +36,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     if why is not None:
         what = "Whether the GPU waits while each step requests memory from its driver"
         return record_again("allocator_thrash", what, why) if idle_us(context) >= least else None
-    lost = unhidden_us(context, ("allocator",))
+    lost = context.part_us("allocator")
     if lost < least:
         return None
     names = sorted({t.names[i] for i in np.unique(t.name_id[calls]).tolist()})

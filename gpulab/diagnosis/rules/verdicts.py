@@ -10,9 +10,9 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.core_wait import core_loss
+from gpulab.diagnosis.rules.core_wait import core_loss, told
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
-from gpulab.formatting import duration, percent, plural, size
+from gpulab.formatting import capitalized, duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -160,9 +160,9 @@ def _without_cores(context: RuleContext) -> Finding | None:
         return None
     if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return cannot_tell_because(
-            f"For {percent(loss.total_us / (context.step_us or loss.total_us))} of {context.unit} the training was "
-            "ready to go on and had no processor core; who had them cannot be told.",
-            "Run it longer, or look at top while it runs",
+            f"The training had no free processor core for {duration(loss.total_us)} of each "
+            f"{duration(context.step_us or loss.total_us)} step; who had them cannot be told.",
+            f"{capitalized(told(context, loss))}. Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
         )

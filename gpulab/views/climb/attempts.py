@@ -87,11 +87,10 @@ def result(rung: Attempt) -> str:
 
 
 def busy_fraction(facts: Facts | None) -> float | None:
-    """Share of the profiled steps in which the device works; of a CPU, in which it computes for the training."""
-    account = facts.breakdown if facts is not None else None
-    if account is None:
+    """Share of the typical step in which the device works; of a CPU, in which it computes for the training."""
+    if facts is None or facts.breakdown is None or facts.shares is None:
         return None
-    return account.busy_fraction if account.busy_fraction is not None else account.typical_share("compute")
+    return facts.shares.of("compute") if facts.breakdown.busy_fraction is None else 1 - facts.shares.idle
 
 
 def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
@@ -133,7 +132,8 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
         return (NONE,) * 4
     peak = memory_peak_bytes(side)
     busy = busy_fraction(side.facts)
-    waits = side.facts.data_wait_fraction if side.facts is not None else None
+    shares = side.facts.shares if side.facts is not None else None
+    waits = None if shares is None else shares.share["data_wait"]
     return (
         NONE if busy is None else percent(busy),
         NONE if waits is None else percent(waits),

@@ -81,7 +81,7 @@ def _own(facts: Facts) -> dict[str, object]:
         "optimizer_per_step_us": _spread(facts.optimizer_us),
         **picked(facts, "samples_per_s", "steps_per_s", "outside_steps_fraction"),
         "dropped": [plain_values(d) for d in facts.selection.dropped],
-        "breakdown": _breakdown(facts.breakdown) if facts.breakdown else None,
+        "breakdown": _step_breakdown(facts),
         "devices": [_device_account(account) for account in facts.trace.devices] if facts.trace else None,
         "kernel_statistics": _kernel_statistics(facts.trace) if facts.trace else None,
         "copies": [plain_values(row) for row in facts.trace.copies] if facts.trace else None,
@@ -114,6 +114,23 @@ def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | Non
     exposed = sum(step.parts_ns["data_wait"] for step in breakdown.steps)
     waited = None if breakdown.whole_window else float(run.steps.data_wait_ns[profiled].sum() / 1e3)
     return {"waited": waited, "exposed": exposed / 1e3}
+
+
+def _step_breakdown(facts: Facts) -> dict[str, object] | None:
+    """The one that every view shows; `profiled` has the profiled steps alone."""
+    account, shares = facts.breakdown, facts.shares
+    if account is None or shares is None:
+        return None
+    return {
+        **picked(account, "device", "whole_window", "median_step"),
+        "step_us": shares.step_us,
+        "share": {part: shares.share[part] for part in PARTS},
+        "part_us": {part: shares.us(part) for part in PARTS},
+        "profiled": {
+            "median_us": {part: account.median_us[part] for part in PARTS},
+            "share": {part: account.share[part] for part in PARTS},
+        },
+    }
 
 
 def _breakdown(breakdown: Breakdown) -> dict[str, object]:

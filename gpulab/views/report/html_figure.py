@@ -9,7 +9,7 @@ from gpulab.formatting import duration, percent, time_unit
 from gpulab.views import curves, html_bars, wording
 from gpulab.views.html_bars import Segment
 from gpulab.views.report import step_bars
-from gpulab.views.report.sections import PROFILED_STEPS, has_no_step
+from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 
 _MOST_POINTS = 200
@@ -26,43 +26,20 @@ def picture(facts: Facts) -> str:
 
 
 def segments(facts: Facts) -> tuple[Segment, ...]:
-    """Where a typical step's time goes, the largest part first; what a part's share is of, is said in its words.
-
-    The unprofiled steps tell how long a step waits for data; how the rest of it divides, only the profiled ones do.
-    """
-    account = facts.breakdown
-    waits = facts.data_wait_fraction if _unprofiled(facts) else None
-    if account is None:
-        return () if facts.data_wait_fraction is None else _two(min(1.0, facts.data_wait_fraction))
-    shares = dict(account.share)
-    if waits is not None and shares.get("data_wait", 0.0) < 1 and not account.whole_window:
-        rest = (1 - min(1.0, waits)) / (1 - shares.get("data_wait", 0.0))
-        shares = {part: share * rest for part, share in shares.items()} | {"data_wait": min(1.0, waits)}
-    ordered = sorted((part for part in wording.PARTS if shares.get(part, 0) > 0), key=lambda part: -shares[part])
-    return tuple(
-        Segment(wording.PARTS[part].label, shares[part], wording.PARTS[part].colour, _words(facts, part, shares[part]),
-                bool(wording.PARTS[part].hatch))
-        for part in ordered
-    )  # fmt: skip
+    """Where a typical step's time goes, the largest part first."""
+    shares = facts.shares
+    if shares is None:
+        return ()
+    ordered = sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part])
+    parts = tuple(_segment(facts, part, shares.share[part]) for part in ordered)
+    if not shares.undivided:
+        return parts
+    return (*parts, Segment(REST, shares.undivided, wording.NOT_PROFILED.colour, percent(shares.undivided)))
 
 
-def _unprofiled(facts: Facts) -> bool:
-    """Whether unprofiled steps tell how long the device has nothing to do: a GPU may have other work meanwhile."""
-    return facts.step_us is not None and facts.run.device.kind == "cpu"
-
-
-def _words(facts: Facts, part: str, share: float) -> str:
-    """The share, and in two words why a share of waiting is not the headline's."""
-    hidden = part == "data_wait" and facts.run.device.kind != "cpu"
-    return f"{percent(share)}{' (GPU idle)' if hidden else ''}"
-
-
-def _two(waits: float) -> tuple[Segment, ...]:
-    wait, rest = wording.PARTS["data_wait"], wording.NOT_PROFILED
-    return (
-        Segment(wait.label, waits, wait.colour, percent(waits)),
-        Segment(REST, 1 - waits, rest.colour, percent(1 - waits)),
-    )
+def _segment(facts: Facts, part: str, share: float) -> Segment:
+    look = wording.PARTS[part] if facts.breakdown is None else wording.part_of(part, facts.breakdown)
+    return Segment(look.label, share, look.colour, percent(share), bool(look.hatch))
 
 
 def _step(facts: Facts) -> str:
@@ -81,9 +58,7 @@ def title(facts: Facts) -> str:
     typical = f"Where a step of {duration(step.median)} goes" if step is not None else "Where a step's time goes"
     if account is None:
         return f"{typical} (the run has no trace: only waiting is known)"
-    if not _unprofiled(facts):
-        return f"{typical} ({PROFILED_STEPS})"
-    return f"{typical} (how the time beside waiting divides: {PROFILED_STEPS})"
+    return typical
 
 
 def _steps(facts: Facts) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
+from msgspec.structs import replace
+
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.core_time import CoreShare
 from gpulab.analysis.operators import CostRow
+from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import (
     NOT_MEASURABLE,
@@ -32,7 +35,6 @@ from gpulab.views.report.trace_sections import trace_sections
 from gpulab.views.wording import plain
 
 NOT_WORTH_SAYING = 0.02  # of the wait for data, of a step
-PROFILED_STEPS = "profiled steps"  # why a share differs from the headline's
 _LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
@@ -100,6 +102,7 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
         untold,
         _missing(facts.run),
+        _profiled_alone(facts),
         None if loaded else core_section(facts),
         None if loaded else _observer(facts),
         _choices(facts.run),
@@ -111,8 +114,9 @@ def _step(facts: Facts) -> Section:
     if has_no_step(facts.run):
         row = _whole_row(facts.run)
         return Section.table("Time", PAIRS, [row], _step_lines(facts), wide=True, result=f"{row[1]} for {row[0]}")
+    own = facts.step_us is not None and facts.run.device.kind == "cpu"  # else the breakdown has another figure
     parts = [
-        _spread_row("   of it waiting for the DataLoader", facts.data_wait_us),
+        _spread_row(f"   of it {'waiting for' if own else 'the loop blocked in'} the DataLoader", facts.data_wait_us),
         _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
     ]
     profiled = _spread_row("a step, with the profiler", facts.traced_step_us)
@@ -222,33 +226,45 @@ def _left_out(facts: Facts) -> str:
 
 
 def _parts(facts: Facts) -> Section:
-    breakdown = facts.breakdown
+    breakdown, shares = facts.breakdown, facts.shares
     title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
-    if breakdown is None:
+    if breakdown is None or shares is None:
         return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
     kind = facts.run.device.kind
-    per = "time" if breakdown.whole_window else "per step"
-    share_of = "share" if breakdown.whole_window else PROFILED_STEPS
-    columns = (Column(""), *numbers(share_of, per), Column("meaning", "wrap"))
+    columns = (
+        Column(""),
+        *numbers("share", "time" if breakdown.whole_window else "per step"),
+        Column("meaning", "wrap"),
+    )
     rows = []
-    for key in sorted(wording.PARTS, key=lambda name: -breakdown.share.get(name, 0)):
-        share, part = breakdown.share.get(key, 0), wording.part_of(key, breakdown)
+    for key in sorted(wording.PARTS, key=lambda name: -shares.share[name]):
+        share, part = shares.share[key], wording.part_of(key, breakdown)
         if share > 0:
-            cells = (part.label, percent(share), duration(_mean_us(breakdown, key)), part.meaning_on(kind))
+            cells = (part.label, percent(share), duration(shares.us(key)), part.meaning_on(kind))
             rows.append(Row(cells, bar=share, colour=part.colour))
-    lines = tuple(_breakdown_lines(facts, breakdown))
-    return Section(title, columns, tuple(rows), lines, wide=True, result=_largest(rows, breakdown))
+    lines = tuple(_breakdown_lines(facts, breakdown, shares))
+    result = ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
+    return Section(title, columns, tuple(rows), lines, wide=True, result=result)
+
+
+def _profiled_alone(facts: Facts) -> Section | None:
+    """The profiled steps by themselves, for who wants to check what the division rests on; of a text alone."""
+    account = facts.breakdown
+    if account is None or account.whole_window or not account.steps:
+        return None
+    parts = sorted((p for p in wording.PARTS if account.share[p] > 0), key=lambda part: -account.share[part])
+    rows = [
+        (wording.part_of(p, account).label, percent(account.share[p]), duration(_mean_us(account, p))) for p in parts
+    ]
+    lines = [f"From {plural(len(account.steps), 'profiled step')}: share of their summed time, and mean per step."]
+    columns = (Column(""), *numbers("share", "per step"))
+    table = Section.table("The profiled steps alone, with the profiler's cost", columns, rows, lines, aside=True)
+    return replace(table, text_only=True)
 
 
 def _mean_us(breakdown: Breakdown, part: str) -> float:
     """Per step, as the share beside it: a mean, where a median would belong to other steps."""
     return sum(step.parts_ns[part] for step in breakdown.steps) / max(1, len(breakdown.steps)) / 1e3
-
-
-def _largest(rows: Sequence[Row], breakdown: Breakdown) -> str:
-    """The three largest parts in one line."""
-    of = "" if breakdown.whole_window else "profiled steps: "
-    return of + ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
 
 
 def why_no_breakdown(facts: Facts) -> str:
@@ -264,14 +280,8 @@ def why_no_breakdown(facts: Facts) -> str:
     return "no trace was recorded" if run.timeline is None else "the trace holds no span"
 
 
-def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
-    count = len(breakdown.steps)
-    if breakdown.whole_window:
-        lines = ["The profiled window stands as one: no step lies wholly inside it."]
-    elif count == 1:
-        lines = ["From one profiled step."]
-    else:
-        lines = [f"From {count:,} profiled steps: share of their summed time, and mean per step."]
+def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
+    lines = [_basis(facts, shares)]
     if facts.run.device.kind == "cuda":
         lines.append(
             f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
@@ -279,31 +289,45 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown) -> list[str]:
         )
     if breakdown.start_up_ns:
         lines.append(f"Starting up took {_ns(breakdown.start_up_ns)}, once: it is in none of these shares.")
-    lines += _annotated(facts, breakdown)
-    hidden = _hidden_wait(facts, breakdown)
+    lines += _annotated(facts, breakdown, shares)
+    hidden = _hidden_wait(facts, shares)
     return [*lines, hidden] if hidden else lines
 
 
-def _annotated(facts: Facts, breakdown: Breakdown) -> list[str]:
+def _basis(facts: Facts, shares: StepShares) -> str:
+    """Which steps tell what."""
+    if facts.breakdown is not None and facts.breakdown.whole_window:
+        return "The profiled window stands as one: no step lies wholly inside it."
+    count, step = shares.profiled_count, facts.step_us
+    profiled = "the one profiled step" if count == 1 else f"{count:,} profiled steps"
+    if step is None:
+        return f"From {profiled}."
+    if shares.waits_known:
+        return f"A typical step: {plural(step.count, 'step')} tell its waiting, {profiled} how the rest divides."
+    return f"A typical step: {plural(step.count, 'step')} tell its time, {profiled} how it divides."
+
+
+def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
     """Where in the program unknown time lies, as its annotations tell."""
     each = "the profiled time" if breakdown.whole_window else "a step"
+    scale = shares.share["unknown"] / breakdown.share["unknown"] if breakdown.share["unknown"] else 0.0
     return [
-        f"Unknown, inside {plain(a.words)}, without operators: {percent(a.share)} of {each}."
+        f"Unknown, inside {plain(a.words)}, without operators: {percent(min(1.0, a.share * scale))} of {each}."
         for a in facts.annotated[:2]
         if a.share >= NOT_WORTH_SAYING
     ]
 
 
-def _hidden_wait(facts: Facts, breakdown: Breakdown) -> str:
+def _hidden_wait(facts: Facts, shares: StepShares) -> str:
     """Why the loop's wait is longer than what the accounting shows of it; empty where it is not."""
-    wait = facts.data_wait_us
-    if wait is None or facts.step_us is not None or breakdown.busy_fraction is None:
+    wait, exposed_us = facts.data_wait_us, shares.us("data_wait")
+    if wait is None or exposed_us is None or facts.run.device.kind != "cuda":
         return ""
-    hidden_us = wait.median - breakdown.median_us["data_wait"]
+    hidden_us = wait.median - exposed_us
     if hidden_us < NOT_WORTH_SAYING * wait.median:
         return ""
     return (
-        f"The loop waits {duration(wait.median)} for the DataLoader. For {duration(hidden_us)} of that the "
+        f"The loop itself is blocked for {duration(wait.median)} per step. For {duration(hidden_us)} of that the "
         "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
     )
 
@@ -489,9 +513,7 @@ def core_section(facts: Facts) -> Section | None:
         if count is not None:
             rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
     if cores.thread_wait_fraction is not None:
-        rows.append(
-            ("training ready to go on, and no core free", f"{percent(cores.thread_wait_fraction)} of the steps' time")
-        )
+        rows.append(("ready to go on, and no core free, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
     if cores.throttled_fraction is not None and cores.quota_cores is not None:
         rows.append(("quota used up", f"in {percent(cores.throttled_fraction)} of its periods"))
     return Section.table("Processor cores", PAIRS, rows, aside=True)

@@ -8,6 +8,7 @@ from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels
 from gpulab.analysis.integrity import Integrity
+from gpulab.analysis.step_shares import shares_on
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, plural, reading, size
 from gpulab.run import Damage
 from gpulab.timeline.memory_curve import HOST, MemoryCurve
@@ -32,7 +33,7 @@ def trace_sections(facts: Facts) -> Iterator[Section]:
     if facts.memory:
         yield _memory(facts.memory)
     if trace is not None and len(trace.devices) > 1:
-        yield _devices(trace)
+        yield _devices(facts, trace)
 
 
 def _gpu(facts: Facts, trace: TraceFacts) -> Iterator[Section]:
@@ -171,14 +172,13 @@ def _memory(curves: Sequence[MemoryCurve]) -> Section:
     return Section.table("Memory over the trace", columns, cells, ("Held by PyTorch's allocators.",), result=result)
 
 
-def _devices(trace: TraceFacts) -> Section:
+def _devices(facts: Facts, trace: TraceFacts) -> Section:
     columns = (Column("GPU"), *numbers("busy", "computing", "exchanging"))
     cells = (
         (
             f"{account.device_index}",
             percent(account.busy_fraction),
-            percent(account.share["compute"]),
-            percent(account.share["communication"]),
+            *(percent(shares_on(facts, account).share[part]) for part in ("compute", "communication")),
         )
         for account in sorted(trace.devices, key=lambda a: a.device_index or 0)
     )

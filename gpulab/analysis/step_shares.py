@@ -1,0 +1,141 @@
+"""The one division of a typical step into its parts: every figure that names a part of a step is taken from here.
+
+definitions.md, "The breakdown of a typical step". All steps tell how long a step is and how long it waits; the few
+profiled ones tell how the rest of it divides. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from msgspec import Struct
+
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown, loads_itself, share_beside
+
+if TYPE_CHECKING:
+    from gpulab.analysis.facts import Facts
+
+_WAITS = ("data_wait", "core_wait")  # on a CPU every step tells these
+
+
+class StepShares(Struct, frozen=True):
+    """Shares of a typical step, and the step (µs), of which each part takes its share: parts sum to the step.
+
+    `share` has every name of `PARTS`; what is missing to 1 is `undivided`: without a trace only the waiting is known.
+    `profiled_count`: steps that tell how the rest divides. `waits_known`: the waiting is that of all counted steps.
+    """
+
+    share: Mapping[str, float]
+    step_us: float | None
+    undivided: float = 0.0
+    profiled_count: int = 0
+    waits_known: bool = False
+
+    def of(self, *parts: str) -> float:
+        """What these parts have together."""
+        return sum(self.share[part] for part in parts)
+
+    def us(self, *parts: str) -> float | None:
+        """The same in µs of the typical step; None where that was not measured."""
+        return None if self.step_us is None else self.of(*parts) * self.step_us
+
+    @property
+    def idle(self) -> float:
+        """Where the device is a GPU: the share in which it does nothing."""
+        return max(0.0, 1 - self.of(*DEVICE_PARTS))
+
+
+def step_shares(facts: Facts) -> StepShares | None:
+    """None where nothing tells how a step divides."""
+    account = facts.breakdown
+    return _without_trace(facts) if account is None or not account.steps else shares_on(facts, account)
+
+
+def shares_on(facts: Facts, account: Breakdown) -> StepShares:
+    """The same by the accounting of one of the run's devices; it has a step."""
+    step = facts.typical_step_us
+    step_us = account.mean_step_us if step is None else step.median
+    if account.whole_window:
+        return StepShares(dict(account.share), step_us, profiled_count=len(account.steps))
+    typical, on_cpu = _typical(account), account.device_index is None
+    share = _on_cpu(facts, typical) if on_cpu else _on_gpu(facts, account, typical)
+    return StepShares(
+        share, step_us, profiled_count=len(account.steps), waits_known=on_cpu and facts.step_us is not None
+    )
+
+
+def _without_trace(facts: Facts) -> StepShares | None:
+    """A GPU may work while the loop waits, so there only a trace tells."""
+    step, waited = facts.typical_step_us, facts.data_wait_fraction
+    if step is None or waited is None or facts.run.device.kind == "cuda":
+        return None
+    waits = _waits(facts, min(1.0, waited), 0.0)
+    share = dict.fromkeys(PARTS, 0.0) | waits
+    return StepShares(share, step.median, undivided=max(0.0, 1 - sum(waits.values())), waits_known=True)
+
+
+def _typical(account: Breakdown) -> dict[str, float]:
+    """Of each part the median over the profiled steps, where one odd step does not speak for all; they sum to 1."""
+    medians = {part: account.typical_share(part) for part in PARTS if part != "start_up"}
+    whole = sum(medians.values())
+    if whole <= 0:
+        return dict(account.share)
+    return {part: medians.get(part, 0.0) / whole for part in PARTS}
+
+
+def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
+    """The waiting as all steps have it; the rest of them as it divides in the profiled ones."""
+    waited, beside = facts.data_wait_fraction, share_beside(facts.run)
+    if waited is None:
+        waited = typical["data_wait"] if beside is None else beside
+    waits = _waits(facts, min(1.0, waited), typical["core_wait"])
+    left = max(0.0, 1 - sum(waits.values()))
+    return _filled({part: typical[part] for part in PARTS if part not in _WAITS}, left) | waits
+
+
+def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
+    """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too."""
+    cores = facts.cores
+    if cores is not None and cores.thread_wait_fraction is not None:
+        core_wait = cores.thread_wait_fraction - waited * (
+            core_wait_in_loading(facts) if loads_itself(facts.run) else 0
+        )
+    return {"data_wait": waited, "core_wait": min(max(0.0, core_wait), 1 - waited)}
+
+
+def core_wait_in_loading(facts: Facts) -> float:
+    """Of the wait for data, the share in which who loads was ready to go on and had no core."""
+    inside, cores = facts.loading, facts.cores
+    if inside is not None and inside.core_wait_fraction is not None:
+        return inside.core_wait_fraction
+    own = cores.thread_wait_fraction if cores is not None and loads_itself(facts.run) else None
+    return own or 0.0
+
+
+def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> dict[str, float]:
+    """The profiler makes launches longer, and no kernels: the device's work takes as long as in the profiled steps, and
+    of the rest of an unprofiled step each cause of idling takes its share. Waiting for data keeps its share of all.
+    """
+    idle = max(0.0, 1 - sum(typical[part] for part in DEVICE_PARTS))
+    waited = typical["data_wait"]
+    if facts.step_us is None:  # steps may wait in bursts: all of them together
+        waited = account.share["data_wait"]
+        idle = max(idle, waited)
+    elif facts.step_us.median > 0:
+        busy_ns = [sum(step.parts_ns[part] for part in DEVICE_PARTS) for step in account.steps]
+        idle = max(0.0, min(idle, 1 - float(np.median(busy_ns)) / 1e3 / facts.step_us.median))
+    waited = min(waited, idle)
+    device = _filled({part: typical[part] for part in DEVICE_PARTS}, 1 - idle)
+    causes = {part: typical[part] for part in PARTS if part not in (*DEVICE_PARTS, "data_wait")}
+    return dict.fromkeys(PARTS, 0.0) | device | _filled(causes, idle - waited) | {"data_wait": waited}
+
+
+def _filled(parts: Mapping[str, float], whole: float) -> dict[str, float]:
+    """These parts in proportion, so that they sum to the whole; unknown where none of them has any."""
+    held = sum(parts.values())
+    if held > 0:
+        return {part: share * whole / held for part, share in parts.items()}
+    named: Sequence[str] = tuple(parts)
+    return dict.fromkeys(named, 0.0) | ({"unknown": whole} if "unknown" in named else {})
