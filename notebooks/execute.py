@@ -158,8 +158,9 @@ def table() -> str:
 
 
 def plain_list() -> str:
-    """The lessons alone."""
-    return "\n".join(f"- [{e.number} {e.title}](notebooks/{e.name}.ipynb), {e.minutes} min" for e, _ in shipped())
+    """The lessons alone, two in a line."""
+    links = [f"[{entry.number} {entry.title}](notebooks/{entry.name}.ipynb)" for entry, _ in shipped()]
+    return "\n".join(f"- {' · '.join(links[at : at + 2])}" for at in range(0, len(links), 2))
 
 
 def listed(readme: str, lessons: Callable[[], str]) -> str:
