@@ -96,6 +96,11 @@ class Facts(Struct, frozen=True, dict=True):
         return self.step_us or self.traced_step_us
 
     @property
+    def step_times_ns(self) -> Int64:
+        """Of every step of the run, as its typical step counts it."""
+        return _time_ns(self.run, self.breakdown)
+
+    @property
     def step_name(self) -> str:
         """What a step is called: inference, as a trace shows it, updates nothing and is no training."""
         timeline = self.run.timeline
@@ -157,7 +162,7 @@ def facts(run: Run) -> Facts:
     def typical(values: Int64, of: Int64) -> Spread | None:
         return spread_of_window(values) if one_round else spread_of_rounds(values, of, round_steps)
 
-    time_ns = _time_ns(run, traced, account)
+    time_ns = _time_ns(run, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)
     return Facts(
         run=run,
@@ -228,12 +233,12 @@ def _marks_are_whole(run: Run) -> bool:
     return run.origin is None or not run.origin.is_cut_short or run.step_source == "ProfilerStep"
 
 
-def _time_ns(run: Run, traced: Int64, account: Breakdown | None) -> Int64:
+def _time_ns(run: Run, account: Breakdown | None) -> Int64:
     """Of each step, as its device counts: the host may be far ahead of a GPU. Profiled ones by the trace.
 
     Without what starting up took in them, once.
     """
-    time_ns = run.steps.time_ns.copy()
+    time_ns, traced = run.steps.time_ns.copy(), run.traced_rows
     if account is None or account.whole_window:
         return time_ns
     if account.device_index is not None:

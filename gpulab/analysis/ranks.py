@@ -18,6 +18,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
+from gpulab.analysis.step_shares import StepShares
 from gpulab.intervals import Intervals, clip, intersect, joined, measure
 from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
 from gpulab.timeline import spans
@@ -50,6 +51,7 @@ class RankFacts(Struct, frozen=True):
     transfer_us: float | None
     collectives_per_step: float = 0.0
     samples_per_step: float | None = None
+    computing_share: float = 0.0  # of its typical step
 
     @property
     def core_wait_share(self) -> float:
@@ -139,6 +141,7 @@ def compare_ranks(
             unmatched[rank].durations_ns,
             transfer if mismatch is None else None,
             samples,
+            facts[rank].shares,
         )
         for rank, samples in zip(timelines, counts, strict=True)
     )
@@ -286,6 +289,7 @@ def _rank(
     all_own: Durations,
     transfer: Durations | None,
     samples: float | None,
+    shares: StepShares | None,
 ) -> RankFacts:
     """`own` are the durations of the collectives that all ranks have; what is left of `all_own` waits as much."""
     (start, end), steps = account.span_ns, len(account.steps)
@@ -315,6 +319,7 @@ def _rank(
         transfer_us=None if moved is None else per_step(moved * once),
         collectives_per_step=sum(len(d) for d in all_own.values()) / steps,
         samples_per_step=samples,
+        computing_share=shares.of("compute") if shares is not None else 0.0,
     )
 
 

@@ -99,9 +99,8 @@ def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
     """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too."""
     cores = facts.cores
     if cores is not None and cores.thread_wait_fraction is not None:
-        core_wait = cores.thread_wait_fraction - waited * (
-            core_wait_in_loading(facts) if loads_itself(facts.run) else 0
-        )
+        loading = waited * core_wait_in_loading(facts) if loads_itself(facts.run) else 0.0
+        core_wait = cores.thread_wait_fraction - loading
     return {"data_wait": waited, "core_wait": min(max(0.0, core_wait), 1 - waited)}
 
 

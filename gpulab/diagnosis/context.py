@@ -61,6 +61,14 @@ class RuleContext(Struct, frozen=True):
         """The same in µs of the typical step."""
         return self.share(*parts) * (self.step_us or 0.0)
 
+    def of_typical(self, profiled_share: float, *parts: str) -> float:
+        """What is a share of the profiled steps and lies in these parts, as a share of the typical step: these parts
+        may have another share there, and nothing in them is larger than they are.
+        """
+        account = self.facts.breakdown
+        held = 0.0 if account is None else sum(account.share[part] for part in parts)
+        return self.share(*parts) * min(1.0, profiled_share / held) if held > 0 else profiled_share
+
     @property
     def loop_waits(self) -> float:
         """Share of the step that the loop waits for data and the GPU idles; where that is withheld, works or not."""

@@ -316,12 +316,17 @@ class _Budget(Struct):
         return replace(finding, recoverable_us_per_step=given, shares_with=shares)
 
     def _spend(self, finding: Finding, time_us: float) -> None:
-        """From its parts in proportion to what they hold."""
+        """First from the parts that are wholly its own, then from what is meant within others; each in proportion."""
         self.step_left -= time_us
-        bases = list(dict.fromkeys(_base(p) for p in finding.parts if _base(p) != BETWEEN))
-        held = sum(self.left.get(b, 0.0) for b in bases)
-        for base in bases:
-            self.left[base] = self.left.get(base, 0.0) * (1 - time_us / held if held else 1.0)
+        inside = [p for p in finding.parts if _base(p) != BETWEEN]
+        own = dict.fromkeys(p for p in inside if "/" not in p)
+        left_us = time_us
+        for bases in (list(own), list(dict.fromkeys(_base(p) for p in inside if _base(p) not in own))):
+            held = sum(self.left.get(b, 0.0) for b in bases)
+            taken = min(left_us, held)
+            for base in bases:
+                self.left[base] = self.left.get(base, 0.0) * (1 - taken / held if held else 1.0)
+            left_us -= taken
         for part in finding.parts:
             self.within[part] = self.within.get(part, 0.0) + time_us
             if finding.recoverable_us_per_step:

@@ -84,9 +84,9 @@ def communicating_share(run: Run | None) -> float | None:
     nothing; None where it is not known.
     """
     known = facts(run) if run is not None else None
-    return (
-        None if known is None or known.breakdown is None or known.shares is None else known.shares.of("communication")
-    )
+    if known is None or known.breakdown is None or known.shares is None:
+        return None
+    return known.shares.of("communication")
 
 
 def working_share(run: Run | None) -> float | None:

@@ -53,7 +53,7 @@ class Side(Struct, frozen=True):
 
 
 class PartChange(Struct, frozen=True):
-    """One part of the step in both traced runs, in us per step and, where the batch differs, per sample."""
+    """One part of both sides' time, in us per step and, where samples are known, per sample."""
 
     name: str
     label: str
@@ -88,6 +88,7 @@ class Comparison(Struct, frozen=True):
     noise_floor: float | None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
     pairs: int
     parts: tuple[PartChange, ...] = ()
+    parts_left_out: str = ""  # why there are none, though both sides have an accounting
     loss: LossComparison | None = None
     differences: tuple[str, ...] = ()  # of machine, versions, code, state: shown at the top
     notes: tuple[str, ...] = ()

@@ -183,7 +183,8 @@ def calling(share: float, parts: dict[str, float] | None = None, updating_us: fl
     """Starting operators takes so much of each step; an optimizer so much of that."""
     host = HostOperators(200.0, 190.0, share, 0.0, 0.0, None)
     update = OptimizerWork("AdamW", None, 200.0, updating_us, 0, 0, 0, 0, 0, 0, 0, False, 0, EMPTY, EMPTY)
-    return lambda: case_of(run_of(), parts, host=host, optimizer=update if updating_us else None)
+    run = run_of(wait=(parts or {}).get("data_wait", 0.0))
+    return lambda: case_of(run, parts, host=host, optimizer=update if updating_us else None)
 
 
 def rearranging(share: float) -> Make:
@@ -334,7 +335,7 @@ CASES: dict[str, Case] = table(
             ),
             "its other thread alone": (on_cores(2, **QUIET | {"others": 1.0, "pool_waiting": 0.9}), "cpu_shared"),
             "threads that hardly compute": (
-                on_cores(2, data_wait=0.799, **BUSY | {"computed": 0.05, "waited": 0.2, "pool_waiting": 0.9}),
+                on_cores(2, 1, data_wait=0.799, **BUSY | {"computed": 0.05, "waited": 0.2, "pool_waiting": 0.9}),
                 0.2 * STEP_US,
             ),
         },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from gpulab.analysis.breakdown import loads_itself
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
 from gpulab.analysis.step_shares import core_wait_in_loading
 from gpulab.diagnosis.context import FindingKind, RuleContext
@@ -69,23 +70,19 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     cores, step_us = context.facts.cores, context.step_us
     if cores is None or cores.thread_wait_fraction is None or not step_us:
         return None
-    thread_us = context.part_us("core_wait")
+    shares, own_us = context.facts.shares, cores.thread_wait_fraction * step_us
+    unknown_us = 0.0 if context.on_gpu else own_us
+    thread_us = unknown_us if shares is None else shares.of("core_wait") * step_us
+    waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
+    # where the training thread loads, what it lacked a core for and no other part holds
+    own_loading = loads_itself(context.facts.run) and not context.on_gpu
+    loading_us = max(0.0, own_us - thread_us) if own_loading else waited_us * core_wait_in_loading(context.facts)
     if context.on_gpu:
-        return CoreLoss(thread_us, 0.0, loading_core_us(context))
-    if context.facts.breakdown is None:
-        shares = context.facts.shares
-        thread_us = (shares.of("core_wait") if shares is not None else cores.thread_wait_fraction) * step_us
+        return CoreLoss(thread_us, 0.0, loading_us)
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
     pool_us = each * context.part_us("compute", "optimizer", "launch")
-    if pool_us < context.thresholds.core_wait_notice * step_us:
-        pool_us = 0.0
-    return CoreLoss(thread_us, pool_us, loading_core_us(context))
-
-
-def loading_core_us(context: RuleContext) -> float:
-    """Of the wait for data, that in which who loads was ready to go on and had no core; of a step."""
-    return context.part_us("data_wait") * core_wait_in_loading(context.facts)
+    return CoreLoss(thread_us, pool_us if pool_us >= context.thresholds.core_wait_notice * step_us else 0.0, loading_us)
 
 
 # -- whose doing it is -------------------------------------------------------------------------------------------------
@@ -182,7 +179,7 @@ def _cores(count: float) -> str:
 
 
 def _parts(loss: CoreLoss) -> tuple[str, ...]:
-    pool = ("compute/threads", "optimizer", "launch") if loss.pool_us > 0 else ()
+    pool = ("compute/threads", "optimizer/threads", "launch/threads") if loss.pool_us > 0 else ()
     return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, percent
@@ -57,19 +57,19 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
     wait = float(np.median([r.waiting_us or 0 for r in others]))
-    share = float(np.median([_waiting_share(r) for r in others]))
+    share = wait / float(np.median([r.step_us for r in ranks.ranks]))
     partial = "transfer" in ranks.integrity.withheld
     later = ": a rank that is missing may arrive later still" if partial else ""
     who = f"Of the {len(ranks.ranks)} ranks that are here, rank {late_rank}" if partial else f"Rank {late_rank}"
     most = " at most" if partial else ""
-    computing = float(np.median([r.breakdown.share["compute"] for r in others]))
+    computing = float(np.median([r.computing_share for r in others]))
     evidence = [
         Evidence(
             f"They wait {duration(wait)} per step (median); moving the data takes{most} "
             f"{duration(slowest.transfer_us or 0)}{later}"
         ),
         Evidence(
-            f"rank {late_rank} computes for {percent(slowest.breakdown.share['compute'])} of its step, the others "
+            f"rank {late_rank} computes for {percent(slowest.computing_share)} of its step, the others "
             f"for {percent(computing)} (median)"
         ),
     ]
@@ -178,10 +178,6 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
         level="bad" if share > thresholds.exposed_bad else "notice",
         shares_with=("straggler",) if waited_us else (),
     )
-
-
-def _waiting_share(rank: RankFacts) -> float:
-    return (rank.waiting_us or 0) / rank.step_us
 
 
 FINDINGS = (

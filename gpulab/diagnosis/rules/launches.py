@@ -11,6 +11,7 @@ from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
 
+_CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
 _MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -33,9 +34,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     if launching < context.thresholds.launch_notice * _step(context):
         return None
     short = short_count_fraction(work.timeline, work.host_windows, context.thresholds.short_kernel_us)
-    evidence = [
-        Evidence(f"{duration(launching)} of {duration(_step(context))} pass while the CPU prepares the next operation")
-    ]
+    evidence = []
     if launches is not None and launches.median_us is not None and launches.per_step:
         each = "step" if context.unit == "each step" else "window"
         evidence.append(
@@ -45,13 +44,14 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     if short is not None:
         limit = f"{number(context.thresholds.short_kernel_us)} µs"
         evidence.append(Evidence(f"{percent(short)} of the GPU's operations last less than {limit}"))
+    evidence.append(Evidence(f"in all the GPU has nothing to do for {percent(context.idle)} of {context.unit}"))
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {percent(share)} of {context.unit}, because the CPU cannot start operations as "
-        "fast as the GPU finishes them.",
+        f"The GPU has nothing to do for {_lost(context, launching)}, because the CPU cannot start operations as fast "
+        "as the GPU finishes them.",
         tuple(evidence),
         launching,
         "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
@@ -68,7 +68,7 @@ def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[
     share = launching_us / _step(context)
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {percent(share)} of {context.unit} between replayed graphs, because the CPU "
+        f"The GPU has nothing to do for {_lost(context, launching_us)} between replayed graphs, because the CPU "
         "prepares the next one too slowly.",
         evidence,
         launching_us,
@@ -105,7 +105,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         )
     if not (half_idle and memory is not None) and not empty:
         return None
-    evidence = [Evidence(f"The GPU works for {percent(1 - idle / _step(context))} of {context.unit}")]
+    evidence = []
     if memory is not None:
         evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
     if small is not None:
@@ -133,7 +133,8 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         return None
     if context.share("data_wait") >= host.calling_share:
         return None
-    calling_us = host.calling_share * _step(context) - (updating.host_us if updating is not None else 0.0)
+    calling = context.of_typical(host.calling_share, *_CALLING)
+    calling_us = calling * _step(context) - (updating.host_us if updating is not None else 0.0)
     if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
@@ -141,12 +142,12 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     )
     return Finding(
         "small_batch",
-        f"Each batch is too small: {percent(host.calling_share)} of {context.unit} goes to starting operations that "
+        f"Each batch is too small: {percent(calling)} of {context.unit} goes to starting operations that "
         "have hardly anything to compute.",
         (Evidence(f"{short}{_samples(context)}: that is about what it takes to start one"),),
         calling_us,
         "likely",
-        parts=("compute", "unknown", "optimizer"),
+        parts=_CALLING,
         settings=_larger(context),
         cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
         "learning rate.",
@@ -216,6 +217,12 @@ def _launching_us(context: RuleContext) -> float:
     own -= idle_within_us(work)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)
     return max(0.0, min(own, left))
+
+
+def _lost(context: RuleContext, time_us: float) -> str:
+    """A time that is no part of the step's breakdown, so not as a share: "3.1 ms of each 9.2 ms step"."""
+    step = duration(_step(context))
+    return f"{duration(time_us)} of {f'each {step} step' if context.unit == 'each step' else f'{step} profiled'}"
 
 
 def _step(context: RuleContext) -> float:

@@ -28,7 +28,6 @@ def unfused_attention(context: RuleContext) -> Finding | None:
     chains = _chains(context, attention_chains, attention_on_cpu)
     if chains is None or (not context.on_gpu and chains.share < context.thresholds.attention_cpu_notice):
         return None
-    computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
     flash = "flash" if context.on_gpu else "auto"
     by_hand = (
         "Call torch.nn.functional.scaled_dot_product_attention(q, k, v) in place of the two products and the softmax "
@@ -40,18 +39,19 @@ def unfused_attention(context: RuleContext) -> Finding | None:
     )
     return Finding(
         "unfused_attention",
-        f"Attention is computed in several steps that write the matrix of all pairs to memory: {percent(chains.share)} "
-        f"of {_computing(context)} lies between the two matrix products.",
+        f"Attention is computed in several steps that write the matrix of all pairs to memory: "
+        f"{percent(_share(context, chains.share))} of {_computing(context)} lies between the two matrix products.",
         (
             Evidence(
                 f"{number(chains.per_step)} times per step a softmax stands between two batched products",
                 chains.span,
             ),
             Evidence(
-                f"the products themselves take another {percent(chains.product_share)}, part of it for that memory"
+                f"the products themselves take another {percent(_share(context, chains.product_share))}, part of it "
+                "for that memory"
             ),
         ),
-        chains.share * computing,
+        _time_us(context, chains.share),
         "likely",
         parts=("compute/attention",),
         settings=(("attention", flash),) if chains.by_library else (),
@@ -70,11 +70,10 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None
-    computing = context.part_us("compute") if context.on_gpu else (context.step_us or 0.0)
     return Finding(
         "memory_bound_ops",
         f"Simple operations (add, multiply, activation) follow one another, and each reads and writes its data in "
-        f"memory: {percent(chains.share)} of {_computing(context)}.",
+        f"memory: {percent(_share(context, chains.share))} of {_computing(context)}.",
         (
             Evidence(
                 f"{number(chains.kernels)} such operations per step; the longest chain has {chains.longest:,} in a row",
@@ -82,7 +81,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
             ),
             Evidence(f"as one operation per chain they would move {percent(chains.saved_share / chains.share)} less"),
         ),
-        chains.saved_share * computing,
+        _time_us(context, chains.saved_share),
         "likely",
         parts=("compute/pointwise",),
         settings=(("compile", "default"),),
@@ -126,10 +125,10 @@ def _layout_on_cpu(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "layout",
-        f"Tensors are copied only to change the order of their axes in memory: {percent(host.rearranging_share)} of "
-        f"{context.unit}.",
+        "Tensors are copied only to change the order of their axes in memory: "
+        f"{percent(_share(context, host.rearranging_share))} of {context.unit}.",
         (Evidence(f"{number(host.rearranging_count)} such copies per step", host.span),),
-        host.rearranging_share * (context.step_us or 0.0),
+        _time_us(context, host.rearranging_share),
         "likely",
         parts=("compute/layout",),
         cure="Keep one order of axes through the model (for images: torch.channels_last), and leave out .contiguous() "
@@ -189,6 +188,15 @@ def _is_compiled(context: RuleContext) -> bool:
 
 def _computing(context: RuleContext) -> str:
     return "the GPU's computing time" if context.on_gpu else context.unit
+
+
+def _share(context: RuleContext, share: float) -> float:
+    """Of the GPU's computing time as it is; on a CPU what is a share of the profiled steps, of the typical one."""
+    return share if context.on_gpu else context.of_typical(share, "compute")
+
+
+def _time_us(context: RuleContext, share: float) -> float:
+    return _share(context, share) * (context.part_us("compute") if context.on_gpu else context.step_us or 0.0)
 
 
 def _line(context: RuleContext, span: tuple[int, int] | None) -> str:

@@ -41,7 +41,7 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     if key != _cause(context, account):
         return None
     times = intersect(union_of(account.prepared_ns), account.host_covered)
-    share = _share(context, account)
+    share = context.share("data_wait")
     if share < context.thresholds.data_wait_notice:
         return None
     summary = f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it"
@@ -61,7 +61,7 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
 
 def _cause(context: RuleContext, account: Breakdown) -> str:
     """Whether making batches keeps the thread at work or asleep, as far as its CPU time tells. A GPU lets it sleep."""
-    cores, share = context.facts.cores, _share(context, account)
+    cores, share = context.facts.cores, context.share("data_wait")
     if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
         return "data_starved"
     asleep = 1 - cores.thread_cpu_fraction - cores.thread_wait_fraction
@@ -74,14 +74,6 @@ def _cause(context: RuleContext, account: Breakdown) -> str:
 def _unprofiled(context: RuleContext) -> OwnBatches | None:
     own = context.facts.run.own_batches
     return own if share_beside(context.facts.run) is not None else None
-
-
-def _share(context: RuleContext, account: Breakdown) -> float:
-    """Of the time beside the profiler where that was looked at; on a GPU what of a profiled step leaves it idle."""
-    own = _unprofiled(context)
-    if own is None or context.on_gpu:
-        return account.share["data_wait"]
-    return own.preparing_ns / own.looked_ns
 
 
 def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:

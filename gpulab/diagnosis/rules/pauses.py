@@ -258,7 +258,8 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
     if account is None or optimizer is None or not context.step_us or context.withheld("idle_causes") is not None:
         return None
     afterwards = after_update(context.facts.run, account, optimizer)
-    share = _share(context, afterwards)
+    parts = tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS))
+    share = context.of_typical(_share(context, afterwards), *parts)
     if share < context.thresholds.idle_notice:
         return None
     where = (
@@ -277,7 +278,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         ),
         share * context.step_us,
         "likely",
-        parts=tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS)),
+        parts=parts,
         cure=_MAYBE if afterwards.looked else _CURE,
         source_line=context.python_line_at(afterwards.times),
         removed_ns=pairs(afterwards.times),
@@ -294,19 +295,20 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
     library = _in_a_library(context, key, account, step_us)
     if library is not None:
         return library
-    own = own_code(context.facts.run, account) if account.typical_share("unknown") >= least else None
-    if own is None or own.share < least:
+    own = own_code(context.facts.run, account) if context.share("unknown") >= least else None
+    share = 0.0 if own is None else context.of_typical(own.share, "unknown")
+    if own is None or share < least:
         return None
     return Finding(
         key,
-        f"{percent(own.share)} of {context.unit} goes to Python code of yours in which PyTorch computes nothing.",
+        f"{percent(share)} of {context.unit} goes to Python code of yours in which PyTorch computes nothing.",
         (
             Evidence(
-                f"{duration(own.share * step_us)} of {duration(step_us)}, most of it {_where(own)}",
+                f"{duration(share * step_us)} of {duration(step_us)}, most of it {_where(own)}",
                 pairs(own.times)[0],
             ),
         ),
-        own.share * step_us,
+        share * step_us,
         "likely",
         parts=("unknown",),
         cure=_OWN,
@@ -327,15 +329,16 @@ def _where(own: OwnCode) -> str:
 def _in_a_library(context: RuleContext, key: str, account: Breakdown, step_us: float) -> Finding | None:
     """The loop is a library's, and its own Python takes a part of each step."""
     least = context.thresholds.idle_notice
-    own = library_time(context.facts.run, account) if account.typical_share("unknown") >= least else None
-    if own is None or own.share < least:
+    own = library_time(context.facts.run, account) if context.share("unknown") >= least else None
+    share = 0.0 if own is None else context.of_typical(own.share, "unknown")
+    if own is None or share < least:
         return None
-    took = f"{duration(own.share * step_us)} of {duration(step_us)}, in which PyTorch computes nothing"
+    took = f"{duration(share * step_us)} of {duration(step_us)}, in which PyTorch computes nothing"
     return Finding(
         key,
-        f"{own.library} spends {percent(own.share)} of {context.unit} in its own Python.",
+        f"{own.library} spends {percent(share)} of {context.unit} in its own Python.",
         (Evidence(took, pairs(own.times)[0]),),
-        own.share * step_us,
+        share * step_us,
         "likely",
         parts=("unknown",),
         cure=_LIBRARY.format(library=own.library),

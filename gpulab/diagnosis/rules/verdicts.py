@@ -139,12 +139,15 @@ def _unexplained(context: RuleContext) -> Finding | None:
     if unknown < context.thresholds.unknown_too_much:
         return None
     where = context.facts.annotated[:1]
-    if where and where[0].share >= _MOST * unknown:
+    if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
     else:
         place = "the time goes to Python code that the trace does not name"
     each = "a step" if context.unit == "each step" else context.unit
-    inside = "".join(f"; inside {a.words}, without operators: {percent(a.share)} of {each}" for a in where)
+    inside = "".join(
+        f"; inside {a.words}, without operators: {percent(context.of_typical(a.share, 'unknown'))} of {each}"
+        for a in where
+    )
     return cannot_tell_because(
         f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: {place}.",
         f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator{inside}",

@@ -9,14 +9,13 @@ from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
-from gpulab.tuning.compare.parts import both_us, change_us, most_changed, profiled_runs_agree
+from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
 AS_WRITTEN = "the cell as written"
 NAMED = 2  # settings in a sentence; of more only their number
-ONE_RUN_EACH = "one profiled run of each"
 _LEVELS = {"faster": "good", "slower": "bad"}
 
 
@@ -244,17 +243,18 @@ def because(comparison: Comparison) -> str:
     unit of the verdict, or where the profiled runs differ by something else than the blocks do.
     """
     per_sample = comparison.unit == "sample"
-    if not comparison.parts or (per_sample and comparison.parts[0].a_us_per_sample is None):
+    known = bool(comparison.parts)
+    if not (known or comparison.parts_left_out) or (
+        known and per_sample and comparison.parts[0].a_us_per_sample is None
+    ):
         return ""
     if disturbed := _disturbed(comparison.a) or _disturbed(comparison.b):
         return disturbed
-    part = None
-    if agree := profiled_runs_agree(comparison):
-        part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
+    part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
     starts, of_starts = _epoch_starts(comparison)
     if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(comparison)):
-        return _unnamed(comparison, per_sample) if agree else ""
+        return _unnamed(comparison, per_sample) if known else ""
     if part is None or of_starts > of_part:
         return f" {capitalized(starts)}."
     change = _change(*both_us(part, per_sample=per_sample))
@@ -266,8 +266,8 @@ def _disturbed(side: Side) -> str:
 
     Empty where they did not, or where the program's own threads and workers had all of the cores: that is what it does.
     """
-    account, cores = (None, None) if side.facts is None else (side.facts.breakdown, side.facts.cores)
-    if account is None or account.share.get("core_wait", 0.0) < CORE_WAIT:
+    shares, cores = (None, None) if side.facts is None else (side.facts.shares, side.facts.cores)
+    if shares is None or shares.of("core_wait") < CORE_WAIT:
         return ""
     others = cores.others_fraction if cores is not None else None
     if others is None:

@@ -1,4 +1,4 @@
-"""Which part of the step changed: the accounting of both traced runs, part by part."""
+"""Which part of the step changed: both sides' breakdowns, part by part."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, StepParts
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.run import Float64, Run, StepFlag
-from gpulab.tuning.record import Comparison, PartChange
+from gpulab.tuning.record import Comparison, PartChange, Side
 
+ONE_RUN_EACH = "one profiled run of each"
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
 LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known
 AGREES = 1.25  # times: the profiled steps may lie so far outside the interval of the blocks, in either direction
@@ -42,17 +45,17 @@ LABELS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def part_changes(a: Facts | None, b: Facts | None, *, per_sample: bool) -> tuple[PartChange, ...]:
+def part_changes(a: Side, b: Side, *, per_sample: bool) -> tuple[PartChange, ...]:
     """Every part that took time on either side; empty where a side has no accounting of steps.
 
-    Each is a mean over the typical profiled steps, so that the parts sum to the step. A part grew or shrank where its
-    mean changed by at least 2 % of A's step and the middle 80 % of its steps on both sides do not overlap.
+    Each side's breakdown as its report has it, of the time that the comparison gives that side: parts sum to that time.
+    A part grew or shrank where it changed by at least 2 % of A's step and the middle 80 % of the profiled steps on both
+    sides do not overlap.
     """
-    if a is None or b is None or not comparable_accounts(a, b):
+    if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
         return ()
-    assert a.breakdown is not None and b.breakdown is not None
-    in_a, in_b = _Account(a.run, a.breakdown), _Account(b.run, b.breakdown)
-    judged_per_sample = per_sample and in_a.samples is not None and in_b.samples is not None
+    in_a, in_b = _Account.of(a, a.facts), _Account.of(b, b.facts)
+    judged_per_sample = per_sample and in_a.us_per_sample is not None and in_b.us_per_sample is not None
     changes = (_change(part, in_a, in_b, judged_per_sample) for part in PARTS)
     return tuple(c for c in changes if c.a_us or c.b_us)
 
@@ -62,17 +65,6 @@ def comparable_accounts(a: Facts, b: Facts) -> bool:
     if a.breakdown is None or b.breakdown is None or a.breakdown.whole_window or b.breakdown.whole_window:
         return False
     return (a.breakdown.busy_fraction is None) == (b.breakdown.busy_fraction is None)
-
-
-def mean_parts_us(figures: Facts, *, per_sample: bool) -> dict[str, float] | None:
-    """Each part's mean over the typical profiled steps; None without an accounting of steps or of their samples."""
-    if figures.breakdown is None or figures.breakdown.whole_window:
-        return None
-    account = _Account(figures.run, figures.breakdown)
-    if not per_sample:
-        return {part: float(account.us(part).mean()) for part in PARTS}
-    means = {part: account.per_sample(part) for part in PARTS}
-    return None if account.samples is None else {part: us or 0.0 for part, us in means.items()}
 
 
 def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
@@ -91,12 +83,12 @@ def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
 
 
 def profiled_runs_agree(comparison: Comparison) -> bool:
-    """Whether the one profiled run of each differs as the blocks do: else its parts tell of the machine, not of B.
+    """Whether the one profiled run of each differs as the times do: else its parts tell of the machine, not of B.
 
     The profiler makes short steps longer than long ones, so half the difference, in logarithms, may be missing; there
     is no reason for a larger one.
     """
-    of_a, of_b = summed_us(comparison.parts, per_sample=comparison.unit == "sample")
+    of_a, of_b = profiled_us(comparison)
     if not comparison.ratio or not of_a or not of_b:
         return False
     middle, profiled = math.log(comparison.ratio), math.log(of_b / of_a)
@@ -106,10 +98,21 @@ def profiled_runs_agree(comparison: Comparison) -> bool:
     return low - below <= profiled <= high + above
 
 
-def summed_us(parts: Sequence[PartChange], *, per_sample: bool) -> tuple[float, float]:
-    """The profiled step, or sample, of both sides."""
-    both = [both_us(part, per_sample=per_sample) for part in parts]
-    return sum(a for a, _ in both), sum(b for _, b in both)
+def profiled_us(comparison: Comparison) -> tuple[float, float]:
+    """The mean profiled step of both sides, or sample where the comparison is of samples; 0 where there is none."""
+    sides = [_profiled_us(side, comparison.unit) for side in (comparison.a, comparison.b)]
+    return sides[0], sides[1]
+
+
+def _profiled_us(side: Side, unit: str) -> float:
+    if side.facts is None or side.facts.breakdown is None or side.facts.breakdown.whole_window:
+        return 0.0
+    steps = typical_steps(side.facts.run, side.facts.breakdown)
+    wall_us = sum(step.own_ns for step in steps) / 1e3
+    if unit == "step":
+        return wall_us / max(1, len(steps))
+    samples = side.facts.run.steps.sample_count[np.isin(side.facts.run.steps.number, [s.number for s in steps])]
+    return wall_us / float(samples.sum()) if len(samples) == len(steps) and (samples > 0).all() else 0.0
 
 
 def most_changed(parts: Sequence[PartChange], verdict: str, *, per_sample: bool) -> PartChange | None:
@@ -131,47 +134,44 @@ def change_us(change: PartChange, *, per_sample: bool) -> float:
     return b_us - a_us
 
 
-class _Account:
-    """The typical profiled steps of one side as columns."""
+class _Account(Struct, frozen=True):
+    """One side: its breakdown, the time that it divides, and how the profiled steps spread around it."""
 
-    def __init__(self, run: Run, account: Breakdown) -> None:
-        self.steps = typical_steps(run, account)
-        numbers = [s.number for s in self.steps]
-        samples = run.steps.sample_count[np.isin(run.steps.number, numbers)]
-        counted = len(samples) == len(numbers) and (samples > 0).all()
-        self.samples: Float64 | None = samples.astype(np.float64) if counted else None
+    shares: StepShares
+    steps: Sequence[StepParts]
+    us_per_step: float
+    us_per_sample: float | None
 
-    def us(self, part: str) -> Float64:
-        return np.array([s.parts_ns[part] for s in self.steps], np.float64) / 1e3
+    @classmethod
+    def of(cls, side: Side, figures: Facts) -> _Account:
+        assert figures.breakdown is not None and figures.shares is not None
+        us_per_step = side.us_per_step or figures.shares.step_us or 0.0
+        steps = typical_steps(figures.run, figures.breakdown)
+        return cls(figures.shares, steps, us_per_step, side.us_per_sample)
+
+    def us(self, part: str) -> float:
+        return self.shares.share[part] * self.us_per_step
 
     def per_sample(self, part: str) -> float | None:
-        return None if self.samples is None else float(self.us(part).sum() / self.samples.sum())
+        return None if self.us_per_sample is None else self.shares.share[part] * self.us_per_sample
 
-    def wall_us(self) -> Float64:
-        return np.array([s.end_ns - s.start_ns for s in self.steps], np.float64) / 1e3
-
-    def in_unit(self, us: Float64, per_sample: bool) -> Float64:
-        if not per_sample:
-            return us
-        assert self.samples is not None
-        quotient: Float64 = us / self.samples
-        return quotient
+    def each(self, part: str, *, per_sample: bool) -> Float64:
+        """Of the profiled steps, around the part as it is told."""
+        told = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
+        ns = np.array([s.parts_ns[part] for s in self.steps], np.float64)
+        return ns * (told / ns.mean()) if ns.any() else np.full(len(ns), told)
 
 
 def _change(part: str, a: _Account, b: _Account, per_sample: bool) -> PartChange:
-    counted = a.samples is not None and b.samples is not None
+    whole_us = (a.us_per_sample if per_sample else None) or a.us_per_step
     return PartChange(
         name=part,
         label=LABELS[part],
-        a_us=float(a.us(part).mean()),
-        b_us=float(b.us(part).mean()),
-        grew=_grew(
-            a.in_unit(a.us(part), per_sample),
-            b.in_unit(b.us(part), per_sample),
-            float(a.in_unit(a.wall_us(), per_sample).mean()),
-        ),
-        a_us_per_sample=a.per_sample(part) if counted else None,
-        b_us_per_sample=b.per_sample(part) if counted else None,
+        a_us=a.us(part),
+        b_us=b.us(part),
+        grew=_grew(a.each(part, per_sample=per_sample), b.each(part, per_sample=per_sample), whole_us),
+        a_us_per_sample=a.per_sample(part),
+        b_us_per_sample=b.per_sample(part),
     )
 
 

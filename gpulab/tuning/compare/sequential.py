@@ -12,7 +12,7 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.errors import UsageError
 from gpulab.run import Float64, Int64, Run
 from gpulab.tuning.compare.parts import typical_steps
-from gpulab.tuning.compare.statistics import unpaired
+from gpulab.tuning.compare.statistics import Estimate, unpaired
 from gpulab.tuning.compare.verdicts import Findings, Unit, chosen_unit, us, usable, with_times
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 
@@ -32,8 +32,9 @@ def compare_sequential(
 ) -> Comparison:
     """B against A from the steps of their full runs, whose consecutive steps make blocks; nothing is paired.
 
-    Both are judged by their unprofiled steps, or both by their profiled ones where a side has only those. The noise
-    floor is the larger drift within a run: its second half against its first.
+    Both are judged by their unprofiled steps, or both by their profiled ones where a side has only those. Each side's
+    time is the typical step of its own report, and the ratio is that of these; the blocks tell how sure it is. The
+    noise floor is the larger drift within a run: its second half against its first.
     """
     how = judged_by(a.facts, b.facts)
     a, b = _with_blocks(a, 0, how), _with_blocks(b, 1, how)
@@ -42,13 +43,28 @@ def compare_sequential(
     drifts = [d for d in (_drift(in_a), _drift(in_b)) if d is not None]
     findings = Findings(a, b, unit, unfair, same_start, changes_training)
     return findings.comparison(
-        unpaired(in_a, in_b),
+        _of_typical_steps(a, b, unit, unpaired(in_a, in_b)),
         max(drifts, default=None),
         "sequential",
         0,
         restored,
         [*notes, *_notes(a, b, how)],
     )
+
+
+def _of_typical_steps(a: Side, b: Side, unit: Unit, of_blocks: Estimate | None) -> Estimate | None:
+    """The ratio of both typical steps. Its interval is as wide as that of the blocks, and holds both where the blocks
+    have another ratio.
+    """
+    of_a, of_b = (side.us_per_sample if unit == "sample" else side.us_per_step for side in (a, b))
+    if of_blocks is None or not of_a or not of_b:
+        return of_blocks
+    ratio = of_b / of_a
+    if of_blocks.interval is None:
+        return Estimate(ratio, None, of_blocks.count)
+    low, high = of_blocks.interval
+    moved = ratio / of_blocks.ratio
+    return Estimate(ratio, (min(low, low * moved), max(high, high * moved)), of_blocks.count)
 
 
 def judged_by(a: Facts | None, b: Facts | None) -> str:
@@ -60,8 +76,14 @@ def judged_by(a: Facts | None, b: Facts | None) -> str:
 def _with_blocks(side: Side, arm: int, how: str) -> Side:
     if side.facts is None:
         return side
-    blocks = tuple(_blocks(side.facts.run, _rows(side.facts, how), arm))
-    return with_times(replace(side, blocks=blocks))
+    rows = _rows(side.facts, how)
+    side = with_times(replace(side, blocks=tuple(_blocks(side.facts, rows, arm))))
+    step = side.facts.step_us if how == UNPROFILED else side.facts.traced_step_us
+    if step is None or side.us_per_step is None or not step.median:
+        return side
+    samples = side.facts.run.steps.sample_count[rows]
+    us_per_sample = step.median / float(np.median(samples)) if side.us_per_sample is not None else None
+    return replace(side, us_per_step=step.median, us_per_sample=us_per_sample)
 
 
 def _rows(figures: Facts, how: str) -> Int64:
@@ -79,13 +101,13 @@ def block_steps(count: int) -> int:
     return max(1, min(MOST_STEPS, count // FEWEST_BLOCKS))
 
 
-def _blocks(run: Run, rows: Int64, arm: int) -> list[Block]:
-    size = block_steps(len(rows))
+def _blocks(figures: Facts, rows: Int64, arm: int) -> list[Block]:
+    size, time_ns = block_steps(len(rows)), figures.step_times_ns
     chunks = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
-    return [_block(run, chunk, arm, i) for i, chunk in enumerate(chunks)]
+    return [_block(figures.run, chunk, int(time_ns[chunk].sum()), arm, i) for i, chunk in enumerate(chunks)]
 
 
-def _block(run: Run, rows: Int64, arm: int, index: int) -> Block:
+def _block(run: Run, rows: Int64, time_ns: int, arm: int, index: int) -> Block:
     samples = run.steps.sample_count[rows]
     return Block(
         arm=arm,
@@ -94,7 +116,7 @@ def _block(run: Run, rows: Int64, arm: int, index: int) -> Block:
         step_count=len(rows),
         dropped=0,
         sample_count=int(samples.sum()) if (samples >= 0).all() else None,
-        time_ns=int(run.steps.time_ns[rows].sum()),
+        time_ns=time_ns,
     )
 
 

@@ -10,13 +10,19 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.formatting import number, plural
+from gpulab.formatting import durations, number, plural
 from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.dataloader.loader_options import WORKERS
 from gpulab.knobs.observe.observation import StepInputs
 from gpulab.run import THROTTLE_NAMES, Int64, Loader, Run, StepFlag
 from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.compare.parts import comparable_accounts, part_changes
+from gpulab.tuning.compare.parts import (
+    ONE_RUN_EACH,
+    comparable_accounts,
+    part_changes,
+    profiled_runs_agree,
+    profiled_us,
+)
 from gpulab.tuning.compare.statistics import Estimate
 from gpulab.tuning.record import Block, Comparison, Evidence, Side
 from gpulab.verdict import TOO_FEW, Verdict, verdict
@@ -53,7 +59,7 @@ class Findings(Struct, frozen=True):
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
             more.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
-        return Comparison(
+        found = Comparison(
             a=self.a,
             b=self.b,
             verdict=judged,
@@ -63,7 +69,7 @@ class Findings(Struct, frozen=True):
             interval=estimate.interval if estimate else None,
             noise_floor=floor,
             pairs=pairs,
-            parts=part_changes(self.a.facts, self.b.facts, per_sample=self.unit == "sample"),
+            parts=part_changes(self.a, self.b, per_sample=self.unit == "sample"),
             loss=None
             if self.a.failure or self.b.failure
             else compare_losses(
@@ -77,6 +83,11 @@ class Findings(Struct, frozen=True):
             notes=(*filter(None, [self.unfair]), *notes, *more),
             restored=restored,
         )
+        if found.ratio is None or not found.parts or profiled_runs_agree(found):
+            return found
+        of_a, of_b = durations(*profiled_us(found))
+        why = f"in {ONE_RUN_EACH} a {found.unit} took {of_a} and {of_b}, which does not agree with their times"
+        return replace(found, parts=(), parts_left_out=why)
 
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
         if self.unfair or estimate is None:

@@ -39,6 +39,7 @@ def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[st
         "equivalence": EQUIVALENT,
         **picked(comparison, "differences", "notes", "restored"),
         "parts": [plain_values(change) for change in comparison.parts],
+        "parts_left_out": comparison.parts_left_out or None,
         "loss": _loss(comparison.loss) if comparison.loss else None,
         "a": _side(comparison.a, comparison, price_per_hour),
         "b": _side(comparison.b, comparison, price_per_hour),

@@ -30,7 +30,7 @@ from gpulab.views.html_rows import (
 )
 from gpulab.views.interval_places import FactorAxis, axis_of
 
-_OF_PROFILED = "the colours: shares in one profiled run of each"
+_OF_PROFILED = "divided as one profiled run of each divides"
 _MOST_POINTS = 60
 _MOST_ROWS = 16
 

@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, durations, percent, plural
-from gpulab.tuning.compare.headline import ONE_RUN_EACH
-from gpulab.tuning.compare.parts import both_us, profiled_runs_agree, summed_us
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
+from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
@@ -96,40 +95,28 @@ def _parts(comparison: Comparison) -> Section:
     title = (
         f"Where the time of a {comparison.unit} goes" if comparison.unit == "sample" else "Where the step's time goes"
     )
+    if comparison.parts_left_out:
+        return Section(title, lines=(f"Left out: {comparison.parts_left_out}.",), wide=True)
     if not comparison.parts:
         return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
-    sums = summed_us(comparison.parts, per_sample=per_sample)
-    if comparison.ratio is not None and not profiled_runs_agree(comparison):
-        return Section(title, lines=(_left_out(comparison.unit, *sums),), wide=True)
     changed = comparison.verdict in ("faster", "slower")
     ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
     rows = [
         (c.label, *map(duration, both_us(c, per_sample=per_sample)), *([_DIRECTIONS[c.grew]] if changed else []))
         for c in ordered
     ]
-    rows.append((f"profiled {comparison.unit if per_sample else 'step'}", *map(duration, sums), *([""] * changed)))
+    sums = (sum(us) for us in zip(*(both_us(c, per_sample=per_sample) for c in comparison.parts), strict=True))
+    rows.append((f"a {comparison.unit if per_sample else 'step'}", *map(duration, sums), *([""] * changed)))
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)), *([Column("")] * changed))
-    lines = [
-        f"From {ONE_RUN_EACH}: means over its profiled steps, which the profiler makes slower. Unusual steps, such as "
-        "the first, are left out."
-    ]
+    lines = [f"The times above, divided as {ONE_RUN_EACH} divides."]
     if comparison.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
-    result = f"{in_one_line(comparison, *rows[0][:3])}; {ONE_RUN_EACH}"
+    result = in_one_line(comparison, *rows[0][:3])
     return Section.table(title, columns, rows, lines, wide=True, result=result)
 
 
 _DIRECTIONS = {True: "grew", False: "shrank", None: "no clear change"}
-
-
-def _left_out(unit: str, of_a: float, of_b: float) -> str:
-    """Where the profiled runs tell another story than the blocks."""
-    a, b = durations(of_a, of_b)
-    return (
-        f"Left out, because {ONE_RUN_EACH} and the blocks do not agree: in these two runs a {unit} took {a} and {b}. "
-        "The blocks are many, so they count."
-    )
 
 
 # loss, curves
@@ -236,10 +223,10 @@ def _interval_sentences(comparison: Comparison) -> list[str]:
             _BAND,
         ]
     return [
-        "The ratio divides the medians of the blocks.",
-        "Its interval comes from Student's t, because there are few blocks."
+        "The ratio divides the typical steps of both runs, as their reports have them.",
+        "Its interval comes from Student's t on blocks of their steps, because there are few."
         if few
-        else "Its interval comes from drawing the blocks of each run again and again (bootstrap).",
+        else "Its interval comes from drawing blocks of their steps again and again (bootstrap).",
         "The noise floor is the difference between the first and the second half of a run.",
         _BAND,
     ]

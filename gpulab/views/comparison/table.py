@@ -32,7 +32,7 @@ def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Sectio
     rows = [
         _row(f"a step, {_judged(comparison)}", a.us_per_step, b.us_per_step, duration),
         _row("a sample", a.us_per_sample, b.us_per_sample, duration),
-        _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number),
+        _throughput(comparison),
         *_memory_rows(a, b),
         *_spending_rows(a, b, price_per_hour),
     ]
@@ -74,7 +74,7 @@ def _origin(comparison: Comparison) -> str:
     if comparison.ratio is None:
         return profiled
     if comparison.evidence != "interleaved":
-        return f"Times are medians of blocks of several steps; a run's own report has that of single steps. {profiled}"
+        return f"Times are those of each run's own report. {profiled}"
     pairs = "Times are those of the blocks: of A the median, of B that time by the ratio of the pairs."
     return f"{pairs} {profiled}"
 
@@ -92,6 +92,15 @@ def profiled_us(side: Side) -> float | None:
     """A step of the traced run, with the profiler."""
     traced = side.facts.traced_step_us if side.facts is not None else None
     return traced.median if traced is not None else None
+
+
+def _throughput(comparison: Comparison) -> Cells:
+    """By the blocks; of runs one after the other the mean that their reports have."""
+    a, b = comparison.a, comparison.b
+    if comparison.evidence == "interleaved":
+        return _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number)
+    means = (side.facts.samples_per_s if side.facts is not None else None for side in (a, b))
+    return _row("samples per second, mean", *means, number)
 
 
 def _per_s(us: float | None) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from gpulab.formatting import duration, size
-from gpulab.tuning.compare.parts import both_us, mean_parts_us, profiled_runs_agree
+from gpulab.tuning.compare.parts import both_us, comparable_accounts
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views import html_bars, wording
 from gpulab.views.comparison.table import memory_peak_bytes, name, unprofiled_us
@@ -60,10 +60,7 @@ def of_both(comparison: Comparison) -> tuple[tuple[dict[str, float], dict[str, f
     of_samples = comparison.unit == "sample"
     if comparison.parts and comparison.parts[0].a_us_per_sample is None:
         of_samples = False
-    believed = comparison.ratio is None or profiled_runs_agree(comparison)
-    parts = [
-        {c.name: both_us(c, per_sample=of_samples)[i] for c in comparison.parts} if believed else {} for i in (0, 1)
-    ]
+    parts = [{c.name: both_us(c, per_sample=of_samples)[i] for c in comparison.parts} for i in (0, 1)]
     times = [_side_us(side, comparison, of_samples) for side in (comparison.a, comparison.b)]
     return (as_long_as(parts[0], times[0]), as_long_as(parts[1], times[1])), of_samples
 
@@ -71,10 +68,10 @@ def of_both(comparison: Comparison) -> tuple[tuple[dict[str, float], dict[str, f
 def of_setting(side: Side, experiment: Experiment) -> dict[str, float]:
     """As long as its blocks say, coloured by the shares of its profiled run, where that differs as the blocks do."""
     compared = next((c for c in experiment.comparisons if c.b is side), None)
-    believed = compared is None or compared.ratio is None or profiled_runs_agree(compared)
-    parts = {}
-    if side.facts is not None and believed:
-        parts = mean_parts_us(side.facts, per_sample=per_sample(experiment)) or {}
+    believed, figures = compared is None or not compared.parts_left_out, side.facts
+    parts: Mapping[str, float] = {}
+    if believed and figures is not None and figures.shares is not None and comparable_accounts(figures, figures):
+        parts = figures.shares.share
     return as_long_as(parts, us(side, experiment)) if us(side, experiment) else {}
 
 

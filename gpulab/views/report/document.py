@@ -117,7 +117,7 @@ def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | Non
 
 
 def _step_breakdown(facts: Facts) -> dict[str, object] | None:
-    """The one that every view shows; `profiled` has the profiled steps alone."""
+    """The one that every view shows; `median_us` and `profiled_share` are of the profiled steps alone."""
     account, shares = facts.breakdown, facts.shares
     if account is None or shares is None:
         return None
@@ -126,10 +126,8 @@ def _step_breakdown(facts: Facts) -> dict[str, object] | None:
         "step_us": shares.step_us,
         "share": {part: shares.share[part] for part in PARTS},
         "part_us": {part: shares.us(part) for part in PARTS},
-        "profiled": {
-            "median_us": {part: account.median_us[part] for part in PARTS},
-            "share": {part: account.share[part] for part in PARTS},
-        },
+        "median_us": {part: account.median_us[part] for part in PARTS},
+        "profiled_share": {part: account.share[part] for part in PARTS},
     }
 
 

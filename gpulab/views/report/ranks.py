@@ -132,10 +132,10 @@ def _communication(rank: RankFacts) -> dict[str, float | None]:
 def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Section:
     columns = (
         Column("rank"),
-        *numbers("step", "GPU busy", "computing", "exchanging data"),
+        *numbers("profiled step, mean", "GPU busy", "computing", "exchanging data"),
         *numbers("hidden", "waiting for others", "moving data"),
     )
-    compared = {rank.rank: _rank_cells(rank, facts[rank.rank], comparison.straggler) for rank in comparison.ranks}
+    compared = {rank.rank: _rank_cells(rank, comparison.straggler) for rank in comparison.ranks}
     untraced = {rank: _untraced_cells(rank, f) for rank, f in facts.items() if rank not in compared and f.run.job}
     cells = [row for _, row in sorted({**untraced, **compared}.items())]
     lines = ["Per step. Exchanging data: communication kernels run, hidden where compute runs beside them."]
@@ -159,13 +159,13 @@ def _exchanges(comparison: RankComparison) -> Section | None:
     return exchanges_section(comparison.exchanges, "per step", waits_included=comparison.mismatch is not None)
 
 
-def _rank_cells(rank: RankFacts, facts: Facts, straggler: int | None) -> tuple[str, ...]:
+def _rank_cells(rank: RankFacts, straggler: int | None) -> tuple[str, ...]:
     account = rank.breakdown
     return (
         f"{rank.rank}" + (" (last)" if rank.rank == straggler else ""),
         duration(rank.step_us),
         percent(account.busy_fraction),
-        percent(facts.shares.share["compute"] if facts.shares is not None else None),
+        percent(rank.computing_share),
         duration(rank.communication_us),
         duration(rank.overlapped_us),
         duration(rank.waiting_us),

@@ -34,7 +34,8 @@ def test_waiting_for_a_core_is_a_part_of_its_own() -> None:
     before, after = breakdown(computing()), breakdown(computing(waited=0.6))
     assert before is not None and after is not None
     assert before.share["core_wait"] == 0
-    assert after.share["core_wait"] == pytest.approx(0.6, abs=0.01)
+    assert after.share["data_wait"] == before.share["data_wait"] > 0  # the loop loads by itself, and waits there, too
+    assert after.share["core_wait"] == pytest.approx(0.6 * (1 - before.share["data_wait"]), abs=0.01)
     assert after.share["compute"] < 0.6 * before.share["compute"]
     for one, other in zip(before.steps, after.steps, strict=True):
         assert sum(one.parts_ns.values()) == sum(other.parts_ns.values()) == other.end_ns - other.start_ns
@@ -45,8 +46,9 @@ def test_waiting_for_a_core_is_a_part_of_its_own() -> None:
 def test_waiting_for_workers_is_no_wait_for_a_core() -> None:
     run = computing(waited=0.3)
     itself, workers = (replace(run, loader=loader(count)) for count in (0, 2))
-    assert share_of(workers, "data_wait") == pytest.approx(share_of(computing(), "data_wait"))
-    assert share_of(itself, "data_wait") < share_of(workers, "data_wait")
+    for loaded in (itself, workers):
+        assert share_of(loaded, "data_wait") == pytest.approx(share_of(computing(), "data_wait"))
+    assert share_of(itself, "core_wait") < share_of(workers, "core_wait")
 
 
 def test_on_a_gpu_only_idle_time_is_a_wait_for_a_core() -> None:

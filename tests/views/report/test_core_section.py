@@ -28,7 +28,7 @@ def test_the_report_says_who_had_the_cores() -> None:
     assert shown["cores that this program may use"] == "2"
     assert shown["used by this program and its workers"] == "0.3 (mean during the steps)"
     assert shown["used by all other programs"] == "1.6 (mean during the steps)"
-    assert shown["training ready to go on, and no core free"] == "68 % of the steps' time"
+    assert shown["ready to go on, and no core free, loading or not"] == "13.6 ms per step (mean)"
     assert core_section(facts(run_of())) is None
 
 

@@ -62,7 +62,7 @@ def test_unknown_time_of_any_length_is_shown() -> None:
     case = CASES["cpu"]
     assert case.facts.breakdown is not None
     share = {**dict.fromkeys(case.facts.breakdown.share, 0.0), "compute": 1 - 1e-6, "unknown": 1e-6}
-    changed = replace(case.facts.breakdown, share=share)
+    changed = replace(case.facts.breakdown, share=share, whole_window=True)
     text = Report(replace(case.facts, breakdown=changed), case.diagnosis).text(full=True)
     assert re.search(r"unknown\s+▏\s+< 0\.1 %", text)
 
@@ -135,8 +135,10 @@ def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
     assert wait.share == pytest.approx(changed.data_wait_fraction)
     assert percent(wait.share) != percent(facts.breakdown.share["data_wait"])
     assert sum(part.share for part in segments(changed)) == pytest.approx(1)
-    of_gpu = next(part for part in segments(CASES["gpu"].facts) if part.label == "waiting for the DataLoader")
-    assert of_gpu.words.endswith("(GPU idle)") and not wait.words.endswith("(GPU idle)")
+    on_gpu, label = CASES["gpu"].facts, "waiting for the DataLoader"
+    of_gpu = next(part for part in segments(on_gpu) if part.label == label)
+    waited = replace(on_gpu, data_wait_us=replace(on_gpu.data_wait_us or longer, median=1.0))
+    assert of_gpu.share == next(part for part in segments(waited) if part.label == label).share
 
 
 def test_steps_are_drawn_as_high_as_they_took() -> None:
