@@ -56,7 +56,7 @@ def main(folder: Path) -> None:
         for index, name in ((TRAINING, "report.png"), (COMPARISON, "comparison.png")):
             if index == COMPARISON:
                 notebook.run_cell(index)
-            expect(notebook.output(index).locator(".gpulab svg").first).to_be_visible(timeout=4 * PATIENCE_MS)
+            expect(notebook.output(index).locator(".gpulab").last).to_be_visible(timeout=PATIENCE_MS)
             _take(notebook, folder / name, _with_report(notebook.cell(index)))
         browser.close()
 
