@@ -183,8 +183,8 @@ def draw_loading(setting: Loading) -> Figure:
     """The training and its workers over six steps."""
     lanes = loading_lanes(setting.load_ms, setting.compute_ms, setting.workers, steps=6)
     busy = setting.compute_ms / setting.step_ms
-    title = f"{plural(setting.workers, 'worker')}: {setting.step_ms:.0f} ms per step, the device computes {percent(busy)} of it"
-    return draw_lanes(lanes, title)
+    per_step = f"{setting.step_ms:.0f} ms per step, the device computes {percent(busy)} of it"
+    return draw_lanes(lanes, f"{plural(setting.workers, 'worker')}: {per_step}")
 
 
 def turn_loading() -> ByHand | Figure:
