@@ -22,7 +22,7 @@ TARGET = ROOT / "docs" / "images"
 LOAD, SETUP, TRAINING, COMPARISON = 0, 1, 3, 8  # its code cells
 WINDOW: ViewportSize = {
     "width": 1292,
-    "height": 4000,
+    "height": 8000,
 }  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
 LIVE_AFTER_MS = 9_000  # of some 14 s: both plots have curves
