@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-VERSION = 2  # of the figures: those of another version are made anew
+VERSION = 3  # of the figures: those of another version are made anew
 
 
 class RunSummary(Struct, frozen=True):
     """One run in short. None, and an empty text, is "not measurable" or "not set".
 
-    `idle_fraction` is the share of its time in which its GPUs did nothing: of the profiled steps by the trace
+    `idle_fraction` is the share of its time in which its GPUs did nothing: of the typical step by the trace
     ("trace"), else of the whole run by the utilization curve ("curve"), which is at most the truth: a GPU counts as
     used there where one kernel ran. `idle_reason` says why there is none. `cpu_idle_fraction` is that of a run on
-    the CPU, with the CPU as its device: the share of the profiled steps without computing or updating weights.
+    the CPU, with the CPU as its device: the share of the typical step without computing or updating weights.
     """
 
     id: str

@@ -20,7 +20,7 @@ from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, unknown_by_annotation
 from gpulab.analysis.step_shares import StepShares, step_shares
-from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_rounds, spread_of_window, steps_per_round
+from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
@@ -160,7 +160,7 @@ def facts(run: Run) -> Facts:
     one_round = run.loader is None and round_steps > 1
 
     def typical(values: Int64, of: Int64) -> Spread | None:
-        return spread_of_window(values) if one_round else spread_of_rounds(values, of, round_steps)
+        return spread_of_steps(run, values, of, round_steps)
 
     time_ns = _time_ns(run, account)
     work = None if "kernels" in withheld else device_work(run.timeline, account)

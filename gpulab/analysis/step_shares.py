@@ -96,11 +96,17 @@ def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
 
 
 def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
-    """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too."""
+    """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too.
+
+    What is left to that loop may miss them for no larger share of its time than the thread does whenever it is ready.
+    """
     cores = facts.cores
     if cores is not None and cores.thread_wait_fraction is not None:
-        loading = waited * core_wait_in_loading(facts) if loads_itself(facts.run) else 0.0
-        core_wait = cores.thread_wait_fraction - loading
+        core_wait = cores.thread_wait_fraction
+        if loads_itself(facts.run):
+            ready = core_wait + (cores.thread_cpu_fraction or 0.0)
+            beside = core_wait - waited * core_wait_in_loading(facts)
+            core_wait = min(beside, (1 - waited) * core_wait / ready) if ready > 0 else 0.0
     return {"data_wait": waited, "core_wait": min(max(0.0, core_wait), 1 - waited)}
 
 
@@ -125,7 +131,8 @@ def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> d
     elif facts.step_us.median > 0:
         busy_ns = [sum(step.parts_ns[part] for part in DEVICE_PARTS) for step in account.steps]
         idle = max(0.0, min(idle, 1 - float(np.median(busy_ns)) / 1e3 / facts.step_us.median))
-    waited = min(waited, idle)
+    looped = facts.data_wait_fraction
+    waited = min(waited, idle, 1.0 if looped is None else looped)  # no longer than the loop itself is blocked
     device = _filled({part: typical[part] for part in DEVICE_PARTS}, 1 - idle)
     causes = {part: typical[part] for part in PARTS if part not in (*DEVICE_PARTS, "data_wait")}
     return dict.fromkeys(PARTS, 0.0) | device | _filled(causes, idle - waited) | {"data_wait": waited}

@@ -57,6 +57,13 @@ def spread_of_window(values: Int64) -> Spread | None:
     return None if each is None else replace(each, median=float(np.mean(values)) / 1e3)
 
 
+def spread_of_steps(run: Run, values: Int64, rows: Int64, round_steps: int) -> Spread | None:
+    """The typical one of these rows of the run, one value each, by the rounds that `steps_per_round` tells."""
+    if run.loader is None and round_steps > 1:
+        return spread_of_window(values)
+    return spread_of_rounds(values, rows, round_steps)
+
+
 def steps_per_round(run: Run, rows: Int64) -> int:
     """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
     waits long and the next ones do not at all. 1 where a step is like the others, and where too few were measured.

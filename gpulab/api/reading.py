@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, overload
 
 from msgspec.structs import replace
 
+from gpulab.analysis.as_written import brought
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_table
@@ -53,7 +54,8 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
             job = diagnose_job(run, thresholds)
             return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
         figures = facts(run)
-        return Report(figures, diagnosis_for_report(figures, learned_here(figures)), unsaved)
+        diagnosis = diagnosis_for_report(figures, learned_here(figures))
+        return Report(figures, diagnosis, unsaved, brought(run, runs.own))
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:

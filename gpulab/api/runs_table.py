@@ -9,7 +9,7 @@ from datetime import datetime
 
 from msgspec import Struct
 
-from gpulab.analysis.steps import select, spread_of_rounds, steps_per_round
+from gpulab.analysis.steps import select, spread_of_steps, steps_per_round
 from gpulab.formatting import duration, plural
 from gpulab.run import Run
 from gpulab.store.runs import Row, Runs
@@ -56,7 +56,7 @@ class Table(Struct, frozen=True):
 
 def _cells(row: Row, run: Run) -> tuple[str, ...]:
     rows = select(run).rows
-    step = spread_of_rounds(run.steps.time_ns[rows], rows, steps_per_round(run, rows))
+    step = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
         cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run.job, len(row.outcomes)))))), WIDEST_NAME)

@@ -9,10 +9,12 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.step_shares import shares_on
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
+from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
 from gpulab.formatting import duration, factor, percent
 from gpulab.prediction.baseline import Refused
@@ -58,7 +60,37 @@ def diagnose(
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
         alarm=_alarm(facts),
+        ended=_ended(facts),
+        few_steps=_few_steps(facts),
     )
+
+
+FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
+
+
+def _few_steps(facts: Facts) -> int | None:
+    """How many steps count, where they are too few; a trace from elsewhere has the steps that were asked for."""
+    run, step = facts.run, facts.typical_step_us
+    if run.source == "trace" or step is None:
+        return None
+    return step.count if len(run.steps) < FEW_STEPS or step.count < FEW_COUNTED else None
+
+
+def _ended(facts: Facts) -> str:
+    """Where the run came neither to the end of its code nor to the number of steps that was asked for."""
+    run, count = facts.run, len(facts.run.steps)
+    how = _EARLY.get(run.outcome) if run.source != "trace" else None
+    asked = run.settings.steps
+    if how is None or (run.outcome == "stopped" and asked is not None and count >= asked):
+        return ""
+    if not count:
+        return f"{how} before its first step."
+    of = f" of {asked:,}" if asked is not None and count < asked else ""
+    steps = "step" if (count if not of else asked) == 1 else "steps"
+    return f"{how} after {count:,}{of} {steps}{': little data' if count < FEW_STEPS else ''}."
+
+
+_EARLY = {"stopped": "Stopped by you", "interrupted": "Interrupted", "failed": "Ended by an exception"}
 
 
 def _alarm(facts: Facts) -> str:
@@ -135,7 +167,7 @@ def summarize(figures: Facts, diagnosis: Diagnosis) -> RunSummary:
         idle_fraction=idle,
         idle_source=source,
         idle_reason="" if idle is not None else _why_not(figures),
-        headline=first.summary,
+        headline=headline(diagnosis).sentence,
         level=first.level,
         finding=first.key,
         cause=title_for(first),
@@ -157,15 +189,16 @@ def idle_fraction(figures: Facts) -> tuple[float | None, str]:
         return None, ""
     devices = figures.trace.devices if figures.trace is not None else ()
     if devices:  # without what starting up took, which no later step has
-        return 1 - sum(sum(device.share[part] for part in DEVICE_PARTS) for device in devices) / len(devices), "trace"
+        return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
     curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
     return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
 
 
 def _cpu_idle_fraction(figures: Facts) -> float | None:
-    if figures.run.device.kind == "cuda" or figures.breakdown is None:
+    shares = figures.shares
+    if figures.run.device.kind == "cuda" or figures.breakdown is None or shares is None:
         return None
-    return 1 - figures.breakdown.share["compute"] - figures.breakdown.share["optimizer"]
+    return 1 - shares.of("compute", "optimizer")
 
 
 def _gpu_count(figures: Facts) -> int:

@@ -100,6 +100,8 @@ class Diagnosis(Struct, frozen=True):
     whole_window: bool = False  # no step was found: "per step" is of the whole profiled time
     notes: tuple[str, ...] = ()
     alarm: str = ""  # what makes all findings doubtful, as a sentence beside the first of them
+    ended: str = ""  # how the run ended before its code did, as a sentence before the first of them
+    few_steps: int | None = None  # how many steps the figures rest on, where they are too few for shares in a headline
 
     @property
     def first(self) -> Finding:

@@ -183,7 +183,7 @@ def test_a_broken_file_is_one_line_and_loses_no_report(content: bytes, words: st
 def test_a_healthy_run_is_silent(somewhere: Path) -> None:
     found = diagnose(case_of(run_of()).facts)
     assert finding_sections(found, below_headline=True) == () and untold_section(found) is None
-    assert headline(found.first).level == "good"
+    assert headline(found).level == "good"
 
 
 def test_the_findings_follow_the_headline() -> None:

@@ -74,9 +74,9 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     unknown_us = 0.0 if context.on_gpu else own_us
     thread_us = unknown_us if shares is None else shares.of("core_wait") * step_us
     waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
-    # where the training thread loads, what it lacked a core for and no other part holds
-    own_loading = loads_itself(context.facts.run) and not context.on_gpu
-    loading_us = max(0.0, own_us - thread_us) if own_loading else waited_us * core_wait_in_loading(context.facts)
+    loading_us = waited_us * core_wait_in_loading(context.facts)
+    if loads_itself(context.facts.run):  # one thread: no more than it lacked a core in all
+        loading_us = min(loading_us, max(0.0, own_us - thread_us))
     if context.on_gpu:
         return CoreLoss(thread_us, 0.0, loading_us)
     threads = context.facts.run.environment.compute_threads or 1

@@ -28,9 +28,9 @@ SCHEMA = 2
 COSTLIEST = 20
 
 
-def document(facts: Facts, diagnosis: Diagnosis) -> dict[str, object]:
-    """Every figure of the report. Holds only dict, list, str, int, finite float, bool and None."""
-    heading = {"headline": plain_values(headline(diagnosis.first, diagnosis.alarm))}
+def document(facts: Facts, diagnosis: Diagnosis, before: str = "") -> dict[str, object]:
+    """Every figure of the report, with its headline. Holds only dict, list, str, int, finite float, bool and None."""
+    heading = {"headline": plain_values(headline(diagnosis, before))}
     figures = {"schema": SCHEMA, **_contract(facts), **_own(facts), **heading, **documents(diagnosis)}
     return plain_data(figures)
 

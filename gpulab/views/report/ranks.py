@@ -40,7 +40,7 @@ class RankedReport(View):
     @property
     def headline(self) -> Headline:
         """The first finding's sentence, its evidence and its level."""
-        return headline(self.diagnosis.first)
+        return headline(self.diagnosis)
 
     @property
     def spotlight(self) -> int:

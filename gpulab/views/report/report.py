@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpulab.analysis.as_written import Brought
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
+from gpulab.formatting import duration
 from gpulab.views.layout import Section, present
 from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections, untold_section
@@ -20,21 +22,30 @@ from gpulab.views.view import View
 class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
-    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is.
+    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `brought`: what
+    its settings did to the step, where the same code was measured as written before.
     """
 
     facts: Facts
     diagnosis: Diagnosis
     unsaved: str = ""
+    brought: Brought | None = None
 
     @property
     def headline(self) -> Headline:
         """The first finding's sentence, its evidence and its level."""
-        return headline(self.diagnosis.first, self.diagnosis.alarm)
+        return headline(self.diagnosis, self._before())
 
     def json(self) -> dict[str, object]:
         """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        return document.document(self.facts, self.diagnosis)
+        return document.document(self.facts, self.diagnosis, self._before())
+
+    def _before(self) -> str:
+        """ "84.0 ms per step, was 179 ms (as written)."; empty for a run as written."""
+        known = self.brought
+        if known is None:
+            return ""
+        return f"{duration(known.now_us)} per {known.unit}, was {duration(known.before_us)} (as written)."
 
     def _opening(self) -> str:
         return opening(self.facts)
@@ -89,7 +100,7 @@ class Diagnosed(View):
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        return headline(self.first, self.result.alarm)
+        return headline(self.result)
 
     def of(self, key: str) -> Finding | None:
         """The finding of that key, or None."""

@@ -1,0 +1,238 @@
+"""Whatever names a part of a step or the step itself says the same: in each view of a run, and of two compared."""
+
+from __future__ import annotations
+
+import html
+import re
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+
+from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.run_row import run_row
+from gpulab.api.runs_table import TITLES, _cells
+from gpulab.diagnosis.diagnose import diagnose, summarize
+from gpulab.formatting import NOT_MEASURABLE, duration, percent
+from gpulab.run import Phase, Run
+from gpulab.store.folders import read
+from gpulab.store.runs import Row
+from gpulab.tuning.compare.sequential import UNPROFILED, compare_runs, judged_by
+from gpulab.tuning.record import Comparison
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.report.report import Report
+from gpulab.views.wording import OWN_BATCHES, PARTS
+from planted.golden import cases
+from tests.support import rule_cases, synthetic
+from tests.support.core_readings import with_cores
+
+MADE, COMPARED = 200, 20
+PCT = r"(?:[<>] )?\d+(?:\.\d+)? %"
+TIME = r"[\d.,]+ (?:µs|ms|s)"
+LABELS = {part.label: key for key, part in PARTS.items()} | {OWN_BATCHES.label: "data_wait"}
+LABEL = "|".join(map(re.escape, LABELS))
+ALONE = "THE PROFILED STEPS ALONE"
+# A sentence with a share or a time → the part that it is of; "idle" and "working" are of a GPU, "step" is the whole.
+SENTENCES = {
+    rf"(?:spends|loses) ({PCT}) of its time waiting for the next batch": "data_wait",
+    rf"({PCT}) of (?:each step|the profiled time) goes to making the next batch": "data_wait",
+    rf"({TIME}) of every {TIME} step go to the DataLoader": "data_wait",
+    rf"waiting for a core takes {TIME} of every {TIME} step \(({PCT})\)": "core_wait",
+    rf"waiting for a core takes ({TIME}) of every": "core_wait",
+    rf"no free core: ({TIME}) waiting for a core": "core_wait",
+    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) (?:the GPU|this rank) exchanges": "communication",
+    rf"({TIME}) of {TIME} are communication": "communication",
+    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) PyTorch ran nothing": "unknown",
+    rf"what happened in ({PCT}) of the time is unknown": "unknown",
+    rf"The CPU computes for ({PCT})": "compute",
+    rf"GPU (?:works|computes) for ({PCT}) of": "working",
+    rf"it works for only ({PCT}) of": "working",
+    rf"in all the GPU has nothing to do for ({PCT})": "idle",
+    rf"of (?:every|each) ({TIME}) step": "step",
+    rf"[Aa] step took ({TIME}) \(median of": "step",
+}
+
+
+def golden_runs() -> Iterator[Run]:
+    with tempfile.TemporaryDirectory() as scratch:
+        cases.unpack(Path(scratch))
+        for case in cases.cases(Path(scratch)):
+            if case.kind == "run":
+                yield read(Path(case.path))
+
+
+def made_ones() -> Iterator[Facts]:
+    """On both devices: what the profiled steps wait has nothing to do with what the others do, nor their length."""
+    rng = np.random.default_rng(32)
+    names = [name for name in PARTS if name != "start_up"]
+    for i in range(MADE):
+        gpu, workers = bool(i % 2), int(rng.integers(0, 3))
+        run = rule_cases.run_of(gpu=gpu, wait=float(rng.uniform(0, 1)), workers=workers)
+        longer = np.where(np.isin(np.arange(len(run.steps)), run.traced_rows), rng.uniform(0.5, 2.0), 1.0)
+        run = _stretched(run, longer * rng.lognormal(0, 0.1, len(longer)))
+        if rng.random() < 0.7:
+            run = with_cores(run, waited=float(rng.uniform(0, 0.8)), others=float(rng.uniform(0, 2)),
+                             pool_waiting=float(rng.uniform(0, 2)))  # fmt: skip
+        if rng.random() < 0.2:
+            phase = np.where(run.steps.phase == Phase.TRACED, Phase.TRACED, Phase.WARMUP).astype(np.uint8)
+            run = replace(run, steps=replace(run.steps, phase=phase))
+        if rng.random() < 0.1:
+            yield replace(facts(replace(run, timeline=None)), breakdown=None)
+            continue
+        shares = dict(zip(names, rng.dirichlet(np.full(len(names), 0.3)).tolist(), strict=True))
+        yield replace(facts(run), breakdown=_uneven(synthetic.breakdown(run, shares, 0.5 if gpu else None), rng))
+
+
+def _stretched(run: Run, factor: np.ndarray) -> Run:
+    steps = run.steps
+    wall_ns = (steps.wall_ns * factor).astype(np.int64)
+    end_ns = int(steps.start_ns[0]) + np.cumsum(wall_ns)
+    wait_ns = (steps.data_wait_ns * factor).astype(np.int64)
+    return replace(run, steps=replace(steps, start_ns=end_ns - wall_ns, end_ns=end_ns, data_wait_ns=wait_ns))
+
+
+def _uneven(account: Any, rng: np.random.Generator) -> Any:
+    """One profiled step is another: its largest part became unknown."""
+    odd = int(rng.integers(len(account.steps)))
+    parts = dict(account.steps[odd].parts_ns)
+    largest = max(parts, key=lambda name: parts[name])
+    parts["unknown"] += parts[largest] if largest != "unknown" else 0
+    parts[largest] = parts[largest] if largest == "unknown" else 0
+    steps = tuple(replace(s, parts_ns=parts) if i == odd else s for i, s in enumerate(account.steps))
+    total = sum(sum(s.parts_ns.values()) for s in steps)
+    share = {name: sum(s.parts_ns[name] for s in steps) / total for name in account.share}
+    return replace(account, steps=steps, share=share)
+
+
+def test_every_view_of_a_run_has_the_same_figures() -> None:
+    checked = [0, 0]
+    runs = []
+    for i, known in enumerate([*map(facts, golden_runs()), *made_ones()]):
+        found = _all_agree(known)
+        checked = [a + b for a, b in zip(checked, found, strict=True)]
+        if i < COMPARED:
+            runs.append(known)
+    assert checked[0] > 5_000 and checked[1] > 1_500, "shares and times were read from the views"
+    for known in runs:
+        exported = run_row(known.run)["step_median_us"]
+        assert exported == (None if known.step_us is None else known.step_us.median)
+    for a, b in pairwise(runs):
+        _comparison_agrees(a, b)
+
+
+def _all_agree(known: Facts) -> tuple[int, int]:
+    report = Report(known, diagnose(known, predict_cures=False))
+    text, page, document = report.text(full=True), html.unescape(report.fragment(full=True)), report.json()
+    shares = known.shares
+    where = known.run.name or known.run.id
+    _the_step_has_one_length(known, report, document, text, page)
+    if shares is None:
+        return 0, 0
+    assert sum(shares.share.values()) + shares.undivided == pytest.approx(1), where
+    assert min(shares.share.values()) >= 0 and shares.undivided >= 0, where
+    breakdown: Any = document["breakdown"]
+    if breakdown is not None:
+        assert breakdown["share"] == pytest.approx(dict(shares.share))
+        if shares.step_us is not None:
+            assert sum(breakdown["part_us"].values()) == pytest.approx(shares.step_us)
+    said = "\n".join(
+        [
+            report.headline.sentence,
+            report.headline.evidence,
+            *(f.summary for f in report.diagnosis.findings),
+            *(e.words for f in report.diagnosis.findings for e in f.evidence),
+        ]
+    )
+    for finding in report.diagnosis.findings:
+        assert (finding.recoverable_us_per_step or 0.0) <= 1.001 * (report.diagnosis.total_us or np.inf), where
+    main = text.partition(ALONE)[0]
+    assert ALONE not in page.upper(), "the profiled steps alone stand in the whole text only"
+    counted = [0, 0]
+    for found in (*_beside_labels(main), *_beside_labels(re.sub(r"<(?!b>|/b>)[^>]*>", "\n", page)), *_sentences(said)):
+        key, written = found
+        counted[written[-1] != "%"] += 1
+        assert written == _expected(known, key, written), (where, key, written)
+    return counted[0], counted[1]
+
+
+def _beside_labels(text: str) -> Iterator[tuple[str, str]]:
+    for first, label in re.findall(rf"({PCT}) ({LABEL})(?![\w(])", text):
+        yield LABELS[label], first
+    for label, share in re.findall(rf"(?m)^\s*({LABEL})(?: <b>|[ █▏▎▍▋▊▉]+)({PCT})", text):
+        yield LABELS[label], share
+    for label, share, time in re.findall(rf"(?m)^\s+({LABEL})[ █▏▎▍▋▊▉]+({PCT}) +({TIME})", text):
+        yield LABELS[label], share
+        yield LABELS[label], time
+
+
+def _sentences(said: str) -> Iterator[tuple[str, str]]:
+    for pattern, key in SENTENCES.items():
+        for written in re.findall(pattern, said):
+            yield key, written
+
+
+def _expected(known: Facts, key: str, written: str) -> str:
+    shares = known.shares
+    assert shares is not None
+    whole = {"idle": shares.idle, "working": 1 - shares.idle, "step": 1.0}
+    share = whole[key] if key in whole else shares.share[key]
+    if written[-1] == "%":
+        return percent(share)
+    assert shares.step_us is not None
+    return duration(share * shares.step_us)
+
+
+def _the_step_has_one_length(known: Facts, report: Report, document: dict[str, Any], text: str, page: str) -> None:
+    run, step = known.run, known.step_us
+    listed = dict(zip(TITLES, _cells(Row(run.id, 0, run), run), strict=True))["step"]
+    own = NOT_MEASURABLE if step is None else duration(step.median)
+    assert listed == own
+    assert (document["step_us"] or {}).get("median") == (None if step is None else step.median)
+    typical = known.typical_step_us
+    if typical is None:
+        return
+    assert summarize(known, report.diagnosis).step_us == typical.median
+    if known.shares is not None and known.shares.step_us is not None:
+        assert known.shares.step_us == typical.median
+    for title in re.findall(rf"Where a step of ({TIME}) goes", page):
+        assert title == duration(typical.median)
+    for cell in re.findall(rf"(?m)^ +a step, without the profiler +({TIME})", text):
+        assert cell == own
+
+
+def _comparison_agrees(a: Facts, b: Facts) -> None:
+    """Of two runs: their reports' times, a ratio of these, and parts that sum to them or none."""
+    comparison = compare_runs([a.run, b.run])
+    assert isinstance(comparison, Comparison)
+    compared = Compared(comparison)
+    document: Any = compared.json()
+    how = judged_by(comparison.a.facts, comparison.b.facts)
+    for name, known in (("a", a), ("b", b)):
+        side = document[name]
+        step = known.step_us if how == UNPROFILED else known.traced_step_us
+        assert step is None or side["us_per_step"] is None or side["us_per_step"] == step.median
+        unit = "us_per_sample" if comparison.unit == "sample" else "us_per_step"
+        of_part = f"{name}_us_per_sample" if comparison.unit == "sample" else f"{name}_us"
+        if document["parts"] and document["parts"][0][of_part] is not None:
+            assert sum(part[of_part] for part in document["parts"]) == pytest.approx(side[unit])
+            assert known.shares is not None
+            for part in document["parts"]:
+                assert part[of_part] == pytest.approx(known.shares.share[part["name"]] * side[unit])
+        else:
+            assert not document["parts"] or document["parts"][0][of_part] is None
+    rows = re.findall(rf"(?m)^ +a step, with(?:out)? the profiler +({TIME}) +({TIME})$", compared.text(full=True))
+    assert rows == [tuple(duration(document[name]["us_per_step"]) for name in "ab")]
+    if document["ratio"] is not None:
+        assert document["ratio"] == pytest.approx(document["b"][unit] / document["a"][unit])
+        assert document["interval"] is None or document["interval"][0] <= document["ratio"] <= document["interval"][1]
+    assert (
+        bool(document["parts"])
+        or document["parts_left_out"]
+        or document["ratio"] is None
+        or any(known.breakdown is None for known in (a, b))
+    )
