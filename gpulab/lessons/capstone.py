@@ -151,8 +151,8 @@ class Rung(Struct, frozen=True):
 
 def _rest(run: Run | None) -> dict[str, float]:
     """The shares of the parts in which the device does not work, by label, the largest first."""
-    known = facts(run) if run is not None else None
-    breakdown, shares = (known.breakdown, known.shares) if known is not None else (None, None)
+    figures = facts(run) if run is not None else None
+    breakdown, shares = (figures.breakdown, figures.shares) if figures is not None else (None, None)
     if breakdown is None or shares is None:
         return {}
     on_gpu = breakdown.busy_fraction is not None

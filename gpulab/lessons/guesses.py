@@ -120,7 +120,8 @@ def _share(guess: object, measured: float, what: str) -> Revealed:
 
 def _times(guess: object, measured: Faster, question: Question, shipped: str) -> Revealed:
     number = _number(guess)
-    words = f"{speedup(measured.times, measured.interval, question.manner)} {question.what}"
+    interval = measured.interval if measured.sure else None
+    words = f"{speedup(measured.times, interval, question.manner)} {question.what}"
     guessed = f"Your guess was {number:g}×." if number is not None else ""
     if not measured.sure:
         quiet = f"On a quiet machine it was: {shipped}." if shipped else QUIETER

@@ -28,7 +28,7 @@ from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import chosen_unit, counted
 from gpulab.tuning.plan import PlanRequest
 from gpulab.tuning.record import Comparison, Experiment, Side
-from gpulab.verdict import is_decided
+from gpulab.verdict import TOO_FEW, is_decided
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.time_rows import us
 from gpulab.views.running.waiting import waiting
@@ -83,10 +83,10 @@ def communicating_share(run: Run | None) -> float | None:
     """The share of a step, 0 to 1, in which it exchanges data with other ranks, or waits for them, and computes
     nothing; None where it is not known.
     """
-    known = facts(run) if run is not None else None
-    if known is None or known.breakdown is None or known.shares is None:
+    figures = facts(run) if run is not None else None
+    if figures is None or figures.breakdown is None or figures.shares is None:
         return None
-    return known.shares.of("communication")
+    return figures.shares.of("communication")
 
 
 def working_share(run: Run | None) -> float | None:
@@ -94,10 +94,14 @@ def working_share(run: Run | None) -> float | None:
 
     On the CPU device: computing and updating weights.
     """
-    known = facts(run) if run is not None else None
-    if known is None or known.breakdown is None or known.shares is None:
+    figures = facts(run) if run is not None else None
+    if figures is None or figures.breakdown is None or figures.shares is None:
         return None
-    return known.shares.of("compute", "optimizer") if known.breakdown.busy_fraction is None else 1 - known.shares.idle
+    return (
+        figures.shares.of("compute", "optimizer")
+        if figures.breakdown.busy_fraction is None
+        else 1 - figures.shares.idle
+    )
 
 
 def working_shares(name: str) -> dict[str, float]:
@@ -156,8 +160,8 @@ class Again(Struct, frozen=True):
     @property
     def words(self) -> str:
         return (
-            f"{plural(self.one.pairs, 'pair')} of blocks left {self.one.b.label} open, and about {self.pairs} would "
-            f"decide it. It is measured again, in at most {AGAIN_S:g} s; Stop ends it, and what there is then counts."
+            f"{plural(self.one.pairs, 'pair')} of blocks left {self.one.b.label} open; about {self.pairs} may decide "
+            f"it. It is measured again, in at most {AGAIN_S:g} s. Stop ends it early."
         )
 
     def run(self) -> None:
@@ -191,6 +195,8 @@ def _pairs_within(one: Comparison, budget_s: float) -> int | None:
     if one.verdict != "undecided" or one.ratio is None or one.evidence != "interleaved" or not blocks:
         return None
     pairs = pairs_to_decide(Estimate(one.ratio, one.interval, one.pairs), one.noise_floor)
+    if pairs is None and one.pairs < TOO_FEW:  # so few tell nothing, how many it takes neither
+        pairs = 2 * TOO_FEW
     blocks_s = sum(block.time_ns * (1 + block.dropped / block.step_count) for block in blocks) / 1e9
     if pairs is None or pairs > MOST_PAIRS or pairs * blocks_s / max(one.pairs, 1) > BLOCKS_SHARE * budget_s:
         return None

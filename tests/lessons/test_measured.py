@@ -144,7 +144,7 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     ran("two-workers", open_)
     again = left_open("two-workers")
     assert again is not None and again.pairs > open_.comparisons[0].pairs
-    assert f"about {again.pairs} would decide it" in again.words
+    assert f"about {again.pairs} may decide it" in again.words
 
     def conduct(code: Any, plan: Any) -> None:
         requests.append((code.text, [arm.shown for arm in plan.arms], plan.block_steps, plan.budget_s))
@@ -159,6 +159,10 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     assert named is not None and named.comparisons == open_.comparisons, "a table of the sweep is still of the sweep"
     ran("two-workers again", open_)
     assert left_open("two-workers") is None, "once"
+    few = in_a_cell(replace(open_, comparisons=(replace(open_.comparisons[0], pairs=2, interval=(0.01, 30.0)),)))
+    ran("two-workers", few)
+    again = left_open("two-workers")
+    assert again is not None and again.pairs == 10, "two pairs do not tell how many it takes"
 
 
 @pytest.mark.parametrize(
