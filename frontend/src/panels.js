@@ -218,7 +218,8 @@ export class RatePanel extends Panel {
     this.chart.draw([steps.end, values], xMax, top);
     const text = above ? `${RATE_NOTE} · ${grouped(above)} above the axis, up to ${figure(largest)}` : RATE_NOTE;
     if (this.note.textContent !== text) this.note.textContent = text;
-    this.tell = () => this.say(0, colors.series[1], figure(reading(values, this.cursor)));
+    const last = steps.group > 1 ? " (last point)" : " (last step)";
+    this.tell = () => this.say(0, colors.series[1], figure(reading(values, this.cursor)) + (this.cursor === null ? last : ""));
     this.tell();
   }
 }

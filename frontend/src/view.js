@@ -122,7 +122,7 @@ class View {
     write(this.elapsed, elapsed(status.elapsed_s));
     const rate = this.store.steps.throughput();
     write(this.rate, figure(rate?.value));
-    if (rate) this.rateUnit.data = ` ${rate.unit}`;
+    if (rate) this.rateUnit.data = ` ${rate.unit}, mean of recent steps`;
     const { text, fraction } = progress(status);
     write(this.progressText, text);
     this.track.hidden = fraction === null;

@@ -187,7 +187,7 @@ def facts(run: Run) -> Facts:
         else (),
         trace=trace_facts(run, accounts, withheld),
         memory=() if "memory" in withheld else memory(run.memory_events),
-        curves=tuple(_curve(s) for s in run.samples.series if len(s.value)),
+        curves=tuple(_curve(s) for s in run.samples.series if is_long_enough(s)),
         loading=loading(run),
         work=work,
         blocking=blocking_calls(work) if work is not None else (),
@@ -273,6 +273,15 @@ def _samples_per_s(run: Run, rows: np.ndarray) -> float | None:
     if len(rows) == 0 or (samples < 0).any():
         return None
     return _rate(int(samples.sum()), int(run.steps.time_ns[rows].sum()))
+
+
+LEAST_READINGS = 5  # ours, of a rate: its first reading is of the time before the code, the last may be cut off
+
+
+def is_long_enough(series: Series) -> bool:
+    """Whether its mean says something of the code: an amount does from its first reading on."""
+    is_rate = series.name.endswith(("_pct", "_fraction"))
+    return len(series.value) >= (LEAST_READINGS if is_rate else 1)
 
 
 def _curve(series: Series) -> CurveFact:

@@ -59,6 +59,7 @@ class Finding(Struct, frozen=True):
     removed_ns: tuple[tuple[int, int], ...] = ()
     once_us: float | None = None  # what it takes once, and in no step
     title: str = ""
+    names_function: bool = False  # `source_line` is where a function begins: which of its lines is not known
     source: tuple[SourceLine, ...] = ()  # the lines around `source_line`, each with its share of the time in question
 
     @property

@@ -55,7 +55,7 @@ class Case(Struct, frozen=True):
 
     @property
     def headline(self) -> Headline:
-        return headline(self.diagnosis.first)
+        return headline(self.diagnosis)
 
 
 def said(key: str, summary: str, evidence: str, level: str) -> Diagnosis:

@@ -105,6 +105,9 @@ def test_page_and_fragment_say_what_the_text_says(name: str) -> None:
         seen = "".join(read.text.split())
         hints = {value for attribute, value in read.attributes if attribute == "title"}
         for section in VIEWS[name]._sections():
+            if section.text_only:
+                assert "".join(section.title.split()) not in seen
+                continue
             for text in (section.title, *section.lines):
                 assert "".join(text.split()) in seen
             for row in section.rows:

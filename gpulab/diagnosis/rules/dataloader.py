@@ -146,6 +146,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         behind = f"the loop itself is blocked for {duration(wait.waited_us)} per step"
         more = (*more, Evidence(f"{behind}: for {duration(hidden_us)} of that the GPU still works on earlier steps"))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
+    line, sure = line_of_loading(context, key)
     return Finding(
         key,
         summary,
@@ -156,7 +157,8 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         settings=settings,
         cure=cure,
         otherwise=cure_without_knob(context, key),
-        source_line=line_of_loading(context, key),
+        source_line=line,
+        names_function=bool(line) and not sure,
         source=source_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )

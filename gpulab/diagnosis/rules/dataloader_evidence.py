@@ -64,17 +64,19 @@ def _split(inside: LoadingFacts) -> str:
 # -- the line of code --------------------------------------------------------------------------------------------------
 
 
-def line_of_loading(context: RuleContext, key: str) -> str:
-    """The line, or the loop, that surely takes half of the time to make batches, in whichever process makes them.
+def line_of_loading(context: RuleContext, key: str) -> tuple[str, bool]:
+    """The line, or the loop, that surely takes most of the time to make batches, in whichever process makes them; and
+    True.
 
-    Where none surely does, the function that does the part that takes longest. Empty where that is no code of the
-    user's.
+    Where none surely does, the function that does the part that takes longest; and False: which of its lines is not
+    known. Empty where that is no code of the user's.
     """
     looks = context.facts.run.loading_looks
     if looks is None:
-        return _sampled(context) or _written(context, key)
+        sampled = _sampled(context)
+        return (sampled, True) if sampled else (_written(context, key), False)
     place = hot_line_of_loading(context.facts.run, collating=_collating(key))
-    return str(place) if place is not None else _written(context, key)
+    return (str(place), True) if place is not None else (_written(context, key), False)
 
 
 def source_of_loading(context: RuleContext, key: str) -> tuple[SourceLine, ...]:

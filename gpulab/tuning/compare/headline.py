@@ -139,7 +139,7 @@ def _predicted(comparison: Comparison) -> str:
     if prediction.ratio is None or prediction.interval is None:
         return ""
     middle, around = speed_within(prediction.ratio, prediction.interval)
-    return f"Predicted before it ran: {middle} times as fast ({around})."
+    return f"Predicted before it ran, from this experiment's run as written: {middle} times as fast ({around})."
 
 
 def _measured(comparison: Comparison) -> str:

@@ -56,7 +56,10 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
     columns = [Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap")]
     if not any(judged for *_, judged in cells):
         cells, columns = [line[:-1] for line in cells], columns[:-1]
-    lines = ["Predicted before the setting ran. The range of a prediction should hold the truth in 19 of 20 cases."]
+    lines = [
+        "Predicted before the setting ran, from this experiment's own run as written: from an earlier run it may differ. "
+        "The range of a prediction should hold the truth in 19 of 20 cases."
+    ]
     for c, prediction in asked:
         side = "" if len(asked) == 1 else f"{name(c.b)}: "
         if prediction.basis:

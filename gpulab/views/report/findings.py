@@ -80,7 +80,8 @@ def _section(
     rows = [] if in_headline else [("found", plain(finding.summary))]
     rows.append(("would give back", _given_back(finding, diagnosis)))
     if finding.source_line:
-        rows.append(("your line", plain(finding.source_line)))
+        unsure = "; which of its lines costs, the samples do not tell" if finding.names_function else ""
+        rows.append(("your code" if unsure else "your line", f"{plain(finding.source_line)}{unsure}"))
     if finding.cure:
         rows.append(("cure", plain(finding.cure)))
     if finding.knob:

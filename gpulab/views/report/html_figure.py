@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.facts import Facts
+from gpulab.analysis.facts import Facts, is_long_enough
 from gpulab.formatting import duration, percent, time_unit
 from gpulab.views import curves, html_bars, wording
 from gpulab.views.html_bars import Segment
@@ -87,7 +87,7 @@ def _colour(name: str) -> str:
 def _curve(facts: Facts) -> str:
     """The first curve of the device, in percent of what it can be."""
     shown = curves.of_device(facts.run.samples)[0][:1]
-    if not shown:
+    if not shown or not is_long_enough(shown[0]):
         return ""
     series = shown[0]
     begin_ns, end_ns = shown_ns(facts)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.facts import Facts
+from gpulab.analysis.facts import Facts, is_long_enough
 from gpulab.analysis.host.core_time import CoreShare
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.step_shares import StepShares
@@ -39,6 +39,7 @@ _LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
+TOO_SHORT = "too short to measure"
 
 _STATES = {"no effect": "NO EFFECT", "cannot tell": "cannot be told"}  # in other words than the record has
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
@@ -356,9 +357,10 @@ def _cost_row(row: CostRow, on_gpu: bool) -> Row:
 
 
 def _curves(facts: Facts) -> Section | None:
-    if not facts.curves:
+    brief = [s for s in facts.run.samples.series if len(s.value) and not is_long_enough(s)]
+    if not facts.curves and not brief:
         return None
-    cells = (
+    cells = [
         (
             plain(c.label),
             wording.quantity(c.mean, c.name, c.unit),
@@ -367,10 +369,14 @@ def _curves(facts: Facts) -> Section | None:
             plain(c.source),
         )
         for c in facts.curves
-    )
+    ]
+    cells += [(plain(s.label), TOO_SHORT, "", f"{len(s.value):,}", plain(s.source)) for s in brief]
     columns = (Column("", "cut"), *numbers("mean", "maximum", "readings"), Column("source"))
-    first = facts.curves[0]
-    result = f"{plain(first.label)}: {wording.quantity(first.mean, first.name, first.unit)} on average"
+    if brief:
+        result = f"{plain(brief[0].label)}: {TOO_SHORT}"
+    else:
+        first = facts.curves[0]
+        result = f"{plain(first.label)}: {wording.quantity(first.mean, first.name, first.unit)} on average"
     return Section.table("Device", columns, cells, result=result)
 
 

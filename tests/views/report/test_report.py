@@ -137,7 +137,7 @@ def test_waiting_in_the_bar_is_that_of_the_unprofiled_steps() -> None:
     assert sum(part.share for part in segments(changed)) == pytest.approx(1)
     on_gpu, label = CASES["gpu"].facts, "waiting for the DataLoader"
     of_gpu = next(part for part in segments(on_gpu) if part.label == label)
-    waited = replace(on_gpu, data_wait_us=replace(on_gpu.data_wait_us or longer, median=1.0))
+    waited = replace(on_gpu, data_wait_us=replace(on_gpu.data_wait_us or longer, median=1e9))
     assert of_gpu.share == next(part for part in segments(waited) if part.label == label).share
 
 
