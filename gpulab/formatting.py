@@ -123,6 +123,21 @@ def speed_figures(ratio: float, interval: tuple[float, float] | None) -> str:
     return f"{middle} ({around})" if around else middle
 
 
+def speedup(
+    times: float, interval: tuple[float, float] | None = None, words: tuple[str, str] = ("speedup {}", "{} slower")
+) -> str:
+    """How many times as fast, and its interval: 2.1, (2.0, 2.3) → "speedup 2.1× (2.0–2.3)", 0.5 → "2.0× slower".
+
+    `words` are for 1 and more, and for less; where the latter are empty, less than 1 stays what it is.
+    """
+    more, less = words
+    if times < 1 and less:
+        times, interval = 1 / times, None if interval is None else (1 / interval[1], 1 / interval[0])
+        more = less
+    middle, around = factor_within(times, interval)
+    return f"{more.format(f'{middle}×')}{f' ({around})' if around else ''}"
+
+
 def _factor_decimals(ratio: float) -> int:
     """Two below 1.5, where hundredths matter, and fewer further off; two significant ones of a small factor."""
     if 0 < abs(ratio) < 0.1:

@@ -7,20 +7,24 @@ README.md lists what each lesson measured here. Run it on a quiet machine: its f
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jupytext
 import nbclient
 import nbformat
 from nbformat import NotebookNode
+
+if TYPE_CHECKING:
+    from gpulab.lessons.catalogue import Entry
 
 NOTEBOOKS = Path(__file__).resolve().parent
 TEXTS = NOTEBOOKS / "lessons"
@@ -30,7 +34,8 @@ LONGEST_SILENCE_S = 3.0  # a cell says that it is at work after two seconds
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 _KEPT = ("text/plain", "text/html", "text/markdown", "image/png", "image/svg+xml")
-_MEASURED = re.compile(r"Measured: (.+?)\.(?= A figure| Your guess|$)")
+REVEAL = "reveal-"
+_MEASURED = re.compile(r"Measured: (.+?)\.(?= Your guess|$)")
 
 
 def notebook_of(text: Path) -> NotebookNode:
@@ -121,10 +126,11 @@ def updated(notebook: NotebookNode, before: NotebookNode) -> NotebookNode | None
     return notebook
 
 
-def measured(notebook: NotebookNode) -> list[str]:
-    """What its guesses were held against: "2.1 times as fast with two workers"."""
-    texts = ["".join(_texts(cell)) for cell in notebook.cells if cell.get("id", "").startswith("reveal-")]
-    return [match[1] for text in texts if (match := _MEASURED.search(text))]
+def measured(notebook: NotebookNode) -> dict[str, str]:
+    """What its guesses were held against, by question: "speedup 2.1× (2.0–2.2) with two workers"."""
+    cells = [cell for cell in notebook.cells if cell.get("id", "").startswith(REVEAL)]
+    matches = {cell.id.removeprefix(REVEAL): _MEASURED.search("".join(_texts(cell))) for cell in cells}
+    return {question: match[1] for question, match in matches.items() if match}
 
 
 def _texts(cell: NotebookNode) -> Iterator[str]:
@@ -132,39 +138,53 @@ def _texts(cell: NotebookNode) -> Iterator[str]:
         yield "".join(output.get("data", {}).get("text/plain", ""))
 
 
-def table() -> str:
-    """The lessons of README.md, from the notebooks as they are shipped."""
+def shipped() -> list[tuple[Entry, NotebookNode]]:
+    """The lessons with their notebooks, as they lie here."""
     from gpulab.lessons.catalogue import LESSONS
 
+    paths = [(entry, NOTEBOOKS / f"{entry.name}.ipynb") for entry in LESSONS]
+    return [(entry, nbformat.read(path, as_version=4)) for entry, path in paths if path.is_file()]
+
+
+def table() -> str:
+    """The lessons, how long they take and what each measured."""
     rows = ["| lesson | minutes | all cells | measured when it was shipped |", "|---|---|---|---|"]
-    for entry in LESSONS:
-        path = NOTEBOOKS / f"{entry.name}.ipynb"
-        if path.is_file():
-            notebook = nbformat.read(path, as_version=4)
-            figures, ran_s = "; ".join(measured(notebook)), notebook.metadata.get("gpulab", {}).get("run_all_s")
-            link = f"[{entry.number} {entry.title}]({entry.name}.ipynb)"
-            ran = "–" if ran_s is None else f"{ran_s} s"
-            rows.append(f"| {link} | {entry.minutes} | {ran} | {figures or '–'} |")
+    for entry, notebook in shipped():
+        figures, ran_s = "; ".join(measured(notebook).values()), notebook.metadata.get("gpulab", {}).get("run_all_s")
+        link = f"[{entry.number} {entry.title}]({entry.name}.ipynb)"
+        ran = "–" if ran_s is None else f"{ran_s} s"
+        rows.append(f"| {link} | {entry.minutes} | {ran} | {figures or '–'} |")
     return "\n".join(rows)
 
 
-def listed(readme: str, links_to: str = "") -> str:
-    """A README with the table of lessons between its two marks."""
+def plain_list() -> str:
+    """The lessons alone, two in a line."""
+    links = [f"[{entry.number} {entry.title}](notebooks/{entry.name}.ipynb)" for entry, _ in shipped()]
+    return "\n".join(f"- {' · '.join(links[at : at + 2])}" for at in range(0, len(links), 2))
+
+
+def listed(readme: str, lessons: Callable[[], str]) -> str:
+    """A README with the lessons between its two marks."""
     before, _, rest = readme.partition(BEGIN)
     _, _, after = rest.partition(END)
-    rows = table().replace("](", f"]({links_to}")
-    return f"{before}{BEGIN}\n{rows}\n{END}{after}"
+    return f"{before}{BEGIN}\n{lessons()}\n{END}{after}"
 
 
-READMES = {NOTEBOOKS / "README.md": "", NOTEBOOKS.parent / "README.md": "notebooks/"}
+READMES = {NOTEBOOKS / "README.md": table, NOTEBOOKS.parent / "README.md": plain_list}
+FIGURES = NOTEBOOKS.parent / "gpulab" / "lessons" / "shipped.json"
 
 
-def write_tables() -> None:
-    """Put what was measured into the READMEs."""
-    for readme, links_to in READMES.items():
-        text = readme.read_text(encoding="utf-8")
-        if BEGIN in text:
-            readme.write_text(listed(text, links_to), encoding="utf-8")
+def figures() -> str:
+    """What `lesson.reveal` shows beside a factor that it could not decide here."""
+    by_lesson = {entry.name: measured(notebook) for entry, notebook in shipped()}
+    return json.dumps(by_lesson, indent=1, ensure_ascii=False) + "\n"
+
+
+def write_figures() -> None:
+    """Put the lessons, and what they measured, where readers and lessons look for it."""
+    for readme, lessons in READMES.items():
+        readme.write_text(listed(readme.read_text(encoding="utf-8"), lessons), encoding="utf-8")
+    FIGURES.write_text(figures(), encoding="utf-8")
 
 
 def main() -> None:
@@ -190,8 +210,10 @@ def main() -> None:
         if len(content) > LARGEST_BYTES:
             sys.exit(f"{text.stem} would have {len(content):,} bytes: its outputs are too large to be shipped")
         (NOTEBOOKS / f"{text.stem}.ipynb").write_text(content + "\n", encoding="utf-8")
-        print(f"{text.stem}: {len(content) / 1e3:.0f} kB; measured: {'; '.join(measured(notebook)) or 'nothing'}")
-    write_tables()
+        print(
+            f"{text.stem}: {len(content) / 1e3:.0f} kB; measured: {'; '.join(measured(notebook).values()) or 'nothing'}"
+        )
+    write_figures()
 
 
 if __name__ == "__main__":

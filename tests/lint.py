@@ -30,7 +30,7 @@ Predicate = Callable[[Path], Iterable[Fault]]
 DIALECT = frozenset({"found", "told", "known", "made"})  # past participles in place of a noun
 KEYS_OF_STORED_RUNS = {("gpulab/run.py", "found")}
 TEST_NAME_LENGTH = 60
-README_LINES = 150
+README_LINES = 120
 TOP_LEVEL = {
     ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks", "binder",
     "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "planted", "pyproject.toml", "recordings", "tests",

@@ -34,6 +34,7 @@ from gpulab.formatting import (
     signed_percent,
     size,
     speed_within,
+    speedup,
     while_s,
 )
 
@@ -82,6 +83,8 @@ def test_the_examples_of_the_docstrings() -> None:
     assert [factor(x) for x in (1.07, 1.034, 1.62, 14.2, 0.03)] == ["1.07", "1.03", "1.6", "14", "0.030"]
     assert factor_within(2.9, (2.7, 3.1)) == ("2.9", "2.7–3.1") and factor_within(2.9, None) == ("2.9", "")
     assert speed_within(0.4, (0.25, 0.5)) == ("2.5", "2.0–4.0") and speed_within(0.4, None) == ("2.5", "")
+    assert [speedup(2.1, (2.0, 2.3)), speedup(0.5)] == ["speedup 2.1× (2.0–2.3)", "2.0× slower"]
+    assert speedup(0.5, (0.4, 0.8), ("{} the rate", "")) == "0.50× the rate (0.40–0.80)"
     assert rate(1_650.3, "samples") == "1,650 samples/s" and reading(310.04, "W") == "310 W"
     assert [number(x) for x in (4, 10 / 3, 1_234.5)] == ["4", "3.33", "1,234"]
     assert [capitalized(x) for x in ("its state", "PyTorch", "")] == ["Its state", "PyTorch", ""]

@@ -293,12 +293,12 @@ def check_enough_batch(enough_batch: object) -> Checked:
 
 QUESTIONS: Mapping[str, Question] = {
     "batch": times(
-        "How many times as fast does it get through its samples with batches of 32?",
+        "What speedup per sample do batches of 32 give?",
         "batch-of-32",
         "per sample with batches of 32",
     ),
     "accumulate": times(
-        "How many times as fast per sample are four batches of 8 per optimizer step, against one?",
+        "What speedup per sample does one optimizer step for every four batches of 8 give?",
         "four-batches",
         "with four batches per optimizer step",
     ),

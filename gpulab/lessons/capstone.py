@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
-from gpulab.formatting import factor, percent, plural
+from gpulab.formatting import percent, plural, speedup
 from gpulab.lessons.check import Checked, NoAnswer, Note, exercise, right, unanswered, undecided, wrong
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
@@ -77,19 +77,19 @@ def distant_digits() -> DistantDigits:
 
 
 class Gain(Struct, frozen=True):
-    """How many times as fast, and between which values that lies."""
+    """A speedup, and between which values it lies."""
 
     times: float
     interval: Interval
 
     @property
     def words(self) -> str:
-        """ "1.5 times as fast (1.3 to 1.7)"."""
-        return f"{factor(self.times)} times as fast ({_range(self.interval)})"
+        """ "speedup 1.5× (1.3–1.7)"."""
+        return speedup(self.times, self.interval)
 
 
 class Rung(Struct, frozen=True):
-    """One step up, measured: how many times as fast as the cell as found, and what the device then does.
+    """One step up, measured: its speedup over the cell as found, and what the device then does.
 
     `working` is the share of the profiled steps in which the device works, `before` that of the cell as found in the
     same experiment; `rest` has the shares of the other parts, by their labels. `on` names the rung that it stands on.
@@ -132,12 +132,11 @@ class Rung(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """ "3.1 times as fast (2.9 to 3.3)", or that it is undecided."""
+        """ "speedup 3.1× (2.9–3.3)", or that it is undecided."""
         if self.times is None:
             return "not measured"
-        interval = "" if self.interval is None else f" ({_range(self.interval)})"
         doubt = "" if self.verdict in ("faster", "slower") else f", {self.verdict}"
-        return f"{factor(self.times)} times as fast{interval}{doubt}"
+        return f"{speedup(self.times, self.interval)}{doubt}"
 
     def gain_on(self, below: Rung) -> Gain | None:
         """Against another rung; both were measured against the cell as found.
@@ -148,10 +147,6 @@ class Rung(Struct, frozen=True):
             return None
         low, high = self.interval[0] / below.interval[1], self.interval[1] / below.interval[0]
         return Gain(self.times / below.times, (low, high))
-
-
-def _range(interval: Interval) -> str:
-    return f"{factor(interval[0])} to {factor(interval[1])}"
 
 
 def _rest(run: Run | None) -> dict[str, float]:
@@ -260,11 +255,11 @@ _PALE = "#B9C7D3"  # of a bar that does not count
 
 
 def draw_ladder(ladder: Ladder) -> Figure | Note:
-    """A bar for each rung: the share in which the device works; beside it how many times as fast the rung is."""
+    """A bar for each rung: the share in which the device works; beside it its speedup."""
     if not ladder.rungs:
         return Note("Not measured.", "The ladder is empty: measure a rung, and add it.")
     rows = len(ladder.rungs) + 1
-    title, x = "your ladder (dashed: 90 %)", "share of the profiled steps in which the device works, %"
+    title, x = "your ladder (dashed: 90 %)", "share of each step in which the device works, %"
     with plot(_WIDTH_IN, _ROW_IN * rows + _MARGIN_IN, title, x, bare="top right left") as (figure, axes):
         _bar(axes, 0, ladder.before, "", counts=True)
         for row, rung in enumerate(ladder.rungs, 1):
@@ -328,7 +323,7 @@ def _batch_once_fed(alone: Rung, on_data: Gain | None) -> tuple[str, bool | None
         False: "less than alone.",
         None: "whether that is more than alone is undecided.",
     }
-    return f"On top of the data the larger batch brought {on_data.words}: {said[holds]}", holds
+    return f"On top of the data, the larger batch: {on_data.words}, {said[holds]}", holds
 
 
 def _precision(ladder: Ladder) -> tuple[str, bool | None]:
@@ -497,6 +492,6 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: _shares.get(AS_FOUND),
         "of each step the device works",
     ),
-    "all": times("How many times as fast will it be with all of your knobs?", EVERYTHING, "with all of them"),
+    "all": times("What speedup do all of your knobs give together?", EVERYTHING, "with all of them"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"order": check_order, "train": check_train}

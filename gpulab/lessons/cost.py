@@ -14,7 +14,7 @@ from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.lessons.figures import plot
 from gpulab.lessons.fused_kernels import measured_peak
-from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.guesses import CHEAPER, Question, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.record import Experiment
@@ -229,9 +229,10 @@ def _judged_cheaper(cheaper: str, experiment: Experiment, parts: tuple[float, fl
         return undecided("Two workers could not be measured: run the cell two-workers again.")
     low, high = comparison.interval
     words = (
-        f"Two workers cost {factor(comparison.ratio)} of today's price per sample (95 % interval {factor(low)} "
-        f"to {factor(high)}), on the same machine. A GPU {TWICE:g} times as fast for {TWICE:g} times the price costs "
-        f"{factor(gpu_cost)}: waiting for data, {wait_ms / (wait_ms + work_ms):.0%} of each step, only gets dearer."
+        f"Two workers cost {factor(comparison.ratio)} of today's price per sample ({factor(low)}–{factor(high)}) "
+        f"on the same machine. A GPU {TWICE:g}× as fast at {TWICE:g}× the price costs "
+        f"{factor(gpu_cost)}: waiting for data is {wait_ms / (wait_ms + work_ms):.0%} of each step, and only its price "
+        "grows."
     )
     if low * (1 - NEAR) <= gpu_cost <= high * (1 + NEAR):
         return undecided(f"{words} The two lie too near to each other to tell.")
@@ -260,10 +261,10 @@ def times_as_dear(experiment: str) -> Note:
 
 QUESTIONS: Mapping[str, Question] = {
     "workers": times(
-        "How many times as cheap is a sample with two workers, on the same machine?",
+        "How much cheaper is a sample with two workers, on the same machine? (2: half the price)",
         "two-workers",
         "with two workers",
-        "as cheap",
+        CHEAPER,
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {

@@ -339,25 +339,25 @@ def _shuffled(lengths: Sequence[int]) -> list[int]:
 
 QUESTIONS: Mapping[str, Question] = {
     "buckets": times(
-        "How many times as fast is the step in buckets of 2 MB, against all gradients in one?",
+        "What speedup do buckets of 2 MB give over one bucket for all gradients?",
         "buckets",
         "with buckets of 2 MB",
         setting=("bucket_cap_mb", "2"),
     ),
     "tiny": times(
-        "How many times as fast is it with a bucket for each layer, against all in one? (0.5: half as fast)",
+        "And a bucket for each layer, over one bucket for all? (0.5: half as fast)",
         "buckets",
         "with a bucket for each layer",
         setting=("bucket_cap_mb", "0.01"),
     ),
     "half": times_between(
-        "How many times as fast is the step over the slow link when gradients are sent in 16 bits?",
+        "What speedup do 16-bit gradients give over the slow link?",
         "slow-link",
         "half-the-bytes",
         "over the slow link with gradients of 16 bits",
     ),
     "local": times_between(
-        "How many times as fast is it over the slow link when the ranks exchange every 8 steps only?",
+        "What speedup does an exchange only every 8 steps give over the slow link?",
         "slow-link",
         "local-steps",
         "over the slow link with an exchange every 8 steps",

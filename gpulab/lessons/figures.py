@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpulab.formatting import percent, plural
 from gpulab.views.drawing import GREY, own_style
 from gpulab.views.wording import PARTS
 
@@ -161,6 +162,39 @@ def loading_lanes(load: float, compute: float, workers: int, steps: int = 4) -> 
         training.add(compute, "compute", str(step))
     names = ["training", *(f"worker {number}" for number in range(1, 1 + workers))]
     return [(name, lane.blocks) for name, lane in zip(names, lanes, strict=True)]
+
+
+class Loading(Struct, frozen=True):
+    """A DataLoader: to load a batch, to compute on it, and worker processes."""
+
+    load_ms: int = 30
+    compute_ms: int = 10
+    workers: int = 2
+
+    @property
+    def step_ms(self) -> float:
+        """definitions.md, "Feeding", without handing over and with cores enough."""
+        if not self.workers:
+            return self.load_ms + self.compute_ms
+        return max(self.compute_ms, self.load_ms / self.workers)
+
+
+def draw_loading(setting: Loading) -> Figure:
+    """The training and its workers over six steps."""
+    lanes = loading_lanes(setting.load_ms, setting.compute_ms, setting.workers, steps=6)
+    busy = setting.compute_ms / setting.step_ms
+    per_step = f"{setting.step_ms:.0f} ms per step, the device computes {percent(busy)} of it"
+    return draw_lanes(lanes, f"{plural(setting.workers, 'worker')}: {per_step}")
+
+
+def turn_loading() -> ByHand | Figure:
+    """Sliders for the model; without ipywidgets the drawing of the first setting."""
+    sliders = {
+        "workers": ("workers", 0, 6, 1),
+        "load_ms": ("load ms", 1, 60, 1),
+        "compute_ms": ("compute ms", 1, 60, 1),
+    }
+    return by_hand(draw_loading, Loading(), sliders)
 
 
 class ByHand:

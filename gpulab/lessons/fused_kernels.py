@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
-from gpulab.formatting import duration, factor, percent
+from gpulab.formatting import duration, percent, speedup
 from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, wrong
 from gpulab.lessons.figures import Block, Lane, plot
 from gpulab.lessons.guesses import Question, times
@@ -369,14 +369,14 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
 
 def swaps_table(names: Mapping[str, str]) -> Table:
     """What each swap brought to the whole step, by the experiment's name; `names`: how the lesson calls it."""
-    lines = [f"{'swap':34} {'the step is':>22}   verdict"]
+    lines = [f"{'swap':34} {'step':>22}   verdict"]
     for name, words in names.items():
         experiment = experiment_named(name)
         first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
         if first is None or first.times_as_fast is None:
             lines.append(f"{words:34} {'–':>22}   not measured: run its cell first")
         else:
-            lines.append(f"{words:34} {factor(first.times_as_fast) + ' times as fast':>22}   {first.verdict}")
+            lines.append(f"{words:34} {speedup(first.times_as_fast):>22}   {first.verdict}")
     return Table(tuple(lines))
 
 
@@ -487,12 +487,12 @@ def _is_empty(function: object) -> bool:
 
 QUESTIONS: Mapping[str, Question] = {
     "attention": times(
-        "How many times as fast is the whole step with attention in one operator?",
+        "What speedup of the whole step does attention in one operator give?",
         "one-operator",
         "with attention in one operator",
     ),
     "optimizer": times(
-        "How many times as fast is the whole step with a fused optimizer?", "fused-optimizer", "with a fused optimizer"
+        "What speedup of the whole step does a fused optimizer give?", "fused-optimizer", "with a fused optimizer"
     ),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"attention": check_attention}

@@ -35,12 +35,12 @@ class GuessInput:
 
     def __repr__(self) -> str:
         if self.value is not None:
-            return f"Your guess: {self.value:g} {self._unit}."
-        return f"{self.question.text} Guess with a number: {self._assignment}"
+            return f"Your guess: {self.value:g}{self._unit}."
+        return f"{self.question.text} Guess a number: {self._assignment}"
 
     @property
     def _unit(self) -> str:
-        return "per cent" if self.question.unit == "%" else f"times {self.question.manner}"
+        return " %" if self.question.unit == "%" else "×"
 
     @property
     def _assignment(self) -> str:
@@ -52,11 +52,12 @@ class GuessInput:
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the words alone."""
-        unit = self._unit
+        unit = self._unit.strip()
+        spoken = "in per cent" if unit == "%" else "as a factor"
         value = "" if self.value is None else f"{self.value:g}"
         # no name, no form: JupyterLab keeps <input> only in what it trusts, and then the words say how to answer
         field = (
-            f'<input type="number" step="any" aria-label="Your guess, {unit}" value="{value}" style="{_FIELD}">'
+            f'<input type="number" step="any" aria-label="Your guess, {spoken}" value="{value}" style="{_FIELD}">'
             f'<span style="display:none;margin-right:8px">{unit}, then Enter,</span>'
         )
         words = f'<span style="font-size:13px;opacity:0.8">or write <code>{escape(self._assignment)}</code></span>'

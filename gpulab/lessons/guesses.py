@@ -8,20 +8,35 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gpulab.formatting import factor, percent
-from gpulab.lessons.check import Note, is_unanswered
+from gpulab.formatting import factor, percent, speedup
+from gpulab.lessons.check import QUIETER, Note, is_unanswered
 from gpulab.lessons.measured import Faster, faster_than, times_faster
 
-CLOSE_POINTS, NEAR_POINTS = 6.0, 15.0  # percentage points
-CLOSE_TIMES, NEAR_TIMES = 1.15, 1.6  # how many times too large or too small
-
-Closeness = Literal["close", "near", "far", "no guess", "undecided", "not measured"]
+Closeness = Literal["exact", "close", "near", "far", "no guess", "undecided", "not measured"]
 Unit = Literal["%", "times"]
+Manner = tuple[str, str]  # how a factor is said, from 1 on and below; formatting.speedup
 
+SPEEDUP: Manner = ("speedup {}", "{} slower")
+CHEAPER: Manner = ("{} cheaper", "{} more expensive")
+
+
+class Grade(Struct, frozen=True):
+    """How far off a guess may be: in percentage points, or times too large or too small."""
+
+    closeness: Closeness
+    opening: str
+    points: float
+    times: float
+
+
+GRADES = (  # a guess that is written like the measurement is exact, however both go on
+    Grade("exact", "Exactly.", 0.0, 1.0),
+    Grade("close", "Close.", 6.0, 1.15),
+    Grade("near", "Not far off.", 15.0, 1.6),
+    Grade("far", "A surprise.", math.inf, math.inf),
+)
 _OPENINGS: dict[Closeness, str] = {
-    "close": "Close.",
-    "near": "Not far off.",
-    "far": "A surprise.",
+    **{grade.closeness: grade.opening for grade in GRADES},
     "no guess": "No guess.",
     "undecided": "Undecided.",
     "not measured": "Not measurable.",
@@ -31,14 +46,16 @@ _OPENINGS: dict[Closeness, str] = {
 class Question(Struct, frozen=True):
     """What a learner guesses, and how it is measured. `what` follows the figure: "of each step waits for data".
 
-    `manner` is what a factor says of it: "2.1 times as fast", or "as cheap".
+    `experiment` and `setting` say which comparison measures a factor, where one does.
     """
 
     text: str
     unit: Unit
     measure: Callable[[], float | Faster | None]  # a share from 0 to 1, or a factor; None: not measured yet
     what: str
-    manner: str = "as fast"
+    manner: Manner = SPEEDUP
+    experiment: str = ""
+    setting: tuple[str, str] = ("", "")
 
 
 def share(text: str, measure: Callable[[], float | None], what: str) -> Question:
@@ -47,14 +64,14 @@ def share(text: str, measure: Callable[[], float | None], what: str) -> Question
 
 
 def times(
-    text: str, experiment: str, what: str, manner: str = "as fast", setting: tuple[str, str] = ("", "")
+    text: str, experiment: str, what: str, manner: Manner = SPEEDUP, setting: tuple[str, str] = ("", "")
 ) -> Question:
-    """A question for how many times as fast the experiment of that name makes the cell, or that setting of it."""
-    return Question(text, "times", lambda: times_faster(experiment, *setting), what, manner)
+    """A question for the speedup that the experiment of that name measures, or that setting of it."""
+    return Question(text, "times", lambda: times_faster(experiment, *setting), what, manner, experiment, setting)
 
 
 def times_between(text: str, before: str, after: str, what: str) -> Question:
-    """A question for how many times as fast the run named `after` is as the one named `before`, step by step."""
+    """A question for the speedup of the run named `after` over the one named `before`, step by step."""
     return Question(text, "times", lambda: faster_than(before, after), what)
 
 
@@ -77,13 +94,16 @@ class Revealed(Struct, frozen=True):
         return Note(_OPENINGS[self.closeness], self.words)
 
 
-def reveal(guess: object, question: Question) -> Revealed:
-    """Measure, and hold the guess against it. A factor that may be chance is not held against anybody."""
+def reveal(guess: object, question: Question, shipped: str = "") -> Revealed:
+    """Measure, and hold the guess against it. A factor that may be chance is not held against anybody.
+
+    `shipped`: what was measured on a quiet machine, for who cannot measure it here.
+    """
     measured = question.measure()
     if measured is None:
         return Revealed("not measured", f"There is no figure yet {question.what}. Run the cell that measures it first.")
     if isinstance(measured, Faster):
-        return _times(guess, measured, f"{question.manner} {question.what}")
+        return _times(guess, measured, question, shipped)
     return _share(guess, measured, question.what)
 
 
@@ -92,25 +112,27 @@ def _share(guess: object, measured: float, what: str) -> Revealed:
     number = _number(guess)
     if number is None:
         return _without(guess, 100 * measured, measured_words, "40, for 40 %")
-    distance = abs(number - 100 * measured)
-    near: Closeness = "close" if distance <= CLOSE_POINTS else "near" if distance <= NEAR_POINTS else "far"
+    exact = percent(number / 100) == percent(measured)
+    off = abs(number - 100 * measured)
+    near: Closeness = "exact" if exact else next(g.closeness for g in GRADES if off <= g.points)
     return Revealed(near, f"{measured_words} Your guess was {number:g} %.", number, 100 * measured)
 
 
-def _times(guess: object, measured: Faster, what: str) -> Revealed:
-    if not measured.sure:
-        words = (
-            f"It was {factor(measured.times)} times {what}, and that may be chance. If other programs are "
-            "running, run that cell again when they have ended. What the lesson says below is true of a quiet machine."
-        )
-        return Revealed("undecided", words, _number(guess))
-    measured_words = f"Measured: {factor(measured.times)} times {what}."
+def _times(guess: object, measured: Faster, question: Question, shipped: str) -> Revealed:
     number = _number(guess)
+    interval = measured.interval if measured.sure else None
+    words = f"{speedup(measured.times, interval, question.manner)} {question.what}"
+    guessed = f"Your guess was {number:g}×." if number is not None else ""
+    if not measured.sure:
+        quiet = f"On a quiet machine it was: {shipped}." if shipped else QUIETER
+        return Revealed("undecided", f"Here, {words} may be chance. {quiet} {guessed}".strip(), number)
+    measured_words = f"Measured: {words}."
     if number is None or number <= 0:
         return _without(guess, measured.times, measured_words, "1.5, for one and a half times")
+    exact = factor(number) == factor(measured.times)
     off = max(number / measured.times, measured.times / number)
-    near: Closeness = "close" if off <= CLOSE_TIMES else "near" if off <= NEAR_TIMES else "far"
-    return Revealed(near, f"{measured_words} Your guess was {number:g}.", number, measured.times)
+    near: Closeness = "exact" if exact else next(g.closeness for g in GRADES if off <= g.times)
+    return Revealed(near, f"{measured_words} {guessed}", number, measured.times)
 
 
 def _number(guess: object) -> float | None:
@@ -124,7 +146,6 @@ def _number(guess: object) -> float | None:
 def _without(guess: object, measured: float, measured_words: str, example: str) -> Revealed:
     value = getattr(guess, "value", guess)
     if is_unanswered(value):
-        words = f"{measured_words} A figure stays in mind when it was guessed before."
-        return Revealed("no guess", words, None, measured)
+        return Revealed("no guess", measured_words, None, measured)
     words = f"{measured_words} Your guess, {value!r}, is not a number: write for example {example}."
     return Revealed("no guess", words, None, measured)

@@ -275,12 +275,12 @@ def _moved(model: nn.Module) -> bool:
 
 QUESTIONS: Mapping[str, Question] = {
     "stacked": times(
-        "How many times as fast is the step when one operator does the work of 64?",
+        "What speedup do you expect when one operator does the work of 64?",
         "stacked",
         "with few large operators",
     ),
     "metric": times(
-        "How many times as fast is the step when the metric takes three operators for all samples?",
+        "What speedup do you expect when the metric takes three operators for all samples?",
         "metric",
         "with the metric in three operators",
     ),

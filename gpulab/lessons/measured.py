@@ -13,32 +13,38 @@ from msgspec import Struct
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import compare_ranks
-from gpulab.api.experiment import experiment, experiments
+from gpulab.api.experiment import code_of, conduct, experiment, experiments, main_names
 from gpulab.api.reading import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.options import is_quick
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.compare.blocks import pair_ratios
 from gpulab.tuning.compare.sequential import compare_runs
-from gpulab.tuning.compare.statistics import paired
+from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import chosen_unit, counted
+from gpulab.tuning.plan import PlanRequest
 from gpulab.tuning.record import Comparison, Experiment, Side
-from gpulab.verdict import is_decided
+from gpulab.verdict import TOO_FEW, is_decided
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.comparison.time_rows import us
 from gpulab.views.running.waiting import waiting
 
 EACH_S = 15.0  # of a comparison among several
+AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew what an experiment left open
+BLOCKS_SHARE = 0.7  # of that time; the rest is a run of the setting with its trace
+MOST_PAIRS = 30  # as many as an experiment runs of itself
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 
 
-def experiment_named(name: str) -> Experiment | None:
-    """The latest of that name; None where none ran in this process."""
+def experiment_named(name: str, *, again_too: bool = False) -> Experiment | None:
+    """The latest of that name; None where none ran in this process. `again_too`: also one that repeats it."""
+    names = (name, f"{name}{AGAIN}") if again_too else (name,)
     results = (one.result for one in reversed(experiments))
-    return next((e for e in results if isinstance(e, Experiment) and e.name == name), None)
+    return next((e for e in results if isinstance(e, Experiment) and e.name in names), None)
 
 
 def run_named(name: str) -> Run | None:
@@ -107,17 +113,25 @@ def working_shares(name: str) -> dict[str, float]:
 
 
 class Faster(Struct, frozen=True):
-    """How many times as fast a setting is as the cell as written; `sure`: whether that is more than chance gives."""
+    """The speedup of a setting over the cell as written; `sure`: whether that is more than chance gives."""
 
     times: float
     sure: bool
+    interval: tuple[float, float] | None = None
 
 
 def times_faster(name: str, knob: str = "", value: str = "") -> Faster | None:
-    """Of the setting `knob=value` of the experiment of that name, else of its first; None where that is not known."""
-    measured = experiment_named(name)
+    """Of the setting `knob=value` of the experiment of that name, else of its first; None where that is not known.
+
+    Where that setting was measured again, because the experiment left it open, it is of then.
+    """
+    measured = experiment_named(name, again_too=True)
+    return _faster(_setting(measured, knob, value))
+
+
+def _setting(measured: Experiment | None, knob: str, value: str) -> Comparison | None:
     compared = measured.comparisons if measured is not None else ()
-    return _faster(next((one for one in compared if not knob or one.b.settings.get(knob) == value), None))
+    return next((one for one in compared if not knob or one.b.settings.get(knob) == value), None)
 
 
 def waiting_share(name: str, rank: int) -> float | None:
@@ -133,7 +147,60 @@ def waiting_share(name: str, rank: int) -> float | None:
 def _faster(compared: Comparison | None) -> Faster | None:
     if compared is None or compared.ratio is None:
         return None
-    return Faster(1 / compared.ratio, is_decided(compared.verdict))
+    return Faster(1 / compared.ratio, is_decided(compared.verdict), compared.times_as_fast_interval)
+
+
+class Again(Struct, frozen=True):
+    """A setting that an experiment left open, and with how many pairs it would be decided."""
+
+    name: str
+    one: Comparison
+    pairs: int
+
+    @property
+    def words(self) -> str:
+        return (
+            f"{plural(self.one.pairs, 'pair')} of blocks left {self.one.b.label} open; about {self.pairs} may decide "
+            f"it. It is measured again, in at most {AGAIN_S:g} s. Stop ends it early."
+        )
+
+    def run(self) -> None:
+        """Measure it again, and show the comparison."""
+        assert self.one.a.facts is not None
+        code = code_of(self.one.a.facts.run.code, main_names())
+        request = PlanRequest(
+            ab=tuple(f"{knob}={value}" for knob, value in self.one.b.settings.items()),
+            steps=max(block.step_count for block in self.one.a.blocks),
+            budget_s=AGAIN_S,
+            name=f"{self.name}{AGAIN}",
+        )
+        conduct(code, request.plan(code.variables))
+
+
+def left_open(name: str, knob: str = "", value: str = "") -> Again | None:
+    """What is worth measuring again, once, so that a guess gets its answer; None where nothing is."""
+    measured = experiment_named(name, again_too=True)
+    one = _setting(measured, knob, value)
+    if one is None or measured is None or measured.name != name or is_quick():
+        return None
+    run = one.a.facts.run if one.a.facts is not None else None
+    pairs = _pairs_within(one, AGAIN_S)
+    in_a_cell = run is not None and run.job is None and run.source in ("cell", "statement")
+    return Again(name, one, pairs) if pairs is not None and in_a_cell else None
+
+
+def _pairs_within(one: Comparison, budget_s: float) -> int | None:
+    """How many pairs would decide it, where they fit into the time; None where it is decided, or they do not."""
+    blocks = [block for side in (one.a, one.b) for block in side.blocks if block.step_count]
+    if one.verdict != "undecided" or one.ratio is None or one.evidence != "interleaved" or not blocks:
+        return None
+    pairs = pairs_to_decide(Estimate(one.ratio, one.interval, one.pairs), one.noise_floor)
+    if pairs is None and one.pairs < TOO_FEW:  # so few tell nothing, how many it takes neither
+        pairs = 2 * TOO_FEW
+    blocks_s = sum(block.time_ns * (1 + block.dropped / block.step_count) for block in blocks) / 1e9
+    if pairs is None or pairs > MOST_PAIRS or pairs * blocks_s / max(one.pairs, 1) > BLOCKS_SHARE * budget_s:
+        return None
+    return pairs
 
 
 class Swept(Struct, frozen=True):
@@ -223,10 +290,19 @@ def compare_each(
         try:
             with waiting(f"comparing {named}"):
                 compared = experiment(code, setting, steps=steps, pairs=pairs, budget_s=budget_s, show=False)
+                more = _pairs_within_of(compared)
+                if more is not None:
+                    compared = experiment(code, setting, steps=steps, pairs=more, budget_s=AGAIN_S, show=False)
         except UsageError as why:  # such as pin_memory without a GPU: there is nothing to measure
             print(f"{why}\n")
         else:
             print(f"{_verdict_on(named, compared, pairs)}\n")
+
+
+def _pairs_within_of(compared: Compared) -> int | None:
+    result = compared.result
+    ran = isinstance(result, Experiment) and result.comparisons and not result.stopped and not is_quick()
+    return _pairs_within(result.comparisons[0], AGAIN_S) if ran and isinstance(result, Experiment) else None
 
 
 def _verdict_on(setting: str, compared: Compared, pairs: int) -> str:
@@ -269,7 +345,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")
     longer = swept.times_us[answer] / swept.times_us[swept.best]
     if answer < swept.enough:
-        return wrong(f"{knob}={swept.best} is {factor(longer)} times as fast as {knob}={answer}. Go further.")
+        return wrong(f"{knob}={swept.best} is {factor(longer)}× as fast as {knob}={answer}. Go further.")
     return wrong(
         f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
     )

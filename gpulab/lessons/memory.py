@@ -431,12 +431,12 @@ QUESTIONS: Mapping[str, Question] = {
         "of the activations are kept with checkpoints",
     ),
     "checkpointing": times(
-        "How many times as fast is the step with checkpointing (less than 1 is slower)?",
+        "What speedup does checkpointing give? (0.5: half as fast)",
         "checkpointing",
         "with checkpointing",
     ),
     "copies": times(
-        "How many times as fast is the step without the needless copies?",
+        "What speedup does dropping the needless copies give?",
         "copies",
         "without needless copies",
     ),

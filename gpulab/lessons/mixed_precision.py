@@ -191,7 +191,7 @@ def _result(operator: Callable[[Tensor], Tensor], device: torch.device, given: t
 
 
 def products(device: torch.device, size: int = 256) -> Table:
-    """One square matrix product in each format, in turn with fp32: its time, and how many times as fast it is."""
+    """One square matrix product in each format, in turn with fp32: its time, and its speedup."""
     a, b = (torch.randn(size, size, device=device) for _ in range(2))
     lines = [f"a product of two matrices, {size} x {size}, on the {device.type.upper()}"]
     with waiting("multiplying matrices in each format"):
@@ -229,7 +229,7 @@ def product_share(measured: Facts | None) -> float | None:
 
 
 def at_most(share: float, times: float) -> float:
-    """How many times as fast a step is, where only `share` of it becomes `times` as fast: Amdahl's law."""
+    """The speedup of a step where only `share` of it becomes `times` as fast: Amdahl's law."""
     return 1 / (1 - share + share / times)
 
 
@@ -246,9 +246,9 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
         ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
     shares = np.linspace(0, 1, 101)
     limit = np.array([at_most(float(x), ratio) for x in shares])
-    title = f"your steps; line: Amdahl, products {factor(ratio)} times as fast"
+    title = f"your steps; line: Amdahl, products {factor(ratio)}× as fast"
     label = "share of matrix products in the step as written, %"
-    with plot(8, 3.2, title, label, "times as fast with bf16") as (figure, axes):
+    with plot(8, 3.2, title, label, "speedup with bf16") as (figure, axes):
         axes.plot(100 * shares, limit, color=GREY, lw=1.5)
         axes.axhline(1, color="#BBBBBB", lw=1)
         for words, x, y, (low, high), decided in dots:
@@ -266,7 +266,7 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
 
 
 def _gain(name: str) -> tuple[float, float, tuple[float, float], bool] | None:
-    """Share of products, times as fast, its interval, whether that is decided; None where not all was measured."""
+    """Share of products, speedup, its interval, whether that is decided; None where not all was measured."""
     experiment = experiment_named(name)
     if experiment is None or not experiment.comparisons:
         return None
@@ -687,9 +687,9 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: product_share(facts_named("full-precision")),
         "of each step goes to matrix products",
     ),
-    "bf16": times("How many times as fast is the step with bf16?", "in-bf16", "with bf16"),
+    "bf16": times("What speedup does bf16 give? (0.5: half as fast)", "in-bf16", "with bf16"),
     "moving": times(
-        "How many times as fast is a step of normalizations and activations with bf16?",
+        "What speedup does bf16 give to a step of normalizations and activations?",
         "moving",
         "with bf16 where few matrices are multiplied",
     ),

@@ -17,7 +17,7 @@ from msgspec import Struct
 
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.devices.core_clock import MachineClock
-from gpulab.formatting import factor, percent
+from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import QUIETER, Checked, right, undecided, wrong
 from gpulab.options import QUICK_VARIABLE, at_most, is_quick
 from gpulab.tuning.compare.statistics import paired
@@ -32,7 +32,7 @@ Measure = Callable[[], float]  # runs some work once; seconds, of a step or of t
 
 
 class Speed(Struct, frozen=True):
-    """How many times as fast the second is as the first, and its 95 % interval; seconds of each are medians.
+    """The speedup of the second over the first, and its 95 % interval; seconds of each are medians.
 
     `others_fraction`: the share of the usable cores that other programs took meanwhile; None: not measurable.
     """
@@ -51,9 +51,8 @@ class Speed(Struct, frozen=True):
 
     @property
     def words(self) -> str:
-        """ "2.1 times as fast (95 % interval 2.0 to 2.3)"."""
-        low, high = self.interval
-        return f"{factor(self.times)} times as fast (95 % interval {factor(low)} to {factor(high)})"
+        """ "Speedup 2.1× (2.0–2.3)"."""
+        return speedup(self.times, self.interval, ("Speedup {}", "{} slower"))
 
 
 def seconds_of(work: Callable[[], object]) -> Measure:
@@ -107,15 +106,15 @@ def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") 
     if is_quick():
         return undecided(f"{speed.words}: {QUICK_VARIABLE} is set, and so little is measured that no answer is slow.")
     if high < wanted and not speed.is_disturbed:
-        return wrong(f"{speed.words}, and {factor(wanted)} is wanted. {hint}".strip())
+        return wrong(f"{speed.words}, and {factor(wanted)}× is wanted. {hint}".strip())
     if high < wanted:
         return undecided(
-            f"{speed.words}, and {factor(wanted)} is wanted. But other programs took "
+            f"{speed.words}, and {factor(wanted)}× is wanted. But other programs took "
             f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. {QUIETER} "
             f"{hint}".strip()
         )
     return undecided(
-        f"{speed.words}, and {factor(wanted)} is wanted: the measurement leaves open whether it is reached. {QUIETER}"
+        f"{speed.words}, and {factor(wanted)}× is wanted: the measurement leaves open whether it is reached. {QUIETER}"
     )
 
 

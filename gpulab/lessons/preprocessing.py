@@ -523,7 +523,7 @@ def check_random(still_random: object) -> Checked:
 
 QUESTIONS: Mapping[str, Question] = {
     "memmap": times(
-        "How many times as fast is the step when decoded pictures come from a memory map?",
+        "What speedup do decoded pictures from a memory map give?",
         "storage",
         "with a memory map",
     ),

@@ -16,7 +16,7 @@ from gpulab.analysis.facts import facts
 from gpulab.api.reading import diagnose, runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
-from gpulab.formatting import factor, percent
+from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
@@ -54,11 +54,11 @@ CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 
 
 def draw_limit() -> Figure:
-    """How many times as fast a step becomes at most, by the share of it that is taken away: Amdahl's law."""
+    """The largest possible speedup of a step, by the share of it that is taken away: Amdahl's law."""
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
     title, x = "the most that a share can bring: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
     note = "a formula, not a measurement"
-    with plot(8, 2.6, title, x, "times as fast", note=note, bare="top right") as (figure, axes):
+    with plot(8, 2.6, title, x, "speedup", note=note, bare="top right") as (figure, axes):
         axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)
         for part in LIMIT_SHARES:
             axes.plot(100 * part, 1 / (1 - part), "o", color=PARTS["compute"].colour, markersize=4)
@@ -83,8 +83,8 @@ def limit_beside_share(run_name: str, experiment: str) -> Table | Note:
         ("the report's share", promised, 1 / (1 - promised)),
         ("measured without the shift", 1 - 1 / most.times, most.times),
     )
-    lines = [f"{'':28} {'of a step':>10} {'times as fast':>14}"]
-    lines += [f"{label:28} {percent(part):>10} {factor(gain):>14}" for label, part, gain in rows]
+    lines = [f"{'':28} {'of a step':>10} {'speedup':>14}"]
+    lines += [f"{label:28} {percent(part):>10} {factor(gain) + '×':>14}" for label, part, gain in rows]
     if not diagnosed.first.source_line:
         lines.append("The report names another cause first, so its share may be far from what the line really takes.")
     if not most.sure:
@@ -360,8 +360,7 @@ def _for_the_training() -> str:
     if most is None or not most.sure:
         return "Now put it into the training, and measure again."
     return (
-        f"Without any shifting the training was {factor(most.times)} times as fast: more than that it cannot become by "
-        "this line. Put it in, and measure again."
+        f"Without any shifting: {speedup(most.times)}, the most that this line can bring. Put it in, and measure again."
     )
 
 
@@ -451,6 +450,6 @@ QUESTIONS: Mapping[str, Question] = {
     "training": share(
         "What share of each step is training?", lambda: working_share(run_named("first")), "of each step is training"
     ),
-    "limit": times("How many times as fast is it without the shift?", "limit", "without the shift"),
+    "limit": times("What speedup does dropping the shift give?", "limit", "without the shift"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"costliest": check_costliest, "rewrite": check_rewrite}

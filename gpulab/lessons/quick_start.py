@@ -14,5 +14,5 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: waiting_share(run_named("quick-start")),
         "of each step waits for data",
     ),
-    "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
+    "workers": times("What speedup do two workers give?", "two-workers", "with two workers"),
 }

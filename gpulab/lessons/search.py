@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
 from gpulab.errors import GpulabError
-from gpulab.formatting import factor, plural
+from gpulab.formatting import plural, speedup
 from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
 from gpulab.lessons.figures import Block, Lane, plot
 from gpulab.lessons.guesses import Question, share, times
@@ -236,7 +236,7 @@ def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
         f"they took {sum(full[i].seconds for i in stopped):.1f} s to their end",
         f"  of that for the others          {sum(pruned[i].seconds for i in both):6.1f} s   "
         f"they took {sum(full[i].seconds for i in both):.1f} s without a look at their first steps",
-        f"the search was {factor(all_s / some_s)} times as fast",
+        f"the whole search: {speedup(all_s / some_s)}",
         f"on the front of the full search: {plural(len(front), 'trial')}, of which {len(lost)} would have been stopped",
         *(f"  lost: {trial.us_per_sample:.0f} us per sample, loss {trial.loss:.3f}: {trial.words}" for trial in lost),
     ]
@@ -545,7 +545,7 @@ def check_should_stop(should_stop: object) -> Checked:
     if not callable(should_stop):
         return wrong(f"`should_stop` is a {type(should_stop).__name__}, and a function is wanted.")
     stopped: list[int] = []
-    for scale, machine in ((1.0, ""), (0.04, "On a machine 25 times as fast: "), (30.0, "On one 30 times as slow: ")):
+    for scale, machine in ((1.0, ""), (0.04, "On a machine 25× as fast: "), (30.0, "On one 30× slower: ")):
         best = BEST.later_us * scale
         ends: dict[Curve, int | None] = {}
         for curve in CURVES:
@@ -619,9 +619,9 @@ def _works() -> float | None:
 
 QUESTIONS: Mapping[str, Question] = {
     "works": share("In what share of each step does the device work?", _works, "of each step is the device's own work"),
-    "narrow": times("How many times as fast is a quarter of the width?", "narrow", "with a quarter of the width"),
+    "narrow": times("What speedup does a quarter of the width give?", "narrow", "with a quarter of the width"),
     "narrow-fed": times(
-        "How many times as fast is a quarter of the width, with images that cost nothing?",
+        "And with images that cost nothing?",
         "narrow-fed",
         "with a quarter of the width, when no image is turned",
     ),

@@ -149,7 +149,8 @@ class Shared(Struct, frozen=True):
         estimate = paired(ratios)
         assert estimate is not None
         low, high = estimate.interval or (0.0, math.inf)
-        return Faster(estimate.ratio, low > 0 and high / low <= WIDEST and not self.is_disturbed)
+        sure = low > 0 and high / low <= WIDEST and not self.is_disturbed
+        return Faster(estimate.ratio, sure, estimate.interval)
 
     @property
     def is_disturbed(self) -> bool:
@@ -426,13 +427,13 @@ def _times(kind: str) -> Callable[[], Faster | None]:
     return lambda: _shared[kind].times if kind in _shared else None
 
 
-MANNER = "as many steps per second"
+MANNER = ("{} the steps per second", "")
 QUESTIONS: Mapping[str, Question] = {
     "wasted": share(
         "What share of the time that these jobs hold a device is wasted?", _wasted_share, "of the device time is wasted"
     ),
     "starved-pair": Question(
-        "How many times as many steps per second do two starved trainings make, both together, as one alone?",
+        "How many steps per second do two starved trainings make together, as a multiple of one alone?",
         "times",
         _times("starved"),
         "by two starved trainings on one core",

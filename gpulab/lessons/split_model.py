@@ -299,9 +299,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: measured_bubble(ONE),
         "of each step a rank has nothing to compute, with one micro-batch",
     ),
-    "micro-batches": times_between(
-        "How many times as fast is the step with eight micro-batches?", ONE, EIGHT, "with eight micro-batches"
-    ),
+    "micro-batches": times_between("What speedup do eight micro-batches give?", ONE, EIGHT, "with eight micro-batches"),
     "kept": share(
         "How much of GPipe's activations does rank 0 keep with 1F1B?",
         lambda: _share_noted(_noted_by_first(ALTERNATING, KEPT), _noted_by_first(EIGHT, KEPT)),

@@ -300,7 +300,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: waiting_share(run_named("starving")),
         "of each step waits for data",
     ),
-    "workers": times("How many times as fast is it with two workers?", "two-workers", "with two workers"),
-    "limit": times("How many times as fast is it if loading costs nothing?", "no-loading", "with all data in memory"),
+    "workers": times("What speedup do two workers give?", "two-workers", "with two workers"),
+    "limit": times("What speedup is there if loading costs nothing?", "no-loading", "with all data in memory"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"enough-workers": check_enough_workers, "loader": check_loader}

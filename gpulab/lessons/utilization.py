@@ -525,7 +525,7 @@ def _best_mfu() -> float | None:
 
 QUESTIONS: Mapping[str, Question] = {
     "without-waiting": times(
-        "How many times as fast is it when each batch is there at once?",
+        "What speedup is there when each batch is ready at once?",
         "three-ways",
         "with each batch there at once",
         setting=("waiting", "none"),

@@ -1,7 +1,8 @@
-"""Takes the README's picture from a real run: `python -m tests.browser.take_readme_picture [FILE.png]`.
+"""Takes the README's pictures from real runs: `python -m tests.browser.take_readme_picture [FOLDER]`.
 
-Runs the quick-start notebook in JupyterLab and cuts the profiled cell and its report out of the page. Take it on a
-quiet machine and look at it before it is committed.
+Runs the quick-start notebook in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), and
+the comparison with two workers (comparison.png). Take them on a quiet machine and look at them before they are
+committed.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, 
 from tests.support.paths import ROOT
 
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
-TARGET = ROOT / "docs" / "images" / "report.png"
-LOAD, SETUP, _GUESS, TRAINING = range(4)  # its code cells
+TARGET = ROOT / "docs" / "images"
+LOAD, SETUP, TRAINING, COMPARISON = 0, 1, 3, 8  # its code cells
 WINDOW: ViewportSize = {
     "width": 1292,
-    "height": 4000,
+    "height": 8000,
 }  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
+LIVE_AFTER_MS = 9_000  # of some 14 s: both plots have curves
 WITHOUT_FOLDER = """
 (folder) => {
   const texts = document.createTreeWalker(document.querySelector(".jp-Notebook"), NodeFilter.SHOW_TEXT);
@@ -33,10 +35,10 @@ WITHOUT_FOLDER = """
 NOTHING_SELECTED = "() => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = 0; }"
 
 
-def main(target: Path) -> None:
+def main(folder: Path) -> None:
     with (
-        tempfile.TemporaryDirectory() as folder,
-        LabServer(Path(folder)) as server,
+        tempfile.TemporaryDirectory() as temporary,
+        LabServer(Path(temporary)) as server,
         sync_playwright() as playwright,
     ):
         shutil.copy(QUICK_START, server.notebooks)
@@ -45,18 +47,33 @@ def main(target: Path) -> None:
         notebook.set_theme("light")
         notebook.command("application:toggle-left-area")
         notebook.page.wait_for_timeout(5000)  # the editor's own start must not disturb what is measured
-        for index in (LOAD, SETUP, TRAINING):
+        for index in (LOAD, SETUP):
             notebook.run_cell(index)
-        expect(notebook.output(TRAINING).locator(".gpulab svg").first).to_be_visible(timeout=PATIENCE_MS)
-        notebook.page.evaluate(NOTHING_SELECTED)
-        notebook.page.evaluate(WITHOUT_FOLDER, f"{ROOT}/")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        notebook.page.screenshot(path=target, clip=_cut(notebook.cell(TRAINING)))
+        notebook.start_cell(TRAINING)
+        notebook.page.wait_for_timeout(LIVE_AFTER_MS)
+        _take(notebook, folder / "live.png", _whole(notebook.cell(TRAINING)))
+        notebook.wait_finished(TRAINING)
+        expect(notebook.run_cell(COMPARISON).locator(".gpulab").last).to_be_visible(timeout=PATIENCE_MS)
+        _take(notebook, folder / "comparison.png", _with_report(notebook.cell(COMPARISON)))
         browser.close()
+
+
+def _take(notebook: NotebookPage, target: Path, clip: FloatRect) -> None:
+    notebook.page.evaluate(NOTHING_SELECTED)
+    notebook.page.evaluate(WITHOUT_FOLDER, f"{ROOT}/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    notebook.page.screenshot(path=target, clip=clip)
     print(f"{target}: {target.stat().st_size / 1000:.0f} kB")
 
 
-def _cut(cell: Locator) -> FloatRect:
+def _whole(cell: Locator) -> FloatRect:
+    """The cell and all that it shows."""
+    box = cell.bounding_box()
+    assert box is not None
+    return box
+
+
+def _with_report(cell: Locator) -> FloatRect:
     """From the cell's first line to the end of the report, its folds closed."""
     whole, report = cell.bounding_box(), cell.locator(".gpulab").last.bounding_box()
     assert whole is not None and report is not None

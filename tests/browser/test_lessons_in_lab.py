@@ -67,7 +67,7 @@ def test_a_learner_and_the_board(open_notebook: OpenNotebook, tmp_path: Path, sh
     field.press("Enter")
     lesson.notebook.screenshot(shots / "lesson-guess.png")
     lesson.run("batch-of-32")
-    expect(lesson.run("reveal-batch")).to_contain_text(re.compile(r"Your guess was 2\.|Undecided\."))
+    expect(lesson.run("reveal-batch")).to_contain_text(re.compile(r"Your guess was 2×\.|Undecided\."))
 
     lesson.write("exercise-one-step", "def one_step(model, optimizer, loss_function, batches:\n    pass")
     expect(lesson.run("exercise-one-step")).to_contain_text("Python could not read this cell")

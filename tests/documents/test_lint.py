@@ -20,7 +20,7 @@ TREE = {
     "docs/pitfalls.md": "# NVML\n",
     "docs/there.md": "# One\n## Two (and more)\n",
     "docs/README.md": f"{PAGE}[e](missing.md)\n[f](there.md#three) [g](glossary.md) [h](definitions.md)\n",
-    "README.md": "make test\n" * 151,
+    "README.md": "make test\n" * 121,
     "CONTRIBUTING.md": "`make tea`\n## Find your way\n| `views/` |\n| `trace/` |\n",
     "Makefile": ".PHONY: test\ntest: lint ## tests\n.PHONY: lint\nlint:\n",
     "pyproject.toml": '[project]\nversion = "1.1"\ndependencies = ["torch>=3"]\n[project.optional-dependencies]\n'
@@ -40,7 +40,7 @@ NOTICED = f"""\
 CONTRIBUTING.md:1: folders: trace/
 CONTRIBUTING.md:1: make: tea, which is no target
 Makefile:1: make: lint, which `make help` does not explain
-README.md:151: front door: 151 lines
+README.md:121: front door: 121 lines
 constraints.txt:1: pins: numpy>=1: no pin
 constraints.txt:1: pins: torch>=3: 2.13.0
 constraints.txt:4: pins: numpy>=2

@@ -61,7 +61,7 @@ def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
     ladder.add("batch-first")
     ladder.add("data-first")
     assert len(ladder.rungs) == 2 and ladder.best is not None and ladder.best.times == pytest.approx(2)
-    assert "2.0 times as fast (1.9 to 2.1)" in repr(ladder) and repr(ladder).count("does not count") == 1
+    assert "speedup 2.0× (1.9–2.1)" in repr(ladder) and repr(ladder).count("does not count") == 1
     assert "undecided: does not count" in repr(ladder).splitlines()[-1]
 
 
@@ -71,7 +71,7 @@ def test_a_rung_keeps_its_place_and_says_what_it_adds(measured: dict[str, Any]) 
     assert "no rung 'data-first'" in repr(ladder.add("then-batch", on="data-first")) and not ladder.rungs
     ladder.add("data-first")
     ladder.add("then-batch", on="data-first")
-    assert "1.5 times as fast (1.36 to 1.7) on top of data-first" in repr(ladder)
+    assert "speedup 1.5× (1.4–1.7) on top of data-first" in repr(ladder)
     assert "undecided" not in repr(ladder), "both are decided"
     measured["data-first"] = compared(3.0)
     ladder.add("data-first")
@@ -79,7 +79,7 @@ def test_a_rung_keeps_its_place_and_says_what_it_adds(measured: dict[str, Any]) 
     measured["data-first"] = compared(1.5)
     ladder.add("data-first")
     assert [rung.name for rung in ladder.rungs] == ["data-first", "then-batch"]
-    assert "2.0 times as fast (1.8 to 2.2) on top of data-first" in repr(ladder)
+    assert "speedup 2.0× (1.8–2.2) on top of data-first" in repr(ladder)
 
 
 def rung(name: str, times: float, on: str = "", spread: float = 1.05, verdict: Verdict = "faster") -> Rung:
@@ -89,7 +89,7 @@ def rung(name: str, times: float, on: str = "", spread: float = 1.05, verdict: V
 @pytest.mark.parametrize(
     ("alone", "on_data", "amp", "opening", "words"),
     [
-        (1.2, 6.0, 9.0, "It holds here.", "the larger batch brought 2.0 times as fast (1.8 to 2.2): more than alone."),
+        (1.2, 6.0, 9.0, "It holds here.", "the larger batch: speedup 2.0× (1.8–2.2), more than alone."),
         (1.2, 6.0, 1.0, "Not all of it holds here.", "it costs time here."),
         (1.2, 3.1, 9.0, "Not all of it holds here.", "less than alone."),
         (1.2, 3.7, 9.0, "Undecided.", "whether that is more than alone is undecided."),

@@ -13,7 +13,17 @@ from matplotlib.figure import Figure
 from gpulab.lessons import bucket_timeline, model_timeline, pipeline_timeline, sharing_timeline
 from gpulab.lessons.batch_size import draw_knee
 from gpulab.lessons.bucket_timeline import Exchange
-from gpulab.lessons.figures import Block, ByHand, Kind, draw_lanes, loading_lanes, png
+from gpulab.lessons.figures import (
+    Block,
+    ByHand,
+    Kind,
+    Loading,
+    draw_lanes,
+    draw_loading,
+    loading_lanes,
+    png,
+    turn_loading,
+)
 from gpulab.lessons.memory import draw_allocators, fragmented
 from gpulab.lessons.pipeline_timeline import Pipeline
 from gpulab.lessons.profile_first import draw_limit
@@ -55,6 +65,7 @@ def test_without_workers_nothing_waits() -> None:
         ),
         (bucket_timeline.turn_exchange, bucket_timeline.draw_exchange(Exchange(buckets=4)), ""),
         (pipeline_timeline.turn_pipeline, pipeline_timeline.draw_pipeline(Pipeline()), ""),
+        (turn_loading, draw_loading(Loading()), "2 workers: 15 ms per step, the device computes 67 % of it"),
     ],
 )
 def test_a_model_is_named_so_and_has_a_static_twin(turn: Callable[[], object], drawn: Figure, title: str) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from gpulab.lessons.check import Checked, Note
 from gpulab.lessons.guess_input import GuessInput
-from gpulab.lessons.guesses import Question, Revealed, reveal, share
+from gpulab.lessons.guesses import CHEAPER, Question, Revealed, reveal, share
 from gpulab.lessons.measured import Faster
 
 
@@ -22,16 +22,26 @@ def revealed_times(guess: object, measured: Faster | None) -> Revealed:
 
 @pytest.mark.parametrize(
     ("guess", "closeness"),
-    [(78, "close"), (67.0, "near"), (40, "far"), (10, "far"), (..., "no guess"), (None, "no guess")],
+    [
+        (80, "exact"),
+        (80.4, "exact"),  # written like the measurement
+        (78, "close"),
+        (67.0, "near"),
+        (40, "far"),
+        (10, "far"),
+        (..., "no guess"),
+        (None, "no guess"),
+    ],
 )
 def test_a_share_says_how_close_the_guess_was(guess: object, closeness: str) -> None:
     revealed = revealed_share(guess, 0.8)
     assert revealed.closeness == closeness and revealed.measured == 80
     assert "Measured: 80 % of each step waits for data." in revealed.words
     assert ("Your guess was" in revealed.words) == isinstance(guess, (int, float))
+    assert (repr(revealed).startswith("Exactly.")) == (closeness == "exact")
 
 
-@pytest.mark.parametrize(("guess", "closeness"), [(2.5, "close"), (4, "far"), (1.9, "near")])
+@pytest.mark.parametrize(("guess", "closeness"), [(2.4, "exact"), (2.5, "close"), (4, "far"), (1.9, "near")])
 def test_a_factor_is_judged_as_a_ratio(guess: float, closeness: str) -> None:
     assert revealed_times(guess, Faster(2.4, sure=True)).closeness == closeness
     assert revealed_times(2.4 * 2.4 / guess, Faster(2.4, sure=True)).closeness == closeness, (
@@ -46,9 +56,14 @@ def test_what_is_no_number_is_named(guess: object) -> None:
 
 
 def test_a_price_is_revealed_as_a_price() -> None:
-    question = Question("How cheap?", "times", lambda: Faster(2.2, sure=True), "with two workers", "as cheap")
-    assert "2.2 times as cheap with two workers" in reveal(2, question).words
-    assert "times as cheap" in GuessInput("guess_workers", question).html()
+    question = Question("How cheap?", "times", lambda: Faster(2.2, sure=True), "with two workers", CHEAPER)
+    assert "2.2× cheaper with two workers" in reveal(2, question).words
+    assert "×, then Enter" in GuessInput("guess_workers", question).html()
+
+
+def test_what_is_slower_is_said_as_slower() -> None:
+    words = revealed_times(0.5, Faster(0.4, sure=True, interval=(0.35, 0.45))).words
+    assert words == "Measured: 2.5× slower (2.2–2.9) with two workers. Your guess was 0.5×."
 
 
 def test_a_figure_that_was_not_measured_is_not_a_zero() -> None:
@@ -56,8 +71,14 @@ def test_a_figure_that_was_not_measured_is_not_a_zero() -> None:
     assert revealed_times(2, None).closeness == "not measured"
     assert "not a number" in revealed_times(0, Faster(2.0, sure=True)).words
     unsure = revealed_times(2, Faster(1.9, sure=False))
-    assert unsure.closeness == "undecided" and "1.9 times as fast with two workers, and that may" in unsure.words
+    assert unsure.closeness == "undecided" and "speedup 1.9× with two workers may be chance" in unsure.words
     assert (unsure.guess, unsure.measured) == (2, None), "chance is held against nobody"
+
+
+def test_what_is_undecided_here_is_answered_by_a_quiet_machine() -> None:
+    question = Question("How fast?", "times", lambda: Faster(1.6, sure=False), "with two workers")
+    words = reveal(2, question, "speedup 2.1× (1.9–2.4) with two workers").words
+    assert "On a quiet machine it was: speedup 2.1× (1.9–2.4) with two workers. Your guess was 2×." in words
 
 
 def test_what_a_reader_wrote_is_escaped() -> None:
@@ -76,7 +97,7 @@ def test_a_field_holds_what_is_typed_and_reads_without_a_kernel() -> None:
         field._heard(None, dict[str, object](kind=kind, value=value), None)
         assert field.value is None
     field._heard(None, {"kind": "guess", "value": "78"}, None)
-    assert field.value == 78 and repr(field) == "Your guess: 78 per cent."
+    assert field.value == 78 and repr(field) == "Your guess: 78 %."
     assert revealed_share(field, 0.8).closeness == "close"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.facts import Facts
+from gpulab.analysis.facts import Facts, facts
 from gpulab.errors import UsageError
 from gpulab.lessons import (
     batch_size,
@@ -23,6 +23,7 @@ from gpulab.lessons import (
     measured,
     mixed_precision,
     profile_first,
+    starving,
     times_faster,
     utilization,
 )
@@ -31,13 +32,17 @@ from gpulab.lessons.measured import (
     Faster,
     Swept,
     faster_than,
+    left_open,
     ranks_named,
     waiting_share,
 )
+from gpulab.options import QUICK_VARIABLE
 from gpulab.run import Job, Run, Settings
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.verdict import verdict
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.report.html_figure import segments
+from gpulab.views.wording import PARTS
 from tests.support import synthetic
 from tests.support.comparisons import a_comparison
 
@@ -82,13 +87,13 @@ SWEEP = {1: 0.8, 2: 0.44, 4: 0.4, 8: 0.41}
     [
         (..., 1.02, "unanswered", "0, 1, 2, 4, 8"),
         (2, 1.02, "right", "smallest"),
-        (1, 1.02, "wrong", "workers=4 is 2.0 times as fast as workers=1"),
-        (0, 1.02, "wrong", "workers=4 is 2.5 times as fast"),
+        (1, 1.02, "wrong", "workers=4 is 2.0× as fast as workers=1"),
+        (0, 1.02, "wrong", "workers=4 is 2.5× as fast"),
         (4, 1.02, "wrong", "workers=2 is smaller"),
         (3, 1.02, "wrong", "3 is not among the values tried: 0, 1, 2, 4, 8"),
         ("2", 1.02, "wrong", "'2' is a text: write the number without quotes."),
         (True, 1.02, "wrong", "True is not among"),
-        (0, 1.2, "wrong", "times as fast"),
+        (0, 1.2, "wrong", "× as fast"),
         (2, 1.2, "undecided", "It may be "),
         *((answer, 3.5, "undecided", "It may be ") for answer in SWEEP),  # as a busy machine gives them
     ],
@@ -128,7 +133,74 @@ def test_blocks_of_the_same_turns_decide(ran: Ran) -> None:
 def test_a_factor_of_an_undecided_experiment_is_not_sure(ran: Ran) -> None:
     for ratio, spread, sure in ((0.5, 1.02, True), (1.0, 1.01, True), (0.5, 3.0, False), (1.0, 1.3, False)):
         ran("two-workers", swept({2: ratio}, spread=spread))
-        assert times_faster("two-workers") == Faster(1 / ratio, sure=sure), (ratio, spread)
+        measured_here = times_faster("two-workers")
+        assert measured_here is not None and (measured_here.times, measured_here.sure) == (1 / ratio, sure)
+
+
+def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the pairs that would decide it, where these fit into a minute; then the guess is held against that."""
+    monkeypatch.delenv(QUICK_VARIABLE, raising=False)
+    open_, requests = in_a_cell(swept({2: 0.5}, spread=2.3)), []
+    ran("two-workers", open_)
+    again = left_open("two-workers")
+    assert again is not None and again.pairs > open_.comparisons[0].pairs
+    assert f"about {again.pairs} may decide it" in again.words
+
+    def conduct(code: Any, plan: Any) -> None:
+        requests.append((code.text, [arm.shown for arm in plan.arms], plan.block_steps, plan.budget_s))
+        ran(plan.name, swept({2: 0.55}, spread=1.1))
+
+    monkeypatch.setattr(measured, "conduct", conduct)
+    again.run()
+    assert requests == [("train()", [{"workers": "2"}], 10, measured.AGAIN_S)]
+    now = times_faster("two-workers")
+    assert now is not None and now.sure and now.times == pytest.approx(1 / 0.55)
+    named = measured.experiment_named("two-workers")
+    assert named is not None and named.comparisons == open_.comparisons, "a table of the sweep is still of the sweep"
+    ran("two-workers again", open_)
+    assert left_open("two-workers") is None, "once"
+    few = in_a_cell(replace(open_, comparisons=(replace(open_.comparisons[0], pairs=2, interval=(0.01, 30.0)),)))
+    ran("two-workers", few)
+    again = left_open("two-workers")
+    assert again is not None and again.pairs == 10, "two pairs do not tell how many it takes"
+
+
+@pytest.mark.parametrize(
+    "experiment",
+    [
+        lambda: in_a_cell(swept({2: 0.5}, spread=1.05)),  # decided
+        lambda: in_a_cell(swept({2: 0.9}, spread=6.0)),  # as good as never
+        lambda: in_a_cell(swept({2: 0.5}, spread=2.3), block_s=20.0),  # too long
+        lambda: in_a_cell(swept({2: 0.5}, spread=2.3), job=Job("a", 0, "torchrun", 2)),
+        lambda: swept({2: None}),
+    ],
+)
+def test_what_more_pairs_cannot_decide_is_left(
+    ran: Ran, monkeypatch: pytest.MonkeyPatch, experiment: Callable[[], Experiment]
+) -> None:
+    monkeypatch.delenv(QUICK_VARIABLE, raising=False)
+    ran("two-workers", experiment())
+    assert left_open("two-workers") is None and left_open("another") is None
+
+
+def in_a_cell(made: Experiment, block_s: float = 0.5, job: Job | None = None) -> Experiment:
+    """With the cell that was run, and with blocks of this length."""
+    blocks = tuple(Block(0, turn, turn, 10, 0, 320, int(block_s * 1e9)) for turn in range(made.comparisons[0].pairs))
+    figures = made.sides[0].facts
+    assert figures is not None
+    run = replace(figures.run, code="train()", source="cell", job=job)
+    a = replace(made.comparisons[0].a, facts=replace(figures, run=run), blocks=blocks)
+    return replace(made, comparisons=(replace(made.comparisons[0], a=a), *made.comparisons[1:]))
+
+
+@pytest.mark.parametrize("traced", [True, False])
+def test_a_share_is_the_one_of_the_picture(traced: bool) -> None:
+    case = synthetic.cpu_case().run
+    run = case if traced else replace(case, timeline=None)
+    shown = {part.label: part.share for part in segments(facts(run))}
+    assert starving.waiting_share(run) == shown[PARTS["data_wait"].label]
+    works = measured.working_share(run)
+    assert works == (shown[PARTS["compute"].label] + shown[PARTS["optimizer"].label] if traced else None)
 
 
 def test_a_setting_that_failed_is_no_value_of_the_sweep() -> None:
@@ -148,11 +220,12 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
     ran("two-workers", swept({2: 0.5}))
     ran("two-workers", swept({2: 0.4}))
     ran("cache", swept({1: 0.1}))
-    assert times_faster("two-workers") == Faster(2.5, sure=True), "the latest of the name"
+    latest = Faster(2.5, True, pytest.approx((2.45, 2.55), abs=0.01))
+    assert times_faster("two-workers") == latest, "the latest of the name"
     ran("two-workers", swept({2: None}))
     assert times_faster("two-workers") is None, "it failed"
     ran("ways", swept({2: 0.5, 4: 0.2}))
-    assert times_faster("ways", "workers", "4") == Faster(5.0, sure=True)
+    assert times_faster("ways", "workers", "4") == Faster(5.0, True, pytest.approx((4.9, 5.1), abs=0.01))
     assert times_faster("ways", "workers", "8") is None and times_faster("other", "workers", "4") is None
 
 

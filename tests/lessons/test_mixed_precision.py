@@ -85,7 +85,7 @@ def test_a_table_of_products_says_what_was_timed(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(mixed_precision, "_product_speed", lambda a, b, dtype: speed)
     lines = repr(products(DEVICE)).splitlines()
     assert [line.split()[0] for line in lines[1:]] == ["fp32", "bf16", "fp16"]
-    assert "1.00 ms" in lines[1] and "400 µs" in lines[2] and "2.5 times as fast" in lines[3]
+    assert "1.00 ms" in lines[1] and "400 µs" in lines[2] and "Speedup 2.5×" in lines[3]
 
 
 def test_scaling_saves_gradients_until_they_overflow() -> None:

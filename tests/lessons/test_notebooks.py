@@ -22,7 +22,7 @@ from packaging.specifiers import SpecifierSet
 
 from gpulab.lessons.catalogue import LESSONS, Entry
 from gpulab.lessons.editions import EXERCISE, cell_name, edition, solutions, source
-from gpulab.lessons.lesson import Lesson
+from gpulab.lessons.lesson import Lesson, shipped_figures
 from gpulab.lessons.progress import Progress
 from gpulab.options import QUICK_VARIABLE
 from tests.lessons.notebook_kernel import (
@@ -239,10 +239,13 @@ def test_binders_python_and_torch_are_those_that_gpulab_takes() -> None:
 
 
 def test_the_readmes_say_what_each_lesson_measured(execute_script: ModuleType) -> None:
-    for readme, links_to in execute_script.READMES.items():
+    for readme, lessons in execute_script.READMES.items():
         text = readme.read_text(encoding="utf-8")
         assert execute_script.BEGIN in text
-        assert execute_script.listed(text, links_to) == text, "run make notebooks"
+        assert execute_script.listed(text, lessons) == text, "run make notebooks"
+    assert execute_script.FIGURES.read_text(encoding="utf-8") == execute_script.figures(), "run make notebooks"
+    for entry in LESSONS:
+        assert shipped_figures()[entry.name].keys() <= getattr(parts(entry), "QUESTIONS", {}).keys()
 
 
 def test_the_texts_are_jupytexts_own(tmp_path: Path) -> None:

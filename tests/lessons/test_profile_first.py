@@ -71,8 +71,8 @@ def test_a_promised_share_stands_beside_the_measured_one(
     table = limit_beside_share("first", "limit")
     assert isinstance(table, Table)
     assert [line.split()[-4:] for line in table.lines[1:3]] == [
-        ["share", "75", "%", "4.0"],
-        ["shift", "80", "%", "5.0"],
+        ["share", "75", "%", "4.0×"],
+        ["shift", "80", "%", "5.0×"],
     ]
     assert any("may be chance" in line for line in table.lines) is not sure
     assert any("another cause first" in line for line in table.lines) is not is_first
@@ -181,7 +181,7 @@ def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
 
 @pytest.mark.usefixtures("speed")
 def test_a_right_answer_is_told_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for sure, words in ((True, "2.7 times as fast: more than that"), (False, "Now put it into the training")):
+    for sure, words in ((True, "speedup 2.7×, the most"), (False, "Now put it into the training")):
         most = SimpleNamespace(times=2.7, sure=sure)
         monkeypatch.setattr(profile_first, "times_faster", lambda name, most=most: most)
         assert words in check_rewrite(_rolled, shift).hint

@@ -133,7 +133,7 @@ def test_what_stopping_saved_and_lost_is_added_up() -> None:
     text = repr(compare_searches(full, pruned))
     assert "18.0 s" in text and "4.0 s   2 of 3 trials stopped" in text
     assert "2.0 s   they took 17.0 s to their end" in text and "they took 1.0 s without a look" in text
-    assert "4.5 times as fast" in text
+    assert "speedup 4.5×" in text
     assert "2 trials, of which 1 would have been stopped" in text and "lost: 90 us per sample, loss 0.500" in text
 
 
