@@ -1,8 +1,8 @@
 """Takes the README's pictures from real runs: `python -m tests.browser.take_readme_picture [FOLDER]`.
 
-Runs the quick-start notebook in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), and
-the comparison with two workers (comparison.png). Take them on a quiet machine and look at them before they are
-committed.
+Runs the quick-start notebook in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), the
+comparison with two workers (comparison.png), and the bench with four more settings (bench.png). Take them on a quiet
+machine and look at them before they are committed.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ WINDOW: ViewportSize = {
     "height": 8000,
 }  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
+BENCH = ({"workers": "2"}, {"amp": "bf16"}, {"batch_size": "32"}, {"workers": "2", "batch_size": "32"})
 LIVE_AFTER_MS = 9_000  # of some 14 s: both plots have curves
 WITHOUT_FOLDER = """
 (folder) => {
@@ -55,7 +56,32 @@ def main(folder: Path) -> None:
         notebook.wait_finished(TRAINING)
         expect(notebook.run_cell(COMPARISON).locator(".gpulab").last).to_be_visible(timeout=PATIENCE_MS)
         _take(notebook, folder / "comparison.png", _with_report(notebook.cell(COMPARISON)))
+        notebook.write(COMPARISON, "%gpulab panel")
+        bench = notebook.run_cell(COMPARISON).locator(".gp-bench:not(.gp-static)")
+        expect(bench.locator(".gp-expected").first).to_be_visible()
+        for settings in BENCH:
+            _measure(notebook, bench, settings)
+        bench.locator("tr[data-row]").nth(0).click()
+        bench.locator("tr[data-row]").nth(1).click()
+        expect(bench.locator(".gp-detail")).to_contain_text("Step time over the run")
+        _take(notebook, folder / "bench.png", _down_to(bench, bench.locator(".gp-detail .gp-sentence")))
         browser.close()
+
+
+def _measure(notebook: NotebookPage, bench: Locator, settings: dict[str, str]) -> None:
+    """One row, as a user makes it."""
+    bench.get_by_role("button", name="Reset", exact=True).click()
+    for name, value in settings.items():
+        control = bench.locator(f'[data-toggle="{name}"]').locator("input, select")
+        if control.evaluate("e => e.tagName") == "SELECT":
+            control.select_option(value)
+        else:
+            control.fill(value)
+            control.press("Enter")
+        expect(bench.locator(f'[data-toggle="{name}"][data-changed]')).to_be_visible()
+    bench.get_by_role("button", name="Run", exact=True).click()
+    expect(bench.get_by_role("button", name="Run", exact=True)).to_be_disabled()
+    expect(bench.get_by_role("button", name="Run", exact=True)).to_be_enabled(timeout=PATIENCE_MS)
 
 
 def _take(notebook: NotebookPage, target: Path, clip: FloatRect) -> None:
@@ -71,6 +97,13 @@ def _whole(cell: Locator) -> FloatRect:
     box = cell.bounding_box()
     assert box is not None
     return box
+
+
+def _down_to(first: Locator, last: Locator) -> FloatRect:
+    """From the top of the one to the end of the other."""
+    top, end = first.bounding_box(), last.bounding_box()
+    assert top is not None and end is not None
+    return {**top, "height": end["y"] + end["height"] + MARGIN_PX - top["y"]}
 
 
 def _with_report(cell: Locator) -> FloatRect:
