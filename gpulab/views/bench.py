@@ -73,7 +73,7 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     tail = under if any(row.speed is not None for row in rows) else ""
     names = "Runs of this cell"
     return (
-        f'<table class="gp-rows" aria-label="{names}"><thead><tr>{head}</tr></thead>'
+        f'<table class="gp-rows" role="grid" aria-label="{names}"><thead><tr>{head}</tr></thead>'
         f"<tbody>{body}</tbody><tfoot>{tail}</tfoot></table>{_legend(rows)}"
     )
 
