@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, overload
 
 from msgspec.structs import replace
 
-from gpulab.analysis.as_written import brought
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
+from gpulab.analysis.step_change import step_change
 from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
@@ -55,7 +55,7 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
             return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
         figures = facts(run)
         diagnosis = diagnosis_for_report(figures, learned_here(figures))
-        return Report(figures, diagnosis, unsaved, brought(run, runs.own))
+        return Report(figures, diagnosis, unsaved, step_change(run, runs.own))
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:

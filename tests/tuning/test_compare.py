@@ -21,14 +21,13 @@ from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import (
     DISTURBED,
     NOT_SHOWN,
-    ONE_RUN_EACH,
     SHORT_OF_CORES,
     because,
     comparison_headline,
     experiment_headline,
 )
 from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.compare.parts import LABELS, _grew, most_changed, part_changes, typical_steps
+from gpulab.tuning.compare.parts import LABELS, ONE_RUN_EACH, _grew, most_changed, part_changes, typical_steps
 from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import differences
@@ -485,9 +484,6 @@ def test_stored_runs_are_compared_by_blocks_of_their_own_steps() -> None:
     assert found.noise_floor is not None and found.noise_floor < 0.05
     assert {block.step_count for block in found.a.blocks} == {block_steps(len(facts(a).selection.rows))}
     assert "one after the other" in comparison_headline(found).evidence
-    assert [s.us_per_step for s in (found.a, found.b)] == [facts(run).step_us.median for run in (a, b)], "as reported"
-    assert found.ratio == pytest.approx(found.b.us_per_step / found.a.us_per_step)
-    assert found.interval is not None and found.interval[0] <= found.ratio <= found.interval[1]
     assert "each run's own report" in " ".join(side_by_side(found, None).lines)
 
 

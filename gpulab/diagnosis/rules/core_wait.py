@@ -140,7 +140,7 @@ def _got(cores: CoreShare) -> str:
 
 
 def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
-    rows = [Evidence(told(context, loss))]
+    rows = [Evidence(core_loss_words(context, loss))]
     if cores.thread_cpu_fraction is not None:
         rows.append(Evidence(f"it had a core for {percent(cores.thread_cpu_fraction)} of the steps' time"))
     if cores.others_cores is not None:
@@ -157,7 +157,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
     return rows
 
 
-def told(context: RuleContext, loss: CoreLoss) -> str:
+def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
     step_us = context.step_us or 0.0
     own = f"waiting for a core takes {duration(loss.thread_us)} of every {duration(step_us)} step"

@@ -10,7 +10,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.core_wait import core_loss, told
+from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
 
@@ -165,7 +165,7 @@ def _without_cores(context: RuleContext) -> Finding | None:
         return cannot_tell_because(
             f"The training had no free processor core for {duration(loss.total_us)} of each "
             f"{duration(context.step_us or loss.total_us)} step; who had them cannot be told.",
-            f"{capitalized(told(context, loss))}. Run it longer, or look at top while it runs",
+            f"{capitalized(core_loss_words(context, loss))}. Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
         )

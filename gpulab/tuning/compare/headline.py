@@ -243,9 +243,9 @@ def because(comparison: Comparison) -> str:
     unit of the verdict, or where the profiled runs differ by something else than the blocks do.
     """
     per_sample = comparison.unit == "sample"
-    known = bool(comparison.parts)
-    if not (known or comparison.parts_left_out) or (
-        known and per_sample and comparison.parts[0].a_us_per_sample is None
+    divided = bool(comparison.parts)
+    if not (divided or comparison.parts_left_out) or (
+        divided and per_sample and comparison.parts[0].a_us_per_sample is None
     ):
         return ""
     if disturbed := _disturbed(comparison.a) or _disturbed(comparison.b):
@@ -254,7 +254,7 @@ def because(comparison: Comparison) -> str:
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
     starts, of_starts = _epoch_starts(comparison)
     if max(of_part, of_starts) <= LEAST_COVERED * abs(_difference_us(comparison)):
-        return _unnamed(comparison, per_sample) if known else ""
+        return _unnamed(comparison, per_sample) if divided else ""
     if part is None or of_starts > of_part:
         return f" {capitalized(starts)}."
     change = _change(*both_us(part, per_sample=per_sample))

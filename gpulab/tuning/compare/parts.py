@@ -157,9 +157,9 @@ class _Account(Struct, frozen=True):
 
     def each(self, part: str, *, per_sample: bool) -> Float64:
         """Of the profiled steps, around the part as it is told."""
-        told = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
+        mean_us = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
         ns = np.array([s.parts_ns[part] for s in self.steps], np.float64)
-        return ns * (told / ns.mean()) if ns.any() else np.full(len(ns), told)
+        return ns * (mean_us / ns.mean()) if ns.any() else np.full(len(ns), mean_us)
 
 
 def _change(part: str, a: _Account, b: _Account, per_sample: bool) -> PartChange:

@@ -76,12 +76,12 @@ def judged_by(a: Facts | None, b: Facts | None) -> str:
 def _with_blocks(side: Side, arm: int, how: str) -> Side:
     if side.facts is None:
         return side
-    rows = _rows(side.facts, how)
-    side = with_times(replace(side, blocks=tuple(_blocks(side.facts, rows, arm))))
-    step = side.facts.step_us if how == UNPROFILED else side.facts.traced_step_us
+    figures, rows = side.facts, _rows(side.facts, how)
+    side = with_times(replace(side, blocks=tuple(_blocks(figures, rows, arm))))
+    step = figures.step_us if how == UNPROFILED else figures.traced_step_us
     if step is None or side.us_per_step is None or not step.median:
         return side
-    samples = side.facts.run.steps.sample_count[rows]
+    samples = figures.run.steps.sample_count[rows]
     us_per_sample = step.median / float(np.median(samples)) if side.us_per_sample is not None else None
     return replace(side, us_per_step=step.median, us_per_sample=us_per_sample)
 

@@ -59,7 +59,7 @@ class Findings(Struct, frozen=True):
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
             more.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
-        found = Comparison(
+        comparison = Comparison(
             a=self.a,
             b=self.b,
             verdict=judged,
@@ -83,11 +83,11 @@ class Findings(Struct, frozen=True):
             notes=(*filter(None, [self.unfair]), *notes, *more),
             restored=restored,
         )
-        if found.ratio is None or not found.parts or profiled_runs_agree(found):
-            return found
-        of_a, of_b = durations(*profiled_us(found))
-        why = f"in {ONE_RUN_EACH} a {found.unit} took {of_a} and {of_b}, which does not agree with their times"
-        return replace(found, parts=(), parts_left_out=why)
+        if comparison.ratio is None or not comparison.parts or profiled_runs_agree(comparison):
+            return comparison
+        of_a, of_b = durations(*profiled_us(comparison))
+        why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not agree with their times"
+        return replace(comparison, parts=(), parts_left_out=why)
 
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
         if self.unfair or estimate is None:

@@ -57,7 +57,7 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
     if not any(judged for *_, judged in cells):
         cells, columns = [line[:-1] for line in cells], columns[:-1]
     lines = [
-        "Predicted before the setting ran, from this experiment's own run as written: from an earlier run it may differ. "
+        "Predicted before the setting ran, from this experiment's run as written: from an earlier run it may differ. "
         "The range of a prediction should hold the truth in 19 of 20 cases."
     ]
     for c, prediction in asked:

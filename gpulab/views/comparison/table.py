@@ -99,8 +99,8 @@ def _throughput(comparison: Comparison) -> Cells:
     a, b = comparison.a, comparison.b
     if comparison.evidence == "interleaved":
         return _row("samples per second", _per_s(a.us_per_sample), _per_s(b.us_per_sample), number)
-    means = (side.facts.samples_per_s if side.facts is not None else None for side in (a, b))
-    return _row("samples per second, mean", *means, number)
+    of_a, of_b = (side.facts.samples_per_s if side.facts is not None else None for side in (a, b))
+    return _row("samples per second, mean", of_a, of_b, number)
 
 
 def _per_s(us: float | None) -> float | None:

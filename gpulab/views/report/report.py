@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpulab.analysis.as_written import Brought
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.step_change import StepChange
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import duration
@@ -22,14 +22,14 @@ from gpulab.views.view import View
 class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
-    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `brought`: what
+    `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `change`: what
     its settings did to the step, where the same code was measured as written before.
     """
 
     facts: Facts
     diagnosis: Diagnosis
     unsaved: str = ""
-    brought: Brought | None = None
+    change: StepChange | None = None
 
     @property
     def headline(self) -> Headline:
@@ -42,10 +42,10 @@ class Report(View):
 
     def _before(self) -> str:
         """ "84.0 ms per step, was 179 ms (as written)."; empty for a run as written."""
-        known = self.brought
-        if known is None:
+        change = self.change
+        if change is None:
             return ""
-        return f"{duration(known.now_us)} per {known.unit}, was {duration(known.before_us)} (as written)."
+        return f"{duration(change.now_us)} per {change.unit}, was {duration(change.before_us)} (as written)."
 
     def _opening(self) -> str:
         return opening(self.facts)

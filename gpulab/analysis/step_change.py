@@ -13,7 +13,7 @@ from gpulab.run import Run
 _SAME_BATCH = 0.01  # as a comparison has it: an epoch's shorter last batch is no other batch size
 
 
-class Brought(Struct, frozen=True):
+class StepChange(Struct, frozen=True):
     """µs per `unit` without the profiler, now and as written. One run after the other: no verdict."""
 
     now_us: float
@@ -21,7 +21,7 @@ class Brought(Struct, frozen=True):
     unit: str  # "step", or "sample" where the batch differs
 
 
-def brought(run: Run, earlier: Sequence[Run]) -> Brought | None:
+def step_change(run: Run, earlier: Sequence[Run]) -> StepChange | None:
     """Against the latest run as written of that code; None for a run as written, and without a time to compare."""
     if not run.settings.knobs or not run.code.strip():
         return None
@@ -41,12 +41,12 @@ def brought(run: Run, earlier: Sequence[Run]) -> Brought | None:
         return None
     (now_us, now_samples), (before_us, before_samples) = now, before
     if now_samples == before_samples:
-        return Brought(now_us, before_us, "step")
+        return StepChange(now_us, before_us, "step")
     if now_samples is None or before_samples is None:
         return None
     if abs(now_samples / before_samples - 1) <= _SAME_BATCH:
-        return Brought(now_us, before_us, "step")
-    return Brought(now_us / now_samples, before_us / before_samples, "sample")
+        return StepChange(now_us, before_us, "step")
+    return StepChange(now_us / now_samples, before_us / before_samples, "sample")
 
 
 def _step(run: Run) -> tuple[float, float | None] | None:
