@@ -8,8 +8,9 @@ FILE ?=
 # another PyTorch than the pinned one, e.g. TORCH=2.6.0: what it needs itself is then not pinned
 TORCH ?=
 BIN := $(VENV)/bin
-# who waits at a terminal sees pip's progress bars; a log has errors only
-PIP := $(BIN)/python -m pip install $(if $(MAKE_TERMOUT),,-qq) --disable-pip-version-check $(PIP_FLAGS)
+# who waits at a terminal sees pip's progress bars; a log has a dot for each package, and errors
+PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --root-user-action ignore $(PIP_FLAGS)
+DOTS := $(if $(MAKE_TERMOUT),,| awk '/^ *(Collecting|Processing) /{printf "."} /^Installing collected/{printf " installing %d packages", NF - 3} {fflush()} END{print ""}')
 CORE := $(VENV)/.stamp-created
 DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab
@@ -70,7 +71,7 @@ side-by-side: $(TEST)
 checks: lint types floors
 
 .PHONY: lint
-lint: $(TEST) ## ruff: rules and format
+lint: $(TEST) ## ruff and tests.lint: rules and format
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m tests.lint
@@ -171,20 +172,20 @@ $(VENV)/constraints.txt: $(CORE) constraints.txt
 
 $(DEMO): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo]'
+	$(PIP) -c $(PINS) -e '.[demo]' $(DOTS)
 	touch $@
 
 $(LAB): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo,lab]'
+	$(PIP) -c $(PINS) -e '.[demo,lab]' $(DOTS)
 	touch $@
 
 # ipykernel 6 is what many users still run: a kernelspec for the tests, the same packages but for the kernel itself.
 $(TEST): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo,fast,lab,test,dev]'
+	$(PIP) -c $(PINS) -e '.[demo,fast,lab,test,dev]' $(DOTS)
 	rm -rf $(OLD_KERNEL)
-	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0
+	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0 $(DOTS)
 	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
 	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
 	@# with Node, JupyterHub has its proxy, and its tests can run

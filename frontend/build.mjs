@@ -7,7 +7,8 @@ const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const license = await readFile(here("node_modules/uplot/LICENSE"), "utf8");
 const modules = [
   { name: "live", entry: "src/index.js", holds: `gpulab live view (Apache-2.0). Built file: see frontend/. Contains uPlot:\n${license.trim()}\n` },
-  { name: "stop_button", entry: "src/stop_button.js", holds: "gpulab panel (Apache-2.0). Built file: see frontend/. " },
+  { name: "bench", entry: "src/bench.js", holds: "gpulab bench (Apache-2.0). Built file: see frontend/. " },
+  { name: "stop_button", entry: "src/stop_button.js", holds: "gpulab Stop button (Apache-2.0). Built file: see frontend/. " },
 ];
 
 for (const { name, entry, holds } of modules) {

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from gpulab.api.predict import predict, scoreboard
     from gpulab.api.profile import profile
     from gpulab.api.reading import compare, diagnose, load, report, runs
+    from gpulab.bench.opening import lab
     from gpulab.capture.steps.loop import mark_step as step
-    from gpulab.panel.opening import lab
     from gpulab.run import Ranks, Run
 
 __version__ = "0.1.0"
@@ -57,7 +57,7 @@ _DOORS = {
     "headspaces": ("gpulab.api.headspace", "headspaces"),
     "experiments": ("gpulab.api.experiment", "experiments"),
     "fleet": ("gpulab.api.fleet", "fleet"),
-    "lab": ("gpulab.panel.opening", "lab"),
+    "lab": ("gpulab.bench.opening", "lab"),
     "load": ("gpulab.api.reading", "load"),
     "predict": ("gpulab.api.predict", "predict"),
     "profile": ("gpulab.api.profile", "profile"),

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from msgspec import Struct, field
 
 if TYPE_CHECKING:  # the sampling process reads `SeriesInfo` here and starts without NumPy
-    from gpulab.run import Float32
+    from gpulab.run import Float32, Run
+    from gpulab.thresholds import Thresholds
 
 CapturePhase = Literal["warm-up", "measuring", "profiling", "after profiling", "ending"]
 
@@ -47,6 +48,13 @@ class Delta(Struct, frozen=True):
     samples: dict[str, Float32] = field(default_factory=dict)
 
 
+class SoFar(Struct, frozen=True):
+    """The run until now, without trace and curves, and the limits by which it is judged at its end."""
+
+    run: Run
+    thresholds: Thresholds
+
+
 class Feed(Protocol):
     """The running capture as a watcher sees it. All methods may be called from any thread."""
 
@@ -55,6 +63,9 @@ class Feed(Protocol):
 
     def drain(self) -> Delta:
         """What is new since the last call. One reader only."""
+
+    def so_far(self) -> SoFar | None:
+        """What a sentence about it can rest on; None while that is nothing."""
 
     def request_stop(self) -> None:
         """Ask the run to end at the next step boundary. Returns at once."""

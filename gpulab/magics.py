@@ -26,6 +26,7 @@ from IPython.core.magic import (
 from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
+from gpulab.capture import exclusive
 from gpulab.errors import GpulabError, RankError, UsageError
 from gpulab.options import (
     DEFAULT_BUDGET_S,
@@ -163,6 +164,30 @@ class Ranked(Struct, frozen=True):
         return result if self.give else None
 
 
+_INNER = "%%gpuprofile inside a measured cell"
+
+
+class Inner(Struct, frozen=True):
+    """The code of a magic inside a cell that is measured: measured twice, neither figure would be right."""
+
+    code: TextCode
+
+    @classmethod
+    def of(cls, options: argparse.Namespace, code: TextCode) -> Inner:
+        """Raises UsageError where the magic asks for more than to measure."""
+        asked = next((name for name in (*_COMPARING, "set", "ranks", "on") if getattr(options, name)), None)
+        if asked is not None:
+            raise UsageError(
+                f"{_INNER} cannot take --{asked}: put one %%gpuprofile --{asked} on the cell's first line."
+            )
+        return cls(code)
+
+    def run(self) -> object:
+        """Run it as it is: what is around measures it."""
+        sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one measures this code, too.\n")
+        return self.code.run()
+
+
 def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
     """Whether the number of ranks is to be swept, which is no variable of the cell."""
     asks = any(word.partition("=")[0].strip() == "ranks" for word in options.sweep or ())
@@ -171,7 +196,7 @@ def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
 
 @contextmanager
 def _observed() -> Iterator[Observed | None]:
-    """What the cell inside uses, so that the panel opens with its values; None where torch is not imported yet."""
+    """What the cell inside uses, so that the bench opens with its values; None where torch is not imported yet."""
     if "torch" not in sys.modules:
         yield None
         return
@@ -182,7 +207,7 @@ def _observed() -> Iterator[Observed | None]:
 
 
 def _remember(code: Code, seen: Observed, profiler: profile) -> None:
-    """What the cell has as written, where it came as far as to train. A fault of ours costs only the panel's values."""
+    """What the cell has as written, where it came as far as to train. A fault of ours costs only the bench's values."""
     from gpulab.tuning import single_run
 
     with suppress(Exception):
@@ -250,7 +275,7 @@ class GPUProfile(Magics):
                 return None
             if isinstance(prepared, Comparing):
                 return prepared.run()
-            if isinstance(prepared, Ranked):
+            if isinstance(prepared, Ranked | Inner):
                 return prepared.run()
             parsed, code, profiler, changing, give = prepared
             with profiler:
@@ -266,14 +291,15 @@ class GPUProfile(Magics):
             raise
         except BaseException as error:
             hide_gpulabs_frames(error)
-            cell_code.show_as_bare(self.shell, error)
+            if not exclusive.is_mine():
+                cell_code.show_as_bare(self.shell, error)
             raise
-        _offer_panel(profiler)
+        _offer_bench(profiler)
         return profiler.run if give else value
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | Ranked | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
+    ) -> Comparing | Ranked | Inner | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
         """What to run, also as code that can run again, its profile, already started, and whether to return the run.
 
         None where help is asked for.
@@ -290,6 +316,8 @@ class GPUProfile(Magics):
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
+            if exclusive.is_mine():
+                return Inner.of(options, code)
             if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
                 return self._ranked(options, code, parsed, give, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
@@ -440,17 +468,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
         word = unknown[0]
         if not word.startswith("-"):
             raise UsageError(f"A run has one name, not {options.name!r} and {word!r}. Quote a name that has spaces.")
-        near = nearest_option(word.split("=")[0])
-        hint = f"did you mean {near}?" if near else "see %gpuprofile --help."
-        raise UsageError(f"%%gpuprofile has no option {word}: {hint}")
+        from gpulab.api.arguments import unknown_option
+
+        raise UsageError(unknown_option("%%gpuprofile", word, words, OPTIONS))
     return options
-
-
-def nearest_option(word: str) -> str | None:
-    """The option most like a word that is none; of a single letter, the first option that begins with it."""
-    if len(word) == 2:
-        return next((o for o in OPTIONS if o.startswith(f"--{word[1]}")), None)
-    return next(iter(difflib.get_close_matches(word, OPTIONS, n=1, cutoff=0.4)), None)
 
 
 def split_statement(line: str) -> tuple[argparse.Namespace, str]:
@@ -493,15 +514,15 @@ def _nothing_more(command: str, rest: str) -> None:
         raise UsageError(f"%gpulab {command} takes no more words: leave out {rest!r}.")
 
 
-def _offer_panel(profiler: profile) -> None:
-    """Buttons under the report that open the knobs and try the first cure; without them there is `%gpulab panel`."""
+def _offer_bench(profiler: profile) -> None:
+    """Buttons under the report that open the bench and try the first fix; without them there is `%gpulab panel`."""
     from gpulab.views.running.display import in_notebook
 
     if in_notebook():
         with suppress(Exception):
-            from gpulab.panel.opening import offer_panel
+            from gpulab.bench.opening import offer_bench
 
-            offer_panel(dict(profiler.report.diagnosis.first.settings))
+            offer_bench(dict(profiler.report.diagnosis.first.settings))
 
 
 def _show_doctor(rest: str) -> None:
@@ -547,7 +568,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "doctor": _show_doctor,
     "report": _show_report,
     "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
-    "panel": _in("gpulab.panel.opening", "open_panel", alone="panel"),
+    "panel": _in("gpulab.bench.opening", "open_bench", alone="panel"),
     "climb": _in("gpulab.api.climb"),
     "headspace": _in("gpulab.api.headspace"),
     "predict": _in("gpulab.api.predict", "magic_predict"),
@@ -566,7 +587,7 @@ _ONE_LINE_HELP = {
     "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
     "board": "%gpulab board FOLDER [--html FILE]   the class whose lines are in FOLDER, renewed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
-    "panel": "%gpulab panel   the knobs of the cell that was profiled last, as buttons; needs a notebook",
+    "panel": "%gpulab panel   the bench of the cell profiled last: toggle settings, run, compare; needs a notebook",
 }
 COMMANDS_HELP = """\
 %gpulab runs          the runs kept here
@@ -575,7 +596,7 @@ COMMANDS_HELP = """\
 %gpulab scoreboard    how well such predictions held here
 %gpulab climb         turn every knob that helps the cell that was profiled last, one by one
 %gpulab headspace     what a perfect DataLoader would bring to that cell
-%gpulab panel         the knobs of that cell as buttons
+%gpulab panel         the bench of that cell: toggle settings, run, compare
 %gpulab fleet         which jobs waste GPUs, of the runs in several folders
 %gpulab tensorboard   the runs in TensorBoard
 %gpulab doctor        what can be measured on this machine

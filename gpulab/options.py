@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import difflib
 import math
 import os
 from argparse import ArgumentParser
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TypeVar, overload
 
 from gpulab.errors import UsageError
@@ -39,6 +40,26 @@ def at_most(asked: Number | None, quick: Number) -> Number | None:
     if not is_quick():
         return asked
     return quick if asked is None else min(asked, quick)
+
+
+_MEANT = {  # what an option is called elsewhere
+    "--all": ("--verbose", "--full", "--details", "--long"),
+    "--steps": ("--max-steps", "--iterations", "--iters", "--num-steps"),
+    "--ranks": ("--nproc", "--nproc-per-node", "--world-size", "--gpus"),
+    "--html": ("--output", "--out"),
+    "--name": ("--label", "--tag"),
+    "--budget": ("--timeout", "--max-time"),
+}
+
+
+def meant_option(word: str, valid: Collection[str]) -> str | None:
+    """The option that an unknown one means: by its meaning, then by its first letter, then by its spelling."""
+    name = word.replace("_", "-").lower()
+    meanings = {other: option for option, others in _MEANT.items() if option in valid for other in others}
+    if len(name) == 2:
+        names = {option: option for option in sorted(valid)} | meanings
+        return next((option for other, option in names.items() if other.startswith(f"-{name}")), None)
+    return meanings.get(name) or next(iter(difflib.get_close_matches(name[:100], sorted(valid), n=1)), None)
 
 
 def without_comment(line: str) -> str:

@@ -640,8 +640,8 @@ class Missing(Struct, frozen=True):
 
     `key` names it for programs and never changes with the words: "steps", "breakdown", "curves" (those of a whole
     instrument), "curve" (one of them), "memory", "loader" (a worker died), "workers" (they cannot start), "trace_file",
-    "live_view", "ranks" (processes that the code starts itself), and of a loaded trace "step_time" (unprofiled),
-    "device" (its name and size).
+    "live_view", "ranks" (processes that the code starts itself), "empty_loader" (it gave no batch), and of a loaded
+    trace "step_time" (unprofiled), "device" (its name and size).
     """
 
     what: str

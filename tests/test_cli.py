@@ -59,14 +59,25 @@ ABSENT = "The script 'absent.py' cannot be opened: No such file or directory."
     ("argv", "message"),
     [
         (["recrod", "x.py"], "There is no command 'recrod'; the nearest is 'record'."),
-        (["report", "--jsno"], "`gpulab report` has no option '--jsno'; the nearest is '--json'."),
-        (["record", "--stepz=5", "x.py"], "`gpulab record` has no option '--stepz'; the nearest is '--steps'."),
-        (["--verison"], "`gpulab` has no option '--verison'; the nearest is '--version'."),
+        (["report", "--jsno"], "gpulab report has no option --jsno; did you mean --json?"),
+        (["record", "--stepz=5", "x.py"], "gpulab record has no option --stepz; did you mean --steps?"),
+        (["record", "--num-workers", "2", "x.py"], "gpulab record has no option --num-workers; "),
+        (["runs", "-v"], "gpulab runs has no option -v; did you mean --all?"),
+        (["--verison"], "gpulab has no option --verison; did you mean --version?"),
         (["doctor", "strange"], "'strange' is one argument too many. See `gpulab doctor --help`."),
         (["record", "--warmup", "1.5", "x.py"], "--warmup takes a whole number of at least 0, not '1.5'."),
         (
             ["record", "--no-trace", "--trace-steps", "3", __file__],
             "--no-trace and --trace-steps contradict each other: leave one out.",
+        ),
+        (["record", "--pairs", "3", __file__], "--pairs belongs to a comparison: add --ab NAME=VALUE."),
+        (
+            ["record", "--ab", "workers=2", "--whole", __file__],
+            "--whole and --ab contradict each other",
+        ),
+        (
+            ["record", "--ab", "workers=2", "--ranks", "2", __file__],
+            "--ab compares in one process, not in",
         ),
         (["record"], "SCRIPT is missing. Write `gpulab record [options] SCRIPT [ARGS ...]`."),
         (["record", "absent.py"], ABSENT),
@@ -274,6 +285,36 @@ def test_a_recorded_training_is_reported_and_kept(tmp_path: Path, root: Path, re
     assert (run.outcome, len(run.steps), run.timeline) == ("stopped", 8, None)
 
 
+def test_what_a_scripts_report_proposes_is_done_where_it_is_read(
+    tmp_path: Path, root: Path, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("GPULAB_QUICK", "1")
+    path = str(tmp_path / script(tmp_path, f"batch = 4\n{textwrap.dedent(TRAINING).replace('=4)', '=batch)')}"))
+    status, _, error = recorded("--set", "batch=8", path)
+    assert (status, Store(root).load("train.py").settings.knobs) == (0, {"batch": "8"}), error
+    assert "Changed for this run: batch=8: took effect" in error
+    figures = tmp_path / "ab.json"
+    status, _, error = recorded("--ab", "workers=1", "--json", str(figures), path)
+    assert status == 0 and "workers=1 against the cell as written" in error, error
+    assert error.endswith("The rest: the same command with --all or --html FILE\n")
+    assert json.loads(figures.read_text())
+    entries = [entry.name for entry in Store(root).list()]
+    assert entries == ["train.py", "train.py: as written", "train.py: workers=1"]
+    listed = python("-m", "gpulab", "runs", "--store", str(root), cwd=tmp_path).stdout
+    assert re.findall(r"train\.py.*?(?=  )", listed) == [
+        "train.py: workers=1",
+        "train.py: as written",
+        "train.py · batch=8",
+    ]
+
+
+def test_a_compared_script_that_fails_ends_as_without_gpulab(tmp_path: Path, root: Path, recorded: Recorded) -> None:
+    path = str(tmp_path / script(tmp_path, "raise ValueError('mine')"))
+    plain = python(path, cwd=tmp_path)
+    status, out, error = recorded("--ab", "workers=1", path)
+    assert (status, out) == (1, "") and error.endswith(plain.stderr) and "against" not in error
+
+
 @pytest.mark.parametrize(
     ("code", "status", "error", "outcome"),
     [
@@ -296,6 +337,7 @@ def test_exit_statuses_are_kept(
     assert (run_status, out) == (status, plain.stdout)
     run = Store(root).load("latest")
     assert run.outcome == outcome and ("raise Value" not in code or run.outcome_detail == "ValueError: mine")
+    said = re.sub(r"^gpulab: .*\n", "", said)  # on a busy machine: what goes on
     assert said == f"\n{gpulab.report(run).text()}{plain.stderr}"
 
 

@@ -94,17 +94,23 @@ def test_a_statement_is_left_as_it_is(line: str, words: dict[str, object], state
         (magics.parse, ["--trace_steps", "3"], "did you mean --trace-steps?"),
         (magics.parse, ["--Device=cpu"], "did you mean --device?"),
         (magics.parse, ["name", "--hlep"], "did you mean --help?"),
+        (magics.parse, ["-v"], "did you mean --all?"),
+        (magics.parse, ["--max_steps", "9"], "did you mean --steps?"),
+        (magics.parse, ["--workers", "2"], "settings are --set workers=2 or, to compare, --ab workers=2."),
+        (magics.parse, ["--batch-size=64"], "settings are --set batch_size=64 or, to compare, --ab batch_size=64."),
+        (magics.parse, ["--compile"], "settings are --set compile="),
+        (magics.parse, ["--zzzzzz"], "%%gpuprofile has no option --zzzzzz; --help lists them."),
         (magics.command_named, "rnus", "Did you mean runs?"),
         (magics.command_named, "Doctor", "Did you mean doctor?"),
         (magics.command_named, "foo", "runs, doctor, report, tensorboard, panel, "),
     ],
 )
 def test_an_unknown_word_names_the_nearest(read: Callable[[Any], object], given: Any, told: str) -> None:
-    """Of a word that is near none no command is guessed."""
+    """By what it means, then by its letters; of a word that is near none nothing is guessed."""
     with pytest.raises(UsageError) as caught:
         read(given)
     assert told in str(caught.value) and "\n" not in str(caught.value)
-    assert ("id you mean" in str(caught.value)) is (given != "foo")
+    assert ("id you mean" in str(caught.value)) is ("ou mean" in told)
 
 
 def test_every_option_is_read_and_every_default_is_configurable() -> None:
@@ -186,6 +192,32 @@ def test_a_terminal_gets_the_text_report_once(shell: InteractiveShell, capsys: p
     assert out.rstrip().endswith(f"Out[{shell.execution_count - 1}]: 42")
     run(shell, "%gpulab report")
     assert capsys.readouterr().out.startswith("gpulab · terminal")
+
+
+INNER = "gpulab: %%gpuprofile inside a measured cell is ignored: the outer one measures this code, too.\n"
+
+
+@pytest.mark.parametrize(
+    ("inner", "said", "steps"),
+    [
+        ("%%gpuprofile --no-live\ntrain()", INNER, 9),
+        ("%gpuprofile train()", INNER, 9),
+        (
+            "%gpuprofile --set workers=2 train()",
+            "cannot take --set: put one %%gpuprofile --set on the cell's first line",
+            0,
+        ),
+    ],
+)
+def test_a_cell_is_measured_once(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str], inner: str, said: str, steps: int
+) -> None:
+    before = len(gpulab.runs)
+    run(shell, "from gpulab import step\ndef train():\n    for _ in range(9):\n        step()")
+    done = run(shell, f"%%gpuprofile --no-live --no-save --no-trace\n{inner}")
+    printed = capsys.readouterr()
+    assert said in printed.err + printed.out and done.success is bool(steps)
+    assert len(gpulab.runs) == before + 1 and len(gpulab.runs[-1].steps) == steps
 
 
 def test_the_other_commands(shell: InteractiveShell, capsys: pytest.CaptureFixture[str]) -> None:
@@ -314,7 +346,7 @@ for (x,) in loader:
 """
 
 
-def test_the_panel_opens_with_what_the_cell_has(shell: InteractiveShell) -> None:
+def test_the_bench_opens_with_what_the_cell_has(shell: InteractiveShell) -> None:
     """Without a second run: the profiled one has shown it."""
     import torch
 
@@ -323,20 +355,17 @@ def test_the_panel_opens_with_what_the_cell_has(shell: InteractiveShell) -> None
     assert [torch.autograd.backward, torch.utils.data.DataLoader.__iter__] == before
     session = gpulab.lab()
     try:
-        text = session.panel.text()
-        assert re.search(r"^batch_size +8$", text, re.MULTILINE), text
-        assert re.search(r"^workers +0$", text, re.MULTILINE), text
-        assert "as found: ?" not in "".join(row._current.value for row in session.panel.rows)
-        assert "when it last ran" in session.panel._message.value
+        loader = session._observation.loader.record
+        assert (loader.batch_size, loader.num_workers) == (8, 0)
     finally:
         session.close()
 
 
-def test_the_panel_of_a_cell_that_failed_shows_no_values(shell: InteractiveShell) -> None:
+def test_the_bench_of_a_cell_that_failed_shows_no_values(shell: InteractiveShell) -> None:
     run(shell, TRAINING.replace("for (x,) in loader:", "raise ValueError('mine')\nfor (x,) in loader:"))
     session = gpulab.lab()
     try:
-        assert session.observation is None
+        assert session._observation is None and not session.rows
     finally:
         session.close()
 

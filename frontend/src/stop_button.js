@@ -1,4 +1,4 @@
-// The panel's Stop button where the cell runs on the kernel's main thread: a click would wait for the end of the run,
+// The Stop button of a comparison: its cell runs on the kernel's main thread, where a click would wait for its end,
 // so it asks on the control channel.
 
 import { stopRun } from "./stop.js";

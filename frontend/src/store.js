@@ -4,9 +4,11 @@ import { Curve, StepHistory } from "./history.js";
 import { decode } from "./message.js";
 import { stopRun } from "./stop.js";
 
+const NO_STEP_MS = 4000; // the kernel ends code without steps after two seconds; what it cannot end is said then
 const STOP_NOTES = {
   asking: "Stopping …",
   heard: "Stopping at the end of this step …",
+  waiting: "No step has ended since. To end it in the middle, interrupt the kernel (■).",
   over: "",
   interrupted: "The kernel did not answer, so it was interrupted.",
   unreachable: "The kernel cannot be reached from here: use the notebook's stop button.",
@@ -21,7 +23,7 @@ export class Store {
     this.steps = new StepHistory();
     this.phases = []; // {phase, from}: seconds since the run began
     this.ended = false;
-    this.stop = "idle"; // idle, asking, heard, over, interrupted, unreachable
+    this.stop = "idle"; // idle, asking, heard, waiting (for a step, for long), over, interrupted, unreachable
     this.views = new Set();
     this.whenHeard = null;
     this.lost = false; // the kernel went away in the middle of the run
@@ -32,6 +34,7 @@ export class Store {
     this.close = () => {
       model.off("msg:custom", onMessage);
       model.off("comm_live_update", onConnection);
+      clearTimeout(this.patience);
     };
     const history = model.get("history");
     if (history?.head) this.accept(history.head, history.buffers);
@@ -54,10 +57,18 @@ export class Store {
       for (let i = 0; i + 1 < rows.length; i += 2) curve.push(rows[i], rows[i + 1]);
     }
     if (delta.status.stop_requested) {
-      if (this.stop === "idle" || this.stop === "asking") this.stop = "heard";
+      if (this.stop === "idle" || this.stop === "asking") this.#hear();
       this.whenHeard?.();
     }
     this.changed();
+  }
+
+  #hear() {
+    this.stop = "heard";
+    this.patience = setTimeout(() => {
+      if (this.stop === "heard") this.stop = "waiting";
+      this.changed();
+    }, NO_STEP_MS);
   }
 
   #enter(phase, from) {
@@ -95,7 +106,8 @@ export class Store {
     const kernel = this.model.widget_manager?.kernel;
     const answer = await stopRun(kernel, this.model.get("run_key"), viaComm);
     this.whenHeard = null;
-    if (this.stop === "asking") this.stop = answer;
+    if (this.stop === "asking" && answer === "heard") this.#hear();
+    else if (this.stop === "asking") this.stop = answer;
     this.changed();
   }
 }

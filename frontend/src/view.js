@@ -7,7 +7,16 @@ import { element, MeterPanel, RatePanel, StepPanel, unitOf } from "./panels.js";
 import { isDark, palette, watchTheme } from "./theme.js";
 
 const NARROW_PX = 620;
-const BANDS = { "warm-up": "warm-up", profiling: "profiled", "after profiling": null, measuring: null, ending: null };
+/** What each phase is called, in the order in which a run has them, and what it means. */
+const TIMING = ["timing", "Steps are timed without the profiler: their times are the ones that count."];
+const PHASES = {
+  "warm-up": ["warm-up", "The first steps are slower than the rest and are not counted.", "warm-up"],
+  measuring: TIMING,
+  profiling: ["tracing", "PyTorch's profiler records a few steps, which makes them slower. They divide a step's time.", "traced"],
+  "after profiling": TIMING,
+  ending: ["ending", "The run is over; its report is being made."],
+};
+const BAND = 2;
 let viewCount = 0;
 
 export function mount(el, store) {
@@ -54,6 +63,7 @@ class View {
     this.alert = element("span", "gp-alert", notices);
     this.notice = element("span", "gp-notice", notices);
     this.notice.setAttribute("role", "status");
+    this.message = element("div", "gp-message", this.root);
   }
 
   #plots() {
@@ -115,9 +125,11 @@ class View {
   }
 
   #drawHeader(status) {
-    const phase = this.store.ended ? "run ended" : this.store.lost ? "connection lost" : status.phase;
+    const over = this.store.ended ? "run ended" : this.store.lost ? "connection lost" : "";
+    const [phase, meaning] = PHASES[status.phase] ?? [status.phase, ""];
     write(this.device, status.device_label);
-    write(this.phase, phase);
+    write(this.phase, over || phase);
+    this.phase.title = over ? "" : meaning;
     this.phase.toggleAttribute("data-ended", this.store.ended || this.store.lost);
     write(this.elapsed, elapsed(status.elapsed_s));
     const rate = this.store.steps.throughput();
@@ -137,8 +149,10 @@ class View {
     this.stop.disabled = !store.canStop;
     const ended = store.ended ? "The run has ended; the report follows here." : "";
     const lost = store.lost ? "The kernel was restarted or has ended, and the run with it." : "";
-    const notice = [store.stopNote || ended || lost, store.status?.message].filter(Boolean).join(" · ");
+    const notice = store.stopNote || ended || lost;
     write(this.notice, notice);
+    write(this.message, ended || lost ? "" : store.status?.message ?? "");
+    this.message.title = this.message.textContent;
     this.notice.title = notice;
     const alert = store.ended || store.lost ? "" : store.status?.alert ?? "";
     write(this.alert, alert);
@@ -148,7 +162,7 @@ class View {
   #bands(labelled) {
     const { phases, status } = this.store;
     return phases.flatMap(({ phase, from }, i) => {
-      const label = BANDS[phase];
+      const label = PHASES[phase]?.[BAND];
       if (!label) return [];
       return [{ from, to: phases[i + 1]?.from ?? status.elapsed_s, label: labelled ? label : "" }];
     });

@@ -38,6 +38,19 @@ test("a run that has ended is not lost when its widget is closed", () => {
   assert.equal(store.ended, true);
 });
 
+test("a stop that no step follows says what ends it", (context) => {
+  context.mock.timers.enable({ apis: ["setTimeout"] });
+  const widget = model({});
+  const store = new Store(widget);
+  widget.fire("msg:custom", head({ status: { ...status, step: 0, stop_requested: true } }), noSteps);
+  assert.match(store.stopNote, /end of this step/);
+  context.mock.timers.tick(4000);
+  assert.match(store.stopNote, /interrupt the kernel/);
+  widget.fire("msg:custom", head({ ended: true }), noSteps);
+  assert.equal(store.stopNote, "");
+  store.close();
+});
+
 test("eight hours at 10 Hz stay few points, in a page that nobody looks at", () => {
   const widget = model({});
   const store = new Store(widget);

@@ -3,16 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NoReturn
 
 from gpulab.errors import UsageError
+from gpulab.options import meant_option
 from gpulab.store.folders import Store
 from gpulab.store.lookup import shown
+
+
+def unknown_option(asked: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:
+    """A sentence about an option that a command has not: how its knob is set, the one that is meant, or its help."""
+    option, _, value = word.partition("=")
+    knob = None
+    if "--set" in valid and option.startswith("--"):
+        from gpulab.knobs.catalogue import example, knob_called
+
+        knob = knob_called(option[2:].replace("-", "_"))
+    if knob is not None:
+        after = words[list(words).index(word) + 1 :][:1]
+        value = value or (after[0] if after and not after[0].startswith("-") else "")
+        setting = f"{knob}={value}" if value else example(knob)
+        return f"{asked} has no option {option}; settings are --set {setting} or, to compare, --ab {setting}."
+    near = meant_option(option, valid)
+    hint = f"did you mean {near}?" if near else "--help lists them."
+    return f"{asked} has no option {shown(option)}; {hint}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,15 +46,13 @@ class Parser(argparse.ArgumentParser):
         """The options and words. Raises UsageError."""
         options, unknown = self.parse_known_intermixed_args(list(words))
         if unknown:
-            raise UsageError(self._unknown(unknown[0]))
+            raise UsageError(self._unknown(unknown[0], words))
         return options
 
-    def _unknown(self, word: str) -> str:
-        option = word.partition("=")[0]
+    def _unknown(self, word: str, words: Sequence[str]) -> str:
         if not word.startswith("-"):
             return f"{self.prog}: {shown(word)!r} is one word too many."
-        near = difflib.get_close_matches(shown(option), sorted(self._option_string_actions), n=1, cutoff=0.0)
-        return f"{self.prog} has no option {shown(option)!r}" + (f"; the nearest is {near[0]}." if near else ".")
+        return unknown_option(self.prog, word, words, self._option_string_actions)
 
 
 def split(line: str, command: str) -> list[str]:

@@ -96,9 +96,7 @@ def climb(
 
 def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     """Climb within the bounds, remember and show what came of it. What ended it early is raised after that."""
-    check(bounds)
-    bounds = replace(bounds, budget_s=at_most(bounds.budget_s, QUICK_BUDGET_S), rungs=at_most(bounds.rungs, 1))
-    climber = Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
+    climber = climber_of(code, bounds)
     with Climbing(climber.stop, show=show) as climbing:
         climber.tell, climber.tick, climber.on_attempt = climbing.tell, climbing.tick, climbing.show_ladder
         record = climber.run()
@@ -117,6 +115,13 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     if climber.error is not None:
         raise ending(climber.error, shown=show and bool(record.rungs))
     return climbed
+
+
+def climber_of(code: Code, bounds: Bounds) -> Climber:
+    """What climbs, with this machine's thresholds and what it has learned. Raises UsageError as `check` does."""
+    check(bounds)
+    bounds = replace(bounds, budget_s=at_most(bounds.budget_s, QUICK_BUDGET_S), rungs=at_most(bounds.rungs, 1))
+    return Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
 
 
 def magic(line: str) -> None:

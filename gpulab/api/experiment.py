@@ -112,7 +112,7 @@ def arms_of(knobs: Mapping[str, object | Sequence[object]]) -> tuple[Arm, ...]:
 def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None = None, full: bool = False) -> Compared:
     """Run the plan, remember and show what came of it. What ended it early is raised after that."""
     check(code, plan)
-    runner = Runner(code, plan, done=_run_before(code, plan), step_s=last_step_s(code))
+    runner = Runner(code, plan, done=run_before(code, plan), step_s=last_step_s(code))
     with Stoppable(runner.stop, HINT, also=tell, show=show) as progressing:
         runner.tell, runner.tick = progressing.tell, progressing.tick
         result = runner.run()
@@ -138,7 +138,7 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
     return Interrupted("Interrupted. What the cell trains is put back.")
 
 
-def _run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
+def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
     """The cell as written, where its last run in this process has the trace already and read the same objects."""
     from gpulab.api.reading import runs
 

@@ -69,12 +69,14 @@ class profile:
         knobs: Mapping[str, str] | None = None,
         terminated: Callable[[], None] = lambda: None,
         keeps_trace: Callable[[Run], bool] = lambda run: True,
+        progress_of: str = "",
     ) -> None:
         asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
         check(asked)
         self.settings = replace(asked, steps=at_most(asked.steps, QUICK_RUN_STEPS))
         self._changes = changes
         self._when_terminated = terminated
+        self._progress_of = progress_of
         self._keeps_trace = keeps_trace
         self._source: RunSource = source
         self._code = code
@@ -119,10 +121,10 @@ class profile:
         watcher: Watcher | None = self._stage.watcher if self._stage is not None else None
         if watcher is None and self.settings.live and not in_notebook():
             job = current_job()
-            if self._source != "script":
+            if not self._progress_of:
                 watcher = alert_lines_or_none()
             elif job is None or job.rank == 0:  # of several ranks one speaks
-                watcher = progress_lines_or_none()
+                watcher = progress_lines_or_none(self._progress_of)
         keep = self._keep_terminated if self.settings.save else None
         capture = Capture(self.settings, self._source, self._code, watcher, keep)
         try:
@@ -255,7 +257,7 @@ def _nothing_to_report(run: Run, *, saved: bool) -> str:
     """One sentence, above the traceback of code that raised before it trained."""
     raised = cut(plain(run.outcome_detail), _ROOM) or "an error"
     sentence = f"gpulab: the code raised before its first training step ({raised}), so there is no report."
-    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key == "ranks")
+    sentence += "".join(f" {capitalized(m.reason)}." for m in run.missing if m.key in ("ranks", "empty_loader"))
     return sentence if not saved else f"{sentence} What was recorded: gpulab report {run.id} --all"
 
 

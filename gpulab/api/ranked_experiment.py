@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import Struct
@@ -140,15 +140,14 @@ def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
     return folder / f"{RESULT}{suffix}", folder / f"{PROGRESS}{suffix}", folder / f"{AGREED}{suffix}"
 
 
-def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, Any], file: str) -> int:
-    """Run the plan of `options.plan` on a cell; write what came of it beside the plan. Returns the exit status."""
+def run_experiment(options: argparse.Namespace, code: TextCode) -> int:
+    """Run the plan of `options.plan`; write what came of it beside the plan. Returns the exit status."""
     request = msgspec.json.decode(options.plan.read_bytes(), type=PlanRequest)
     task = os.environ.get(ARRAY_TASK, "")
     number = int(task) if task.isdecimal() else None
     if number is not None:
         request = msgspec.structs.replace(request, only=number)
     result, progress, agreed = places(options.plan.parent, number)
-    code = cell_code(text, namespace, file)
     ranks = RanksAgreement(agreed)
     runner = Runner(code, request.plan(code.variables), ranks=ranks)
     if ranks.rank == 0:
@@ -167,13 +166,17 @@ def run_experiment(options: argparse.Namespace, text: str, namespace: dict[str, 
     return 0
 
 
-def cell_code(text: str, namespace: dict[str, Any], file: str) -> TextCode:
-    """The cell under the file name by which its lines are to be shown."""
+def file_code(text: str, namespace: dict[str, Any], file: str, source: Literal["cell", "script"] = "cell") -> TextCode:
+    """A cell or a script under the file name by which its lines are to be shown. A clean `sys.exit` is its end."""
 
     def execute(tree: ast.Module, names: MutableMapping[str, Any]) -> None:
-        exec(compile(tree, file, "exec", dont_inherit=True), namespace, names)
+        try:
+            exec(compile(tree, file, "exec", dont_inherit=True), namespace, names)
+        except SystemExit as e:
+            if e.code not in (None, 0):
+                raise
 
-    return TextCode(text, namespace, ast.parse(text, file), execute)
+    return TextCode(text, namespace, ast.parse(text, file), execute, source)
 
 
 def _writer(file: Path) -> Callable[[Progress], None]:

@@ -15,7 +15,7 @@ from gpulab.run import Run
 from gpulab.store.runs import Row, Runs
 from gpulab.views.html import plain_table
 from gpulab.views.text import aligned
-from gpulab.views.wording import cut, plain, rank_words
+from gpulab.views.wording import cut, plain, rank_words, shortened
 
 SHOWN = 20
 WIDEST_NAME = 32
@@ -59,8 +59,7 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     step = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
         str(row.position),
-        cut(plain(" · ".join(filter(None, (run.settings.name, rank_words(run.job, len(row.outcomes)))))), WIDEST_NAME)
-        or "–",
+        shortened(plain(_called(row, run)), WIDEST_NAME) or "–",
         plain(row.id) + ("" if row.path else " (not saved)"),
         _local_time(run.created),
         duration(step.median if step else None),
@@ -69,6 +68,13 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
         cut(plain(run.device.name), WIDEST_NAME),
         _outcome(row, run),
     )
+
+
+def _called(row: Row, run: Run) -> str:
+    """Its name, what was changed for it where the name does not say so, and its ranks."""
+    changed = ", ".join(f"{name}={value}" for name, value in run.settings.knobs.items())
+    name = run.settings.name
+    return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
 
 
 def _outcome(row: Row, run: Run) -> str:

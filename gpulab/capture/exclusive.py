@@ -28,6 +28,13 @@ def take() -> None:
         _owners.append(me)
 
 
+def is_mine() -> bool:
+    """Whether a run is under way on this thread."""
+    me = threading.current_thread()
+    with _lock:
+        return any(owner is me for owner in _owners)
+
+
 def give_back() -> None:
     """The innermost run of this thread has ended; nothing where there is none."""
     me = threading.current_thread()

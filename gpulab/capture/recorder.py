@@ -31,13 +31,14 @@ from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
-from gpulab.capture.steps.loop import Closed, Loop
+from gpulab.capture.steps.deadline import Deadline
+from gpulab.capture.steps.loop import Closed, Loop, StopRun
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
-from gpulab.live_feed import Delta, SeriesInfo, Status, Watcher
+from gpulab.live_feed import Delta, SeriesInfo, SoFar, Status, Watcher
 from gpulab.run import (
     Choice,
     Environment,
@@ -60,10 +61,16 @@ from gpulab.store.spool import Spool
 from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
+from gpulab.torch_hooks.user_lines import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
 
 active: Capture | None = None  # the innermost capture that runs in this process
+
+STOP_PATIENCE_S = 2.0  # until code that comes to no step boundary is stopped between two lines
+STEPS_MISSED = 3  # after so many mean steps without one, none is to come
+
+SO_FAR_FROM, SO_FAR_TO = 10, 20_000  # steps
 
 BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
 
@@ -98,6 +105,8 @@ class Capture:
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
         self._keep = keep
+        self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
+        self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
         self._terminations = Terminations(self._terminate_soon, self._terminate_now, self._write_now)
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
@@ -161,6 +170,7 @@ class Capture:
         if self._finished is not None:
             return self._finished
         self._finishing = True
+        self._stepless_stop.cancel()
         self._terminations.be_patient()
         if self._terminations.count:
             outcome, detail = "interrupted", WORDS
@@ -330,8 +340,35 @@ class Capture:
     def now(self) -> int:
         return perf_counter_ns() - self._origin_ns
 
+    def so_far(self) -> SoFar | None:
+        """From any thread. None with too few steps, or so many that they are not copied again and again."""
+        if not SO_FAR_FROM <= self._loop.counted <= SO_FAR_TO:
+            return None
+        cores = self._loop.cores
+        run = replace(
+            self._sketch(self._sampler.series()),
+            steps=self._loop.tracker.so_far(self._origin_ns),
+            core_times=cores.times() if cores is not None else None,
+            core_use=cores.use() if cores is not None else None,
+        )
+        return SoFar(run, self._thresholds)
+
     def request_stop(self) -> None:
+        self._stop_by_step = (self._loop.counted, self.now())
         self._loop.stop()
+        self._stepless_stop.start()
+
+    def _stop_without_step(self) -> None:
+        """No step has ended since Stop was asked for, for longer than steps take: end the code between two lines.
+
+        Once: what the code does to clean up is its own.
+        """
+        (count, since_ns), now_ns = self._stop_by_step, self.now()
+        if self._loop.counted != count:
+            self._stop_by_step = self._loop.counted, now_ns
+        elif not self._finishing and (not count or now_ns - since_ns > STEPS_MISSED * now_ns / count):
+            self._stop_by_step = count, 2**62
+            raise StopRun(self)
 
     @property
     def started_processes(self) -> int:
@@ -373,6 +410,7 @@ class Capture:
             if importlib.util.find_spec("torch") is None:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return None
+        self._undo.enter_context(warnings_at_users_line())
         modules = hooks.install(self._loop, self._undo)
         self._started.install(self._undo)
         pauses = PauseHooks(self._loop.pauses, self._undo)

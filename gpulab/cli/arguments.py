@@ -10,7 +10,14 @@ from typing import NoReturn
 
 from gpulab.errors import UsageError
 from gpulab.lessons.editions import EDITIONS, FOLDER
-from gpulab.options import add_only_ranks, add_run_options, add_whole_number, share_type
+from gpulab.options import (
+    DEFAULT_BUDGET_S,
+    add_only_ranks,
+    add_run_options,
+    add_whole_number,
+    seconds_type,
+    share_type,
+)
 
 
 class _Parser(argparse.ArgumentParser):
@@ -26,11 +33,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; `do` names the module and the function that does it. Raises UsageError."""
     parser, commands = _parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        raise UsageError(f"There is no command {argv[0]!r}; the nearest is {_nearest(argv[0], commands)!r}.")
+        nearest = difflib.get_close_matches(argv[0], list(commands), n=1, cutoff=0.0)[0]
+        raise UsageError(f"There is no command {argv[0]!r}; the nearest is {nearest!r}.")
     options, rest = parser.parse_known_args(argv)
     if rest:
         chosen = commands[options.command] if options.command else parser
-        raise UsageError(_unknown(rest[0], chosen))
+        raise UsageError(_unknown(rest[0], argv, chosen))
     if options.version:
         options.do = ("gpulab.cli.output", "print_version")
     elif options.command is None:
@@ -38,16 +46,12 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _unknown(argument: str, parser: argparse.ArgumentParser) -> str:
+def _unknown(argument: str, argv: Sequence[str], parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
         return f"{argument!r} is one argument too many. See `{parser.prog} --help`."
-    name = argument.partition("=")[0]
-    valid = [option for action in parser._actions for option in action.option_strings]
-    return f"`{parser.prog}` has no option {name!r}; the nearest is {_nearest(name, valid)!r}."
+    from gpulab.api.arguments import unknown_option
 
-
-def _nearest(word: str, valid: Sequence[str] | dict[str, argparse.ArgumentParser]) -> str:
-    return difflib.get_close_matches(word, list(valid), n=1, cutoff=0.0)[0]
+    return unknown_option(parser.prog, argument, argv, parser._option_string_actions)
 
 
 def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
@@ -114,7 +118,18 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
 
 def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
-    parser.add_argument("--name", default="", help="a name for the run; without it the run has only its id")
+    parser.add_argument("--name", default="", help="a name for the run (default: the script's)")
+    parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="run with this setting changed")
+    parser.add_argument(
+        "--ab", action="append", metavar="NAME=VALUE", help="compare the script as written with the changed script"
+    )
+    add_whole_number(parser, "--pairs", 1, "of --ab: pairs of blocks to compare (default: all that fit the budget)")
+    parser.add_argument(
+        "--budget",
+        type=seconds_type("--budget"),
+        metavar="SECONDS",
+        help=f"of --ab: time of the comparison, all included (default: {DEFAULT_BUDGET_S:g})",
+    )
     add_whole_number(parser, "--ranks", 1, "run the script in N processes, as torchrun does, and report on all of them")
     add_only_ranks(parser)
     add_run_options(parser, "script")
@@ -126,7 +141,6 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--before", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--set", action="append", help=argparse.SUPPRESS)
     parser.add_argument("--with-launcher", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")

@@ -20,6 +20,7 @@ from gpulab.capture.job import torchrun_job_id
 from gpulab.cli.output import complain
 from gpulab.cli.record import show_recorded
 from gpulab.errors import StoreError
+from gpulab.formatting import plural
 from gpulab.launch.launcher import (
     ended_with_this_process,
     launcher_words,
@@ -31,7 +32,7 @@ from gpulab.launch.own_ranks import own_ranks
 from gpulab.store.folders import Store, default_root, new_id
 from gpulab.store.jobs import await_job
 
-_OPTIONS = ("only_ranks", "name", "steps", "warmup", "trace_steps", "device")
+_OPTIONS = ("set", "only_ranks", "name", "steps", "warmup", "trace_steps", "device")
 _SWITCHES = ("no_trace", "whole", "no_live", "no_save")
 _OF_A_REPORT = ("html", "json", "all")
 
@@ -48,6 +49,7 @@ def launch(options: argparse.Namespace) -> int:
             f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these "
             f"{options.ranks} ranks: write {own.instead} in its place.\n"
         )
+    sys.stderr.write(f"gpulab: starting {plural(options.ranks, 'rank')} of {os.path.basename(options.script)} …\n")
     run_id = f"job-{new_id()}"
     words = ended_with_this_process([*launcher_words(options.ranks, run_id), *_of_each(options)])
     place = str(default_root().parent)  # also where the script changes the current folder

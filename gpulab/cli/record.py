@@ -11,6 +11,7 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TextIO
@@ -21,19 +22,22 @@ from gpulab.api.profile import profile
 from gpulab.api.reading import report
 from gpulab.capture.job import JOB, keep_few
 from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
-from gpulab.errors import StoreError, UsageError
+from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.launch.launcher import end_with_launcher, followed_ranks, is_rank, record_words
 from gpulab.options import check_only_ranks
 from gpulab.run import Change, Run
 from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
-from gpulab.user_code import runs_users_code
+from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
+    from gpulab.tuning.function_code import TextCode
     from gpulab.tuning.single_run import Changing
+    from gpulab.views.comparison.comparison import Compared
 
 runs_users_code(__file__)
 
@@ -42,6 +46,9 @@ INTERRUPTED_STATUS = 130
 
 def record(options: argparse.Namespace) -> int:
     """Do `gpulab record`. Returns the script's own exit status."""
+    _check_comparison(options)
+    if not options.name and options.before is None:
+        options.name = os.path.basename(options.script)
     if options.ranks is not None:
         check_only_ranks(options.only_ranks, options.ranks)
         _read(options.script)
@@ -59,7 +66,7 @@ def record(options: argparse.Namespace) -> int:
     script = _Script(options.script, options.args, options.before)
     for path in (options.html, options.json):
         _require_folder(path)
-    if options.plan is not None:
+    if options.plan is not None or options.ab:
         return _experiment(options, script)
     if options.set:
         try:
@@ -87,6 +94,7 @@ def record(options: argparse.Namespace) -> int:
         code=script.text,
         changes=script.changes,
         knobs=script.knobs,
+        progress_of=os.path.basename(options.script),
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
         terminated=lambda: shown.append(
             0 if options.silent or _is_other_rank(profiled.run) else show_recorded(profiled.report, options, terminal)
@@ -100,8 +108,11 @@ def record(options: argparse.Namespace) -> int:
             raise
         return script.status(e)
     try:
-        with followed_ranks(_of_each(options), {JOB: f"{platform.node()}-{new_id()}"}), profiled:
-            script.run()
+        with followed_ranks(_of_each(options), {JOB: f"{platform.node()}-{new_id()}"}):
+            with _starting(options):
+                profiled.start()
+            with profiled:
+                script.run()
     except BaseException as e:
         if e is not script.raised:
             raise
@@ -120,6 +131,13 @@ def record(options: argparse.Namespace) -> int:
     return script.status(raised) or shown[0]
 
 
+def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
+    """PyTorch is imported inside, which may take long; of several ranks one says so."""
+    if options.silent or options.no_live or os.environ.get("RANK", "0") != "0":
+        return nullcontext()
+    return waiting(f"importing PyTorch, then running {os.path.basename(options.script)}", log=True)
+
+
 def _experiment(options: argparse.Namespace, script: _Script) -> int:
     from gpulab.api.ranked_experiment import run_experiment
 
@@ -129,7 +147,64 @@ def _experiment(options: argparse.Namespace, script: _Script) -> int:
         if e is not script.raised:
             raise
         return script.status(e)
-    return run_experiment(options, script.text, script.namespace, os.path.basename(options.script))
+    if options.plan is not None:
+        return run_experiment(options, script.code())
+    return _compare(options, script)
+
+
+def _check_comparison(options: argparse.Namespace) -> None:
+    """Raises UsageError for options that do not go together, with what does."""
+    for name in ("pairs", "budget"):
+        if getattr(options, name) is not None and not options.ab:
+            raise UsageError(f"--{name} belongs to a comparison: add --ab NAME=VALUE.")
+    for name in ("warmup", "trace_steps", "whole", "only_ranks"):
+        if options.ab and getattr(options, name) not in (None, False):
+            raise UsageError(f"--{name.replace('_', '-')} and --ab contradict each other: leave one out.")
+    if options.ab and (is_rank() or options.ranks is not None):
+        setting = " ".join(f"--set {setting}" for setting in options.ab)
+        raise UsageError(
+            "--ab compares in one process, not in several ranks: record both with --ranks N, the second with "
+            f"{setting}, then gpulab compare -2 -1."
+        )
+
+
+def _compare(options: argparse.Namespace, script: _Script) -> int:
+    """`--ab`: the script as written and changed, in turn in this process."""
+    from gpulab.api.experiment import conduct, experiments
+    from gpulab.devices.machine import detect_device
+    from gpulab.tuning.plan import PlanRequest
+    from gpulab.views.running.progress import log_lines
+
+    code = script.code()
+    request = PlanRequest(
+        ab=tuple(options.ab),
+        set=tuple(options.set or ()),
+        steps=options.steps,
+        pairs=options.pairs,
+        budget_s=options.budget,
+        name=options.name,
+        device=options.device,
+        trace=not options.no_trace,
+        save=not options.no_save,
+    )
+    terminal, before = sys.stderr, len(experiments)
+    with _starting(options):
+        detect_device(options.device)
+    try:
+        conduct(code, request.plan(code.variables), show=False, tell=log_lines(terminal))
+    except GpulabError:
+        raise
+    except BaseException as e:
+        hide_gpulabs_frames(e)
+        script.raised = e
+    sys.stdout.flush()
+    shown = 0
+    if len(experiments) > before and (script.raised is None or experiments[-1].comparisons):
+        shown = show_recorded(experiments[-1], options, terminal)
+    if isinstance(script.raised, KeyboardInterrupt):
+        complain("interrupted; what was measured until then is above.")
+        return INTERRUPTED_STATUS
+    return script.status(script.raised) or shown
 
 
 def _has_own_ranks(run: Run) -> bool:
@@ -171,7 +246,7 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
     return ranked
 
 
-def show_recorded(shown_report: Report | RankedReport, options: argparse.Namespace, terminal: TextIO) -> int:
+def show_recorded(shown_report: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
     """Print a report and write the files that were asked for. Returns the exit status."""
     terminal.write("\n" + shown_report.text(full=options.all))
     terminal.flush()
@@ -202,17 +277,27 @@ class _Script:
         self.raised: BaseException | None = None
 
     def change(self, settings: Sequence[str]) -> None:
-        """Let a cell, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
-        from gpulab.api.ranked_experiment import cell_code
+        """Let it, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
         from gpulab.knobs.catalogue import parse_settings
         from gpulab.tuning.plan import Arm
         from gpulab.tuning.single_run import Changing
 
-        code = cell_code(self.text, self.namespace, os.path.basename(self._path))
+        code = self.code()
         names = code.variables
         self._changing = Changing(Arm(parse_settings(settings, names.has, names.names)), code)
         if self._changing.decided.refused:
             raise UsageError(f"{self._changing.decided.refused}.")
+
+    def code(self) -> TextCode:
+        """What can run again; it is prepared. Raises UsageError where it does not parse."""
+        from gpulab.api.ranked_experiment import file_code
+
+        cell = self._before is not None
+        file = os.path.basename(self._path) if cell else os.path.abspath(self._path)
+        try:
+            return file_code(self.text, self.namespace, file, "cell" if cell else "script")
+        except SyntaxError as e:
+            raise UsageError(f"The script does not parse: {e}.") from None
 
     @property
     def changes(self) -> Callable[[Run], tuple[Change, ...]] | None:
@@ -259,9 +344,8 @@ class _Script:
                 try:
                     code.run()
                 except BaseException as e:
-                    if not (isinstance(e, SystemExit) and e.code in (None, 0)):
-                        self.raised = e
-                        raise
+                    self.raised = e
+                    raise
         else:
             self._execute(self._source, absolute if self._before is None else os.path.basename(absolute))
 

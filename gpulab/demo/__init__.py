@@ -6,9 +6,22 @@ files once and opened, decoded and augmented for every sample, so that loading i
 
 from __future__ import annotations
 
-from gpulab.demo.digits import DigitsFolder, write_digits
+from typing import TYPE_CHECKING
+
 from gpulab.user_code import counts_as_users
+
+if TYPE_CHECKING:
+    from gpulab.demo.digits import DigitsFolder, write_digits
 
 counts_as_users(__file__)
 
 __all__ = ["DigitsFolder", "write_digits"]
+
+
+def __getattr__(name: str) -> object:
+    """PyTorch is imported with the first of these: `python -m gpulab.demo` says so before."""
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from gpulab.demo import digits
+
+    return getattr(digits, name)

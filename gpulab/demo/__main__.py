@@ -16,6 +16,7 @@ import gpulab
 from gpulab.demo import cell
 from gpulab.errors import GpulabError, UsageError
 from gpulab.options import whole_number_type
+from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
     from gpulab.views.report.report import Report
@@ -48,9 +49,10 @@ def profile_demo(steps: int | None = None, slow_ms: float = 0.0) -> Report:
     Raises GpulabError where the demo's images cannot be written.
     """
     namespace: dict[str, object] = {"__name__": "__main__"}
-    _execute(cell.SETUP, "<demo setup>", namespace)
+    with waiting("importing PyTorch, opening 1,797 images", log=True):
+        _execute(cell.SETUP, "<demo setup>", namespace)
     namespace["dataset"].slow_ms = slow_ms  # type: ignore[attr-defined]
-    with gpulab.profile("demo", steps=steps, show=False, code=cell.TRAINING) as p:
+    with gpulab.profile("demo", steps=steps, show=False, code=cell.TRAINING, progress_of="the demo") as p:
         _execute(cell.TRAINING, "<demo cell>", namespace)
     return p.report
 

@@ -52,7 +52,7 @@ def examine(
     checks += _guarded("memory", lambda: [_memory()])
     checks += _guarded("shared memory", lambda: [_shared_memory()])
     checks += _guarded("loader workers", lambda: [_workers()])
-    checks += _guarded("package pynvml", lambda: [_deprecated_pynvml()])
+    checks += _guarded("nvidia-ml-py", lambda: [_deprecated_pynvml()])
     checks += _guarded("run store", lambda: [_store(store)])
     return tuple(checks)
 
@@ -217,13 +217,12 @@ def _workers() -> Check:
 
 
 def _deprecated_pynvml() -> Check:
-    what = "package pynvml"
     try:
         version = importlib.metadata.version("pynvml")
     except importlib.metadata.PackageNotFoundError:
-        return Check(what, "ok", "not installed, as it should be (nvidia-ml-py replaces it)")
+        return Check("nvidia-ml-py", "ok", "the deprecated pynvml is absent")
     step = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
-    return Check(what, "limited", f"{version} is installed: it is deprecated and may hide nvidia-ml-py", step)
+    return Check("nvidia-ml-py", "limited", f"the deprecated pynvml {version} is installed and may hide it", step)
 
 
 def _store(folder: Path | None) -> Check:

@@ -105,7 +105,7 @@ def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] 
             raise UsageError(f"{name} is swept twice: put all its values into one --sweep.")
         words = [word.strip() for word in _split(rest)]
         if not all(words):
-            raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {_example(name)}.")
+            raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {example(name)}.")
         values: list[Plain] = []
         for word in words:
             value = _value(name, word, names, variables)
@@ -199,11 +199,15 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:
     """By what it is called elsewhere, by how it begins, or by its letters."""
     word = name.lower()
-    called = next((knob.name for knob in KNOBS.values() if word in knob.aliases), None)
-    if called is not None:
+    if (called := knob_called(word)) is not None:
         return called
     longer = [k for k in candidates if len(word) > 2 and k.startswith(word)]
     return next(iter([*longer, *difflib.get_close_matches(word, candidates, n=1, cutoff=0.6)]), None)
+
+
+def knob_called(word: str) -> str | None:
+    """The knob of this name, or that is called so elsewhere."""
+    return next((knob.name for knob in KNOBS.values() if word in (knob.name, *knob.aliases)), None)
 
 
 def nearest_knob(name: str) -> str | None:
@@ -211,19 +215,18 @@ def nearest_knob(name: str) -> str | None:
     return _nearest(name, tuple(KNOBS))
 
 
-def _name_and_text(pair: str, example: str) -> tuple[str, str]:
+def _name_and_text(pair: str, otherwise: str) -> tuple[str, str]:
     match = _PAIR.fullmatch(pair)
     if match is None:
         near = nearest_knob(pair.strip())
-        raise UsageError(
-            f"{pair.strip()!r} is no setting: write NAME=VALUE, as in {_example(near) if near else example}."
-        )
+        raise UsageError(f"Expected NAME=VALUE, e.g. {example(near) if near else otherwise}, got {pair.strip()!r}.")
     if not match["value"].strip():
-        raise UsageError(f"{match['name']}= has no value: write for example {_example(match['name'])}.")
+        raise UsageError(f"{match['name']}= has no value: write for example {example(match['name'])}.")
     return match["name"], match["value"].strip()
 
 
-def _example(name: str) -> str:
+def example(name: str) -> str:
+    """A setting of it, as it is written."""
     knob = KNOBS.get(name)
     return f"{name}={knob.options[-1]}" if knob is not None and knob.options else f"{name}=VALUE"
 

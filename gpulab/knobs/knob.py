@@ -212,8 +212,9 @@ def choice(name: str, text: str, options: Sequence[str], spellings: Mapping[str,
     word = spellings.get(word, word)
     if word in options:
         return word
-    nearest = difflib.get_close_matches(word, options, n=1, cutoff=0)[0]
-    raise UsageError(f"{name}={text}: no value of {name}. Nearest: {name}={nearest} (of {', '.join(options)})")
+    near = difflib.get_close_matches(word, options, n=1)
+    hint = f" Did you mean {name}={near[0]}?" if near else ""
+    raise UsageError(f"{name} must be one of {', '.join(options)}, got {text.strip()!r}.{hint}")
 
 
 def switch(name: str, text: str) -> bool:
@@ -229,5 +230,4 @@ def whole_number(name: str, text: str, least: int) -> int:
         number, whole = float("nan"), least
     if number == whole and whole >= least:
         return whole
-    nearest = max(least, whole)
-    raise UsageError(f"{name}={text}: not a whole number from {least} on. Nearest: {name}={nearest}")
+    raise UsageError(f"{name} must be an integer ≥ {least}, got {text.strip()!r}.")

@@ -73,7 +73,7 @@ class TextCode(Struct, frozen=True):
     namespace: dict[str, Any]
     tree: ast.Module
     execute: Callable[[ast.Module, MutableMapping[str, Any]], object]
-    source: Literal["cell", "statement"] = "cell"
+    source: Literal["cell", "statement", "script"] = "cell"
     seen_through: MutableMapping[str, Any] | None = None
 
     @classmethod

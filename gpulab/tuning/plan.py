@@ -67,6 +67,7 @@ class Plan(Struct, frozen=True):
     full_run_s: float | None = None  # of a run with its trace, after its first step
     seeds: int = 0  # runs of A with other seeds, for the band of the loss
     interleaved: bool = True  # False: one run of each arm, no blocks (`--set`)
+    early: bool = False  # a turn of blocks comes before the full run of each arm: figures as soon as there can be any
     screening: bool = False  # blocks alone, without a full run of each arm; the slower half drops out again and again
     name: str = ""
     device: str = "auto"

@@ -48,6 +48,7 @@ class Side(Struct, frozen=True):
     failure: str = ""  # why it could not be run: "out of memory at 3.1 GiB"
     edit: str = ""  # what makes it permanent: a diff of the cell, or a snippet
     edit_is_diff: bool = False
+    edit_cell: str = ""  # the cell with that edit
     step_inputs: StepInputs | None = None  # what the model is given in a step, by shape; None: not known for certain
     prediction: Prediction | None = None  # of its ratio, made before it ran; None: none was asked for
 

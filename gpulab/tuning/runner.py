@@ -38,7 +38,7 @@ from gpulab.options import (
     is_quick,
 )
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Change, Run, Settings
+from gpulab.run import Change, Loader, Run, Settings
 from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
@@ -149,6 +149,11 @@ class Runner:
     def same_start(self) -> bool:
         """Whether the whole state was put back before each run, so that losses can be compared."""
         return self._whole
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """Those that ran so far: `Block.arm` counts from the cell as written, 0, in the order of the plan."""
+        return tuple(self._blocks)
 
     def stop(self) -> None:
         """End at the next step boundary, with what there is; of several ranks before the next run."""
@@ -276,13 +281,17 @@ class Runner:
             return
         self._predict(first.trial.run)
         self._expect()
-        for number, ready in enumerate(arms[1:], start=1):
+        if not self._plan.early:
+            self._full_runs_of_arms()
+        self._with_other_seeds(first)
+
+    def _full_runs_of_arms(self) -> None:
+        for number, ready in enumerate(self._arms[1:], start=1):
             if self._ended or ready.failure or ready.trial is not None:
                 continue
             self._say(ready.arm.label, number)
             if self._all_restore():
                 self._try(ready, quiet=True)
-        self._with_other_seeds(first)
 
     def _predict(self, run: Run) -> None:
         """What each arm should bring to the run that they are compared with, before any of them runs."""
@@ -290,7 +299,7 @@ class Runner:
         if not able or self._ended:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
-        if self._plan.interleaved and not self._ranks.is_of_several and not is_quick():
+        if self._plan.interleaved and not (self._plan.early or self._ranks.is_of_several or is_quick()):
             predictions.measure_sizes([arm.decided for arm in able], self._run_size)
         for arm in able:
             arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
@@ -415,9 +424,8 @@ class Runner:
             return QUICK_TRACED
         if written is None:
             return TRACED + UNKNOWN_AHEAD
-        settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
-        loader = with_settings(written.observation, settings).loader
-        return TRACED + (min(loaded_ahead(loader.record), MOST_AHEAD) if loader is not None else 0)
+        loader = _loader(arm, written)
+        return TRACED + (min(loaded_ahead(loader), MOST_AHEAD) if loader is not None else 0)
 
     def _try(self, arm: _Arm, *, quiet: bool) -> None:
         profiled = self._ranks.of_first(self._profiled_steps(arm))
@@ -464,25 +472,35 @@ class Runner:
     def _run_blocks(self) -> None:
         """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
         arms = self._arms
-        screening = self._plan.screening
-        able = [i for i, arm in enumerate(arms) if (arm.trial is not None or screening) and not arm.failure]
+        screening, early = self._plan.screening, self._plan.early
+        able = [i for i, arm in enumerate(arms) if (arm.trial is not None or screening or early) and not arm.failure]
         if len(able) < 2 or not self._plan.interleaved or self._ended:
             return
         runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
         rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
-        size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds])
+        written = self._written
+        unknown = [_loader(arms[i], written) for i in able if early and arms[i].trial is None and written is not None]
+        loaders = [loader for loader in unknown if loader is not None]
+        size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds], loaders)
         size = schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted]))
         on_gpu = runs[0].device.kind == "cuda"
         began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
         least = self._plan.pairs or schedule.FEWEST_TURNS
         turn, wanted = 0, self._make_room(began_s, turn_s, least)
         while turn < wanted and not self._ended and self._ranks.of_first(turn < least or turn_s <= self._budget.left_s):
-            order = [able[i] for i in schedule.turn_order(len(able), self._random)]
+            order = [able[i] for i in schedule.turn_order(len(able), self._random, early=early and not turn)]
             self._turn(order, size, turn, wanted, began_s, on_gpu)
             able = [i for i in able if not arms[i].failure]
             if len(able) < 2:
                 break
             turn += 1
+            if early and turn == 1:
+                before_s = self._budget.elapsed_s
+                self._full_runs_of_arms()
+                began_s += self._budget.elapsed_s - before_s
+                able = [i for i in able if not arms[i].failure]
+                if len(able) < 2:
+                    break
             if screening:
                 able = self._ranks.of_first(self._faster_half(able, turn))
                 if len(able) < 2:
@@ -636,6 +654,7 @@ class Runner:
             failure=arm.failure,
             edit=edit.text if edit is not None else "",
             edit_is_diff=edit is not None and edit.is_diff,
+            edit_cell=edit.cell if edit is not None else "",
             step_inputs=trial.observation.step_inputs if trial is not None else None,
             prediction=arm.prediction,
         )
@@ -662,7 +681,8 @@ class Runner:
         budget = self._budget
         most_s = None if math.isinf(budget.limit_s) else budget.limit_s
         note = " ".join(self._too_short()) if self._needed_s is not None else ""
-        about_s = None if self._expected_s is None else min(self._expected_s, budget.limit_s)
+        unsure = self._expected_s is None or self._plan.pairs is None  # blocks end as soon as they decide it
+        about_s = None if unsure else min(self._expected_s or 0.0, budget.limit_s)
         return replace(progress, elapsed_s=budget.elapsed_s, about_s=about_s, most_s=most_s, note=note)
 
     def _expect(self) -> None:
@@ -711,6 +731,13 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
     memory = trial.run.memory if trial is not None else None
     peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
     return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
+
+
+def _loader(arm: _Arm, written: Trial) -> Loader | None:
+    """The DataLoader that the code has under that arm, as far as it is known before a run."""
+    settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
+    loader = with_settings(written.observation, settings).loader
+    return loader.record if loader is not None else None
 
 
 def _step_of(done: Sequence[tuple[Arm, Trial]]) -> float | None:

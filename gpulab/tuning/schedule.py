@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpulab.analysis.steps import select
 from gpulab.formatting import while_s
 from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
-from gpulab.run import Run, StepFlag, Steps
+from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.plan import Plan
 
 WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer
@@ -41,8 +41,10 @@ class Size(Struct, frozen=True):
         return self.warmup + self.counted
 
 
-def block_size(runs: Sequence[Run], counted: int | None = None, rounds: Sequence[int] = ()) -> Size:
-    """The size that suits all arms, given one run of each. `counted`: as asked for.
+def block_size(
+    runs: Sequence[Run], counted: int | None = None, rounds: Sequence[int] = (), loaders: Sequence[Loader] = ()
+) -> Size:
+    """The size that suits all arms, given one run of each, or the loader of one that did not run. `counted`: asked for.
 
     `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
 
@@ -50,8 +52,9 @@ def block_size(runs: Sequence[Run], counted: int | None = None, rounds: Sequence
     that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped.
     """
     longest_s = max(step_s(run) for run in runs)
-    workers = [run.loader.num_workers for run in runs if run.loader is not None and run.loader.num_workers]
-    warmup = max([WARMUP, *(_buffered(run) for run in runs)])
+    loaders = [*loaders, *(run.loader for run in runs if run.loader is not None)]
+    workers = [loader.num_workers for loader in loaders if loader.num_workers]
+    warmup = max([WARMUP, *map(_buffered, loaders)])
     if counted is None:
         counted = _counted(longest_s)
         counted = _rounded_up(counted, math.lcm(*workers, *rounds))
@@ -95,11 +98,11 @@ def expected(one_s: float, arms: int, pairs: int | None = None) -> Expected:
     return Expected((arms + 1) * shortest + turns[0] * turn, (arms + 1) * full + turns[1] * turn)
 
 
-def turn_order(arm_count: int, random_order: random.Random) -> list[int]:
-    """One turn: A twice, for A against A, and every other arm once, in random order."""
-    order = [0, *range(arm_count)]
+def turn_order(arm_count: int, random_order: random.Random, *, early: bool = False) -> list[int]:
+    """One turn: A twice, for A against A, and every other arm once, in random order; `early`: the second A last."""
+    order = [0, *range(arm_count)][early:]
     random_order.shuffle(order)
-    return order
+    return [*order, 0] if early else order
 
 
 def counted_rows(steps: Steps, size: Size) -> np.ndarray:
@@ -122,9 +125,8 @@ def step_s(run: Run) -> float:
     return max(1e-6, float(np.mean(wall_ns)) / 1e9) if len(wall_ns) else 1.0
 
 
-def _buffered(run: Run) -> int:
-    loader = run.loader
-    if loader is None or not loader.num_workers:
+def _buffered(loader: Loader) -> int:
+    if not loader.num_workers:
         return 0
     return loader.num_workers * (loader.prefetch_factor or 2) + 2
 

@@ -15,9 +15,10 @@ from msgspec import Struct
 
 from gpulab.run import Float64
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.wording import plain
+from gpulab.views.wording import PARTS, plain
 
 QUIET = "opacity:0.75"
+GREY = "#A8A8A8"  # what nothing divides
 BLUE = "#4477AA"  # Paul Tol's "bright" blue: seen on white and on black
 _GROUND = "rgba(128,128,128,0.18)"
 _HATCHED = "repeating-linear-gradient(45deg,transparent 0 3px,rgba(255,255,255,0.55) 3px 5px)"
@@ -121,6 +122,11 @@ def _svg(inside: str, height_px: int) -> str:
 def _fill(segment: Segment) -> str:
     ground = f"background-color:{segment.colour}"
     return f"{ground};background-image:{_HATCHED}" if segment.hatch else ground
+
+
+def part_colour(name: str) -> str:
+    """Of a part of the step; grey for what no trace divides."""
+    return PARTS[name].colour if name in PARTS else GREY
 
 
 def safe(text: str) -> str:

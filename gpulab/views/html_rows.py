@@ -39,7 +39,7 @@ class _Layer(Struct, frozen=True):
 
 
 _LAYERS = (
-    _Layer(0, _HIGH_PX), _Layer(0, _HIGH_PX), _Layer(15, 5), _Layer(0, 3), _Layer(5, 8), _Layer(2, 14)
+    _Layer(0, _HIGH_PX), _Layer(5, 10), _Layer(0, _HIGH_PX), _Layer(15, 5), _Layer(0, 3), _Layer(5, 8), _Layer(2, 14)
 )  # fmt: skip
 
 
@@ -52,6 +52,7 @@ class FactorRange(Struct, frozen=True):
     floor: float = 0.0  # as a fraction: 0.05 is from 1/1.05 to 1.05
     points: tuple[float, ...] = ()
     predicted: tuple[float, float] | None = None
+    bar: bool = False  # also a faint one from 1 to the middle
 
     @property
     def factors(self) -> tuple[float, ...]:
@@ -105,15 +106,17 @@ def key(entries: Iterable[tuple[str, str]]) -> str:
 
 
 def layers(axis: FactorAxis, shown: FactorRange) -> tuple[tuple[Piece, ...], ...]:
-    """The noise, 1, the points, the prediction, the interval, its middle: each in order, none over another."""
+    """The noise, the bar, 1, the points, the prediction, the interval, its middle: each in order, none over another."""
     floor = (1 / (1 + shown.floor), 1 + shown.floor) if shown.floor else None
     marks: list[Piece] = []
     for point in sorted(shown.points):
         mark = _mark(axis, point, POINT, _THIN)
         if axis.low <= point <= axis.high and all(_apart(mark, other) for other in marks):
             marks.append(mark)
+    bar = (min(1.0, shown.middle), max(1.0, shown.middle)) if shown.bar and shown.middle is not None else None
     return (
         _span(axis, floor, FLOOR),
+        _span(axis, bar, f"{shown.colour}55"),
         (_mark(axis, 1.0, _ONE, _THIN),),
         tuple(marks),
         _span(axis, shown.predicted, PREDICTED),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Container, Iterable, Iterator, Sequence
 
@@ -21,6 +22,8 @@ _GAP = "  "
 _INDENT = "  "
 FIRST_SCREEN = 25  # lines: what a terminal shows at once
 _LINES_OF_A_ROW = 2  # on the first screen
+_LONGEST_WORD = 24  # letters: what is longer is a name, known by its beginning
+_SENTENCE_END = re.compile(r"(?<=[.!?]) (?=[A-Z])")
 
 
 def render(opening: str, headline: Headline, sections: Sequence[Section], width: int | None = None) -> str:
@@ -65,8 +68,7 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
     rows = [row for row in section.rows if not row.detail]
     label = max((len(row.cells[0]) for row in rows), default=0)
     for row in rows:
-        lines = textwrap.wrap(row.cells[-1], width - label - 4, max_lines=_LINES_OF_A_ROW, placeholder=" …")
-        for i, line in enumerate(lines or [""]):
+        for i, line in enumerate(_whole_sentences(row.cells[-1], width - label - 4) or [""]):
             yield f"{_INDENT}{(row.cells[0] if i == 0 else '').ljust(label)}{_GAP}{line}".rstrip()
     for line in section.lines:
         yield from _wrapped(line, width, _INDENT)
@@ -74,10 +76,35 @@ def _short_section(section: Section, width: int) -> Iterator[str]:
         yield from (f"{_INDENT}{line}" for line in section.code.split("\n"))
 
 
+def _whole_sentences(text: str, width: int) -> list[str]:
+    """The sentences that fit into the lines of a row; the first in any case, whole: half an advice is none."""
+    sentences = _SENTENCE_END.split(text)
+    lines = textwrap.wrap(sentences[0], width)
+    for count in range(2, len(sentences) + 1):
+        more = textwrap.wrap(" ".join(sentences[:count]), width)
+        if len(more) > _LINES_OF_A_ROW:
+            break
+        lines = more
+    return lines
+
+
+def _cut_at_a_word(text: str, width: int) -> str:
+    """At most `width` characters; of an enumeration no figure without what it is of."""
+    if len(text) <= width:
+        return text
+    words = text[: width - 1].rpartition(" ")[0]
+    if len(text[len(words) :].split(" ", 2)[1]) > _LONGEST_WORD:
+        return wording.cut(text, width)
+    last = words.rpartition(", ")
+    if last[0] and not any(letter.isalpha() for letter in last[2]):
+        words = last[0]
+    return f"{words.rstrip(' ,;:')} …" if len(words) > width // 2 else wording.cut(text, width)
+
+
 def _short(section: Section, width: int) -> str:
     """Its title and its result; of an edit the lines that it adds."""
     added = [line for line in section.code.split("\n") if line.startswith("+") and not line.startswith("+++")]
-    return wording.cut(f"{_INDENT}{section.title}: {' '.join(added) or section.in_short}", width)
+    return _cut_at_a_word(f"{_INDENT}{section.title}: {' '.join(added) or section.in_short}", width)
 
 
 def _head(opening: str, headline: Headline, width: int) -> str:

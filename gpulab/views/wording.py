@@ -148,6 +148,14 @@ def cut(text: str, width: int) -> str:
     return text if len(text) <= width else text[: max(width - 1, 0)] + "…"
 
 
+def shortened(text: str, width: int) -> str:
+    """As `cut`, but of names that are known by their end, too: what is in the middle goes."""
+    if len(text) <= width:
+        return text
+    end = (width - 1) // 2
+    return f"{text[: width - 1 - end]}…{text[len(text) - end :]}"
+
+
 def operator_name(name: str) -> str:
     """A span's name without what repeats in every C++ kernel name: the return type and `at::native::`."""
     name = name.removeprefix("void ").replace("(anonymous namespace)::", "").replace("at::native::", "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -49,10 +50,9 @@ loader = torch.utils.data.DataLoader([1, 2, 3])
 """
 
 
-REAL_LAUNCHER = """
+REAL_LAUNCHER = f"""
 import sys
-from gpulab.launch import launcher
-of_forks, launcher.python = launcher.python, lambda: sys.executable  # ranks that hang end as its children
+of_forks, sys.executable = sys.executable, {sys.executable!r}  # ranks that hang end as its children
 """
 FAILING = """%%gpuprofile --ranks 2
 import os

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -154,6 +155,22 @@ def test_runs_of_two_notebooks_are_listed_in_time_order(store: Store) -> None:
     shown = do(runs, "")
     assert sorted((later, NEW, MIDDLE, OLD), key=shown.index) == [later, NEW, MIDDLE, OLD]
     assert runs[-1].id == NEW and shown.splitlines()[2].split()[0] == "-1"
+
+
+@pytest.mark.parametrize(
+    ("named", "shown"),
+    [
+        ({"settings": Settings(knobs={"workers": "2"})}, "workers=2"),
+        ({"settings": Settings("train.py", knobs={"workers": "2"})}, "train.py · workers=2"),
+        ({"settings": Settings("workers=2", knobs={"workers": "2"})}, "workers=2"),
+        ({"name": "batch_size=32, amp=bf16, fused_optimizer=on: as written"}, "batch_size=32, a…=on: as written"),
+        ({"name": "batch_size=32, amp=bf16, fused_optimizer=on"}, "batch_size=32, a…ed_optimizer=on"),
+    ],
+)
+def test_a_run_is_listed_with_what_tells_it_from_others(store: Store, named: dict[str, Any], shown: str) -> None:
+    store.save(make(OLD, **named))
+    line = do(Runs(store), "").splitlines()[1]
+    assert re.split(r"  +", line)[1] == shown
 
 
 def test_the_time_of_a_run_is_this_machines(store: Store) -> None:
@@ -353,7 +370,7 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("--since 2025-13-01", "is neither a date"),
         ("--since 999999999w", "is neither a date"),
         ("--since", "expected one argument"),
-        ("--nam x", "%gpulab runs has no option '--nam'; the nearest is --name."),
+        ("--nam x", "%gpulab runs has no option --nam; did you mean --name?"),
         ("--all=3", "ignored explicit argument"),
         ("delet resnet", "Did you mean `%gpulab runs delete`?"),
         ('"resnet', "no closing quotation"),
@@ -367,7 +384,7 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("delete", "takes runs or conditions, at least one."),
         ("delete resnet --device cuda", "takes runs or conditions, not both."),
         ("delete --yes", "at least one."),
-        ("delete resnet --all", "has no option '--all'"),
+        ("delete resnet --all", "has no option --all; --help lists them."),
     ],
 )
 def test_bad_input_is_one_sentence_and_changes_nothing(runs: Runs, line: str, words: str) -> None:
@@ -415,7 +432,7 @@ def traced(store: Store, id: str = OLD) -> None:
         (["--port", "x"], "--port takes a number"),
         (["--port", "99999"], "from 1 to 65535"),
         (["--port", "0"], "from 1 to 65535"),
-        (["--prt", "1"], "the nearest is --port."),
+        (["--prt", "1"], "did you mean --port?"),
         (["more"], "'more' is one word too many."),
     ],
 )

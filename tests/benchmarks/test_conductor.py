@@ -205,9 +205,12 @@ def test_every_part_runs_to_its_end_in_the_place_of_a_gpu(tmp_path: Path) -> Non
     )
     crashes = [c for name, checks in said.items() if name.startswith("crash") for c in checks]
     assert [c for c in crashes if c["verdict"] == "disagrees"] == [] and len(crashes) > 12
-    reasons = {c["note"] for checks in said.values() for c in checks if c["verdict"] == "not measured"}
+    reasons = [c["note"] for checks in said.values() for c in checks if c["verdict"] == "not measured"]
+    valueless = [reason for reason in reasons if reason == "gpulab gives no value"]
+    assert len(valueless) <= 2, "beside other programs a time may have no value, but not many"
     theirs = r"simulated|0 GPUs here|the truth is unknown|Skipped: needs an NVIDIA GPU|no test has run; simulated"
-    assert [reason for reason in reasons if not re.fullmatch(theirs, reason)] == [], "only a GPU should stop it"
+    others = {reason for reason in reasons if not re.fullmatch(theirs, reason)} - {*valueless}
+    assert not others, "only a GPU should stop it"
 
 
 def uses(text: str, root: str) -> Iterator[str]:
@@ -300,6 +303,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
+@pytest.mark.slow("three recordings by the command itself, each in a process")
 def test_the_command_records_judges_and_packs(made: Path) -> None:
     rows = json.loads((made / "results.json").read_text())["recordings"]
     assert {name: row["state"] for name, row in rows.items()} == dict.fromkeys(FRAMEWORKS, "recorded")

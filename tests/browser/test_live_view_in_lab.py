@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -39,7 +40,9 @@ finally:
     view.end()
     view.replace({"text/html": f"<p id='report'>stopped by the button: {stopped}</p>", "text/plain": "report"})
 """
-ALERTING = f"feed.alert = {ALERT!r}\ntry:\n    while not os.path.exists('calm'): feed.play(0.2)\n    feed.alert = ''"
+SO_FAR = "So far: each training step spends 63 % of its time waiting for the next batch of data."
+ALERTING = f"feed.alert, feed.message = {ALERT!r}, {SO_FAR!r}\n"
+ALERTING += "try:\n    while not os.path.exists('calm'): feed.play(0.2)\n    feed.alert = ''"
 ON_A_GPU = PLAY.replace("()", "('device: NVIDIA H100 80GB HBM3 (GPU 0)', GPU_SERIES, total=4000)", 1).replace(
     "try:", ALERTING
 )
@@ -99,7 +102,7 @@ def expect_nothing_left(notebook: NotebookPage, index: int) -> None:
 def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     open_notebook: Callable[..., NotebookPage], shots: Path
 ) -> None:
-    notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, ENDED])
+    notebook = open_notebook([SETUP, ON_A_GPU, LEFT_BEHIND, DEAF, ENDED, PLAY])
     notebook.run_cell(0)
     output = watch_the_curve_grow(notebook, 1, "device: NVIDIA H100 80GB HBM3 (GPU 0)")
     live, alert = output.locator(".gpulab-live"), output.locator(".gp-alert")
@@ -107,6 +110,8 @@ def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     expect(live).to_contain_text("DRAM active (NVML GPM)")
     expect(alert).to_have_text(ALERT)
     expect(alert).to_be_visible()
+    expect(live.locator(".gp-message")).to_have_text(SO_FAR)
+    expect(live.locator(".gp-phase")).to_have_attribute("title", re.compile("[Ss]teps"))
     notebook.screenshot(shots / "live-light.png", of=live)
     light = alert.evaluate("e => getComputedStyle(e).color")
 
@@ -145,3 +150,16 @@ def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     wait_until(notebook.page, lambda: drawn_extent(output) > 0.5, "the steps are drawn again")
     expect(output.get_by_role("button", name="Stop")).to_be_disabled()
     assert [text for text in notebook.console if "anywidget" in text or "uPlot" in text] == []
+
+    notebook.run_cell(0)
+    output = watch_the_curve_grow(notebook, 5, "device: CPU")
+    notebook.page.wait_for_timeout(2500)
+    expect(output.locator(".gpulab-live-note")).to_be_hidden()
+    notebook.save()
+    notebook.page.wait_for_timeout(1000)
+    notebook.command("kernelmenu:shutdown")
+    notebook.reload(kernel=False)
+    expect(notebook.output(5).locator(".gpulab-live-note")).to_contain_text("in the middle of this run")
+    expect(notebook.output(5).locator(".gpulab-live-note")).to_be_visible()
+    notebook.screenshot(shots / "live-reopened.png", of=notebook.cell(5))
+    assert "Error displaying widget" not in notebook.output(5).inner_text()

@@ -310,18 +310,18 @@ def test_post_mortem_begins_in_the_users_code(pair: Pair, session: KernelSession
     pair.compare("%tb")
 
 
-def test_a_finished_run_replaces_the_live_view(pair: Pair, session: KernelSession) -> None:
+def test_a_finished_run_reports_below_what_the_cell_prints(pair: Pair, session: KernelSession) -> None:
     number = session.value("get_ipython().execution_count")
     answer = session.run("%%gpuprofile shown\nprint('mine')\nm = train(DataLoader(Slow(48), batch_size=4))\n'value'")
     assert answer.status == "ok" and answer.stderr == ""
     kinds = [o["output_type"] for o in answer.outputs]
-    assert kinds == ["display_data", "stream", "execute_result"]
+    assert kinds == ["display_data", "display_data", "stream", "display_data", "execute_result"]
     assert any("Turn a knob on this cell</button>" in b.get("text/html", "") for b in answer.buttons)
     picture, tables = answer.report()
-    [first_shown] = answer.shown_first.values()
-    assert WIDGET_VIEW in first_shown, "the live view came first"
-    assert answer.updated == list(answer.shown_first), "and was replaced in place"
-    assert not any(WIDGET_VIEW in d for d in answer.displays())
+    note, live = answer.shown_first.values()
+    assert WIDGET_VIEW in live and "%gpulab report" in note["text/html"], "the live view came first"
+    empty = {"text/plain": "", "text/html": ""}
+    assert answer.displays() == [empty, empty, picture], "and left nothing"
     assert "12 steps" in picture["text/plain"] and "shown" in picture["text/plain"]
     assert "<script" not in tables and "<svg" in tables
     assert answer.result == {"data": {"text/plain": "'value'"}, "execution_count": number}
@@ -485,6 +485,16 @@ def test_a_swallowed_interrupt_stays_swallowed(session: KernelSession) -> None:
     answer.report()
 
 
+@pytest.mark.parametrize("before", ["", "train(DataLoader(Slow(40, 0), batch_size=4))\n"], ids=["no step", "steps"])
+def test_stop_ends_code_that_comes_to_no_step(session: KernelSession, before: str) -> None:
+    cell = f"import time\n{before}print('under way', flush=True)\nwhile True: time.sleep(0.01)"
+    running = begin_long(session, f"%%gpuprofile\n{cell}")
+    assert session.control("gpulab_stop", {"run": session.run_key()}) == {"status": "ok"}
+    answer = session.finish(running)
+    assert answer.status == "ok" and answer.error is None
+    assert session.value("__import__('gpulab').runs[-1].outcome") == "stopped"
+
+
 def test_stop_on_the_control_channel_ends_the_cell_at_a_step(session: KernelSession) -> None:
     cell = "m = train(told(DataLoader(Slow(100000, 0.002), batch_size=4)))\nprint('no')"
     running = begin_long(session, f"%%gpuprofile\n{cell}")
@@ -495,6 +505,9 @@ def test_stop_on_the_control_channel_ends_the_cell_at_a_step(session: KernelSess
     picture, _ = answer.report()
     assert "stopped" in picture["text/plain"].lower()
     assert session.value("__import__('gpulab').runs[-1].outcome") == "stopped"
+    printed = next(i for i, o in enumerate(answer.outputs) if "under way" in o.get("text", ""))
+    shown = next(i for i, o in enumerate(answer.outputs) if o.get("data") is picture)
+    assert shown > printed, "what the cell prints stands above its report"
     kinds = [o["output_type"] for o in answer.outputs]
     assert kinds[0] == "display_data" and not any(WIDGET_VIEW in d for d in answer.displays())
 
@@ -536,7 +549,7 @@ def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> N
     with pytest.raises(CellExecutionError, match="KeyError"):
         runner.preprocess(book, {"metadata": {"path": str(tmp_path)}})
     assert book.cells[4].outputs == [] and book.cells[4].execution_count is None
-    [shown, error] = book.cells[3].outputs
+    [*_, shown, error] = book.cells[3].outputs
     said = " ".join(shown.data["text/plain"].split())
     assert "ended by an exception (KeyError" in said
     assert "<table" in shown.data["text/html"]
@@ -544,7 +557,8 @@ def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> N
     assert WIDGET_VIEW not in json.dumps(book.cells) and "_esm" not in json.dumps(book.metadata)
 
     page, _ = HTMLExporter().from_notebook_node(book)  # type: ignore[no-untyped-call]
-    [shown, *button] = book.cells[2].outputs
+    shown = next(o for o in book.cells[2].outputs if o.data["text/plain"].startswith("gpulab · "))
+    button = [o for o in book.cells[2].outputs if o is not shown]
     assert all(set(b.data) <= {"text/plain", "text/html"} for b in button), "it became text when the next cell was run"
     assert unescape(shown.data["text/html"])[:200] in unescape(page)
     assert "Error displaying widget" not in re.sub(r"<script.*?</script>", "", page, flags=re.S)

@@ -386,9 +386,9 @@ def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
     checks = checks_by_name(fakes.no_driver(), tmp_path)
-    for name in ("package pynvml", "CPU cores", "shared memory", "memory", "run store", "loader workers"):
+    for name in ("nvidia-ml-py", "CPU cores", "shared memory", "memory", "run store", "loader workers"):
         assert checks[name].state == "limited" and checks[name].next_step, name
-    assert "uninstall pynvml" in checks["package pynvml"].next_step
+    assert "uninstall pynvml" in checks["nvidia-ml-py"].next_step
 
 
 def test_a_look_that_breaks_costs_only_itself(monkeypatch: pytest.MonkeyPatch) -> None:

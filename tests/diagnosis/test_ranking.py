@@ -96,6 +96,7 @@ def test_what_depends_on_a_cure_comes_after_it(split: dict[str, float], answers:
     assert all(place[key] < place[f.key] for f in costly for key in f.only_after if key in known)
 
 
+WAITING_GPU = run_of(gpu=True, wait=0.5)
 RUNS = [run_of(gpu=gpu, wait=w, workers=n) for gpu in (False, True) for w in (0.0, 0.08, 0.5) for n in (0, 3)]
 
 
@@ -134,14 +135,14 @@ def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:
 
 
 def test_a_cause_takes_the_place_of_its_symptom() -> None:
-    case = case_of(GPU, {"data_wait": 0.5})
+    case = case_of(WAITING_GPU, {"data_wait": 0.5})
     symptom = finding("data_starved", 0.5 * STEP_US, "data_wait")
     cause = finding("storage_bound", 0.5 * STEP_US, "data_wait")
     assert times(rank_findings(case, [symptom, cause, HEALTHY])) == {"storage_bound": 0.5 * STEP_US}
 
 
 def test_what_comes_next_and_how_much_that_would_bring() -> None:
-    case = case_of(GPU, {"data_wait": 0.5, "launch": 0.2})
+    case = case_of(WAITING_GPU, {"data_wait": 0.5, "launch": 0.2})
     result = rank_findings(
         case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
     )
@@ -176,7 +177,7 @@ def test_a_hint_does_not_take_the_headline_from_a_healthy_run() -> None:
 
 
 def test_a_measured_saving_comes_before_an_equal_upper_bound() -> None:
-    case: RuleContext = case_of(GPU, {"data_wait": 0.4, "compute": 0.6})
+    case: RuleContext = case_of(WAITING_GPU, {"data_wait": 0.4, "compute": 0.6})
     bound = finding("no_mixed_precision", 0.5 * STEP_US, "compute/matrix", confidence="likely")
     waits = finding("data_starved", 0.4 * STEP_US, "data_wait")
     assert [f.key for f in rank_findings(case, [bound, waits, HEALTHY])] == ["data_starved", "no_mixed_precision"]

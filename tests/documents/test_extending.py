@@ -99,18 +99,17 @@ def test_a_training_that_sets_the_switch_itself_shows_no_effect(knob: Knob) -> N
     assert (check.state, check.evidence) == ("no effect", "the code sets the switch itself")
 
 
-def test_command_and_panel_know_the_knob(knob: Knob) -> None:
-    pytest.importorskip("ipywidgets")
+def test_command_and_bench_know_the_knob(knob: Knob) -> None:
+    from gpulab.bench.toggles import data, toggles_of
     from gpulab.magics import help_text
-    from gpulab.panel.controls import KnobRow
 
     assert f", {knob.name}, or any variable" in " ".join(help_text().split())
     assert parse_settings(["deterministic=on"], lambda name: False) == {"deterministic": True}
     with pytest.raises(UsageError, match=r"Did you mean deterministic\?"):
         parse_settings(["reproducible=on"], lambda name: False)
-    row = KnobRow(KNOBS[knob.name], lambda: None)
-    row.show(Observation(Device("cpu", "CPU")), {})
-    assert knob.title in row._title.value and row.current is False and not row.control.disabled
+    observation = Observation(Device("cpu", "CPU"))
+    (toggle,) = data(toggles_of([KNOBS[knob.name]], observation, None), observation, {})
+    assert (toggle["title"], toggle["current"], toggle["reason"]) == (knob.title, False, "")
 
 
 # A reader

@@ -64,11 +64,13 @@ dist.destroy_process_group()
 """
 ACCELERATE = """
 from accelerate import Accelerator, notebook_launcher
+models = []  # torch 2.13: who ends with DDP's last work may wait for ever (~ProcessGroupGloo joins, holding the GIL)
 def training(batch_size):
     accelerator = Accelerator(cpu=True)
     model, loader = network(), DataLoader(data(), batch_size=batch_size, shuffle=True)
     optimizer = torch.optim.AdamW(model.parameters())
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    models.append(model)
     for x, y in loader:
         accelerator.backward(nn.functional.cross_entropy(model(x), y))
         optimizer.step()

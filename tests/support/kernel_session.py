@@ -118,8 +118,10 @@ class Answer(Struct):
 def is_ours(data: dict[str, Any]) -> bool:
     """Whether a display is the live view, the picture or the tables of a report."""
     text = data.get("text/plain", "")
-    tables = text == "" and "<table" in data.get("text/html", "")
-    return WIDGET_VIEW in data or text.startswith(("gpulab ·", "gpulab: the code raised before")) or tables
+    html = data.get("text/html", "")
+    tables = text == "" and "<table" in html
+    place = data == {"text/plain": "", "text/html": ""} or "gpulab-live-note" in html  # of the live view
+    return WIDGET_VIEW in data or text.startswith(("gpulab ·", "gpulab: the code raised before")) or tables or place
 
 
 def is_button(data: dict[str, Any]) -> bool:

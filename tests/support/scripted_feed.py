@@ -11,7 +11,7 @@ import time
 
 import numpy as np
 
-from gpulab.live_feed import CapturePhase, Delta, SeriesInfo, Status
+from gpulab.live_feed import CapturePhase, Delta, SeriesInfo, SoFar, Status
 
 CPU_SERIES = (
     SeriesInfo("cpu_pct", "%", "CPU (100 % = 8 usable cores)", "psutil"),
@@ -129,6 +129,9 @@ class ScriptedFeed:
                 self.stop_requested.is_set(), self.message, self.alert,
             )  # fmt: skip
         return Delta(status, np.array(steps, np.float32).reshape(-1, 4), samples)
+
+    def so_far(self) -> SoFar | None:
+        return None
 
     def request_stop(self) -> None:
         self.stop_requested.set()

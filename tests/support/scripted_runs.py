@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.run import Run, Settings
 from gpulab.tuning.plan import Plan, Progress
@@ -68,7 +69,7 @@ class ScriptedRuns(Struct, dict=True):
                 break
         self.now_s += PROFILER_S
         self.trials.append(settings)
-        return Trial(_run(step_s, settings.knobs), SCENE, {}, ())
+        return Trial(_run(step_s, settings), SCENE, {}, ())
 
     def short_trial(self, setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block:
         step_s, done = self.step_s(setting.label), 0
@@ -81,5 +82,5 @@ class ScriptedRuns(Struct, dict=True):
         return Block(0, 0, 0, counted, done - counted, 32 * counted, int(counted * step_s * 1e3 * MS))
 
 
-def _run(step_s: float, knobs: Mapping[str, str]) -> Run:
-    return facts_with(step_s * 1e3, {"data_wait": 0.3, "compute": 0.6}).run
+def _run(step_s: float, settings: Settings) -> Run:
+    return replace(facts_with(step_s * 1e3, {"data_wait": 0.3, "compute": 0.6}).run, settings=settings)

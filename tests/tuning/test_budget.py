@@ -65,10 +65,11 @@ def test_pairs_that_are_asked_for(
 def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     runs, experiment = conducted(monkeypatch, Plan(arms(1), budget_s=10.0, save=False), 0.5, known=0.5)
     first = runs.told[0]
-    assert first.most_s == first.about_s == 10.0 and first.elapsed_s == 0.0
+    assert (first.most_s, first.about_s, first.elapsed_s) == (10.0, None, 0.0), "blocks end as soon as they decide it"
     assert first.note.startswith("The budget of 10 s is short: the least takes about ")
     assert any("10 s is short" in note for note in experiment.notes)
-    known, unknown = (conducted(monkeypatch, Plan(arms(1), save=False), 0.01, known=k)[0].told for k in (0.01, None))
+    plan = Plan(arms(1), pairs=9, save=False)
+    known, unknown = (conducted(monkeypatch, plan, 0.01, known=k)[0].told for k in (0.01, None))
     assert known[0].about_s is not None and 0 < known[0].about_s <= 60.0 and known[0].most_s == 60.0
     assert not known[0].note
     assert unknown[0].about_s is None and unknown[0].most_s == 60.0

@@ -155,7 +155,7 @@ def test_the_cell_as_written_may_fail(session: KernelSession) -> None:
     answer = session.run("%%gpuprofile --ab workers=1 --no-save\n1 / 0")
     assert answer.error is not None and answer.error[0] == "ZeroDivisionError"
     answer = session.run(f"%%gpuprofile --no-live --no-save --steps 5\n{CELL}")
-    assert "Turn a knob on this cell" in str(answer.buttons), "under the report without a live view too"
+    assert "Try other settings" in str(answer.buttons), "under the report without a live view too"
     session.run("1")  # puts text in its place
     assert not session.left_behind()
 

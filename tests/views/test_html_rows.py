@@ -41,7 +41,7 @@ def test_what_is_drawn_stays_on_its_track_and_interval(shown: FactorRange) -> No
 
 def test_points_far_out_are_left_out_and_not_moved() -> None:
     shown = FactorRange(2.0, (1.9, 2.1), "#1E9E77", 0.01, (0.001, 2.0, 500.0))
-    _, _, points, _, _, _ = layers(axis_of(shown.factors), shown)
+    points = layers(axis_of(shown.factors), shown)[3]
     assert len(points) == 1
 
 

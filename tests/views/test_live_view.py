@@ -195,7 +195,8 @@ def test_a_long_run_is_remembered_in_bounded_memory() -> None:
 def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> None:
     feed, kernel = ScriptedFeed(), FakeKernel()
     view, widget = begun(feed, kernel)
-    shown, how = stage.shown[0]
+    (note, _), (shown, how) = stage.shown[:2]
+    assert "gpulab-live-note" in note["text/html"] and "%gpulab report" in note["text/html"]
     assert live_plot.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
     until(lambda: len(widget.sent) > 3)
     feed.advance(2.0)
@@ -212,7 +213,8 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     assert list(kernel.control_handlers) == ["shutdown_request"]
     assert widget.closed == 0, "the chart stays until it is replaced"
     assert view.replace({"text/plain": "report"})
-    assert stage.shown[-1] == ({"text/plain": "report"}, {"raw": True})
+    emptied, report = [(live_plot.EMPTY, {"raw": True})] * 2, ({"text/plain": "report"}, {"raw": True})
+    assert stage.shown[-3:] == [*emptied, report], "the report is the last output, below what the cell printed"
     assert widget.closed == 2 and widget.callbacks == [], "the widget and its layout"
     assert view.problem is None
     view.close()

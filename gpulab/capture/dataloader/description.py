@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
 from gpulab.capture.stacks.stack import Spot
+from gpulab.formatting import plural
 from gpulab.knobs.observe.describe import as_written, length_of, loader_record
 from gpulab.run import Loader
 from gpulab.user_code import is_users_file
@@ -52,6 +53,8 @@ class Loaders:
         self._fed: set[int] = set()
         self._written: dict[int, Written] = {}
         self.met = False  # any that could be described
+        self.emptiness = ""  # of a loader that has ended without a batch; empty where one gave a batch
+        self._why_empty: dict[int, str] = {}
 
     def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
@@ -61,6 +64,7 @@ class Loaders:
         if len(self._loaders) >= LOADERS_KEPT:
             self._loaders = {n: loader for n, loader in self._loaders.items() if n == feeder}
         self._loaders[number] = described
+        self._why_empty[number] = emptiness(owner, described)
         self.met = True
         self._written = {n: spots for n, spots in self._written.items() if n in self._loaders} | {
             number: written(owner)
@@ -71,8 +75,14 @@ class Loaders:
         """Where the code of that loader's batches is written."""
         return self._written.get(number, NOWHERE) if number is not None else NOWHERE
 
+    def ended(self, number: int) -> None:
+        """The loader of that number has no more batch."""
+        if not self._tensors:
+            self.emptiness = self._why_empty.get(number, "")
+
     def gave(self, number: int, batch: Any) -> None:
         """The loader of that number has given this batch; the first one tells of how many tensors they are."""
+        self.emptiness = ""
         if number not in self._tensors and len(self._tensors) < LOADERS_KEPT:
             self._tensors[number] = tensors_in(batch)
 
@@ -110,6 +120,23 @@ def describe_loader(owner: Any) -> Loader | None:
         length=length_of(owner),
         iterable=type(owner._index_sampler).__name__ == "_InfiniteConstantSampler",
     )
+
+
+def emptiness(owner: Any, record: Loader) -> str:
+    """What would make it give no batch at all."""
+    sampler = getattr(owner, "batch_sampler", None)
+    sampler = getattr(owner, "_index_sampler", None) if sampler is None else sampler
+    batch_size, drop_last = record.batch_size, getattr(sampler, "drop_last", getattr(owner, "drop_last", False))
+    if record.iterable:
+        fewer = f", or after fewer than {batch_size} items (drop_last)" if drop_last and batch_size else ""
+        return f"its IterableDataset {record.dataset} ended at once{fewer}"
+    items, chooser = record.dataset_length, getattr(sampler, "sampler", sampler)
+    chosen = length_of(chooser)
+    if items and chosen == 0:
+        return f"its {type(chooser).__name__} chooses none of {plural(items, 'item')}"
+    count = f"{record.dataset} has {plural(items, 'item')}" if items == 0 else f"{plural(chosen or items or 0, 'item')}"
+    size = f", batch_size {batch_size}" if batch_size is not None and items != 0 else ""
+    return f"{count}{size}{', drop_last' if drop_last and items != 0 else ''}"
 
 
 def samples_in(batch: Any, depth: int = 0) -> int | None:

@@ -34,16 +34,20 @@ class Deadline:
         self._reachable = threading.current_thread() is threading.main_thread()
         self._over = threading.Event()
         self._knocking = False
+        self._started = False
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        if not self._started:
+            self._started = True
+            self._thread.start()
 
     def cancel(self) -> None:
         """Call no more, leave no thread. Not from `otherwise`."""
         self._over.set()
-        self._thread.join()
+        if self._started:
+            self._thread.join()
 
     def _wait(self) -> None:
         wait_s = self._after_s

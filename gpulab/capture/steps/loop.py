@@ -178,6 +178,9 @@ class Loop:
             steps = replace(steps, device_ns=device_ns)
         self._workers.fail(error, end_ns)  # torch may have told the user's code and not us
         self.missing += self._workers.missing(fed=bool(steps.batch_count.any()))
+        if self.loaders.emptiness and not len(steps):
+            reason = f"the DataLoader yielded 0 batches: {self.loaders.emptiness}"
+            self.missing.append(Missing("steps", reason, key="empty_loader"))
         return steps
 
     def stop(self) -> None:
@@ -268,6 +271,8 @@ class Loop:
                 samples = samples_in(batch)
             elif answer == "iterator":
                 self.phases.loader_ends()
+            elif answer == "end":
+                self.loaders.ended(self._asked)
             self.pauses.passes.answered(entered, batch=answer == "batch", end=answer == "end")
             waited_ns = 0
             if self.clock is not None:

@@ -265,6 +265,13 @@ class Rows:
                 table[number] = row
             return table
 
+    def so_far(self, origin_ns: int) -> Steps:
+        """The same while the run goes on: no row is changed. From any thread."""
+        table = self._table()
+        if len(table):
+            table[0, -1] |= int(StepFlag.FIRST)
+        return steps_of(np.ascontiguousarray(table.T), origin_ns)
+
     def steps(self, origin_ns: int) -> Steps:
         """All rows, on a clock that starts at `origin_ns`."""
         if self.count:

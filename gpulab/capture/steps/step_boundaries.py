@@ -263,6 +263,10 @@ class StepTracker:
         self._close_what_is_left(end_ns)
         return self._rows.steps(self._origin_ns)
 
+    def so_far(self, origin_ns: int) -> Steps:
+        """The steps that have ended, while the run goes on. From any thread."""
+        return self._rows.so_far(origin_ns)
+
     def write(self, spool: Spool) -> None:
         """Append the steps that are new to the spool. From one thread of ours at a time. Raises OSError."""
         self._rows.write(spool)

@@ -100,7 +100,7 @@ def _unknown_units(context: RuleContext) -> Undetermined | None:
         return Undetermined(
             "no_mixed_precision",
             f"How much faster a {device.name} multiplies 16-bit numbers{'' if units else ', if it does'}",
-            f"Its peaks are not known here; compare it: %%gpuprofile --ab amp={kind}",
+            f"Its peaks are not known here; compare it: --ab amp={kind}",
         )
     return Undetermined(
         "no_mixed_precision",

@@ -71,6 +71,12 @@ def _no_steps(context: RuleContext) -> Finding | None:
             "This code started processes of its own, and gpulab did not measure what they did.",
             elsewhere.reason,
         )
+    empty = next((m for m in run.missing if m.key == "empty_loader"), None)
+    if empty is not None:
+        return cannot_tell_because(
+            f"Your {empty.reason.removeprefix('the ')}.",
+            "So no training step ran: give it data, a smaller batch_size, or drop_last=False",
+        )
     if account is None:
         return cannot_tell_because(
             f"No {context.facts.step_name} was found in {wall}, so nothing can be said about where a step's time goes.",

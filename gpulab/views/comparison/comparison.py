@@ -108,6 +108,9 @@ class Compared(View):
         return sections.opening(shown) if isinstance(shown, Comparison) else sweep.opening(shown)
 
     def _more(self) -> str:
+        sides = self.result.sides if isinstance(self.result, Experiment) else ()
+        if any(side.facts is not None and side.facts.run.source == "script" for side in sides):
+            return "The rest: the same command with --all or --html FILE"
         if isinstance(self.result, Experiment):
             return "The rest: print(gpulab.experiments[-1].text(full=True))"
         return "The rest: the same command with --all"

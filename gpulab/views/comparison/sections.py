@@ -23,7 +23,8 @@ from gpulab.views.wording import plain
 LOSSES_DIFFER = "The losses of the two differ: look at them before you keep it."
 SEQUENTIAL = (
     "These runs were made one after the other, so a change of the machine between them looks like a difference "
-    "between the runs. To tell the two apart, compare blocks that run in turn (--ab)."
+    "between the runs. To tell the two apart, compare blocks that run in turn: "
+    "gpulab record --ab NAME=VALUE SCRIPT, or %%gpuprofile --ab NAME=VALUE in a notebook."
 )
 
 

@@ -12,8 +12,6 @@ from gpulab.views.comparison.table import memory_peak_bytes, name, unprofiled_us
 from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import picture, row
 
-_WHOLE = "#A8A8A8"
-
 
 def times_of_settings(experiment: Experiment) -> str:
     """Each setting's time by its parts, with its memory."""
@@ -43,7 +41,7 @@ def segments(parts: Mapping[str, float], longest: float) -> tuple[Segment, ...]:
 
 def _segment(part: str, share: float, words: str) -> Segment:
     if part == WHOLE:
-        return Segment("", share, _WHOLE, words)
+        return Segment("", share, html_bars.GREY, words)
     look = wording.PARTS[part]
     return Segment(look.label, share, look.colour, words, bool(look.hatch))
 

@@ -35,7 +35,7 @@ def finding_sections(
     sections: list[Section] = []
     for number, finding in enumerate(causes[:SHOWN], start=1):
         stands_above = below_headline and finding is diagnosis.first
-        sections.append(_section(number, finding, diagnosis, stands_above, _where(source), ranks))
+        sections.append(_section(number, finding, diagnosis, stands_above, source, ranks))
         sections += present(source_section(number, finding))
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
@@ -69,13 +69,18 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 # -- one finding -------------------------------------------------------------------------------------------------------
 
 
-def _where(source: str | None) -> str:
-    """Where a knob can be turned: the magics need a notebook."""
-    return "on your cell" if source in ("cell", "statement", None) else "with this code in a cell of a notebook"
+def _to_try(settings: str, source: str | None, ranks: int | None) -> str:
+    """Where and how a setting is compared: a script where it was recorded, all else in a cell."""
+    if source in ("script", "trace"):
+        if ranks:
+            return f"on your script, without an edit: gpulab record --ranks {ranks} --set {settings} SCRIPT"
+        return f"on your script, without an edit: gpulab record --ab {settings} SCRIPT"
+    where = "on your cell" if source in ("cell", "statement", None) else "with this code in a cell of a notebook"
+    return f"{where}, without an edit: %%gpuprofile --ab {settings}{f' --ranks {ranks}' if ranks else ''}"
 
 
 def _section(
-    number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, where: str, ranks: int | None
+    number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, source: str | None, ranks: int | None
 ) -> Section:
     rows = [] if in_headline else [("found", plain(finding.summary))]
     rows.append(("would give back", _given_back(finding, diagnosis)))
@@ -86,9 +91,9 @@ def _section(
         rows.append(("cure", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
+        where, command = _to_try(knob, source, ranks).split(": ", 1)
         slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
-        command = f"%%gpuprofile --ab {knob}{f' --ranks {ranks}' if ranks else ''}"
-        rows.append(("try it", f"{where}, without an edit{slower}: {command}"))
+        rows.append(("try it", f"{where}{slower}: {command}"))
     details = list(_details(finding, in_headline=in_headline))
     title = f"{number}. {capitalized(title_for(finding))}"
     lines = [Row(cells) for cells in rows]

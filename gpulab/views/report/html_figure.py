@@ -68,7 +68,7 @@ def _steps(facts: Facts) -> str:
     bars = step_bars.bars(facts)
     begin_s, end_s = (ns / 1e9 for ns in shown_ns(facts))
     highest, top = float(bars.height_ms.max()), bars.top_ms
-    stacks = [(_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()]
+    stacks = [(html_bars.part_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()]
     scale_us, unit = time_unit(top * 1e3)
     high = f"{top * 1e3 / scale_us:.3g} {unit} high"
     cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
@@ -78,10 +78,6 @@ def _steps(facts: Facts) -> str:
     left, right = (bars.left_s - begin_s) / width_s, (bars.right_s - begin_s) / width_s
     svg = html_bars.columns(left, right, stacks, top or 1.0)
     return html_bars.panel(svg, f"{len(facts.run.steps):,} steps over time, {each} ({high}{cut}{grey})", _end(facts))
-
-
-def _colour(name: str) -> str:
-    return wording.PARTS[name].colour if name in wording.PARTS else "#A8A8A8"
 
 
 def _curve(facts: Facts) -> str:

@@ -7,7 +7,10 @@ import threading
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from msgspec.structs import replace
+
 from gpulab.formatting import number, while_s
+from gpulab.views.running.diagnosis_line import Sentence
 
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, Status
@@ -25,6 +28,7 @@ class AlertLines:
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
         self._said = False
+        self._sentence = Sentence()
 
     def begin(self, feed: Feed) -> None:
         """Start the thread that looks for alerts."""
@@ -35,12 +39,13 @@ class AlertLines:
     def _look(self, feed: Feed) -> None:
         with suppress(Exception):
             while not self._over.wait(self._interval_s):
-                self._heed(feed.drain().status)
+                status = feed.drain().status
+                self._heed(replace(status, message=self._sentence.words(feed, status.elapsed_s)))
 
     def _heed(self, status: Status) -> None:
         if bool(status.alert) != self._said:
             self._said = bool(status.alert)
-            self._write(f"\ngpulab: {status.alert or 'That is over.'}\n")
+            self._write(f"\ngpulab: {_with_so_far(status.alert, status) if status.alert else 'That is over.'}\n")
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -64,45 +69,55 @@ def alert_lines_or_none() -> AlertLines | None:
 # Where a recorded script stands, for who waits at a terminal or reads its log: a line of its own now and then.
 
 
-FIRST_S = 2.0  # who waits longer at a terminal wonders
-TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines
+FIRST_S = 2.0  # who waits longer wonders
+_PHASES = {"measuring": "timing", "profiling": "tracing", "after profiling": "timing"}  # as in the live view
+TERMINAL_S, LOG_S = 10.0, 60.0  # between two lines; without a step both as at a terminal
 
 
 class ProgressLines(AlertLines):
-    """A `Watcher` that also says every `every_s` seconds how far the run is, and at its end that the report follows."""
+    """A `Watcher` that also says every `every_s` seconds how far the run is, at its end that the report follows."""
 
-    def __init__(self, stream: TextIO, *, first_s: float, every_s: float, interval_s: float = INTERVAL_S) -> None:
+    def __init__(
+        self, stream: TextIO, what: str = "the script", *, every_s: float, interval_s: float = INTERVAL_S
+    ) -> None:
         super().__init__(stream, interval_s)
-        self._next_s = first_s
+        self._what = what
+        self._next_s = FIRST_S
         self._every_s = every_s
         self._spoken = False
 
     def _heed(self, status: Status) -> None:
         super()._heed(status)
         if status.elapsed_s >= self._next_s:
-            self._next_s = status.elapsed_s - status.elapsed_s % self._every_s + self._every_s
+            every_s = self._every_s if status.step else TERMINAL_S
+            self._next_s = status.elapsed_s - status.elapsed_s % every_s + every_s
             self._spoken = True
-            self._write(f"gpulab: {status_words(status)}\n")
+            self._write(f"gpulab: {_with_so_far(f'running {self._what}, {status_words(status)}', status)}\n")
 
     def end(self) -> None:
         super().end()
         if self._spoken:
             with suppress(Exception):
-                self._write("gpulab: the script has ended; making its report …\n")
+                self._write(f"gpulab: {self._what} has ended; making its report …\n")
+
+
+def _with_so_far(words: str, status: Status) -> str:
+    return f"{words.rstrip('.')}. {status.message}" if status.message else words
 
 
 def status_words(status: Status) -> str:
-    """ "40 s, step 120 of 500, profiling"."""
+    """ "40 s: step 120 of 500, profiling"."""
+    if not status.step:
+        return f"{while_s(status.elapsed_s)}: first step not reached yet"
     of_all = f" of {number(status.total)}" if status.total is not None and status.step <= status.total else ""
-    step = f"step {number(status.step)}{of_all}" if status.step else "no step yet"
-    return f"{while_s(status.elapsed_s)}, {step}, {status.phase}"
+    phase = _PHASES.get(status.phase, status.phase)
+    return f"{while_s(status.elapsed_s)}: step {number(status.step)}{of_all}, {phase}"
 
 
-def progress_lines_or_none() -> ProgressLines | None:
-    """Lines on standard error, seldom where it is a file; None where there is none."""
+def progress_lines_or_none(what: str) -> ProgressLines | None:
+    """Lines on standard error about `what` runs, seldom where it is a file; None where there is none."""
     try:
         terminal = sys.stderr.isatty()
     except (AttributeError, ValueError):  # no standard error, or a closed one
         return None
-    first_s, every_s = (FIRST_S, TERMINAL_S) if terminal else (LOG_S, LOG_S)
-    return ProgressLines(sys.stderr, first_s=first_s, every_s=every_s)
+    return ProgressLines(sys.stderr, what, every_s=TERMINAL_S if terminal else LOG_S)

@@ -10,18 +10,22 @@ buffers, little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of 
 
 from __future__ import annotations
 
+import contextvars
 import importlib.util
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable
 from functools import cache
+from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
+from msgspec.structs import replace
 
-from gpulab.formatting import plain_values
+from gpulab.formatting import plain_values, while_s
 from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.running.diagnosis_line import Sentence
 from gpulab.views.running.widgets import accept_stop, close
 
 if TYPE_CHECKING:
@@ -38,7 +42,31 @@ HISTORY_ROWS = 1024
 JOIN_TIMEOUT_S = 5.0
 MODULE = PACKAGE_FOLDER / "views" / "static" / "live.js"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
-PLAIN_TEXT = "gpulab is measuring this cell; its report replaces this line when the cell ends."
+PLAIN_TEXT = "gpulab is measuring this cell; its report follows when the cell ends."
+
+
+EMPTY = {"text/plain": "", "text/html": ""}
+NOTE_S = 5.0  # between two last frames
+# The front end writes "Error displaying widget" as the only text of a widget's place whose kernel is gone, and that
+# place then holds no element: only above such a one the note is shown, and the error is not. `:has` cannot be nested.
+# A place is empty for a moment while its widget is loaded, too.
+_BELOW = "+.jp-OutputArea-child div.jupyter-widgets"
+_STYLE = (
+    "<style>.gpulab-live-note{display:none;visibility:hidden;animation:gpulab-note 0s 2s forwards}"
+    "@keyframes gpulab-note{to{visibility:visible}}"
+    f".jp-OutputArea-child:has({_BELOW}):not(:has({_BELOW} *)) .gpulab-live-note{{display:block}}"
+    f".jp-OutputArea-child:has(.gpulab-live-note){_BELOW}:not(:has(*)){{display:none}}</style>"
+)
+
+
+def last_frame(text: str) -> dict[str, str]:
+    """What a notebook shows in place of the view where the kernel went away in the middle of the run."""
+    words = (
+        f"{text} The kernel was restarted or has ended in the middle of this run. "
+        "What was measured until then: %gpulab report"
+    )
+    html = f'{_STYLE}<div class="gpulab-live-note" style="font-size:13px">{escape(words)}</div>'
+    return {"text/plain": "", "text/html": html}
 
 
 class Head(TypedDict, total=False):
@@ -60,6 +88,9 @@ class LiveView:
 
     def __init__(self, kernel: object, interval_s: float = INTERVAL_S) -> None:
         self.handle: Any = None
+        self._note: Any = None
+        self._note_due_s = 0.0
+        self._context = contextvars.copy_context()
         self.problem: str | None = None
         self._kernel = kernel
         self._interval_s = interval_s
@@ -70,6 +101,7 @@ class LiveView:
         self._thread: threading.Thread | None = None
         self._refuse_stop: Callable[[], None] = lambda: None
         self._messages = Messages()
+        self._sentence = Sentence()
 
     def begin(self, feed: Feed) -> None:
         """Display the view and start feeding it. Never raises."""
@@ -82,12 +114,15 @@ class LiveView:
             widget.on_msg(self._on_comm)
             data, metadata = widget._repr_mimebundle_() or ({}, {})
             shown = {**data, "text/plain": PLAIN_TEXT}
+            self._note = display(last_frame("gpulab was measuring this cell."), raw=True, display_id=True)  # type: ignore[no-untyped-call]
             self.handle = display(shown, metadata=metadata, raw=True, display_id=True)  # type: ignore[no-untyped-call]
         except Exception as e:  # a broken front end must not cost the user the run
             self._fail(e)
             self.close()
             return
-        self._thread = threading.Thread(target=self._pump, args=(feed,), name="gpulab-live-view", daemon=True)
+        self._context = contextvars.copy_context()  # says to which cell an output belongs
+        run = self._context.run
+        self._thread = threading.Thread(target=run, args=(self._pump, feed), name="gpulab-live-view", daemon=True)
         self._thread.start()
 
     def _on_comm(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
@@ -105,12 +140,24 @@ class LiveView:
         if self._widget is None or self.problem:
             return False
         try:
-            head, buffers = self._messages.encode(feed.drain(), feed.series(), ended=ended)
+            delta = feed.drain()
+            if not ended:
+                so_far = self._sentence.words(feed, delta.status.elapsed_s)
+                delta = replace(delta, status=replace(delta.status, message=so_far or delta.status.message))
+            head, buffers = self._messages.encode(delta, feed.series(), ended=ended)
             self._widget.send(head, buffers=buffers)
+            self._keep_frame(delta.status)
         except Exception as e:
             self._fail(e)
             return False
         return True
+
+    def _keep_frame(self, status: Status) -> None:
+        """Now and then, for a notebook that is opened without this kernel."""
+        if status.elapsed_s >= self._note_due_s + NOTE_S:
+            self._note_due_s = status.elapsed_s
+            steps = f"{status.step:,} step{'s' * (status.step != 1)}" if status.step else "no step yet"
+            self._note.update(last_frame(f"gpulab, after {while_s(status.elapsed_s)}: {steps}."), raw=True)
 
     def _fail(self, e: Exception) -> None:
         self.problem = f"{type(e).__name__}: {e}"
@@ -132,12 +179,19 @@ class LiveView:
         self._feed = None
 
     def replace(self, bundle: dict[str, object]) -> bool:
-        """Put the MIME bundle where the view was, and close it. False where there is no such output to replace."""
+        """Show the MIME bundle below all that the cell has printed, and take the view away.
+
+        False where there is no view, or that failed.
+        """
         if self.handle is None:
             self.close()
             return False
         try:
-            self.handle.update(bundle, raw=True)
+            from IPython.display import display
+
+            self.handle.update(EMPTY, raw=True)
+            self._note.update(EMPTY, raw=True)
+            display(bundle, raw=True)  # type: ignore[no-untyped-call]
         except Exception as e:
             self._fail(e)
             return False

@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, Self
+from typing import Any, Protocol, Self, TextIO
 
 from gpulab.formatting import while_s
 from gpulab.tuning.plan import Listener, Progress
@@ -93,11 +93,14 @@ class Progressing:
             self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
 
     def put(self, shown: Shown, *, full: bool = False) -> None:
-        """Show the result in the place of the progress."""
+        """Show the result below all that was printed, and take the progress away."""
         if not self._show:
             return
         if self._handle is not None:
-            self._handle.update(shown.bundle(full=full), raw=True)
+            from IPython.display import display
+
+            self.clear()
+            display(shown.bundle(full=full), raw=True)  # type: ignore[no-untyped-call]
         else:
             sys.stdout.write(shown.text(full=full) + "\n")
 
@@ -141,6 +144,25 @@ class Stoppable(Progressing):
             if self._button is not None:
                 close(self._button)
         super().__exit__(kind, error, trace)
+
+
+LOG_S = 10.0
+
+
+def log_lines(stream: TextIO) -> Listener | None:
+    """For who reads a log: what begins, as a line of its own, the first at once; None at a terminal."""
+    if stream is None or stream.isatty():
+        return None
+    due_s = 0.0
+
+    def tell(progress: Progress) -> None:
+        nonlocal due_s
+        if progress.elapsed_s is not None and progress.elapsed_s >= due_s:
+            due_s = progress.elapsed_s + LOG_S
+            stream.write(f"gpulab: {words(progress)}\n")
+            stream.flush()
+
+    return tell
 
 
 def words(progress: Progress) -> str:

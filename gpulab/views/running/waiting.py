@@ -67,13 +67,16 @@ class Wait:
 
 
 @contextmanager
-def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S) -> Iterator[Wait]:
+def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S, log: bool = False) -> Iterator[Wait]:
     """Inside, `what` is shown with the time so far: as a notebook's output, else on standard error if a terminal.
 
-    Waits within each other have one line, with the time of the outer one and the words of the inner one.
+    Waits within each other have one line, with the time of the outer one and the words of the inner one. `log`: who
+    pipes standard error is told, too, once.
     """
     terminal = TerminalLine()
     line: Line = _OutputLine() if in_notebook() else terminal
+    if log and line is terminal and not terminal and sys.stderr is not None:
+        line = _LogLine(sys.stderr, what)
     outer = _said.get()
     if outer is not None:
         with outer.inside(what) as wait:
@@ -126,6 +129,23 @@ class _OutputLine:
         if self._handle is not None:
             with suppress(Exception):
                 self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+
+
+class _LogLine:
+    """One line that stays: nobody takes it away in a file."""
+
+    def __init__(self, stream: TextIO, what: str) -> None:
+        self._stream = stream
+        self._text = f"gpulab: {what} …\n"
+
+    def write(self, text: str) -> None:
+        stream_text, self._text = self._text, ""
+        with suppress(OSError, ValueError):
+            self._stream.write(stream_text)
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """It stays."""
 
 
 class TerminalLine:

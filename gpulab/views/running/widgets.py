@@ -1,9 +1,9 @@
-"""The widgets of the panel: a Stop button that is heard while a cell runs, and buttons beside text that stays.
+"""Widgets of all doors: a Stop button that is heard while a cell runs, and buttons beside text that stays.
 
 `control_stop_button` is for a cell that runs on the main thread, where a click waits for the end of the run: it asks on
 the kernel's control channel, as the live view does (gpulab.views.running.widgets). A displayed widget is an error
 message in a notebook that was saved and opened again; so an `Offer` is text with hidden buttons, and its widget, which
-nobody sees, only shows them and passes their clicks on (static/panel_buttons.js).
+nobody sees, only shows them and passes their clicks on (static/offer_buttons.js).
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _widget_class() -> Callable[..., Any]:
     return cast("Callable[..., Any]", StopButton)
 
 
-OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "panel_buttons.js"
+OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "offer_buttons.js"
 _BUTTON = (
     "display:none;font:inherit;font-size:13px;padding:3px 12px;margin:0 8px 4px 0;cursor:pointer;border-radius:4px;"
     "color:inherit;background:rgba(128,128,128,0.15);border:1px solid rgba(128,128,128,0.5)"

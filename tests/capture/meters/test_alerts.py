@@ -194,6 +194,9 @@ class Scripted:
         status = Status("measuring", 1, None, "run", 1.0, "device: CPU", alert=self.alert)
         return Delta(status, np.empty((0, 4), np.float32))
 
+    def so_far(self) -> None:
+        return None
+
 
 def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     stream, feed = io.StringIO(), Scripted()

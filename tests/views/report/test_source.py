@@ -9,7 +9,7 @@ from gpulab.analysis.host.source_lines import SourceLine
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import html, text
-from gpulab.views.layout import Section
+from gpulab.views.layout import PAIRS, Row, Section
 from gpulab.views.report.findings import finding_sections, source_section
 
 LINES = (
@@ -44,6 +44,23 @@ def test_only_the_first_findings_source_stands_open() -> None:
     assert second.result == "line 11, 75 %: ids.append(table[letter] <b>)"
 
 
+@pytest.mark.parametrize(
+    ("result", "shown"),
+    [
+        ("9 % computing, 60 % waiting for the DataLoader, 25 % x", "9 % computing, 60 % waiting for the …"),
+        ("9 % computing, 60 % waiting for data, 1.8 % of unknown", "9 % computing, 60 % waiting for data …"),
+        ("5 % in sm90_xmma_fprop_implicit_gemm_bf16bf16_bf16f32", "5 % in sm90_xmma_fprop_implicit_gemm_bf16bf16_…"),
+        ("9 % computing", "9 % computing"),
+    ],
+)
+def test_one_line_of_a_section_ends_with_a_word(result: str, shown: str) -> None:
+    rows = (Row(("cure", f"{'Load ' * 30}it. More.")), Row(("try", "A. Then B.")))
+    sections = (Section("1. Slow", PAIRS, rows, lead=True), Section("Step time", result=result))
+    screen = text.first_screen("k", Headline("k", "It waits.", "", "bad"), sections, "M", 60)
+    assert f"  Step time: {shown}" in screen.splitlines()
+    assert screen.count("Load") == 30 and "it." in screen and "More" not in screen and "A. Then B." in screen
+
+
 def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
     section = shown(*LINES, SourceLine(13, "", None), SourceLine(14, "x = 1", 0.2))
     rest = Section("Step time", result="1 ms")
@@ -58,14 +75,20 @@ def test_source_reaches_a_page_escaped_with_its_indent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "where"),
-    [("cell", "on your cell, without"), ("script", "in a cell of a notebook, without"), ("trace", "of a notebook")],
+    ("source", "ranks", "words"),
+    [
+        ("cell", None, "on your cell, without an edit: %%gpuprofile --ab workers=2"),
+        ("cell", 2, "on your cell, without an edit: %%gpuprofile --ab workers=2 --ranks 2"),
+        ("block", None, "with this code in a cell of a notebook, without an edit: %%gpuprofile --ab workers=2"),
+        ("script", None, "on your script, without an edit: gpulab record --ab workers=2 SCRIPT"),
+        ("script", 2, "on your script, without an edit: gpulab record --ranks 2 --set workers=2 SCRIPT"),
+        ("trace", None, "on your script, without an edit: gpulab record --ab workers=2 SCRIPT"),
+    ],
 )
-def test_a_knob_is_offered_where_it_can_be_turned(source: str, where: str) -> None:
+def test_a_knob_is_offered_where_it_can_be_turned(source: str, ranks: int | None, words: str) -> None:
     diagnosis = Diagnosis((replace(finding(), settings=(("workers", "2"),)),))
-    section = finding_sections(diagnosis, below_headline=True, source=source)[0]
-    [words] = [row.cells[1] for row in section.rows if row.cells[0] == "try it"]
-    assert where in words and words.endswith("%%gpuprofile --ab workers=2")
+    section = finding_sections(diagnosis, below_headline=True, source=source, ranks=ranks)[0]
+    assert [row.cells[1] for row in section.rows if row.cells[0] == "try it"] == [words]
 
 
 def test_an_edit_without_room_is_its_added_lines() -> None:

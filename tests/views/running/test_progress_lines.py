@@ -17,7 +17,7 @@ def status(elapsed_s: float, step: int = 3, total: int | None = None, alert: str
 
 def at_a_terminal() -> tuple[ProgressLines, StringIO]:
     stream = StringIO()
-    return ProgressLines(stream, first_s=2.0, every_s=10.0), stream
+    return ProgressLines(stream, "train.py", every_s=10.0), stream
 
 
 def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
@@ -29,11 +29,11 @@ def told(lines: ProgressLines, stream: StringIO, *times_s: float) -> list[str]:
 def test_a_terminal_is_told_after_two_seconds_then_every_ten() -> None:
     lines, stream = at_a_terminal()
     said = told(lines, stream, 1.0, 2.1, 3.1, 9.9, 10.2, 11.2, 25.0, 26.0, 30.1)
-    assert said == [f"gpulab: {s} s, step 3, measuring" for s in (2, 10, 25, 30)]
+    assert said == [f"gpulab: running train.py, {s} s: step 3, timing" for s in (2, 10, 25, 30)]
 
 
 def test_the_report_is_announced_after_a_long_run() -> None:
-    for times_s, last in (((0.5, 1.5), []), ((5.0,), ["gpulab: the script has ended; making its report …"])):
+    for times_s, last in (((0.5, 1.5), []), ((5.0,), ["gpulab: train.py has ended; making its report …"])):
         lines, stream = at_a_terminal()
         told(lines, stream, *times_s)
         lines.end()
@@ -43,29 +43,37 @@ def test_the_report_is_announced_after_a_long_run() -> None:
 def test_alerts_stand_among_them() -> None:
     lines, stream = at_a_terminal()
     lines._heed(status(3.0, alert="Starving for 20 s"))
-    assert stream.getvalue().split("\n")[1:3] == ["gpulab: Starving for 20 s", "gpulab: 3 s, step 3, measuring"]
+    assert stream.getvalue().split("\n")[1:3] == [
+        "gpulab: Starving for 20 s",
+        "gpulab: running train.py, 3 s: step 3, timing",
+    ]
 
 
 @pytest.mark.parametrize(
     ("step", "total", "words"),
     [
-        (0, None, "4 s, no step yet, measuring"),
-        (12, 500, "4 s, step 12 of 500, measuring"),
-        (81, 56, "4 s, step 81, measuring"),
+        (0, None, "4 s: first step not reached yet"),
+        (12, 500, "4 s: step 12 of 500, timing"),
+        (81, 56, "4 s: step 81, timing"),
     ],
 )
 def test_how_far_it_is(step: int, total: int | None, words: str) -> None:
     assert status_words(status(4.0, step, total)) == words
 
 
-def test_a_log_is_told_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_told_soon_then_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = StringIO()
     monkeypatch.setattr(sys, "stderr", stream)
-    lines = progress_lines_or_none()
+    lines = progress_lines_or_none("train.py")
     assert lines is not None
-    assert told(lines, stream, 2.0, 59.0, 61.0, 90.0, 125.0) == [
-        "gpulab: 61 s, step 3, measuring",
-        "gpulab: 2 min 5 s, step 3, measuring",
+    for elapsed_s in (2.0, 9.0, 12.0):
+        lines._heed(status(elapsed_s, step=0))
+    assert told(lines, stream, 20.0, 59.0, 61.0, 90.0, 125.0) == [
+        "gpulab: running train.py, 2 s: first step not reached yet",
+        "gpulab: running train.py, 12 s: first step not reached yet",
+        "gpulab: running train.py, 20 s: step 3, timing",
+        "gpulab: running train.py, 61 s: step 3, timing",
+        "gpulab: running train.py, 2 min 5 s: step 3, timing",
     ]
     monkeypatch.setattr(sys, "stderr", None)
-    assert progress_lines_or_none() is None
+    assert progress_lines_or_none("train.py") is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from io import StringIO
 from pathlib import Path
 from types import ModuleType
@@ -48,6 +49,17 @@ def test_a_long_wait_is_said_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> 
     assert said.startswith("\rgpulab: reading big.json, ") and said.endswith("\r")
     assert said.rstrip("\r").endswith(" "), "blanks over the line"
     assert not [t for t in threading.enumerate() if t.name == "gpulab-waiting"]
+
+
+def test_a_log_is_told_once_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    for log, said in ((True, "gpulab: importing PyTorch …\n"), (False, "")):
+        stream = StringIO()
+        monkeypatch.setattr(sys, "stderr", stream)
+        line = waiting("importing PyTorch", first_s=0.0, renewed_s=0.0, log=log)
+        with line:
+            while log and not stream.getvalue():
+                time.sleep(0.001)
+        assert stream.getvalue() == said
 
 
 def test_of_waits_within_each_other_the_outer_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""How a user comes to a panel: `gpulab.lab`, `%gpulab panel`, and the button under a report."""
+"""How a user comes to a bench: `gpulab.lab`, `%gpulab panel`, and the button under a report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import sys
 from collections.abc import Callable, Mapping
 
 from gpulab.api.experiment import code_of, main_names
-from gpulab.panel.output import MainThread, PanelOutput
-from gpulab.panel.session import PanelSession
+from gpulab.bench.output import BenchOutput, MainThread
+from gpulab.bench.session import BenchSession
 from gpulab.tuning.plan import Code
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.widgets import Choice, Offer
 
-OFFER = "Turn a knob on this cell, and prove what it brings: %gpulab panel"
+OPEN = "Try other settings"
+OFFER = "Toggle, run and compare on this cell: %gpulab panel"
 
 
 def lab(
@@ -21,36 +22,36 @@ def lab(
     steps: int | None = None,
     budget_s: float | None = None,
     save: bool = True,
-) -> PanelSession:
+) -> BenchSession:
     """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
 
     Raises UsageError where no cell was profiled yet. `steps` counted steps make a block of a comparison, within
     `budget_s` seconds in all (None: gpulab chooses), or are those of a single run.
     """
-    return PanelSession(code_of(code, main_names()), steps=steps, budget_s=budget_s, save=save)
+    return BenchSession(code_of(code, main_names()), steps=steps, budget_s=budget_s, save=save)
 
 
-_opened: list[PanelSession] = []
+_opened: list[BenchSession] = []
 _offered: list[Offer] = []
 
 
-def open_panel() -> PanelSession:
-    """`%gpulab panel`: the panel of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
+def open_bench() -> BenchSession:
+    """`%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
     return _open(lab(), None)
 
 
-def offer_panel(settings: Mapping[str, str] | None = None) -> None:
-    """Under the report of a cell: buttons that open its panel there, and try `settings` in it. In a terminal, nothing.
+def offer_bench(settings: Mapping[str, str] | None = None) -> None:
+    """Under the report of a cell: buttons that open its bench there, and try `settings` in it. In a terminal, nothing.
 
     When the next cell is run the buttons go: only the latest report has some.
     """
     if not in_notebook():
         return
-    code, output, main = code_of(None), PanelOutput(), MainThread()
+    code, output, main = code_of(None), BenchOutput(), MainThread()
 
-    def opened() -> PanelSession:
+    def opened() -> BenchSession:
         _offered.clear()
-        session = PanelSession(code)
+        session = BenchSession(code)
         session.keep(offer)
         return _open(session, output)
 
@@ -58,10 +59,11 @@ def offer_panel(settings: Mapping[str, str] | None = None) -> None:
         opened()
 
     def tried() -> None:
-        opened().begin("compare", settings or {})
+        session = opened()
+        session.begin("run", session.choose(settings or {}))
 
     _withdraw()
-    choices: list[Choice] = [("Turn a knob on this cell", lambda: main.call(open_it))]
+    choices: list[Choice] = [(OPEN, lambda: main.call(open_it))]
     if settings:
         named = ", ".join(f"{name}={value}" for name, value in settings.items())
         choices.insert(0, (f"Try {named}", lambda: main.call(tried)))
@@ -71,7 +73,7 @@ def offer_panel(settings: Mapping[str, str] | None = None) -> None:
     _until_the_next_cell()
 
 
-def _open(session: PanelSession, output: PanelOutput | None) -> PanelSession:
+def _open(session: BenchSession, output: BenchOutput | None) -> BenchSession:
     while _opened:
         _opened.pop().close()
     _opened.append(session)

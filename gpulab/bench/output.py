@@ -1,7 +1,7 @@
-"""The panel's place in a notebook: the widgets, and below them the last result, which is saved.
+"""The bench's place in a notebook: the widget, and before it the same as HTML, which is saved.
 
-A widget in a saved notebook is an error message without its kernel; what stands around it stays readable, and takes the
-place of that message where the notebook is trusted.
+A widget in a saved notebook is an error message without its kernel. The HTML stands in its place then; while the widget
+lives, its script hides the HTML.
 """
 
 from __future__ import annotations
@@ -23,66 +23,50 @@ from msgspec import Struct
 from gpulab.tuning import cell_code
 from gpulab.views.running.live_plot import WIDGET_VIEW
 
-REOPEN = "The knobs of this cell stood here. Run the cell again, then %gpulab panel opens them."
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
-_NOTE = (
-    "<style>.gpulab-panel-note{display:none}"
-    f".jp-OutputArea-child:has(.gpulab-panel-note)+.jp-OutputArea-child {_DEAD}{{display:none}}"
-    f".jp-OutputArea-child:has(+.jp-OutputArea-child {_DEAD}) .gpulab-panel-note{{display:block}}</style>"
-    f'<div class="gpulab-panel-note" style="font-size:13px">{REOPEN}</div>'
-)
+_NO_ERROR = f"<style>.jp-OutputArea-child:has(.gpulab-twin)+.jp-OutputArea-child {_DEAD}{{display:none}}</style>"
 
 
-class PanelOutput:
-    """Four outputs of the cell that showed the panel: an offer, the panel, the result, what the cell printed."""
+class BenchOutput:
+    """Two outputs of the cell that showed the bench: it as HTML, and its widget."""
 
     def __init__(self) -> None:
-        self._offer: Any = None
-        self._panel: Any = None
-        self._result: Any = None
-        self._printed: Any = None
+        self._twin: Any = None
+        self._widget: Any = None
 
     def offer(self, html: str, text: str) -> None:
-        """Display what opens the panel, with room for it below."""
+        """Display what opens the bench, with room for it below."""
         self._make_room()
-        self._offer.update({"text/html": html, "text/plain": text}, raw=True)
+        self._twin.update({"text/html": html, "text/plain": text}, raw=True)
 
-    def show(self, root: Any, text: str) -> None:
-        """Display the panel with room below; shown again, it takes the place of what was shown before."""
+    def show(self, root: Any, html: str, text: str) -> None:
+        """Display the bench; shown again, it takes the place of what was shown before."""
         self._make_room()
-        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": root.model_id}, "text/plain": text}
-        self._offer.update({"text/html": _NOTE, "text/plain": ""}, raw=True)
-        self._panel.update(view, raw=True)
+        self.save(root.key, html, text)
+        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": root.model_id}, "text/plain": ""}
+        self._widget.update(view, raw=True)
+
+    def save(self, key: str, html: str, text: str) -> None:
+        """Put the HTML that a saved notebook shows in its place."""
+        if self._twin is not None:
+            twin = f'{_NO_ERROR}<div class="gpulab-twin gpulab-twin-{escape(key)}">{html}</div>'
+            self._twin.update({"text/html": twin, "text/plain": text}, raw=True)
+
+    def close(self, html: str, text: str) -> None:
+        """Leave the HTML alone."""
+        if self._twin is not None:
+            self._twin.update({"text/html": html, "text/plain": text}, raw=True)
+            self._widget.update({"text/plain": ""}, raw=True)
 
     def _make_room(self) -> None:
         from IPython.display import display
 
-        if self._panel is None:
-            for name in ("_offer", "_panel", "_result", "_printed"):
-                handle = display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-                setattr(self, name, handle)
-
-    def show_result(self, bundle: dict[str, object], printed: str) -> None:
-        if self._panel is not None:
-            self._result.update(bundle, raw=True)
-            self._printed.update({"text/html": printed, "text/plain": ""}, raw=True)
-
-    def show_text(self, text: str) -> None:
-        """A traceback in place of a result."""
-        if self._panel is not None:
-            self._result.update({"text/plain": text, "text/html": _quoted(text)}, raw=True)
-            self._printed.update({"text/plain": ""}, raw=True)
-
-    def close(self, text: str) -> None:
-        """Put the panel's settings, as text, where the panel was."""
-        if self._panel is not None:
-            self._offer.update({"text/plain": ""}, raw=True)
-            self._panel.update({"text/plain": text, "text/html": _quoted(text)}, raw=True)
-
-
-def _quoted(text: str) -> str:
-    return f'<pre style="font-size:12px;white-space:pre-wrap">{escape(text)}</pre>'
+        if self._twin is None:
+            self._twin, self._widget = (
+                display({"text/plain": ""}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+                for _ in range(2)
+            )
 
 
 KEPT_CHARACTERS = 20_000  # of what the code wrote: the last

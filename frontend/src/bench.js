@@ -1,0 +1,411 @@
+// The bench of one cell: toggles, what runs, the table of runs, two of them side by side. Python says what there is, as
+// data and as HTML that it has escaped; here it is drawn and made to answer.
+
+import { applyToCell } from "./apply.js";
+import { element } from "./dom.js";
+import { stopRun } from "./stop.js";
+import { isDark, watchTheme } from "./theme.js";
+import { chosenRows, order, settingsOf } from "./bench_state.js";
+
+const STOP_NOTES = {
+  heard: "Stopping at the end of this step …",
+  over: "Nothing runs any more.",
+  interrupted: "The kernel did not answer, so it was interrupted.",
+  unreachable: "The kernel cannot be reached from here: use the notebook's stop button.",
+};
+const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: the runs are kept.";
+
+class Bench {
+  constructor(model, el) {
+    this.model = model;
+    this.lost = false;
+    this.sort = { by: "number", descending: false };
+    this.root = element("div", "gp-bench", el);
+    element("style", "", this.root, model.get("style"));
+    this.#hideTwin();
+    this.#head();
+    this.toggles = element("div", "gp-toggles", this.root);
+    this.#controls();
+    this.rows = element("div", "gp-table", this.root);
+    this.detail = element("div", "gp-detail", this.root);
+    this.keep = element("div", "gp-keep", this.root);
+    this.#listen();
+    this.#drawAll();
+  }
+
+  #hideTwin() {
+    this.twin = element("style", "", document.head, `.gpulab-twin-${this.model.get("key")} { display: none; }`);
+  }
+
+  #head() {
+    const head = element("div", "gp-benchhead", this.root);
+    element("b", "", head, "Bench");
+    const cell = element("code", "", head, this.model.get("cell"));
+    cell.title = this.model.get("code");
+    this.close = this.#button(head, "Close", "Stop and put the bench away; its runs are kept", () => this.#send("close"));
+  }
+
+  #controls() {
+    const bar = element("div", "gp-controls", this.root);
+    const line = element("div", "gp-buttons", bar);
+    this.run = this.#button(line, "Run", "Measure these settings against the cell as written: one more row", () =>
+      this.#begin("run"),
+    );
+    this.run.classList.add("gp-primary");
+    this.each = this.#button(
+      line,
+      "Each by itself and together",
+      "Measure every changed toggle by itself and all of them together, in turn; says whether their gains add up",
+      () => this.#begin("each"),
+    );
+    this.climb = this.#button(line, "Climb", "Let gpulab try what it expects most of, step by step; each try is a row", () =>
+      this.#begin("climb"),
+    );
+    this.reset = this.#button(line, "Reset", "All toggles as written", () => this.#send("choose", { settings: {} }));
+    const now = (this.now = element("div", "gp-now", bar));
+    this.stop = this.#button(now, "Stop", "End at the next step, with what there is", () => this.#stopRun());
+    this.stop.classList.add("gp-stop");
+    this.track = element("div", "gp-track", now);
+    this.track.setAttribute("role", "progressbar");
+    this.bar = element("div", "gp-bar", this.track);
+    this.words = element("span", "gp-words", now);
+    this.message = element("div", "gp-message", bar);
+    this.message.setAttribute("role", "status");
+    // Stop stays in view: where its place is scrolled away, it floats over the page (in a box of its own: an output
+    // has its own scrolling, and keeps what is fixed inside itself)
+    this.float = element("div", "gp-bench gp-float", document.body);
+    this.seen = new IntersectionObserver((entries) => {
+      this.away = !entries[entries.length - 1].isIntersecting;
+      this.#place();
+    });
+    this.seen.observe(line);
+  }
+
+  #place() {
+    const floats = this.away && this.running && !this.lost;
+    (floats ? this.float : this.message.parentNode).insertBefore(this.now, floats ? null : this.message);
+    this.float.hidden = !floats;
+  }
+
+  #button(parent, words, hint, action) {
+    const button = element("button", "", parent, words);
+    button.type = "button";
+    button.title = hint;
+    button.addEventListener("click", action);
+    return button;
+  }
+
+  #send(what, more = {}) {
+    this.model.send({ do: what, ...more });
+  }
+
+  #begin(what) {
+    this.#setRunning(true); // until Python says so itself: a second click must not start a second run
+    this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
+  }
+
+  async #stopRun() {
+    this.stop.disabled = true;
+    this.words.textContent = "Stopping …";
+    const viaComm = () => {
+      this.#send("stop");
+      return new Promise((resolve) => this.model.once("change:status", () => resolve(true)));
+    };
+    const answer = await stopRun(this.model.widget_manager?.kernel, this.model.get("run_key"), viaComm);
+    this.words.textContent = STOP_NOTES[answer] ?? "";
+    if (answer === "unreachable" || answer === "over") this.#drawStatus();
+  }
+
+  #listen() {
+    const draw = {
+      toggles: () => this.#drawToggles(),
+      status: () => this.#drawStatus(),
+      table: () => this.#drawTable(),
+      detail: () => this.#drawDetail(),
+      edit: () => this.#drawKeep(),
+    };
+    const onLost = () => {
+      this.lost = true;
+      this.#drawStatus();
+    };
+    for (const [name, action] of Object.entries(draw)) this.model.on(`change:${name}`, action);
+    this.model.on("comm_live_update", onLost);
+    this.endTheme = watchTheme(() => this.#drawTheme());
+    this.rows.addEventListener("click", (event) => this.#clicked(event));
+    this.rows.addEventListener("keydown", (event) => this.#pressed(event));
+    // a notebook takes letters for commands before its outputs meet them: what is typed here stays here
+    const typed = (event) => {
+      if (!this.root.contains(event.target) || !event.target.matches?.("input, select")) return;
+      event.stopPropagation();
+      if (event.key === "Escape") event.target.value = event.target.defaultValue;
+      if (["Enter", "Escape"].includes(event.key)) event.target.blur();
+    };
+    window.addEventListener("keydown", typed, true);
+    this.end = () => {
+      for (const [name, action] of Object.entries(draw)) this.model.off(`change:${name}`, action);
+      this.model.off("comm_live_update", onLost);
+      window.removeEventListener("keydown", typed, true);
+      this.endTheme();
+      this.seen.disconnect();
+      this.float.remove();
+      this.twin.remove();
+    };
+  }
+
+  #drawAll() {
+    this.#drawTheme();
+    this.#drawToggles();
+    this.#drawStatus();
+    this.#drawTable();
+    this.#drawDetail();
+    this.#drawKeep();
+  }
+
+  #drawTheme() {
+    for (const box of [this.root, this.float]) box.dataset.theme = isDark() ? "dark" : "light";
+  }
+
+  // -- toggles -----------------------------------------------------------------------------------------------------
+
+  #drawToggles() {
+    const toggles = this.model.get("toggles");
+    const focused = document.activeElement?.closest?.("[data-toggle]")?.dataset.toggle;
+    const open = this.toggles.querySelector("details.gp-fixed")?.open ?? false;
+    this.toggles.replaceChildren();
+    const able = toggles.filter((t) => !t.reason);
+    const fixed = toggles.filter((t) => t.reason);
+    for (const toggle of able) this.#drawToggle(toggle);
+    if (fixed.length) this.#drawFixed(fixed, open, able.length > 0);
+    const chosen = toggles.filter((t) => t.value !== null);
+    if (!this.running) this.each.disabled = chosen.length < 2;
+    this.each.hidden = !able.length;
+    this.reset.disabled = !chosen.length || this.running;
+    this.run.textContent = chosen.length ? "Run" : "Run as written";
+    if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
+  }
+
+  #drawToggle(toggle) {
+    const line = element("div", "gp-toggle", this.toggles);
+    line.dataset.toggle = toggle.name;
+    line.toggleAttribute("data-changed", toggle.value !== null);
+    const label = element("label", "gp-name", line);
+    const words = element("span", "", label, toggle.title);
+    words.title = toggle.help;
+    this.#control(toggle, label);
+    element("span", "gp-quiet", line, toggle.value === null ? "" : `was ${toggle.shown}`);
+    this.#expected(toggle, line);
+    if (toggle.lesson) {
+      const link = element("a", "gp-quiet", line, "lesson");
+      link.href = toggle.lesson;
+      link.target = "_blank";
+    }
+    const said = toggle.problem || toggle.cautions.join("; ");
+    if (said) element("div", toggle.problem ? "gp-bad" : "gp-caution", line, said);
+  }
+
+  #control(toggle, label) {
+    const value = toggle.value ?? toggle.current;
+    const input = element(toggle.kind === "choice" ? "select" : "input", "", label);
+    if (toggle.kind === "switch") {
+      input.type = "checkbox";
+      input.checked = value === true;
+      input.indeterminate = value === null;
+      input.addEventListener("change", () => this.#choose(toggle, input.checked));
+    } else if (toggle.kind === "number") {
+      input.type = "number";
+      input.min = toggle.least;
+      input.max = toggle.most;
+      input.value = value;
+      input.addEventListener("change", () => input.value !== "" && this.#choose(toggle, Math.round(Number(input.value))));
+    } else {
+      const options = value === null ? [{ value: null, words: "as written" }, ...toggle.options] : toggle.options;
+      options.forEach((option, i) => {
+        const choice = element("option", "", input, option.words);
+        choice.value = i;
+        choice.selected = option.value === value;
+      });
+      input.addEventListener("change", () => this.#choose(toggle, options[input.value].value));
+    }
+    input.disabled = this.running || this.lost;
+  }
+
+  #expected(toggle, line) {
+    if (!toggle.expected) return;
+    const button = element("button", "gp-expected", line, `→ ${toggle.proposed}: ${toggle.expected}`);
+    button.type = "button";
+    button.title = "Predicted from the last run, not measured. Click to set the toggle to it";
+    button.disabled = this.running || this.lost;
+    button.addEventListener("click", () => this.#choose(toggle, toggle.proposal));
+  }
+
+  #drawFixed(fixed, open, others) {
+    const box = element("details", "gp-fixed", this.toggles);
+    box.open = open || !others;
+    const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
+    element("summary", "gp-quiet", box, `${count} cannot act here`);
+    for (const { title, reason } of fixed) {
+      const line = element("div", "gp-quiet", box);
+      element("b", "", line, title);
+      line.append(`: ${reason}`);
+    }
+  }
+
+  #choose(toggle, value) {
+    const settings = settingsOf(this.model.get("toggles"));
+    if (value === null || value === toggle.current) delete settings[toggle.name];
+    else settings[toggle.name] = value;
+    this.#send("choose", { settings });
+  }
+
+  // -- what runs ---------------------------------------------------------------------------------------------------
+
+  get running() {
+    return this.model.get("status").running;
+  }
+
+  #setRunning(running) {
+    for (const button of [this.run, this.each, this.climb]) button.disabled = running;
+  }
+
+  #drawStatus() {
+    const { running, words, fraction, message, level } = this.model.get("status");
+    const dead = this.lost;
+    this.#setRunning(running || dead);
+    this.close.disabled = dead;
+    this.stop.hidden = !running || dead;
+    if (!running) this.stop.disabled = false;
+    this.track.hidden = this.stop.hidden;
+    this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;
+    this.track.setAttribute("aria-valuenow", String(Math.round(100 * fraction)));
+    if (!this.stop.disabled) this.words.textContent = running && !dead ? words : "";
+    this.message.textContent = dead ? LOST : message;
+    this.message.dataset.level = dead ? "bad" : level;
+    this.#place();
+    this.#drawToggles();
+  }
+
+  // -- the table ---------------------------------------------------------------------------------------------------
+
+  #drawTable() {
+    const at = document.activeElement?.closest?.("tr[data-row]")?.dataset.row;
+    this.rows.innerHTML = this.model.get("table");
+    this.#order();
+    if (at) this.rows.querySelector(`tr[data-row="${CSS.escape(at)}"]`)?.focus();
+  }
+
+  #order() {
+    const body = this.rows.querySelector("tbody");
+    if (!body) return;
+    body.append(...order([...body.children], this.sort));
+    for (const head of this.rows.querySelectorAll("th[aria-sort]")) {
+      const by = head.querySelector("button").dataset.sort;
+      const now = by !== this.sort.by ? "none" : this.sort.descending ? "descending" : "ascending";
+      head.setAttribute("aria-sort", now);
+    }
+  }
+
+  #clicked(event) {
+    const sort = event.target.closest("[data-sort]");
+    if (sort) {
+      const by = sort.dataset.sort;
+      const again = this.sort.by === by;
+      this.sort = again && this.sort.descending ? { by: "number", descending: false } : { by, descending: again };
+      this.#order();
+      return;
+    }
+    const row = event.target.closest("tr[data-row]");
+    if (!row) return;
+    const action = event.target.closest("[data-do]");
+    if (action) this.#act(action.dataset.do, row);
+    else if (!event.target.closest(".gp-menu")) this.#select(row.dataset.row);
+  }
+
+  #act(what, row) {
+    row.querySelector(".gp-menu").open = false;
+    if (what === "rename") return this.#rename(row);
+    if (["decide", "again", "remove"].includes(what) && (this.running || this.lost)) return;
+    if (["decide", "again"].includes(what)) this.#setRunning(true);
+    this.#send(what, { row: row.dataset.row });
+  }
+
+  #rename(row) {
+    const name = row.querySelector(".gp-setting b");
+    const input = element("input", "gp-rename", null);
+    input.value = input.defaultValue = name.textContent;
+    input.setAttribute("aria-label", "Name of the row");
+    name.replaceWith(input);
+    input.focus();
+    input.select();
+    input.addEventListener("click", (event) => event.stopPropagation());
+    input.addEventListener("blur", () => {
+      if (input.value === input.defaultValue) this.#drawTable();
+      else this.#send("rename", { row: row.dataset.row, name: input.value });
+    });
+  }
+
+  #pressed(event) {
+    const row = event.target.closest("tr[data-row]");
+    if (!row || event.target !== row) return;
+    const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
+    if (step) row[step]?.focus();
+    else if (event.key === "Enter" || event.key === " ") this.#select(row.dataset.row);
+    else return;
+    event.preventDefault();
+    event.stopPropagation();
+  }
+
+  #select(id) {
+    const marks = chosenRows(this.model.get("marks"), id);
+    this.model.set("marks", marks);
+    for (const row of this.rows.querySelectorAll("tr[data-row]")) {
+      row.setAttribute("aria-selected", String(marks.includes(row.dataset.row)));
+    }
+    if (marks.length && this.running) this.detail.textContent = "Opens when the run has ended.";
+    this.#send("open", { rows: marks });
+  }
+
+  // -- one run, or two side by side --------------------------------------------------------------------------------
+
+  #drawDetail() {
+    this.detail.innerHTML = this.model.get("detail");
+  }
+
+  #drawKeep() {
+    const { title, html, text, cell, code } = this.model.get("edit");
+    this.keep.replaceChildren();
+    if (!text) return;
+    const head = element("div", "gp-buttons", this.keep);
+    element("b", "", head, title);
+    const note = element("span", "gp-quiet", null);
+    if (cell) {
+      this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
+        const done = applyToCell(this.model.widget_manager, code, cell);
+        note.textContent = done
+          ? "Applied: the cell above has it. Run it again."
+          : "The cell was not found unchanged in this notebook: copy the edit.";
+        if (done) this.#send("applied");
+      });
+    }
+    this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {
+      note.textContent = (await copied(cell || text)) ? "Copied." : "Select the text below and copy it.";
+    });
+    head.append(note);
+    element("div", "", this.keep).innerHTML = html;
+  }
+}
+
+async function copied(text) {
+  try {
+    await navigator.clipboard.writeText(text);
+    return true;
+  } catch {
+    return false;
+  }
+}
+
+export default {
+  render({ model, el }) {
+    const bench = new Bench(model, el);
+    return () => bench.end();
+  },
+};

@@ -1,0 +1,9 @@
+// Elements in one call.
+
+export function element(tag, className, parent, text) {
+  const node = document.createElement(tag);
+  if (className) node.className = className;
+  if (text !== undefined) node.textContent = text;
+  parent?.append(node);
+  return node;
+}

@@ -1,0 +1,593 @@
+"""Runs one cell again and again with other settings, from the bench or by code; each setting becomes a row.
+
+The cell is never edited, and what it trains is put back after each run.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from html import escape
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gpulab.analysis.facts import Facts, facts
+from gpulab.api import climb as climbs
+from gpulab.api.experiment import experiments, remember_trials, run_before
+from gpulab.api.reading import report, runs
+from gpulab.bench import file
+from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
+from gpulab.bench.toggles import Toggle, data, toggles_of
+from gpulab.bench.widget import BenchWidget, Level, Status
+from gpulab.capture import recorder
+from gpulab.errors import GpulabError, UsageError
+from gpulab.knobs.catalogue import KNOBS, parsed_value
+from gpulab.knobs.knob import Value, written
+from gpulab.run import Run
+from gpulab.store.folders import new_id
+from gpulab.tuning import bench as rows_of
+from gpulab.tuning import cell_code
+from gpulab.tuning.bench import Bench, Row
+from gpulab.tuning.climb.climb import Climber
+from gpulab.tuning.climb.record import Bounds, Climb
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
+from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.runner import Runner, check_plan
+from gpulab.tuning.single_run import observation_of
+from gpulab.tuning.trial import Trial
+from gpulab.user_code import hide_gpulabs_frames
+from gpulab.views import bench as view
+from gpulab.views import side_by_side
+from gpulab.views.climb.climb import Climbed
+from gpulab.views.comparison.comparison import Compared
+from gpulab.views.running.display import in_notebook
+from gpulab.views.running.progress import share_done, words
+from gpulab.views.running.widgets import accept_stop
+
+if TYPE_CHECKING:
+    from gpulab.views.running.widgets import Offer
+
+Kind = Literal["run", "each", "climb", "decide", "again"]
+BUSY = "A run goes on already: wait for its end, or press Stop."
+TWO_SETTINGS = "Change two toggles or more: each is measured by itself, and all of them together."
+PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
+INTERRUPTED = "Interrupted. What the cell trains is put back."
+MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
+
+
+class _Job(Struct):
+    """One thing that the bench does. `fault`: of ours, or bad input; what the user's code raised is `engine.error`."""
+
+    kind: Kind
+    engine: Runner | Climber
+    rows: tuple[Row, ...]  # as they were before, in the order of the plan's arms
+    from_click: bool
+    turn: int  # of its first blocks, among all of the bench
+    prints: KeptPrints = field(default_factory=KeptPrints)
+    record: Experiment | Climb | None = None
+    fault: BaseException | None = None
+    share: float = 0.0
+
+    @property
+    def error(self) -> BaseException | None:
+        return self.fault or self.engine.error
+
+
+class BenchSession:
+    """The bench of one cell. Its runs go on on the main thread, as those of %%gpuprofile do.
+
+    `bench` holds the rows; they are kept on disk unless `save` is false, and a later bench of the same cell has them.
+    """
+
+    def __init__(
+        self,
+        code: Code,
+        *,
+        steps: int | None = None,
+        budget_s: float | None = None,
+        save: bool = True,
+        engine: Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner] = Runner,
+    ) -> None:
+        self.code = code
+        self.steps = steps  # counted steps of a run or block; None: gpulab chooses
+        self.budget_s = budget_s
+        self.bench, self._problem = file.load(code.text) if save else (Bench(code.text), "")
+        self._save, self._engine = save, engine
+        self._main = MainThread()
+        self._trials: dict[str, tuple[Arm, Trial]] = {}  # of this process, by label
+        self._figures: dict[str, Facts] = {}  # by the id of the run
+        self._settings: dict[str, Value] = {}  # of the toggles
+        self._toggles: tuple[Toggle, ...] = ()
+        self._job: _Job | None = None  # the one that runs
+        self._last: Compared | None = None
+        self._prints = ""
+        self._key, self._run_key = uuid.uuid4().hex, uuid.uuid4().hex
+        self._widget: BenchWidget | None = None
+        self._output: BenchOutput | None = None
+        self._opener: Offer | None = None
+        self._take_latest_run()
+
+    # -- what a user calls ---------------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> bool:
+        return self._job is not None
+
+    @property
+    def rows(self) -> tuple[Row, ...]:
+        return self.bench.rows
+
+    @property
+    def result(self) -> Compared | None:
+        """The last comparison; None before there was one."""
+        return self._last
+
+    def run(self, **settings: object) -> Self:
+        """Measure these settings against the cell as written: one more row. Without any, the cell as written.
+
+        Raises UsageError, also while a run goes on, and what the cell raises as written.
+        """
+        return self._begin("run", _parsed(settings))
+
+    def each(self, **settings: object) -> Self:
+        """Measure each setting by itself and all together, in turn: whether their gains add up. Raises as `run`."""
+        return self._begin("each", _parsed(settings))
+
+    def climb(self) -> Self:
+        """Try what is expected to help most, setting by setting; each try is a row. Raises as `run`."""
+        return self._begin("climb", {})
+
+    def decide(self, row: Row) -> Self:
+        """Measure more pairs of a row. Raises as `run`."""
+        return self._begin("decide", {}, row)
+
+    def stop(self) -> None:
+        """End what runs at its next step boundary, with what there is."""
+        if (job := self._job) is not None:
+            job.engine.stop()
+
+    def close(self) -> None:
+        """End what runs and put the bench away; its table stays as HTML."""
+        self.stop()
+        if self._output is not None:
+            self._output.close(self._page(), view.text(self.bench))
+        if self._widget is not None:
+            self._widget.close()
+        if self._opener is not None:
+            self._opener.close()
+        self._widget = self._output = self._opener = None
+
+    def keep(self, opener: Offer) -> None:
+        """Close the offer that opened the bench with the bench, not before.
+
+        JupyterLab 4.6 sends what widgets say to the subshell in whose messages they were made; ipykernel 7 ends that
+        of a closed widget, and those that its click has made are heard no more.
+        """
+        self._opener = opener
+
+    def show(self, output: BenchOutput | None = None) -> None:
+        """Display it, in an output that is already there or a new one; in a terminal say what to write."""
+        if not in_notebook():
+            sys.stdout.write(f"{PLAIN}\n")
+            return
+        self._output = output or BenchOutput()
+        cell = first_line(self.code.text)
+        self._widget = BenchWidget(self._key, self._run_key, cell, self.code.text, self._hear)
+        self._toggles = toggles_of(_KNOBS, self._observation, None)
+        self._draw_all()
+        if self._problem:
+            self._say(self._problem, "bad")
+        self._output.show(self._widget.root, self._page(), view.text(self.bench))
+        self._main.later(0.0, self._predict)
+
+    def _ipython_display_(self) -> None:
+        self.show()
+
+    def __repr__(self) -> str:
+        return f"<gpulab bench of {self.code.source}, {len(self.rows)} rows{', running' if self.running else ''}>"
+
+    # -- what it knows of the cell -------------------------------------------------------------------------------
+
+    @property
+    def _observation(self) -> Any:
+        _, trial = self._trials.get(rows_of.AS_WRITTEN, (None, None))
+        return trial.observation if trial is not None else observation_of(self.code)
+
+    def _take_latest_run(self) -> None:
+        """The cell's last run in this process is the first row: it is not made again."""
+        for arm, trial in run_before(self.code, Plan(arms=())):
+            self._take(arm, trial)
+
+    def _take(self, arm: Arm, trial: Trial) -> None:
+        self._trials[arm.label] = (arm, trial)
+        if not arm.settings:
+            side = Side(arm.label, {}, self._facts(trial.run), losses=trial.losses)
+            self.bench = self.bench.put(rows_of.with_run(self.bench.baseline or Row(new_id()), side))
+
+    def _facts(self, run: Run) -> Facts:
+        if run.id not in self._figures:
+            self._figures[run.id] = facts(run)
+        return self._figures[run.id]
+
+    def _figures_of(self, row: Row) -> Facts | None:
+        """Of the row's run in full; None where it is not stored any more."""
+        if row.run_id in self._figures:
+            return self._figures[row.run_id]
+        with suppress(GpulabError):
+            return self._facts(runs.store.load(row.run_id)) if row.run_id else None
+        return None
+
+    # -- what a click asks for -----------------------------------------------------------------------------------
+
+    def _hear(self, what: str, content: Mapping[str, Any]) -> None:
+        if what == "stop":
+            self.stop()
+        else:
+            self._main.call(lambda: self._answer(what, content))
+
+    def _answer(self, what: str, content: Mapping[str, Any]) -> None:
+        """On the main thread. Never raises."""
+        try:
+            row = self.bench.row(str(content.get("row", "")))
+            if what in get_args(Kind):
+                self._settings = valid(content.get("settings", self._settings))
+                self.begin(what, self._settings, row)  # type: ignore[arg-type]
+            elif what == "choose":
+                self.choose(content.get("settings", {}))
+            elif what == "open":
+                self._open([str(x) for x in content.get("rows", [])])
+            elif what == "close":
+                self.close()
+            elif row is not None:
+                self._edit(what, row, content)
+        except Exception as e:
+            self._say(f"gpulab failed to do this ({type(e).__name__}: {e})", "bad")
+
+    def begin(self, kind: Kind, settings: Mapping[str, Value], row: Row | None = None) -> None:
+        """As a click does: what speaks against it is said in the bench."""
+        try:
+            self._begin(kind, settings, row, from_click=True)
+        except GpulabError as e:
+            self._say(str(e), "quiet" if str(e) == BUSY else "bad")
+
+    def choose(self, settings: Mapping[str, object]) -> dict[str, Value]:
+        """Set the toggles to these; those that are no setting of a knob are left out."""
+        self._settings = valid(settings)
+        self._show(toggles=data(self._toggles, self._observation, self._settings))
+        return self._settings
+
+    def _edit(self, what: str, row: Row, content: Mapping[str, Any]) -> None:
+        if what == "use":
+            self.choose(row.settings)
+            return
+        if what == "remove":
+            self.bench = self.bench.remove(row.id)
+        elif what == "pin":
+            self.bench = self.bench.put(replace(row, pinned=not row.pinned))
+        elif what == "rename":
+            self.bench = self.bench.put(replace(row, name=str(content.get("name", "")).strip()[:80]))
+        self._keep_rows()
+        self._draw_rows()
+
+    def _open(self, ids: Sequence[str]) -> None:
+        """One row's report, or two side by side."""
+        marks = [row.id for row in self.rows if row.id in ids]
+        marks.sort(key=list(ids).index)
+        self._show(marks=marks[:2])
+        self._draw_rows()
+
+    # -- one job -------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, kind: Kind, settings: Mapping[str, object], row: Row | None = None, *, from_click: bool = False
+    ) -> Self:
+        if self._job is not None or recorder.active is not None:
+            raise UsageError(BUSY)
+        job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
+        if in_notebook() and self._output is None and not from_click:
+            self.show()
+        self._job, self._last, self._prints = job, None, ""
+        self._draw_status(Status(True, "starting"))
+        self._work(job)
+        if job.error is not None and not from_click:
+            raise job.error
+        return self
+
+    def _job_of(self, kind: Kind, settings: Mapping[str, object], row: Row | None, from_click: bool) -> _Job:
+        arms = self._arms(kind, settings, row)
+        rows = tuple(self._row_for(arm, kind) for arm in arms)
+        done = dict(self._trials)
+        if kind != "decide":
+            done = {label: trial for label, trial in done.items() if label == rows_of.AS_WRITTEN and arms}
+        plan = Plan(
+            arms=arms,
+            block_steps=self.steps,
+            pairs=_more_pairs(row) if kind == "decide" and row is not None else None,
+            budget_s=self.budget_s if arms else None,
+            interleaved=bool(arms),
+            early=bool(arms),
+            save=self._save,
+        )
+        if arms:
+            check_plan(plan)
+        engine = self._engine(self.code, plan, self._tell, tuple(done.values()))
+        engine.tick = self._tick
+        return _Job(kind, engine, rows, from_click, self.bench.next_turn)
+
+    def _arms(self, kind: Kind, settings: Mapping[str, object], row: Row | None) -> tuple[Arm, ...]:
+        if row is not None and kind in ("decide", "again"):
+            return (self._arm_of(row.settings),) if row.settings else ()
+        values: dict[str, Any] = dict(settings)
+        together = Arm(values)
+        if kind == "each":
+            if len(values) < 2:
+                raise UsageError(TWO_SETTINGS)
+            return (*(Arm({name: value}) for name, value in values.items()), together)
+        return (together,) if values else ()
+
+    def _arm_of(self, settings: Mapping[str, str]) -> Arm:
+        asked = PlanRequest(ab=tuple(f"{name}={value}" for name, value in settings.items()))
+        return asked.plan(self.code.variables).arms[0]
+
+    def _row_for(self, arm: Arm, kind: Kind) -> Row:
+        row = self.bench.of(arm.shown)
+        if row is None:
+            return Row(new_id(), arm.shown)
+        return replace(row, blocks=(), speed=None, failure="") if kind == "again" or row.failure else row
+
+    def _climb_job(self, from_click: bool) -> _Job:
+        climber = climbs.climber_of(self.code, Bounds(save=self._save))
+        climber.tell, climber.tick, climber.on_attempt = self._tell, self._tick, self._take_rungs
+        return _Job("climb", climber, (), from_click, self.bench.next_turn)
+
+    def _work(self, job: _Job) -> None:
+        """Never raises."""
+        undo = accept_stop(getattr(cell_code.shell(), "kernel", None), self._run_key, job.engine.stop)
+        keeping = prints_kept(job.prints) if in_notebook() or job.from_click else nullcontext()
+        try:
+            with interruptible(), keeping:
+                job.record = job.engine.run()
+        except BaseException as e:
+            job.fault = e
+        finally:
+            undo()
+            self._end(job)
+
+    # -- while it runs -------------------------------------------------------------------------------------------
+
+    def _tell(self, progress: Progress) -> None:
+        self._tick(progress)
+        job = self._job
+        if job is not None and isinstance(job.engine, Runner) and progress.in_blocks and self._widget is not None:
+            self._draw_rows(self._so_far(job))
+
+    def _tick(self, progress: Progress) -> None:
+        """Also from another thread."""
+        job = self._job
+        if job is not None:
+            job.share = max(job.share, share_done(progress))
+            self._draw_status(Status(True, words(progress), job.share))
+
+    def _so_far(self, job: _Job) -> Bench:
+        """The bench with what the blocks of this job say until now."""
+        assert isinstance(job.engine, Runner)
+        for trial in job.engine.trials:
+            if not trial.run.settings.knobs and (row := self.bench.baseline) is None:
+                self._take(Arm(), trial)
+        bench, baseline = self.bench, self.bench.baseline
+        if baseline is None:
+            return bench
+        of_arms: list[list[Block]] = [[] for _ in range(1 + len(job.rows))]
+        for block in job.engine.blocks:
+            of_arms[block.arm].append(replace(block, turn=block.turn + job.turn, arm=0))
+        baseline_blocks = (*baseline.blocks, *of_arms[0])
+        for row, blocks in zip(job.rows, of_arms[1:], strict=True):
+            own = (*row.blocks, *blocks)
+            bench = bench.put(replace(row, blocks=own, speed=rows_of.speed_by_blocks(baseline_blocks, own)))
+        return bench
+
+    # -- its end -------------------------------------------------------------------------------------------------
+
+    def _end(self, job: _Job) -> None:
+        """Remember and show what came of it. A view that fails loses nothing."""
+        try:
+            message, level = self._understand(job)
+        except Exception as e:
+            message, level = f"gpulab failed to show this ({type(e).__name__}: {e})", "bad"
+        finally:
+            self._job = None
+        self._keep_rows()
+        self._prints = _printed(job.prints)
+        self._draw_all()
+        self._draw_status(Status(False, "", 0.0, message, level))
+        self._main.later(0.0, self._predict)
+
+    def _understand(self, job: _Job) -> tuple[str, Level]:
+        """Keep what there is; the sentence that is said of it."""
+        remember_trials(job.engine.trials)
+        for trial in job.engine.trials:
+            if trial.error is None:
+                arm = self._arm_of(trial.run.settings.knobs) if trial.run.settings.knobs else Arm()
+                self._take(arm, trial)
+        said = ""
+        if isinstance(job.record, Experiment):
+            said = self._take_experiment(job, job.record)
+        elif isinstance(job.record, Climb):
+            said = self._take_climb(job.record)
+        if job.error is not None:
+            return self._failed(job.error)
+        if not job.from_click and not in_notebook():
+            sys.stdout.write(f"{said}\n")
+        return said, "good"
+
+    def _take_experiment(self, job: _Job, experiment: Experiment) -> str:
+        baseline = self.bench.baseline
+        if baseline is None or not experiment.sides:
+            return "Stopped before the cell had run."
+        written = experiment.sides[0]
+        baseline = rows_of.baseline_row(baseline, written, job.turn)
+        self.bench = self.bench.put(baseline)
+        for row, comparison in zip(job.rows, experiment.comparisons, strict=False):
+            if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
+                self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
+        if not experiment.comparisons:
+            return "Measured as written: the first row. Change a toggle, then Run."
+        self._last = Compared(experiment)
+        experiments.append(self._last)
+        rows = [self.bench.row(row.id) for row in job.rows]
+        if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
+            return view.sum_words(total)
+        judged = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
+        sentences = [side_by_side.sentence(baseline, row, row.speed) for row in judged]
+        return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
+
+    def _take_rungs(self, record: Climb) -> None:
+        """Each rung is a row: what was kept before it and it, against the cell as written by way of what was kept."""
+        if record.written is not None and self.bench.baseline is None:
+            self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
+        for rung in record.rungs:
+            if rung.comparison is not None:
+                self._take_rung(rung.comparison, f"rung {rung.number} of a climb: {rung.outcome}")
+        if self._widget is not None:
+            self._draw_rows()
+
+    def _take_rung(self, comparison: Comparison, origin: str) -> None:
+        base = self.bench.of(comparison.a.settings)
+        row = self.bench.of(comparison.b.settings) or Row(new_id(), comparison.b.settings)
+        if row.blocks or base is None:
+            return  # measured against the cell as written itself
+        chained = rows_of.chained(base.speed, rows_of.speed_of(comparison))
+        measured = rows_of.row_of(replace(row, origin=origin), comparison, base, 0)
+        self.bench = self.bench.put(replace(measured, speed=chained, blocks=()))
+
+    def _take_climb(self, record: Climb) -> str:
+        self._take_rungs(record)
+        if record.whole is not None:
+            row, baseline = self.bench.of(record.whole.b.settings), self.bench.baseline
+            if row is not None and baseline is not None:
+                turn = self.bench.next_turn
+                baseline = rows_of.baseline_row(baseline, record.whole.a, turn)
+                self.bench = self.bench.put(baseline)
+                self.bench = self.bench.put(rows_of.row_of(replace(row, blocks=()), record.whole, baseline, turn))
+            self._last = Compared(record.whole)
+            experiments.append(self._last)
+        return Climbed(record).headline.sentence
+
+    def _failed(self, error: BaseException) -> tuple[str, Level]:
+        if isinstance(error, GpulabError):
+            return str(error), "bad"
+        if isinstance(error, KeyboardInterrupt):
+            return INTERRUPTED, "bad"
+        hide_gpulabs_frames(error)
+        trace = escape("".join(traceback.format_exception(error)))
+        self._prints = f'<pre style="font-size:12px;white-space:pre-wrap">{trace}</pre>'
+        return f"The cell raised {''.join(traceback.format_exception_only(error)).strip()}", "bad"
+
+    def _keep_rows(self) -> None:
+        if self._save and (problem := file.save(self.bench)):
+            self._say(problem, "bad")
+
+    # -- what it shows -------------------------------------------------------------------------------------------
+
+    def _show(self, **parts: object) -> None:
+        if self._widget is not None:
+            self._widget.show(**parts)
+
+    def _say(self, message: str, level: Level = "quiet") -> None:
+        self._draw_status(Status(self.running, "", 0.0, message, level))
+
+    def _draw_status(self, status: Status | None = None) -> None:
+        self._show(status=status or Status(self.running))
+
+    def _predict(self) -> None:
+        """What each toggle is expected to bring, from the trace of the first row's run."""
+        baseline = self.bench.baseline
+        figures = self._figures_of(baseline) if baseline is not None else None
+        self._toggles = toggles_of(_KNOBS, self._observation, figures)
+        self.choose(self._settings)
+
+    def _draw_all(self) -> None:
+        self.choose(self._settings)
+        self._draw_rows()
+
+    def _draw_rows(self, bench: Bench | None = None) -> None:
+        """The table; with the bench at rest also what is open, the edit, and the HTML that is saved."""
+        marks = self._widget.marks if self._widget is not None else []
+        table = view.table(bench or self.bench, marks, alive=True)
+        if bench is not None:
+            self._show(table=table)
+            return
+        self._show(table=table, detail=self._detail(marks) + self._prints, edit=self._edit_of(marks))
+        if self._output is not None:
+            self._output.save(self._key, self._page(), view.text(self.bench))
+
+    def _page(self) -> str:
+        marks = self._widget.marks if self._widget is not None else []
+        code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
+        return view.static_page(self.bench, code, self._detail(marks))
+
+    def _detail(self, marks: Sequence[str]) -> str:
+        rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]
+        if not rows:
+            return ""
+        if len(rows) == 1:
+            figures = self._figures_of(rows[0])
+            return report(figures.run).fragment() if figures is not None else ""
+        a, b = rows
+        return side_by_side.fragment(a, b, self._figures_of(a), self._figures_of(b), rows_of.between(a, b))
+
+    def _edit_of(self, marks: Sequence[str]) -> dict[str, str]:
+        """What keeps the row that was opened last, else the best."""
+        opened = [row for row in map(self.bench.row, marks) if row is not None and row.settings]
+        row = opened[-1] if opened else self.bench.best
+        if row is None or not row.edit:
+            return {"text": ""}
+        html = view.edit_html(row)
+        title = f"Keep {row.label}"
+        return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "code": self.code.text}
+
+
+_KNOBS = tuple(knob for knob in KNOBS.values() if not knob.of_ranks)
+
+
+def _parsed(settings: Mapping[str, object]) -> dict[str, Any]:
+    return {name: parsed_value(name, value) for name, value in settings.items()}
+
+
+def valid(settings: object) -> dict[str, Value]:
+    """What a front end sent, as values of knobs; what is none is left out."""
+    values: dict[str, Value] = {}
+    for name, value in settings.items() if isinstance(settings, Mapping) else ():
+        if name in KNOBS and isinstance(value, (bool, int, float, str)):
+            with suppress(UsageError):
+                values[name] = KNOBS[name].parse(written(value))
+    return values
+
+
+def _more_pairs(row: Row) -> int:
+    least, unknown, most = MORE_PAIRS
+    needed = row.speed.pairs_to_decide if row.speed is not None else None
+    return unknown if needed is None else min(most, max(least, needed - (row.speed.pairs if row.speed else 0)))
+
+
+def first_line(cell: str) -> str:
+    """By which a user knows their cell: its first line that is neither empty nor a comment."""
+    lines = [line.strip() for line in cell.splitlines() if line.strip()]
+    return next((line for line in lines if not line.startswith("#")), lines[0] if lines else "a block of code")
+
+
+def _printed(prints: KeptPrints) -> str:
+    """What the cell printed as written, folded."""
+    if not prints.text.strip():
+        return ""
+    text = escape(("…" if prints.cut else "") + prints.text.rstrip())
+    style = "font-size:12px;white-space:pre-wrap;margin:4px 0"
+    return (
+        '<details style="margin:8px 0;font-size:13px"><summary>What the cell printed</summary>'
+        f'<pre style="{style}">{text}</pre></details>'
+    )

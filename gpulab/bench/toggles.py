@@ -1,0 +1,158 @@
+"""The settings of a cell, each with what it has now, what it may be and what that is expected to bring.
+
+Pure but for the knobs' own look at this machine: what a front end draws is plain data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpulab.analysis.facts import Facts
+from gpulab.api.diagnose import learned_here
+from gpulab.errors import UsageError
+from gpulab.formatting import speed_within
+from gpulab.knobs.dataloader.loader_options import with_settings
+from gpulab.knobs.knob import Knob, StepTimes, Value, written
+from gpulab.knobs.observe.observation import Observation
+from gpulab.prediction.baseline import Refused
+from gpulab.prediction.predict import predict_from
+from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.step import plan_of
+from gpulab.views.wording import lesson_path
+
+MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
+NO_GAIN = 1.1  # a speedup: below it at best, nobody turns a toggle for it
+_PROPOSED = 2  # values of a knob whose gain is predicted
+
+
+class Toggle(Struct, frozen=True):
+    """One knob in this cell. `reason`: why it cannot be turned here; empty where it can."""
+
+    knob: Knob
+    current: Value | None
+    reason: str = ""
+    prediction: Prediction | None = None  # of the value that promises most
+
+    @property
+    def proposal(self) -> str:
+        """The value that promises most, as written; empty where nothing is predicted."""
+        return self.prediction.settings.get(self.knob.name, "") if self.prediction is not None else ""
+
+
+def toggles_of(knobs: Iterable[Knob], observation: Observation | None, figures: Facts | None) -> tuple[Toggle, ...]:
+    """One for each knob, what is expected to gain most first; without an observation nothing is known of the cell."""
+    if observation is None:
+        return tuple(Toggle(knob, None, "the cell has not run yet") for knob in knobs)
+    there = [_toggle(knob, observation) for knob in knobs]
+    return _ordered(there if figures is None else _predicted(there, observation, figures))
+
+
+def _toggle(knob: Knob, observation: Observation) -> Toggle:
+    current = knob.value_in(observation)
+    return Toggle(knob, current, _why_fixed(knob, observation, current))
+
+
+def _why_fixed(knob: Knob, observation: Observation, current: Value | None) -> str:
+    """Why there is no other value that it can have here; empty where there is one."""
+    nearby = (1, current + 1) if type(current) is int else ()  # a dataset of 6 items takes batches of 1 to 6
+    reasons = [refusal(knob, observation, value) for value in (*knob.options, *nearby) if value != current]
+    return "" if not reasons or "" in reasons else reasons[0]
+
+
+def refusal(knob: Knob, observation: Observation, value: Value) -> str:
+    """Why it cannot be set to that value; empty where it can."""
+    try:
+        return knob.refuses(observation, knob.parse(str(value))) or ""
+    except UsageError as e:
+        return str(e)
+
+
+def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> list[Toggle]:
+    try:
+        projection = plan_of(figures)
+    except Refused:
+        return list(toggles)
+    evidence = learned_here(figures)
+    cores = figures.run.environment.usable_cores or 1.0
+    step, wait = figures.typical_step_us, figures.data_wait_us
+    times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)
+
+    def best(toggle: Toggle) -> Toggle:
+        knob, current = toggle.knob, toggle.current
+        if toggle.reason:
+            return toggle
+        values = [v for v in knob.next_values(current, times) if v != current and not refusal(knob, observation, v)]
+        values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
+        predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
+        useful = [p for p in predictions if p.ratio is not None]
+        return replace(toggle, prediction=min(useful, key=lambda p: p.ratio or 1.0, default=None))
+
+    return [best(toggle) for toggle in toggles]
+
+
+def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
+    def gain(toggle: Toggle) -> tuple[bool, float]:
+        predicted = toggle.prediction
+        return bool(toggle.reason), (predicted.ratio or 1.0) if predicted is not None else 1.0
+
+    return tuple(sorted(toggles, key=gain))
+
+
+# as a front end draws them
+
+
+def data(
+    toggles: Sequence[Toggle], observation: Observation | None, settings: Mapping[str, Value]
+) -> list[dict[str, object]]:
+    """Each toggle as plain data, judged together with what the others are set to."""
+    together = with_settings(observation, settings) if observation is not None else None
+    return [_data(toggle, together, settings.get(toggle.knob.name)) for toggle in toggles]
+
+
+def _data(toggle: Toggle, observation: Observation | None, choice: Value | None) -> dict[str, object]:
+    knob, current = toggle.knob, toggle.current
+    reason, problem, cautions = toggle.reason, "", tuple[str, ...]()
+    if observation is not None:
+        reason = _why_fixed(knob, observation, current) if choice is None else ""
+        if choice is not None:
+            problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
+    return {
+        "name": knob.name,
+        "title": knob.title,
+        "help": knob.help,
+        "lesson": lesson_path(knob.lesson) or "",
+        **_control(knob, current, choice),
+        "current": current,
+        "shown": written(current) if current is not None else "as written",
+        "value": choice,
+        "reason": reason,
+        "problem": problem,
+        "cautions": list(cautions),
+        "proposal": None if not toggle.proposal else knob.parse(toggle.proposal),
+        "proposed": toggle.proposal,
+        "expected": expected_words(toggle.prediction),
+    }
+
+
+def _control(knob: Knob, current: Value | None, choice: Value | None) -> dict[str, object]:
+    kinds = {type(option) for option in knob.options}
+    if kinds == {bool}:
+        return {"kind": "switch"}
+    if kinds == {int} and current is not None:
+        least = min(0, int(current)) if 0 in knob.options else 1
+        return {"kind": "number", "least": least, "most": MOST}
+    values = list(dict.fromkeys([*knob.options, *(v for v in (current, choice) if v is not None)]))
+    return {"kind": "choice", "options": [{"value": v, "words": written(v)} for v in values]}
+
+
+def expected_words(prediction: Prediction | None) -> str:
+    """ "expected 2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
+    if prediction is None or prediction.ratio is None or prediction.interval is None:
+        return ""
+    if prediction.interval[0] > 1 / NO_GAIN:
+        return "no gain expected" if prediction.interval[0] <= 1 else "slower expected"
+    middle, around = speed_within(prediction.ratio, prediction.interval)
+    return f"expected {around}×" if prediction.only_sign else f"expected {middle}× ({around})"

@@ -1,0 +1,333 @@
+"""What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
+
+The first row is the cell as written. Every other row has blocks that ran in turn with blocks of the first: their
+pairs give its speed. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gpulab.analysis.facts import Facts
+from gpulab.run import Change
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
+from gpulab.tuning.plan import Arm
+from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.verdict import Verdict, verdict
+
+LOSSES_KEPT = 400  # of a run, for its curve
+AS_WRITTEN = Arm().label
+
+
+class Speed(Struct, frozen=True):
+    """How a row compares with the first: `ratio` of times, below 1 is faster; None where it cannot be given."""
+
+    verdict: Verdict
+    ratio: float | None = None
+    interval: tuple[float, float] | None = None  # 95 %
+    noise_floor: float | None = None
+    pairs: int = 0
+    per: str = "step"
+
+    @property
+    def pairs_to_decide(self) -> int | None:
+        """About how many pairs would decide it; None: it is decided, or needs a quieter machine."""
+        if self.verdict != "undecided" or self.ratio is None:
+            return None
+        return pairs_to_decide(Estimate(self.ratio, self.interval, self.pairs), self.noise_floor)
+
+
+class Prediction(Struct, frozen=True):
+    """The ratio of times that was predicted before the row ran, with its 95 % interval."""
+
+    ratio: float
+    interval: tuple[float, float]
+
+
+class Row(Struct, frozen=True):
+    """One setting of the cell. The run in full is in the store, under `run_id`; empty: it has none."""
+
+    id: str
+    settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: as written
+    name: str = ""  # the user's own
+    pinned: bool = False
+    run_id: str = ""
+    blocks: tuple[Block, ...] = ()
+    speed: Speed | None = None  # None: the first row, or nothing was compared yet
+    step_us: float | None = None  # of the run in full
+    samples_per_step: float | None = None
+    shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
+    memory_bytes: int | None = None
+    utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
+    loss: str = ""  # the verdict on the losses of both; empty: none
+    loss_words: str = ""
+    losses: tuple[float | None, ...] = ()
+    checks: tuple[Change, ...] = ()
+    prediction: Prediction | None = None
+    failure: str = ""
+    edit: str = ""  # what keeps it
+    cell: str = ""  # the cell with that edit; empty where the edit is no diff
+    origin: str = ""  # "rung 2 of a climb"; empty: run by hand
+
+    @property
+    def label(self) -> str:
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or AS_WRITTEN
+
+    @property
+    def title(self) -> str:
+        return self.name or self.label
+
+    @property
+    def samples_per_s(self) -> float | None:
+        return self.samples_per_step * 1e6 / self.step_us if self.step_us and self.samples_per_step else None
+
+
+class Bench(Struct, frozen=True):
+    """All rows of one cell, the first as written, then in the order in which they came."""
+
+    code: str
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def baseline(self) -> Row | None:
+        return next((row for row in self.rows if not row.settings), None)
+
+    def row(self, row_id: str) -> Row | None:
+        return next((row for row in self.rows if row.id == row_id), None)
+
+    def of(self, settings: Mapping[str, str]) -> Row | None:
+        """The row with these settings, whatever their order."""
+        return next((row for row in self.rows if row.settings == dict(settings)), None)
+
+    @property
+    def best(self) -> Row | None:
+        """The fastest of those that are faster for certain."""
+        faster = [row for row in self.rows if row.speed is not None and row.speed.verdict == "faster"]
+        return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+
+    def step_us(self, row: Row) -> float | None:
+        """A step of the row: of the first row's run as measured, of another that time by the ratio of the pairs.
+
+        So times and speedups of a bench are one fact. Where nothing was compared, that of the row's own run.
+        """
+        baseline, speed = self.baseline, row.speed
+        if speed is None or speed.ratio is None or baseline is None or baseline.step_us is None:
+            return row.step_us
+        if speed.per == "step":
+            return baseline.step_us * speed.ratio
+        if not baseline.samples_per_step or not row.samples_per_step:
+            return row.step_us
+        return baseline.step_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+
+    @property
+    def next_turn(self) -> int:
+        """The number of the next turn of blocks: pairs are those of one turn."""
+        return 1 + max((block.turn for row in self.rows for block in row.blocks), default=-1)
+
+    def put(self, row: Row) -> Bench:
+        """With this row in the place of the one of the same id, else below all; as written it is the first."""
+        if self.row(row.id) is not None:
+            return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
+        return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
+
+    def remove(self, row_id: str) -> Bench:
+        """Without this row; the first stays as long as there are others, which are measured against it."""
+        row = self.row(row_id)
+        if row is None or (not row.settings and len(self.rows) > 1):
+            return self
+        return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
+
+
+# rows
+
+
+def speed_of(comparison: Comparison) -> Speed:
+    return Speed(
+        comparison.verdict,
+        comparison.ratio,
+        comparison.interval,
+        comparison.noise_floor,
+        comparison.pairs if comparison.evidence == "interleaved" else 0,
+        comparison.unit,
+    )
+
+
+def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
+    """From blocks alone, while a row is measured; None without a pair."""
+    a, b = Side(AS_WRITTEN, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
+    compared = compare_blocks(a, b)
+    return speed_of(compared) if compared.ratio is not None else None
+
+
+def with_run(row: Row, side: Side) -> Row:
+    """The row with the figures of its run in full."""
+    figures = side.facts
+    if figures is None:
+        return row
+    step = figures.typical_step_us
+    rows = figures.selection.rows
+    samples = figures.run.steps.sample_count[rows] if len(rows) else figures.run.steps.sample_count
+    return replace(
+        row,
+        run_id=figures.run.id,
+        step_us=step.median if step is not None else None,
+        samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
+        shares=_shares(figures),
+        memory_bytes=_memory_bytes(figures),
+        utilization=_utilization(figures),
+        losses=_thinned(side.losses),
+        checks=side.checks,
+    )
+
+
+def baseline_row(row: Row, side: Side, turn: int) -> Row:
+    """The first row with what an experiment measured of the cell as written; its turns come after `turn`."""
+    return with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
+
+
+def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
+    """The row with what a comparison of it measured, on top of the blocks that it had before."""
+    side, loss = comparison.b, comparison.loss
+    blocks = (*row.blocks, *_stored(side.blocks, turn))
+    speed = speed_of(comparison)
+    if row.blocks and not side.failure:
+        speed = speed_by_blocks(baseline.blocks, blocks) or speed
+    predicted = side.prediction
+    if predicted is not None and predicted.ratio is not None and predicted.interval is not None:
+        row = replace(row, prediction=Prediction(predicted.ratio, predicted.interval))
+    row = with_run(row, side)
+    return replace(
+        row,
+        blocks=blocks,
+        speed=speed,
+        loss=loss.verdict if loss is not None else row.loss,
+        loss_words=loss.words if loss is not None else row.loss_words,
+        failure=side.failure,
+        edit=side.edit,
+        cell=side.edit_cell if side.edit_is_diff else "",
+    )
+
+
+def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
+    return tuple(replace(block, turn=block.turn + turn, arm=0, losses=()) for block in blocks)
+
+
+def _shares(figures: Facts) -> dict[str, float]:
+    shares = figures.shares
+    return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
+
+
+def _memory_bytes(figures: Facts) -> int | None:
+    memory = figures.run.memory
+    return memory.peak_rss_bytes if figures.run.device.kind == "cpu" else memory.peak_allocated_bytes
+
+
+def _utilization(figures: Facts) -> float | None:
+    series = figures.run.samples.get("gpu_utilization_pct")
+    if series is None or not np.isfinite(series.value).any():
+        return None
+    return float(np.nanmean(series.value)) / 100
+
+
+def _thinned(losses: Sequence[float]) -> tuple[float | None, ...]:
+    every = max(1, math.ceil(len(losses) / LOSSES_KEPT))
+    return tuple(loss if math.isfinite(loss) else None for loss in losses[::every])
+
+
+# several rows
+
+
+class Sum(Struct, frozen=True):
+    """Whether the gains of settings by themselves add up when they are set together.
+
+    `expected` is the product of their ratios, `measured` the ratio together; `interval` is that of measured over
+    expected.
+    """
+
+    labels: tuple[str, ...]
+    expected: float
+    measured: float
+    interval: tuple[float, float] | None
+
+    @property
+    def verdict(self) -> str:
+        """ "less", "more", "as much" or "undecided": what they bring together against each by itself."""
+        if self.interval is None:
+            return "undecided"
+        said = verdict(self.measured / self.expected, self.interval, None, 99)
+        return {"slower": "less", "faster": "more", "no measurable difference": "as much"}.get(said, "undecided")
+
+
+def add_up(experiment: Experiment) -> Sum | None:
+    """Of an experiment whose last arm has all settings of the others together; None where a pair is missing.
+
+    Turn by turn, so that what the machine did in a turn falls out of it.
+    """
+    *single, together = experiment.comparisons
+    if len(single) < 2 or any(c.ratio is None or c.evidence != "interleaved" for c in experiment.comparisons):
+        return None
+    logs = [_log_times(side.blocks) for side in (experiment.sides[0], *(c.b for c in experiment.comparisons))]
+    turns = sorted(set.intersection(*(set(times) for times in logs)))
+    if not turns:
+        return None
+    a, *others, both = ([times[turn] for turn in turns] for times in logs)
+    excess = np.array(both) + (len(others) - 1) * np.array(a) - np.sum(others, axis=0)
+    estimate = paired(np.exp(excess))
+    expected = math.prod(c.ratio or 1.0 for c in single)
+    measured = together.ratio or 1.0
+    interval = estimate.interval if estimate is not None else None
+    if estimate is not None and interval is not None:  # around the ratio of the figures that are shown
+        shift = measured / expected / estimate.ratio
+        interval = (interval[0] * shift, interval[1] * shift)
+    return Sum(tuple(c.b.label for c in single), expected, measured, interval)
+
+
+def _log_times(blocks: Sequence[Block]) -> dict[int, float]:
+    """Of each turn: the mean logarithm of the time of a sample, or of a step where samples are unknown."""
+    times: dict[int, list[float]] = {}
+    for block in blocks:
+        count = block.sample_count or block.step_count
+        if count and block.time_ns:
+            times.setdefault(block.turn, []).append(math.log(block.time_ns / count))
+    return {turn: float(np.mean(logs)) for turn, logs in times.items()}
+
+
+def between(a: Row, b: Row) -> Speed | None:
+    """B against A where each was measured against the first row only: the one ratio over the other."""
+    if a.speed is None:
+        return b.speed
+    return _inverse(a.speed) if b.speed is None else chained(_inverse(a.speed), b.speed)
+
+
+def chained(first: Speed | None, then: Speed) -> Speed:
+    """The product of two ratios that were measured apart; None as the first is 1.
+
+    Logarithms of independent ratios: half widths of their intervals add in squares.
+    """
+    if first is None or first.ratio is None or then.ratio is None or first.per != then.per:
+        return then if first is None else Speed("not comparable")
+    ratio, interval = first.ratio * then.ratio, None
+    if first.interval is not None and then.interval is not None:
+        low, high = (
+            math.hypot(*(math.log(speed.interval[end] / speed.ratio) for speed in (first, then)))  # type: ignore[index,operator]
+            for end in (0, 1)
+        )
+        interval = (ratio * math.exp(-low), ratio * math.exp(high))
+    floor = max((speed.noise_floor or 0.0 for speed in (first, then)), default=0.0)
+    pairs = min(first.pairs, then.pairs)
+    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
+
+
+def _inverse(speed: Speed) -> Speed:
+    if speed.ratio is None:
+        return speed
+    ratio = 1 / speed.ratio
+    interval = None if speed.interval is None else (1 / speed.interval[1], 1 / speed.interval[0])
+    said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
+    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)

@@ -1,0 +1,170 @@
+"""Two runs of one cell in full, drawn on the same axes: where a step goes, steps over time, the device, the losses,
+the operators, the settings.
+
+A pure function of both rows and their runs; what one of them has not is left out, and what neither has is not drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.operators import CostRow
+from gpulab.formatting import duration, number, size, speed_within
+from gpulab.run import Float64
+from gpulab.tuning.bench import Row, Speed
+from gpulab.tuning.record import Side
+from gpulab.views import html_bars
+from gpulab.views.comparison.html_curves import device_curves
+from gpulab.views.comparison.time_rows import time_rows
+from gpulab.views.html import fragment_section
+from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
+from gpulab.views.layout import Column, Section, numbers
+from gpulab.views.report import step_bars
+from gpulab.views.wording import operator_name, plain
+
+_OPERATORS = 8
+_HIGH_PX = 64
+
+
+def sentence(a: Row, b: Row, speed: Speed | None) -> str:
+    """B against A, verdict first."""
+    if b.failure or a.failure:
+        failed = b if b.failure else a
+        return f"{failed.title} could not be measured: {failed.failure}."
+    if speed is None or speed.ratio is None:
+        return f"{b.title} and {a.title} cannot be compared."
+    middle, around = speed_within(speed.ratio, speed.interval)
+    figures = f"{middle}× ({around})" if around else f"{middle}×"
+    per = " per sample" if speed.per == "sample" else ""
+    how = {
+        "faster": f"{b.title} is faster than {a.title}: speedup {figures}{per}",
+        "slower": f"{b.title} is slower than {a.title}: speedup {figures}{per}",
+        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}{per}",
+    }
+    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures}{per} so far')}."
+
+
+def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
+    """All of it as HTML with inline styles; only what stands in the rows where a run is gone."""
+    title = f'<div class="gp-sentence">{html_bars.safe(sentence(a, b, speed))}</div>'
+    gone = [row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure]
+    note = (
+        f'<p class="gp-quiet">The full run of {html_bars.safe(" and ".join(gone))} is no longer stored.</p>'
+        if gone
+        else ""
+    )
+    drawn = [_step_shares(a, b)]
+    if of_a is not None and of_b is not None:
+        drawn += [_steps(of_a, of_b), device_curves(Side("A", {}, of_a), Side("B", {}, of_b))]
+    drawn.append(_losses(a, b))
+    tables: list[Section | None] = [_figures(a, b)]
+    if of_a is not None and of_b is not None:
+        tables.append(_operators(of_a, of_b))
+    return title + note + "".join(drawn) + "".join(fragment_section(table) for table in tables if table is not None)
+
+
+def _step_shares(a: Row, b: Row) -> str:
+    """Both steps as bars on one axis, divided by their parts."""
+    shown = [(f"{mark}: {row.title}", row) for mark, row in (("A", a), ("B", b)) if row.step_us]
+    if not shown:
+        return ""
+    columns = [_times(row) for _, row in shown]
+    figures = [duration(row.step_us) for _, row in shown]
+    return picture(html_bars.caption("Time of a step"), time_rows([name for name, _ in shown], columns, figures))
+
+
+def _times(row: Row) -> Mapping[str, float]:
+    assert row.step_us is not None
+    return {name: share * row.step_us for name, share in row.shares.items()} or {"whole": row.step_us}
+
+
+def _steps(of_a: Facts, of_b: Facts) -> str:
+    """The steps of both over one time axis, from each one's first step on, under one y-max."""
+    both = [(mark, figures) for mark, figures in (("A", of_a), ("B", of_b)) if len(figures.run.steps) > 1]
+    if not both:
+        return ""
+    charts = [(mark, step_bars.bars(figures)) for mark, figures in both]
+    top_ms = max(bars.top_ms for _, bars in charts)
+    spans_s = [float(bars.right_s[-1] - bars.left_s[0]) for _, bars in charts]
+    longest_s = max(spans_s)
+    drawn = "".join(
+        html_bars.panel(
+            html_bars.columns(
+                (bars.left_s - bars.left_s[0]) / longest_s,
+                (bars.right_s - bars.left_s[0]) / longest_s,
+                [(html_bars.part_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()],
+                top_ms,
+                _HIGH_PX,
+            ),
+            f"{mark}: {len(figures.run.steps):,} steps (grey: no trace)",
+            "",
+        )
+        for (mark, figures), (_, bars) in zip(both, charts, strict=True)
+    )
+    limits = html_bars.caption(
+        f"Step time over the run; y-max {duration(top_ms * 1e3)}, both over {duration(longest_s * 1e6)}"
+    )
+    return picture(limits, drawn)
+
+
+def _losses(a: Row, b: Row) -> str:
+    """Both losses over the samples that the model was shown; over steps where their number is not known."""
+    curves = [np.array([np.nan if x is None else x for x in row.losses], np.float64) for row in (a, b)]
+    finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
+    if not len(finite):
+        return ""
+    low, high = float(finite.min()), float(finite.max())
+    per_step = [row.samples_per_step for row in (a, b)]
+    counts = [n or 1.0 for n in per_step] if all(per_step) else [1.0, 1.0]
+    unit = "samples" if all(per_step) else "steps"
+    ends = [len(curve) * count for curve, count in zip(curves, counts, strict=True)]
+    longest = max(ends)
+    lines = [
+        (np.arange(len(curve), dtype=np.float64) * (count / longest), _within(curve, low, high), colour)
+        for curve, count, colour in zip(curves, counts, (A_COLOUR, B_COLOUR), strict=True)
+    ]
+    title = f"Loss over {unit}, from {low:.4g} to {high:.4g}"
+    panel = html_bars.panel(html_bars.lines(lines), title, f"{longest:,.0f} {unit}")
+    return picture(panel, key([(A_COLOUR, f"A: {a.title}"), (B_COLOUR, f"B: {b.title}")]))
+
+
+def _within(curve: Float64, low: float, high: float) -> Float64:
+    return (curve - low) / (high - low) if high > low else curve * 0 + 0.5
+
+
+def _figures(a: Row, b: Row) -> Section:
+    rows = [
+        ("settings", a.label, b.label),
+        ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
+        ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
+        ("peak memory", *(size(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
+        ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
+    ]
+    shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
+    lines = [f"Loss: {plain(row.loss_words)}." for row in (a, b) if row.loss_words]
+    return Section.table("Figures", [Column(""), Column("A", "wrap"), Column("B", "wrap")], shown, lines)
+
+
+def _operators(of_a: Facts, of_b: Facts) -> Section | None:
+    """The operators that take most of a step on either side; per traced step."""
+    both = [{row.name: row for row in figures.operators} for figures in (of_a, of_b)]
+    names = sorted({*both[0], *both[1]}, key=lambda name: -max(_us(side.get(name)) for side in both))[:_OPERATORS]
+    if not names:
+        return None
+    cells = [(operator_name(name), *_operator_cells([side.get(name) for side in both])) for name in names]
+    title = "Top operators, self time per traced step"
+    return Section.table(title, [Column(""), *numbers("A", "B", "difference")], cells)
+
+
+def _operator_cells(rows: Sequence[CostRow | None]) -> tuple[str, str, str]:
+    of_a, of_b = (_us(row) for row in rows)
+    sign = "+" if of_b > of_a else "−"
+    a, b = (duration(_us(row)) if row is not None else "–" for row in rows)
+    return a, b, f"{sign}{duration(abs(of_b - of_a))}"
+
+
+def _us(row: CostRow | None) -> float:
+    return 0.0 if row is None else row.self_us if row.device_us is None else row.device_us

@@ -1,0 +1,104 @@
+"""The rows of a bench: what speed, step time and sums they have, against plain arithmetic on the same blocks."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from gpulab.tuning.bench import Bench, Row, Speed, add_up, between, chained, row_of, speed_by_blocks, with_run
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.record import Block, Experiment, Side
+from tests.support.comparisons import as_written, blocks, faster, out_of_memory
+
+BASELINE = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
+RATIOS = st.floats(0.05, 20)
+
+
+def row(row_id: str, ratio: float, interval: tuple[float, float] | None = None, **settings: str) -> Row:
+    verdict = "undecided" if interval is None else "faster" if interval[1] < 1 else "slower"
+    return Row(row_id, settings, speed=Speed(verdict, ratio, interval, 0.01, 9))  # type: ignore[arg-type]
+
+
+def test_a_row_has_the_figures_of_its_comparison() -> None:
+    comparison = compare_blocks(as_written(), faster())
+    made = row_of(Row("b", {"workers": "2"}), comparison, BASELINE, 7)
+    assert made.speed is not None and made.speed.verdict == "faster"
+    assert (made.speed.ratio, made.speed.interval) == (comparison.ratio, comparison.interval)
+    assert {block.turn for block in made.blocks} == {turn + 7 for turn in range(20)} and made.loss == "same"
+    assert made.shares["compute"] == faster().facts.shares.share["compute"]  # type: ignore[union-attr]
+    bench = Bench("x", (BASELINE, made))
+    assert bench.step_us(made) == pytest.approx(BASELINE.step_us * comparison.ratio)  # type: ignore[operator]
+    assert bench.best is made and bench.next_turn == 27 and bench.of({"workers": "2"}) is made
+    failed = row_of(Row("c"), compare_blocks(as_written(), out_of_memory()), BASELINE, 0)
+    assert failed.failure.startswith("out of memory") and failed.speed is not None and failed.speed.ratio is None
+
+
+def test_more_blocks_of_a_row_narrow_its_interval() -> None:
+    few, more = (blocks(1, 30.0, turns=n, noise=0.05) for n in (6, 12))
+    a = blocks(0, 38.0, turns=18, noise=0.05)
+    later = tuple(replace(block, turn=block.turn + 6) for block in more)
+    once, again = speed_by_blocks(a, few), speed_by_blocks(a, (*few, *later))
+    assert once is not None and again is not None and once.interval is not None and again.interval is not None
+    assert (once.pairs, again.pairs) == (6, 18)
+    assert again.interval[1] / again.interval[0] < once.interval[1] / once.interval[0]
+    assert speed_by_blocks(a, ()) is None, "without a pair there is nothing to say"
+
+
+def test_another_batch_is_compared_per_sample() -> None:
+    speed = speed_by_blocks(blocks(0, 40.0, batch=32, noise=0), blocks(1, 60.0, batch=64, noise=0))
+    assert speed is not None and speed.per == "sample" and speed.ratio == pytest.approx(0.75, rel=1e-6)
+    baseline = Row("a", step_us=40_000.0, samples_per_step=32)
+    wide = Row("b", {"batch_size": "64"}, speed=speed, step_us=1.0, samples_per_step=64)
+    assert Bench("x", (baseline, wide)).step_us(wide) == pytest.approx(60_000, rel=1e-6)
+
+
+@given(RATIOS, RATIOS, st.floats(1.001, 3), st.floats(1.001, 3))
+def test_ratios_that_were_measured_apart_are_multiplied(a: float, b: float, wide_a: float, wide_b: float) -> None:
+    first, then = row("a", a, (a / wide_a, a * wide_a), x="1"), row("b", b, (b / wide_b, b * wide_b), y="1")
+    both = chained(first.speed, then.speed)  # type: ignore[arg-type]
+    reach = math.exp(math.sqrt(math.log(wide_a) ** 2 + math.log(wide_b) ** 2))
+    assert both.ratio == pytest.approx(a * b) and both.interval == pytest.approx((a * b / reach, a * b * reach))
+    there, back = between(first, then), between(then, first)
+    assert there is not None and back is not None and there.ratio is not None and back.ratio is not None
+    assert there.ratio == pytest.approx(b / a) and there.ratio * back.ratio == pytest.approx(1)
+    assert there.interval is not None and back.interval == pytest.approx((1 / there.interval[1], 1 / there.interval[0]))
+    assert between(Row("w"), then) == then.speed, "against the cell as written it is the row's own"
+
+
+@pytest.mark.parametrize(("together_ms", "said"), [(10.0, "as much"), (20.0, "less"), (5.0, "more")])
+def test_gains_add_up_or_do_not(together_ms: float, said: str) -> None:
+    """A halves the time, B halves it: 10 ms of 40 would add up."""
+    rng = np.random.default_rng(5)
+    drift = np.exp(rng.normal(0, 0.2, 24))  # the machine, turn by turn: it must fall out
+
+    def arm(number: int, step_ms: float) -> tuple[Block, ...]:
+        return tuple(
+            Block(number, t, 4 * t + number, 10, 3, 320, int(1e7 * step_ms * drift[t] * math.exp(rng.normal(0, 0.003))))
+            for t in range(24)
+        )
+
+    sides = [Side(str(i), {str(i): "1"}, None, arm(i, ms)) for i, ms in enumerate((40.0, 20.0, 20.0, together_ms))]
+    comparisons = tuple(compare_blocks(sides[0], side) for side in sides[1:])
+    total = add_up(Experiment(tuple(sides), comparisons, 1.0))
+    assert total is not None and total.verdict == said
+    assert total.expected == pytest.approx(0.25, rel=0.02) and total.measured == pytest.approx(
+        together_ms / 40, rel=0.02
+    )
+    assert add_up(Experiment((sides[0], sides[1]), comparisons[:1], 1.0)) is None
+
+
+def test_the_first_row_is_as_written_and_stays() -> None:
+    bench = (
+        Bench("x").put(row("b", 0.5, (0.4, 0.6), workers="2")).put(Row("a")).put(row("c", 0.9, (0.8, 0.95), amp="bf16"))
+    )
+    assert [r.id for r in bench.rows] == ["a", "b", "c"] and bench.baseline is bench.rows[0]
+    assert bench.best is not None and bench.best.id == "b"
+    assert [r.id for r in bench.put(replace(bench.rows[1], pinned=True)).rows] == ["a", "b", "c"]
+    assert [r.id for r in bench.remove("b").rows] == ["a", "c"]
+    assert bench.remove("a") is bench, "the others are measured against it"
+    assert bench.remove("b").remove("c").remove("a").rows == ()

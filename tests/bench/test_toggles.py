@@ -1,0 +1,79 @@
+"""The toggles of a cell: what each may be, in which order they stand, and what is said of those that cannot act."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from gpulab.bench.toggles import Toggle, data, expected_words, toggles_of
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.prediction.prediction import Prediction
+from tests.knobs.scenes import loading
+from tests.support.comparisons import as_written
+
+SCENE = loading(dataset_length=480, batch_size=16)
+
+
+def drawn(observation: Any = SCENE, settings: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
+    toggles = toggles_of(KNOBS.values(), observation, None)
+    return {str(d["name"]): d for d in data(toggles, observation, settings or {})}
+
+
+def test_each_toggle_has_its_value_control_and_help() -> None:
+    toggles = drawn()
+    assert toggles.keys() == KNOBS.keys() and json.dumps(list(toggles.values()))
+    assert (toggles["batch_size"]["kind"], toggles["batch_size"]["current"]) == ("number", 16)
+    assert (toggles["pin_memory"]["kind"], toggles["amp"]["kind"]) == ("switch", "choice")
+    assert toggles["tf32"]["reason"] == KNOBS["tf32"].refuses(SCENE, True)
+    assert not toggles["workers"]["reason"] and all(t["help"] and t["title"] for t in toggles.values())
+    unseen = drawn(None)
+    assert all("has not run yet" in t["reason"] and t["current"] is None for t in unseen.values())
+
+
+@pytest.mark.parametrize(
+    ("changes", "name", "fixed"),
+    [
+        ({"iterable": True}, "workers", True),
+        ({"dataset_length": 6, "batch_size": 16}, "batch_size", False),
+        ({"dataset_length": 1, "batch_size": 1}, "batch_size", True),
+    ],
+)
+def test_what_cannot_be_turned_says_why(changes: dict[str, Any], name: str, fixed: bool) -> None:
+    assert bool(drawn(loading(**changes))[name]["reason"]) is fixed
+
+
+def test_what_one_toggle_can_be_depends_on_the_others() -> None:
+    assert drawn()["prefetch"]["reason"], "there are no workers that could prefetch"
+    together = drawn(settings={"workers": 2, "prefetch": 4})
+    assert not together["prefetch"]["reason"] and not together["prefetch"]["problem"]
+    alone = drawn(settings={"prefetch": 4})["prefetch"]
+    assert alone["problem"] and not alone["reason"], "it can be taken back"
+    assert "the largest is batch_size=480" in drawn(settings={"batch_size": 481})["batch_size"]["problem"]
+
+
+def test_what_is_expected_to_help_most_stands_first() -> None:
+    toggles = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    able = [t for t in toggles if not t.reason]
+    gains = [t.prediction.ratio if t.prediction is not None and t.prediction.ratio else 1.0 for t in able]
+    assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able)
+    workers = next(t for t in toggles if t.knob.name == "workers")
+    assert workers.proposal and expected_words(workers.prediction).startswith("expected ")
+
+
+@pytest.mark.parametrize(
+    ("ratio", "interval", "only_sign", "said"),
+    [
+        (0.5, (0.4, 0.6), False, "expected 2.0× (1.7–2.5)"),
+        (0.7, (0.5, 0.9), True, "expected 1.11–2.00×"),
+        (1.0, (0.95, 1.1), False, "no gain expected"),
+        (1.5, (1.2, 1.9), False, "slower expected"),
+        (None, None, False, ""),
+    ],
+)
+def test_the_expectation_in_words(ratio: Any, interval: Any, only_sign: bool, said: str) -> None:
+    prediction = Prediction({"workers": "2"}, ratio, interval, "", only_sign=only_sign)
+    assert expected_words(prediction) == said
+    assert replace(Toggle(KNOBS["workers"], 0), prediction=prediction).proposal == "2"

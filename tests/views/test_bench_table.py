@@ -1,0 +1,78 @@
+"""The table of a bench: every figure of a row stands in it, no text of a user becomes markup, text and HTML agree."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, row_of, with_run
+from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.views import bench as view
+from gpulab.views import side_by_side
+from tests.support.comparisons import as_written, faster, out_of_memory
+from tests.support.markup import Markup
+
+A = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
+B = row_of(Row("b", {"workers": "2"}), compare_blocks(as_written(), faster()), A, 0)
+LOST = row_of(Row("c", {"batch_size": "4096"}), compare_blocks(as_written(), out_of_memory()), A, 0)
+UNDECIDED = Row("d", {"amp": "bf16"}, speed=Speed("undecided", 0.97, (0.9, 1.05), 0.02, 6), origin="rung 2 of a climb")
+BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
+
+
+def test_every_row_is_a_line_of_the_table() -> None:
+    shown = Markup(view.table(BENCH)).text
+    for words in (
+        "as written", "baseline", "38.0 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
+        "rung 2 of a climb", "undecided, 6 pairs", "waiting for the DataLoader",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert shown.count("best") == 1 and "Decide it" not in shown, "a page without a kernel has no buttons"
+    alive = view.table(BENCH, ["b", "a"], alive=True)
+    assert alive.count('data-do="decide"') == 1 and alive.count('data-do="remove"') == 3
+    assert (
+        re.search(r'aria-selected="true"[^>]*aria-label="as written', alive)
+        and 'class="gp-mark">B</span> <b>as' in alive
+    )
+
+
+def test_text_and_table_say_the_same() -> None:
+    for row in view.ordered(BENCH):
+        label = view.words(row, BENCH)
+        assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(BENCH)
+    assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(Bench("x"))
+
+
+def test_pinned_rows_stand_below_the_first() -> None:
+    pinned = Bench("x", (A, B, replace(UNDECIDED, pinned=True)))
+    assert [row.id for row in view.ordered(pinned)] == ["a", "d", "b"]
+
+
+def test_no_text_of_a_user_becomes_markup() -> None:
+    nasty = "<img src=x onerror=alert(1)>"
+    rows = (
+        replace(A, name=nasty),
+        replace(B, settings={nasty: nasty}, name=nasty, loss_words=nasty),
+        replace(LOST, failure=nasty),
+    )
+    for html in (view.table(Bench("x", rows), alive=True), side_by_side.fragment(rows[0], rows[1], None, None, None)):
+        assert "<img" not in html and "&lt;img" in html
+
+
+def test_two_rows_side_by_side() -> None:
+    a, b, *_ = view.ordered(BENCH)
+    html = side_by_side.fragment(a, b, as_written().facts, faster().facts, B.speed)
+    shown = Markup(html).text
+    for words in (
+        "workers=2 is faster than as written: speedup 2.91× (2.87–2.92).", "A: as written", "B: workers=2",
+        "Loss over samples", "Step time over the run", "Figures", "took effect",
+    ):  # fmt: skip
+        assert words in shown, words
+    assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
+    assert side_by_side.sentence(a, LOST, LOST.speed).startswith("batch_size=4096 could not be measured: out of memory")
+    assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith("Undecided between amp=bf16 and as written")
+
+
+def test_a_sum_in_words() -> None:
+    said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
+    assert said == "Together they bring less than each by itself promises: 2.0× where 4.0× would add up."
