@@ -26,7 +26,7 @@ def brief(count: int, counted: int, **changes: object) -> Run:
     marks = phases(1, counted + 1, traced, 1)
     run = run_of(wait=0.9)
     run = replace(run, steps=steps(np.full(count, 20.0), np.full(count, 18.0), marks), loader=None, timeline=None)
-    return replace(run, **changes)  # type: ignore[arg-type]
+    return replace(run, **changes)
 
 
 @pytest.mark.parametrize(

@@ -118,7 +118,7 @@ def test_two_cures_of_the_very_same_time_count_once() -> None:
     assert times(result) == {"no_mixed_precision": 8_000.0, "memory_bound_ops": 2_000.0}
 
 
-def test_time_within_a_part_is_taken_after_parts_that_are_wholly_claimed() -> None:
+def test_a_part_that_is_wholly_claimed_is_taken_first() -> None:
     case = case_of(run_of(wait=0.5), {"core_wait": 0.25, "data_wait": 0.5})
     cores = finding("cpu_shared", 7_000.0, "core_wait", "data_wait/cores")  # 5 ms without a core, 2 ms while loading
     loads = finding("data_starved", 10_000.0, "data_wait")
