@@ -148,17 +148,17 @@ def test_the_value_that_is_there(name: str, scene: Observation, value: Value | N
 
 VALUES: list[tuple[str, str, Value | str]] = [  # a text is the nearest value that the error names
     ("workers", "3", 3),
-    ("workers", "-1", "workers=0"),
-    ("workers", "2.4", "workers=2"),
+    ("workers", "-1", "integer ≥ 0"),
+    ("workers", "2.4", "integer ≥ 0"),
     ("batch_size", " 16 ", 16),
     ("pin_memory", "true", True),
     ("pin_memory", "onn", "pin_memory=on"),
     ("attention", "flahs", "attention=flash"),
-    ("compile", "reduce", "compile=reduce-overhead"),
-    ("accumulate", "inf", "accumulate=1"),
+    ("compile", "reduce", "off, default, reduce-overhead"),
+    ("accumulate", "inf", "integer ≥ 1"),
     ("amp", "bf61", "amp=bf16"),
     ("tf32", "False", False),
-    ("compute_threads", "0", "compute_threads=1"),
+    ("compute_threads", "0", "integer ≥ 1"),
     ("bucket_cap_mb", "25", 25),
     ("bucket_cap_mb", "0.5", 0.5),
     ("bucket_cap_mb", "1e2", 100),
@@ -174,13 +174,13 @@ def test_a_value_is_read_or_answered_with_the_nearest(name: str, text: str, valu
         return
     with pytest.raises(UsageError, match=value) as caught:
         KNOBS[name].parse(text)
-    assert f"{name}={text}" in str(caught.value) and "\n" not in str(caught.value)
+    assert str(caught.value).startswith(name) and text in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", KNOBS)
 def test_nonsense_is_answered_and_what_keeps_a_value_is_python(name: str) -> None:
     for text in ("nonsense", ""):
-        with pytest.raises(UsageError, match=f"{name}={text}") as caught:
+        with pytest.raises(UsageError, match=f"^{name}.*{text}") as caught:
             KNOBS[name].parse(text)
         assert "\n" not in str(caught.value)
     assert [KNOBS["amp"].parse(text) for text in (" BF16 ", "float16", "off")] == ["bf16", "fp16", "off"]
