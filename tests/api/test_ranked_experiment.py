@@ -66,7 +66,7 @@ def test_bucket_sizes_swept_give_the_same_loss(session: KernelSession) -> None:
 
 def test_what_gloo_cannot_do_is_said(session: KernelSession) -> None:
     said = compared(session, "%%gpuprofile --ab comm_hook=bf16 --ranks 2 --pairs 3\ntrain_ddp(40)")
-    assert "PyTorch refuses the hook" in " ".join(said.split())
+    assert "PyTorch rejected the hook" in " ".join(said.split())
 
 
 def test_without_ddp_there_is_nothing_to_turn(session: KernelSession) -> None:

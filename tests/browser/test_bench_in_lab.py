@@ -60,7 +60,7 @@ for epoch in range(100):
 BENCH = "%gpulab panel"
 TRY = re.compile(r"^Try workers=\d+$")
 OPEN = "Try other settings"
-TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+TF32_REFUSED = "TF32 needs an NVIDIA GPU, and this run's device is the CPU"
 INTERVAL = re.compile(r"\(.*–.*\)")
 FIRST_FIGURES = re.compile(r"\d× so far, 1 pair")
 WITHOUT_CONTROL = """

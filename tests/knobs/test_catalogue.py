@@ -83,7 +83,7 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["amp=bf61"], r"^amp must be one of off, .*, got 'bf61'\. Did you mean amp=bf16\?$"),
         (["workers=two"], r"^workers must be an integer ≥ 0, got 'two'\.$"),
         (["batch_size=0"], r"^batch_size must be an integer ≥ 1, got '0'\.$"),
-        (["net=4"], r"^net is of the type object"),
+        (["net=4"], r"^net has type object"),
     ],
 )
 def test_what_cannot_be_set_is_said_in_one_line(pairs: list[str], words: str) -> None:
@@ -112,7 +112,7 @@ def test_a_sweep_has_its_values_in_order() -> None:
         ("batch_size=", "has no value"),
         ("batch_size=,", "a value is missing"),
         ("batch_size=8,,16", "a value is missing"),
-        ("batch_size=8,16,8", "8 is given twice"),
+        ("batch_size=8,16,8", "8 appears twice"),
         ("batch_size=8,0", "batch_size must be an integer ≥ 1, got '0'"),
         ("batchsize=8", "Did you mean batch_size"),
         ("8,16", "NAME=VALUE"),

@@ -109,7 +109,7 @@ def test_fused_refuses_what_cannot_be_and_leaves_it_alone(plain_run: Run) -> Non
         return cell.optimizer, before[0]  # type: ignore[index]
 
     cases: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
-        (torch.optim.RMSprop, {}, "RMSprop has no fused form"),
+        (torch.optim.RMSprop, {}, "RMSprop has no fused implementation"),
         (torch.optim.Adam, {"differentiable": True}, "differentiable"),
     ]
     for kind, options, reason in cases:

@@ -34,7 +34,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     *((name, 2, ITERABLE, "IterableDataset") for name in ("workers", "prefetch", "persistent_workers", "batch_size")),
     *((name, 2, replace(NOTHING, device=H100), NO_LOADER) for name in ("workers", "prefetch", "pin_memory", "cache")),
     ("workers", 2, SCENE, ""),
-    ("workers", 2, FROM_MAIN["spawn"], "spawn cannot import it from there; move it to a .py file"),
+    ("workers", 2, FROM_MAIN["spawn"], "spawn cannot import it; move it to a .py file"),
     ("workers", 2, FROM_MAIN["forkserver"], "forkserver cannot import it"),
     ("workers", 0, FROM_MAIN["spawn"], ""),
     ("workers", 2, FROM_MAIN["fork"], ""),
@@ -45,7 +45,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("persistent_workers", True, SCENE, "workers=2"),
     ("persistent_workers", True, with_settings(SCENE, {"workers": 2}), ""),
     ("persistent_workers", False, SCENE, ""),
-    ("batch_size", 2, loading(custom_batch_sampler=True), "a batch_sampler of the cell"),
+    ("batch_size", 2, loading(custom_batch_sampler=True), "its own batch_sampler"),
     ("batch_size", 2, loading(batch_size=None), "batch_size=None"),
     ("batch_size", 101, SCENE, "the largest is batch_size=100"),
     ("batch_size", 100, SCENE, ""),
@@ -64,14 +64,19 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("attention", "efficient", FLASH, "GPUs only"),
     ("attention", "efficient", replace(FLASH, device=H100), ""),
     ("compile", "default", calling(parameter_count=0), "no torch.nn.Module"),
-    ("compile", "default", calling(compiled=True), "the cell compiles its module itself"),
+    ("compile", "default", calling(compiled=True), "already calls torch.compile"),
     ("compile", "off", calling(compiled=True), ""),
     ("compile", "off", SCENE, ""),
     ("compile", "reduce-overhead", SCENE, "CUDA graphs"),
     ("compile", "default", replace(SCENE, device=replace(T4, details={"compute_capability": "6.1"})), "7.0"),
     ("fused_optimizer", True, SCENE, ""),
     ("fused_optimizer", True, NOTHING, "no optimizer"),
-    ("fused_optimizer", True, optimizing(class_name="RMSprop", supports_fused=False), "RMSprop has no fused form"),
+    (
+        "fused_optimizer",
+        True,
+        optimizing(class_name="RMSprop", supports_fused=False),
+        "RMSprop has no fused implementation",
+    ),
     ("fused_optimizer", False, optimizing(class_name="RMSprop"), ""),
     ("fused_optimizer", True, optimizing(parameter_devices=("xla:0",)), "xla"),
     ("fused_optimizer", True, optimizing(parameter_dtypes=("complex64",)), "complex64"),
@@ -234,7 +239,7 @@ def test_compile_needs_a_compiler_and_headers(monkeypatch: pytest.MonkeyPatch, t
     (tmp_path / "Python.h").touch()
     assert COMPILE.refuses(SCENE, "default") is None
     monkeypatch.setattr(torch, "__file__", "/home/me/my work/torch/__init__.py")
-    assert "a folder with a space in its name" in refusal() and "/home/me/my work" in refusal()
+    assert "a path contains a space" in refusal() and "/home/me/my work" in refusal()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert "Triton" in refusal(device=H100)
 

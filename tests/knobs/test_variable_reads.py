@@ -63,7 +63,7 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     ],
 )
 def test_who_read_it(cell: str, earlier: str, who: str) -> None:
-    nobody = Verification("no effect", "nothing was seen to read the variable while the code ran")
+    nobody = Verification("no effect", "nothing read the variable while the code ran")
     assert told(cell, earlier=earlier) == (Verification("took effect", who) if who else nobody)
 
 
