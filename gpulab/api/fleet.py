@@ -127,7 +127,7 @@ def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, s
 def conditions(user: str, queue: str, since: str | datetime | timedelta, day: str) -> Conditions:
     """From what a user gave. Raises UsageError."""
     if since and day:
-        raise UsageError("--since and --day contradict each other: leave one out.")
+        raise UsageError("--since and --day cannot be combined: drop one.")
     if not day:
         return Conditions(user, queue, since_when(since) if since else None)
     try:

@@ -271,7 +271,7 @@ def check(settings: Settings) -> None:
         check_whole_number(f"--{option}", value, least)
     if not settings.trace and (settings.trace_steps is not None or settings.whole):
         other = "--trace-steps" if settings.trace_steps is not None else "--whole"
-        raise UsageError(f"--no-trace and {other} contradict each other: leave one out.")
+        raise UsageError(f"--no-trace and {other} cannot be combined: drop one.")
     if settings.steps is not None and settings.warmup is not None and settings.warmup >= settings.steps:
         raise UsageError(
             f"--warmup {settings.warmup} leaves nothing of --steps {settings.steps}: "

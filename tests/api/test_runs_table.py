@@ -218,7 +218,7 @@ def test_naming_by_line(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["latest", "-1", "-999", MIDDLE])
 def test_a_name_that_means_another_run_is_refused(runs: Runs, name: str) -> None:
-    with pytest.raises(UsageError, match="already refers to a run"):
+    with pytest.raises(UsageError, match="already taken by a run"):
         runs.name(OLD, name)
     assert runs[OLD].name == "resnet"
 
@@ -297,7 +297,7 @@ def test_conditions_delete_what_they_choose(runs: Runs) -> None:
 def test_all_keys_are_looked_up_before_the_first_run_goes(runs: Runs) -> None:
     with pytest.raises(StoreError, match="no run 'nonsense'"):
         runs.delete("resnet", "nonsense")
-    with pytest.raises(UsageError, match="Say which runs"):
+    with pytest.raises(UsageError, match="Name the runs"):
         runs.delete()
     assert len(runs) == 3
     assert [d.id for d in runs.delete("-1", NEW, "gpt 2")] == [NEW], "one run, named three times"
@@ -364,8 +364,8 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--device gpu", "A device is cpu or cuda, not 'gpu'."),
-        ("--outcome faild", "the nearest is failed."),
+        ("--device gpu", "The device must be cpu or cuda, got 'gpu'."),
+        ("--outcome faild", "Did you mean failed?"),
         ("--since yesterday", "'yesterday' is neither a date (2026-11-20) nor an age (30m, 2h, 3d, 1w)."),
         ("--since 2025-13-01", "is neither a date"),
         ("--since 999999999w", "is neither a date"),
@@ -396,7 +396,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(runs: Runs, line: str, wo
 def test_a_name_that_several_runs_have_changes_none(runs: Runs) -> None:
     runs.name(MIDDLE, "resnet")
     for line in ("name resnet x", "delete resnet --yes"):
-        assert complaint(runs, line) == f"2 runs have the name 'resnet': {OLD}, {MIDDLE}. Give an id."
+        assert complaint(runs, line) == f"2 runs are named 'resnet': {OLD}, {MIDDLE}. Use an id."
     assert runs["resnet"].id == MIDDLE, "to look at, the newest is meant"
     assert do(runs, "delete --name resnet --yes").startswith("Deleted 2 runs")
 

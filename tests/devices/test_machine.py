@@ -312,7 +312,7 @@ def test_the_doctor_says_whether_kernels_come_back(
         assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
         assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
     else:
-        assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
+        assert (check.state, check.evidence) == ("ok", "63 of 64 test kernels were traced (CUPTI)")
         assert "GPU kernels are traced one by one." in text
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
 

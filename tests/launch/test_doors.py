@@ -152,7 +152,7 @@ def check_job(store: Store) -> None:
         (DDP, BY_GPULAB, ""),
         (HUGGING_FACE, BY_TORCHRUN, ""),
         (LIGHTNING_NET + LIGHTNING, GPULAB, "trained 1 ['--lr', '1']"),
-        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script has started are recorded"),
+        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script started are recorded"),
     ],
     ids=["DDP", "HF", "Lightning's own ranks", "a torchrun of its own"],
 )

@@ -109,7 +109,7 @@ def test_one_run_with_a_knob_set(session: KernelSession) -> None:
     ("line", "words"),
     [
         ("--ab wrkers=2", "workers"),
-        ("--pairs 5", "belongs to a comparison"),
+        ("--pairs 5", "needs a comparison"),
         ("--ab workers=1 --whole", "contradict"),
         ("--ab workers=1 --warmup 0", "contradict"),
         ("--ab workers=1 --budget soon", "number of seconds"),

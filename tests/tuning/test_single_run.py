@@ -52,7 +52,7 @@ def test_real_changes_take_effect(names: dict[str, Any]) -> None:
     changes = ran(LOOP, names, amp="bf16", attention="math", batch_size=2, fused_optimizer=True)
     assert {change.state for change in changes} == {"took effect"}, changes
     assert [change.found for change in changes] == ["", "", "4", "off"]
-    evidence = ("gave bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_adamw_")
+    evidence = ("returned bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_adamw_")
     assert all(words in change.evidence for words, change in zip(evidence, changes, strict=True)), changes
 
 
@@ -67,7 +67,7 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
     layout, batch, amp, lr = ran("lr = 0.1\n" + LOOP, names, channels_last=True, batch_size=4, amp="off", lr=0.5)
     assert {change.state for change in (layout, batch, amp, lr)} == {"no effect"}
     assert "2D convolution" in layout.evidence
-    assert "has batch_size=4 as written" in batch.evidence and "no autocast region" in amp.evidence
+    assert "already has batch_size=4" in batch.evidence and "no autocast region" in amp.evidence
     assert lr.evidence == "nothing read the variable while the code ran"
 
 
@@ -182,7 +182,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
     found = compared(names, cell, interleaved=False, pin_memory=False, batch_size=4, amp="off", lr=0.1)
     side = found.sides[1]
     assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
-    assert [c.evidence for c in side.checks if c.name == "lr"] == ["the value is 0.1 already"]
+    assert [c.evidence for c in side.checks if c.name == "lr"] == ["the value is already 0.1"]
     assert found.comparisons[0].loss is not None and found.comparisons[0].loss.verdict == "same"
     assert "another" not in found.comparisons[0].loss.words
 

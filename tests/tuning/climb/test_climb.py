@@ -447,7 +447,7 @@ def test_the_line() -> None:
     ("words", "said"),
     [
         (["--budget", "soon"], "number of seconds"),
-        (["--rungs", "few"], "whole number"),
+        (["--rungs", "few"], "integer"),
         (["--without", "wrkers"], r"Did you mean workers\?"),
         (["--alow", "amp"], "--allow"),
         (["workers"], "one word too many"),
