@@ -377,7 +377,7 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("name resnet", "takes a run and its new name"),
         ("name resnet two words", "each in quotes"),
         ("name resnt x", "no run 'resnt' in"),
-        ("name 2025 x", "the beginning of 3 runs"),
+        ("name 2025 x", "matches 3 runs"),
         ("name -7 x", "There is no run -7"),
         ("name '' x", "`gpulab runs` lists them"),
         (f"name {'n' * 10_000} x", "`gpulab runs` lists them"),

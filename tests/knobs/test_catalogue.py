@@ -76,7 +76,7 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["fused=on"], r"Did you mean fused_optimizer\?"),
         (["bs=3"], r"Did you mean batch_size\?"),
         (["workers"], r"^Expected NAME=VALUE, e\.g\. workers=8, got 'workers'\.$"),
-        (["workers="], r"^workers= has no value"),
+        (["workers="], r"^workers= needs a value"),
         (["=4"], r"NAME=VALUE"),
         ([""], r"NAME=VALUE"),
         (["4x=4"], r"NAME=VALUE"),
@@ -109,7 +109,7 @@ def test_a_sweep_has_its_values_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batch_size=", "has no value"),
+        ("batch_size=", "needs a value"),
         ("batch_size=,", "a value is missing"),
         ("batch_size=8,,16", "a value is missing"),
         ("batch_size=8,16,8", "8 appears twice"),

@@ -274,5 +274,5 @@ def test_accumulate_says_what_it_did(seen: Observation, plain_run: Run) -> None:
     with ACCUMULATE.applied(2) as log:
         new_cell().run()
     steps = replace(plain_run.steps, batch_count=plain_run.steps.batch_count * 0 + 4)
-    assert "gathers 4 batches" in ACCUMULATE.verify(seen, 2, log, replace(plain_run, steps=steps)).evidence
+    assert "accumulates 4 batches" in ACCUMULATE.verify(seen, 2, log, replace(plain_run, steps=steps)).evidence
     assert ACCUMULATE.verify(seen, 1, KnobEffects(), plain_run).state == "no effect"

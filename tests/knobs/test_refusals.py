@@ -49,7 +49,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("batch_size", 2, loading(batch_size=None), "batch_size=None"),
     ("batch_size", 101, SCENE, "the largest is batch_size=100"),
     ("batch_size", 100, SCENE, ""),
-    ("batch_size", 0, SCENE, "batch_size=1"),
+    ("batch_size", 0, SCENE, "at least 1"),
     ("pin_memory", True, SCENE, "torch does not pin memory here"),
     ("pin_memory", False, SCENE, ""),
     ("pin_memory", True, ON_GPU, ""),

@@ -115,7 +115,7 @@ def test_an_unknown_run_names_the_nearest(store: Store) -> None:
     store.save(make(NEW, "gpt"))
     with pytest.raises(StoreError, match=r"no run 'resnt' in .*\. Did you mean 'resnet'"):
         store.load("resnt")
-    with pytest.raises(StoreError, match="the beginning of 2 runs"):
+    with pytest.raises(StoreError, match="matches 2 runs"):
         store.load("2025")
     with pytest.raises(StoreError, match=r"no run -3: .* holds 2"):
         store.load("-3")
