@@ -37,7 +37,7 @@ SOURCES: Mapping[str, str] = {
     "short_kernel_us": "ours: a shorter kernel costs less than its launch, which takes 5 to 20 µs",
     "small_kernels_notice": "ours: half of the kernel time underfills the GPU, so a larger batch costs little",
     "optimizer_cpu_notice": "ours: the profiler slows small operators on a CPU; a smaller share may be its overhead",
-    "attention_cpu_notice": "ours: on a CPU operator time includes call overhead; a smaller share may be overhead alone",
+    "attention_cpu_notice": "ours: on a CPU operator time includes call overhead; a small share may be overhead alone",
     "pointwise_cpu_notice": "ours: as attention_cpu_notice, but higher: call overhead weighs more in short operators",
     "matrix_material": "ours: below 20 % of the kernel time faster matmuls change little",
     "memory_full": "ours: above 90 % the allocator starts to free and re-request memory",

@@ -177,7 +177,7 @@ def test_what_cannot_be_asked(store: Store, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(StoreError, match="No runs in"):
         fleet(tmp_path / "empty")
-    with pytest.raises(UsageError, match="contradict"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         fleet(store.root, since="2d", day="2026-11-20")
     with pytest.raises(UsageError, match="not a day"):
         fleet(store.root, day="yesterday")

@@ -132,7 +132,7 @@ def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_
 def test_without_slurm_it_says_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for ask in (lambda: submit(["sbatch", "job.sbatch"]), lambda: look(Submitted("7"))):
-        with pytest.raises(UsageError, match="as a login node has them"):
+        with pytest.raises(UsageError, match="run it on a login node"):
             ask()
 
 
