@@ -242,7 +242,7 @@ class Bench {
     const box = element("details", "gp-fixed", this.toggles);
     box.open = open || !others;
     const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
-    element("summary", "gp-quiet", box, `${count} cannot act here`);
+    element("summary", "gp-quiet", box, `${count} ${fixed.length > 1 ? "do" : "does"} not apply here`);
     for (const { title, reason } of fixed) {
       const line = element("div", "gp-quiet", box);
       element("b", "", line, title);

@@ -139,7 +139,7 @@ def test_the_bench_grows_and_stays(open_notebook: OpenNotebook, shots: Path) -> 
     expect(rows(bench)).to_have_count(1)  # the cell as it ran, which is not run again
     expect(rows(bench)).to_contain_text("as written")
     expect(bench.locator(".gp-expected").first).to_contain_text("expected")
-    expect(bench.locator(".gp-fixed")).to_contain_text("cannot act here")
+    expect(bench.locator(".gp-fixed")).to_contain_text("not apply here")
     bench.locator(".gp-fixed summary").click()
     expect(bench).to_contain_text(TF32_REFUSED)
     notebook.screenshot(shots / "bench-0-fresh.png", of=output)
