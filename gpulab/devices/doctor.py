@@ -51,7 +51,7 @@ def examine(
     checks += _guarded("CPU cores", lambda: [_cores()])
     checks += _guarded("memory", lambda: [_memory()])
     checks += _guarded("shared memory", lambda: [_shared_memory()])
-    checks += _guarded("loader workers", lambda: [_workers()])
+    checks += _guarded("DataLoader workers", lambda: [_workers()])
     checks += _guarded("nvidia-ml-py", lambda: [_deprecated_pynvml()])
     checks += _guarded("run store", lambda: [_store(store)])
     return tuple(checks)
@@ -209,9 +209,9 @@ def _workers() -> Check:
     gil = "with the GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GIL"
     evidence = f"started by {method}, Python {gil}"
     if method == "fork":
-        return Check("loader workers", "ok", evidence)
+        return Check("DataLoader workers", "ok", evidence)
     step = "Workers cannot import a Dataset defined in a notebook cell: move it to a module, or use num_workers=0."
-    return Check("loader workers", "limited", evidence, step)
+    return Check("DataLoader workers", "limited", evidence, step)
 
 
 def _deprecated_pynvml() -> Check:

@@ -386,7 +386,7 @@ def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
     checks = checks_by_name(fakes.no_driver(), tmp_path)
-    for name in ("nvidia-ml-py", "CPU cores", "shared memory", "memory", "run store", "loader workers"):
+    for name in ("nvidia-ml-py", "CPU cores", "shared memory", "memory", "run store", "DataLoader workers"):
         assert checks[name].state == "limited" and checks[name].next_step, name
     assert "uninstall pynvml" in checks["nvidia-ml-py"].next_step
 
