@@ -198,7 +198,6 @@ _OF_RANKING = (
     Switch(
         "an upper bound is worth less", "gpulab.diagnosis.diagnose:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
     ),
-    Switch("waiting of unprofiled steps", "gpulab.diagnosis.diagnose:_waited_us", _zero),
     Switch("a hint is no cause", "gpulab.diagnosis.diagnose:_is_hint", _no),
     Switch("no more than a cure is predicted to bring", "gpulab.diagnosis.diagnose:_bounded", _first),
     Switch(

@@ -98,15 +98,15 @@ def _on_cpu(facts: Facts, typical: Mapping[str, float]) -> dict[str, float]:
 def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
     """For data, and beside that for a core: a loop that loads by itself misses cores while it loads, too.
 
-    What is left to that loop may miss them for no larger share of its time than the thread does whenever it is ready.
+    What is beside the wait for data misses them for no larger share of its time than the thread does whenever it is
+    ready: a part of them is missed when it wakes up with its batch.
     """
     cores = facts.cores
     if cores is not None and cores.thread_wait_fraction is not None:
-        core_wait = cores.thread_wait_fraction
-        if loads_itself(facts.run):
-            ready = core_wait + (cores.thread_cpu_fraction or 0.0)
-            beside = core_wait - waited * core_wait_in_loading(facts)
-            core_wait = min(beside, (1 - waited) * core_wait / ready) if ready > 0 else 0.0
+        missed = cores.thread_wait_fraction
+        ready = missed + (cores.thread_cpu_fraction or 0.0)
+        loading = waited * core_wait_in_loading(facts) if loads_itself(facts.run) else 0.0
+        core_wait = min(missed - loading, (1 - waited) * missed / ready) if ready > 0 else 0.0
     return {"data_wait": waited, "core_wait": min(max(0.0, core_wait), 1 - waited)}
 
 

@@ -57,6 +57,7 @@ BUSY = "A run is already in progress: wait, or press Stop."
 TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
 INTERRUPTED = "Interrupted. The training state was restored."
+IN_MEMORY = 6  # runs with their traces; others are read from disk when they are opened
 MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
 
 
@@ -205,19 +206,23 @@ class BenchSession:
 
     def _take(self, arm: Arm, trial: Trial) -> None:
         self._trials[arm.label] = (arm, trial)
+        for old in [label for label in self._trials if label != rows_of.AS_WRITTEN][:-IN_MEMORY]:
+            del self._trials[old]
         if not arm.settings:
             side = Side(arm.label, {}, self._facts(trial.run), losses=trial.losses)
             self.bench = self.bench.put(rows_of.with_run(self.bench.baseline or Row(new_id()), side))
 
     def _facts(self, run: Run) -> Facts:
-        if run.id not in self._figures:
-            self._figures[run.id] = facts(run)
-        return self._figures[run.id]
+        figures = self._figures.pop(run.id, None) or facts(run)
+        self._figures[run.id] = figures
+        for old in list(self._figures)[:-IN_MEMORY]:
+            del self._figures[old]
+        return figures
 
     def _figures_of(self, row: Row) -> Facts | None:
         """Of the row's run in full; None where it is not stored any more."""
         if row.run_id in self._figures:
-            return self._figures[row.run_id]
+            return self._facts(self._figures[row.run_id].run)
         with suppress(GpulabError):
             return self._facts(runs.store.load(row.run_id)) if row.run_id else None
         return None

@@ -16,13 +16,13 @@ from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
-from gpulab.formatting import duration, factor, percent
+from gpulab.formatting import duration, factor, percent, plural
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import NOTHING, Prediction, PriorEvidence
 from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.step import plan_of
-from gpulab.run import Category, Job
+from gpulab.run import Category, Job, Run
 from gpulab.run_summary import RunSummary
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
@@ -85,9 +85,20 @@ def _ended(facts: Facts) -> str:
         return ""
     if not count:
         return f"{how} before its first step."
-    of = f" of {asked:,}" if asked is not None and count < asked else ""
-    steps = "step" if (count if not of else asked) == 1 else "steps"
-    return f"{how} after {count:,}{of} {steps}{': little data' if count < FEW_STEPS else ''}."
+    epoch = _epoch_steps(run)
+    if asked is not None and count < asked:
+        steps = f"{count:,} of {plural(asked, 'step')}"
+    elif epoch is not None and count < epoch:
+        steps = f"{count:,} of an epoch's {plural(epoch, 'step')}"
+    else:
+        steps = plural(count, "step")
+    return f"{how} after {steps}{': little data' if count < FEW_STEPS else ''}."
+
+
+def _epoch_steps(run: Run) -> int | None:
+    """As many as the loader's batches make; None where that is not known."""
+    batches = 0 if run.loader is None or run.loader.length is None else run.loader.length
+    return round(batches / max(1.0, float(np.median(run.steps.batch_count)))) or None
 
 
 _EARLY = {"stopped": "Stopped by you", "interrupted": "Interrupted", "failed": "Ended by an exception"}

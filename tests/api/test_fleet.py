@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import breakdown
+from gpulab.analysis.facts import facts
 from gpulab.api import fleet as command
 from gpulab.api.fleet import fleet, terminal
 from gpulab.cli import main
@@ -125,9 +125,9 @@ def test_jobs_on_the_cpu_count_where_asked(store: Store, tmp_path: Path, capsys:
     store.save(replace(run, wall_ns=int(hours * HOUR_NS)))
     store.save(gpu_run(2, 0.75))
     store.save(replace(tiny_run(id_of(3)), timeline=None, traced_numbers=()))
-    parts = breakdown(run)
-    assert parts is not None
-    idle = 1 - parts.share["compute"] - parts.share["optimizer"]
+    shares = facts(run).shares
+    assert shares is not None
+    idle = 1 - shares.of("compute", "optimizer")
     assert 0.0 < idle < 1.0
     view = fleet(tmp_path, cpu=True)
     wasted = {job.id: job.wasted_gpu_hours for job in view.jobs}

@@ -53,7 +53,7 @@ TRUSTED_CELLS = """
 """
 KERNEL = "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.name ?? 'none'"
 
-OFFER = "Turn a knob on this cell"
+OFFER = "Try other settings"
 DEAD = "Error displaying widget"
 WIDER_THAN_ITS_PLACE = """
 (output) => {
@@ -132,7 +132,7 @@ def wait_for_points(live: Locator, plot: str, more_than: int) -> None:
 
 
 def expect_report(output: Locator, outcome: str, *, trusted: bool = True) -> None:
-    """Picture, headline and tables stand in the output; of widgets at most the button that opens the panel."""
+    """Picture, headline and tables stand in the output; of widgets at most the button that opens the bench."""
     expect(output.locator(".gpulab")).to_have_count(1)
     if trusted:  # JupyterLab takes drawings out of what it does not trust; the words stay
         expect(output.locator(".gpulab svg").first).to_be_visible()

@@ -316,7 +316,7 @@ def test_a_finished_run_reports_below_what_the_cell_prints(pair: Pair, session: 
     assert answer.status == "ok" and answer.stderr == ""
     kinds = [o["output_type"] for o in answer.outputs]
     assert kinds == ["display_data", "display_data", "stream", "display_data", "execute_result"]
-    assert any("Turn a knob on this cell</button>" in b.get("text/html", "") for b in answer.buttons)
+    assert any("Try other settings</button>" in b.get("text/html", "") for b in answer.buttons)
     picture, tables = answer.report()
     note, live = answer.shown_first.values()
     assert WIDGET_VIEW in live and "%gpulab report" in note["text/html"], "the live view came first"

@@ -21,7 +21,7 @@ from tests.support.paths import ROOT
 from tests.support.rule_cases import STEP_MS, case_of, finding, run_of
 
 STEP_US = STEP_MS * 1e3
-GPU = run_of(gpu=True)
+GPU = run_of(gpu=True, wait=1.0)
 HEALTHY = finding("healthy", None, level="good")
 
 shares = st.lists(st.floats(0, 1), min_size=len(PARTS), max_size=len(PARTS)).map(
@@ -116,6 +116,14 @@ def test_two_cures_of_the_very_same_time_count_once() -> None:
     fewer = finding("memory_bound_ops", 2_000.0, "compute/pointwise")
     result = rank_findings(case, [tf32, mixed, fewer, HEALTHY])
     assert times(result) == {"no_mixed_precision": 8_000.0, "memory_bound_ops": 2_000.0}
+
+
+def test_a_part_that_is_wholly_claimed_is_taken_first() -> None:
+    case = case_of(run_of(wait=0.5), {"core_wait": 0.25, "data_wait": 0.5})
+    cores = finding("cpu_shared", 7_000.0, "core_wait", "data_wait/cores")  # 5 ms without a core, 2 ms while loading
+    loads = finding("data_starved", 10_000.0, "data_wait")
+    result = rank_findings(case, [cores, replace(loads, recoverable_us_per_step=8_000.0), HEALTHY])
+    assert times(result) == {"data_starved": 8_000.0, "cpu_shared": 7_000.0}
 
 
 def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:

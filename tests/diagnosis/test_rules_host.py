@@ -330,12 +330,12 @@ CASES: dict[str, Case] = table(
             ),
             "threads that wait": (on_cores(2, **BUSY | {"pool_waiting": 0.7}), "cpu_shared"),
             "loading as well": (
-                on_cores(1, 2, 0.3, inside(transform_ms=10, core_wait=0.5), **BUSY),
+                on_cores(1, 2, 0.3, inside(transform_ms=10, core_wait=0.5), **BUSY | {"computed": 0.02}),
                 (0.68 + 0.3 / 2) * STEP_US,
             ),
             "its other thread alone": (on_cores(2, **QUIET | {"others": 1.0, "pool_waiting": 0.9}), "cpu_shared"),
             "threads that hardly compute": (
-                on_cores(2, 1, data_wait=0.799, **BUSY | {"computed": 0.05, "waited": 0.2, "pool_waiting": 0.9}),
+                on_cores(2, 1, data_wait=0.799, **BUSY | {"computed": 0.001, "waited": 0.2, "pool_waiting": 0.9}),
                 0.2 * STEP_US,
             ),
         },

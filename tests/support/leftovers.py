@@ -47,6 +47,7 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     (_LOADERS, "_DatasetKind"): (),
     (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data", "_process_data", "_reset"),
     (_LOADERS, "_SingleProcessDataLoaderIter"): ("__init__", "_next_data"),
+    ("warnings", ""): ("showwarning",),
 }
 _FUNCTIONS = (functools.partial, FunctionType, MethodType, staticmethod, classmethod)
 

@@ -93,6 +93,12 @@ def busy_fraction(facts: Facts | None) -> float | None:
     return facts.shares.of("compute") if facts.breakdown.busy_fraction is None else 1 - facts.shares.idle
 
 
+def data_wait_fraction(facts: Facts | None) -> float | None:
+    """Share of the typical step in which it waits for the next batch; on a GPU only what its work does not hide."""
+    shares = facts.shares if facts is not None else None
+    return None if shares is None else shares.share["data_wait"]
+
+
 def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
     facts = climb.written.facts if climb.written is not None else None
     on_gpu = facts is not None and facts.run.device.kind == "cuda"
@@ -132,8 +138,7 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
         return (NONE,) * 4
     peak = memory_peak_bytes(side)
     busy = busy_fraction(side.facts)
-    shares = side.facts.shares if side.facts is not None else None
-    waits = None if shares is None else shares.share["data_wait"]
+    waits = data_wait_fraction(side.facts)
     return (
         NONE if busy is None else percent(busy),
         NONE if waits is None else percent(waits),

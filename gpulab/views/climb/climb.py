@@ -16,7 +16,7 @@ from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
 from gpulab.views import html, html_bars
 from gpulab.views.climb import sections
-from gpulab.views.climb.attempts import NONE, busy_fraction, change, in_turn, ladder, result
+from gpulab.views.climb.attempts import NONE, busy_fraction, change, data_wait_fraction, in_turn, ladder, result
 from gpulab.views.climb.sections import headline, kept_edit
 from gpulab.views.comparison import document as comparison_document
 from gpulab.views.comparison.prediction import speed_words
@@ -132,7 +132,7 @@ def _side(side: Side | None) -> dict[str, object]:
         "run": facts.run.id if facts is not None else None,
         **picked(side, "us_per_step", "us_per_sample"),
         "busy_fraction": busy_fraction(facts),
-        **picked(facts, "data_wait_fraction"),
+        "data_wait_fraction": data_wait_fraction(facts),
         "memory_bytes": memory_peak_bytes(side) if side is not None else None,
     }
 

@@ -89,7 +89,7 @@ def _waiting(inside: LoadingFacts) -> str:
     }
     longest = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
     shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in longest)
-    return f"The training waits {duration(wait.total_us)} for a batch (median); that time goes to: {shares}."
+    return f"What the training waits for a batch goes to: {shares}."
 
 
 def _workers(workers: tuple[WorkerRow, ...]) -> Section:

@@ -88,6 +88,8 @@ def test_the_line_of_loading_counts_all_workers_looks() -> None:
     assert hot_line_of_loading(run) == run.places[0]
     assert hot_line_of_loading(run, collating=True) == run.places[1]
     assert hot_line_of_loading(loading((0, 0, 20), (-1, 0, 60))) is None, "mostly at nobody's line"
+    assert hot_line_of_loading(loading((0, 0, 40), (1, 0, 9), (-1, 0, 60))) == run.places[0], "a sure lead"
+    assert hot_line_of_loading(loading((0, 0, 40), (1, 0, 35), (-1, 0, 25))) is None, "no sure lead"
 
 
 def test_the_source_beside_its_cost() -> None:

@@ -75,7 +75,7 @@ TWO = {"workers": 2}
         ([SUMMED], {"allow": "accumulate"}, "accumulate=2", ""),
         ([PREFETCHED], {"without": "workers cache"}, "", "prefetch=4: workers"),  # the knob says why
         ([PREFETCHED], {"kept": TWO, "without": "workers cache"}, "prefetch=4", ""),
-        ([MANY], {}, "?", "workers=many: whole number"),
+        ([MANY], {}, "?", "workers=many: workers must be an integer"),
         ([UNFUSED], {"tried": USELESS}, "", ""),
         ([UNFUSED], {"tried": USELESS, "kept": TWO}, "fused_optimizer=on", ""),  # on other ground
         ([UNFUSED], {"tried": BROKEN, "kept": TWO}, "", ""),

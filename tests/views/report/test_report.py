@@ -105,6 +105,16 @@ def test_json_has_null_for_what_is_not_measurable() -> None:
     assert full["data_wait_us"] == {"waited": facts_.run.steps.data_wait_ns[traced].sum() / 1e3, "exposed": exposed}
 
 
+def test_a_device_that_was_read_too_shortly_has_no_mean() -> None:
+    run = CASES["cpu"].run
+    brief = [replace(s, t_ns=s.t_ns[:4], value=s.value[:4]) for s in run.samples.series]
+    short = facts(replace(run, samples=replace(run.samples, series=tuple(brief))))
+    assert {c.name for c in short.curves} == {s.name for s in brief if not s.name.endswith("_pct")}
+    text = Report(short, CASES["cpu"].diagnosis).text()
+    assert re.search(r"Device: CPU.*: too short to measure", text) and "on average" not in text
+    assert "0 to 100 %" not in picture(short) and "0 to 100 %" in picture(CASES["cpu"].facts)
+
+
 def test_json_holds_no_number_that_json_cannot() -> None:
     case = CASES["gpu"]
     curve = replace(case.facts.curves[0], mean=float("nan"), maximum=float("inf"))
