@@ -133,7 +133,7 @@ def conditions(user: str, queue: str, since: str | datetime | timedelta, day: st
     try:
         first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
     except ValueError:
-        raise UsageError(f"{shown(day)!r} is not a day: write it as 2026-11-20.") from None
+        raise UsageError(f"{shown(day)!r} is not a date: write it as 2026-11-20.") from None
     return Conditions(user, queue, first, first + timedelta(days=1))
 
 

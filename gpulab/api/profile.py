@@ -248,7 +248,7 @@ def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
     command = f"gpulab record --ranks {ranks}" if run.source == "script" else f"%%gpuprofile --ranks {ranks}"
     which = "the process" if started == 1 else f"the {started} processes"
     starter = own.starter if own is not None else "this code"
-    do = f"write {own.instead} in its place, under {command}" if own is not None else f"start them with {command}"
+    do = f"use {own.instead} instead, under {command}" if own is not None else f"start them with {command}"
     reason = f"{which} that {starter} starts cannot be followed: {do}"
     return (Missing("ranks", reason, key="ranks"),)
 

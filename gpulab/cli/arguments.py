@@ -97,9 +97,8 @@ def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
     ]
     commands: dict[str, argparse.ArgumentParser] = {}
     for name, purpose, do, add_options in add:
-        command = group.add_parser(
-            name, help=purpose, description=purpose[0].upper() + purpose[1:] + ".", allow_abbrev=False
-        )
+        sentence = f"{purpose[0].upper()}{purpose[1:]}."
+        command = group.add_parser(name, help=purpose, description=sentence, allow_abbrev=False)
         module, _, function = do.rpartition(".")
         command.set_defaults(command=name, do=(f"gpulab.cli.{module}", function))
         add_options(command)

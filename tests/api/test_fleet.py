@@ -179,7 +179,7 @@ def test_what_cannot_be_asked(store: Store, tmp_path: Path) -> None:
         fleet(tmp_path / "empty")
     with pytest.raises(UsageError, match="cannot be combined"):
         fleet(store.root, since="2d", day="2026-11-20")
-    with pytest.raises(UsageError, match="not a day"):
+    with pytest.raises(UsageError, match="not a date"):
         fleet(store.root, day="yesterday")
     for wrong in ("x", "-1", "130%", "nan"):
         with pytest.raises(UsageError, match="must be a share"):

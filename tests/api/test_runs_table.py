@@ -99,7 +99,7 @@ def test_conditions_choose_the_runs_for_which_all_hold(runs: Runs, line: str, fo
     shown = do(runs, line)
     assert [id for id in (NEW, MIDDLE, OLD) if id in shown] == found
     if not found:
-        assert shown.startswith("No run fits: ")
+        assert shown.startswith("No run matches: ")
 
 
 def test_an_age_counts_back_from_now(store: Store) -> None:
@@ -289,7 +289,7 @@ def test_conditions_delete_what_they_choose(runs: Runs) -> None:
     assert "Would delete 2 runs" in do(runs, "delete --device cpu")
     assert do(runs, "delete --device cpu --yes").startswith("Deleted 2 runs")
     assert [r.id for r in runs] == [OLD]
-    assert do(runs, "delete --device cpu --yes") == "No run fits: device cpu. There is nothing to delete."
+    assert do(runs, "delete --device cpu --yes") == "No run matches: device cpu. Nothing to delete."
     runs.where(outcome="failed").delete()
     assert len(runs) == 0
 
@@ -374,15 +374,15 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("--all=3", "ignored explicit argument"),
         ("delet resnet", "Did you mean `%gpulab runs delete`?"),
         ('"resnet', "no closing quotation"),
-        ("name resnet", "takes a run and its new name"),
+        ("name resnet", "expects a run and its new name"),
         ("name resnet two words", "each in quotes"),
         ("name resnt x", "no run 'resnt' in"),
         ("name 2025 x", "matches 3 runs"),
         ("name -7 x", "There is no run -7"),
         ("name '' x", "`gpulab runs` lists them"),
         (f"name {'n' * 10_000} x", "`gpulab runs` lists them"),
-        ("delete", "takes runs or conditions, at least one."),
-        ("delete resnet --device cuda", "takes runs or conditions, not both."),
+        ("delete", "expects runs or a filter, at least one."),
+        ("delete resnet --device cuda", "expects runs or a filter, not both."),
         ("delete --yes", "at least one."),
         ("delete resnet --all", "has no option --all; --help lists them."),
     ],
@@ -404,7 +404,7 @@ def test_a_name_that_several_runs_have_changes_none(runs: Runs) -> None:
 def test_an_empty_store_is_no_error_to_list(store: Store) -> None:
     runs = Runs(store)
     assert do(runs, "") == f"No run yet in {store.root}."
-    assert do(runs, "--name x") == "No run fits: name x."
+    assert do(runs, "--name x") == "No run matches: name x."
     assert "There is no run in" in complaint(runs, "delete latest")
     for line in ("--help", "delete -h"):
         assert all(word in do(runs, line) for word in ("name RUN NEW", "--yes", "--tensorboard", "--since"))
@@ -429,11 +429,11 @@ def traced(store: Store, id: str = OLD) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--port", "x"], "--port takes a number"),
+        (["--port", "x"], "--port must be an integer"),
         (["--port", "99999"], "from 1 to 65535"),
         (["--port", "0"], "from 1 to 65535"),
         (["--prt", "1"], "did you mean --port?"),
-        (["more"], "'more' is one word too many."),
+        (["more"], "unexpected argument 'more'."),
     ],
 )
 def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[str], told: str) -> None:

@@ -110,10 +110,10 @@ def test_one_run_with_a_knob_set(session: KernelSession) -> None:
     [
         ("--ab wrkers=2", "workers"),
         ("--pairs 5", "needs a comparison"),
-        ("--ab workers=1 --whole", "contradict"),
-        ("--ab workers=1 --warmup 0", "contradict"),
+        ("--ab workers=1 --whole", "cannot be combined"),
+        ("--ab workers=1 --warmup 0", "cannot be combined"),
         ("--ab workers=1 --budget soon", "number of seconds"),
-        ("--ab workers=1 --pairs 0", "at least 1"),
+        ("--ab workers=1 --pairs 0", "≥ 1"),
         ("--set model=3", "model"),
         ("--ab workers=1 --device cuda:77", "cuda:77"),
         ("--sweep workers=1,two", "workers"),
