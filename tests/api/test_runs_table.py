@@ -375,7 +375,7 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("delet resnet", "Did you mean `%gpulab runs delete`?"),
         ('"resnet', "no closing quotation"),
         ("name resnet", "expects a run and its new name"),
-        ("name resnet two words", "each in quotes"),
+        ("name resnet two words", "quote names with spaces"),
         ("name resnt x", "no run 'resnt' in"),
         ("name 2025 x", "matches 3 runs"),
         ("name -7 x", "There is no run -7"),
