@@ -61,7 +61,7 @@ def test_bucket_sizes_swept_give_the_same_loss(session: KernelSession) -> None:
     shown = session.value("[[c.pairs, c.loss.verdict, c.b.failure] for c in gpulab.experiments[-1].comparisons]")
     assert shown == [[3, "same", ""], [3, "same", ""]]
     checks = session.value("[c.b.checks[0].evidence for c in gpulab.experiments[-1].comparisons]")
-    assert checks == [f"1 DistributedDataParallel was made with bucket_cap_mb={mb}" for mb in (0.05, 100)]
+    assert checks == [f"1 DistributedDataParallel was created with bucket_cap_mb={mb}" for mb in (0.05, 100)]
 
 
 def test_what_gloo_cannot_do_is_said(session: KernelSession) -> None:
