@@ -30,7 +30,7 @@ class RankError(GpulabError):
 class DeviceLost(GpulabError):
     """An error of the GPU that stays: every CUDA call of this process fails from now on. `cuda_error`: its words."""
 
-    NEXT_STEP = "Restart the kernel: the GPU's context is lost after this error."
+    NEXT_STEP = "Restart the kernel: after this error the CUDA context is lost."
 
     def __init__(self, cuda_error: str) -> None:
         self.cuda_error = cuda_error.strip().partition("\n")[0].rstrip(".")

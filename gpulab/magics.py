@@ -60,19 +60,19 @@ runs_users_code(__file__)
 _EPILOG = """\
 examples:
   %%gpuprofile                       above a training cell: profile it
-  %%gpuprofile baseline --steps 50   name the run, end the cell cleanly after 50 steps
+  %%gpuprofile baseline --steps 50   name the run, stop the cell cleanly after 50 steps
   %gpuprofile trainer.train()        one line of code
-  run = %gpuprofile -r train()       and keep the record
-  %%gpuprofile --set workers=4       run the cell with this knob changed
-  %%gpuprofile --ab workers=4        the cell as written and changed, in turn: which is faster?
+  run = %gpuprofile -r train()       and return the run
+  %%gpuprofile --set workers=4       run the cell with this setting changed
+  %%gpuprofile --ab workers=4        baseline against the changed cell, interleaved: which is faster?
   %%gpuprofile --sweep batch_size=8,16,32,64
 
-The cell does the same as without the magic. The run is saved in .gpulab/runs and is also gpulab.runs[-1].
+The cell behaves as it does without the magic. The run is saved in .gpulab/runs and is also gpulab.runs[-1].
 --ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
-optimizer, random numbers and data order. These runs end in the middle of the loop, so code after the loop does not run.
+optimizer state, RNG state and data order. These runs stop inside the loop, so code after the loop does not run.
 Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].
 {knobs}
-%config GPUProfile lists the defaults, %config GPUProfile.steps = 50 sets one."""
+%config GPUProfile lists the defaults; %config GPUProfile.steps = 50 sets one."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -85,7 +85,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser() -> _Parser:
     parser = _Parser(
         prog="%%gpuprofile",
-        description="Profile a training cell: a live view while it runs, then a report on where each step's time goes.",
+        description="Profile a training cell: a live view while it runs, then a report with a step breakdown.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         add_help=False,
         allow_abbrev=False,
@@ -93,26 +93,31 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("name", nargs="?", default="", metavar="NAME", help="a name for the run")
     add_run_options(parser, "cell")
-    add("--set", action="append", metavar="KNOB=VALUE", help="run with this knob changed; repeat it for several knobs")
-    add("--ab", action="append", metavar="KNOB=VALUE", help="compare the cell as written with the changed cell")
-    add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps make a grid")
-    add_whole_number(parser, "--pairs", 1, "pairs of blocks to compare (default: all that fit the budget, at most 30)")
+    add("--set", action="append", metavar="KNOB=VALUE", help="run with this setting changed; repeat for several")
+    add(
+        "--ab",
+        action="append",
+        metavar="KNOB=VALUE",
+        help="compare the cell as written (the baseline) with the changed cell",
+    )
+    add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps form a grid")
+    add_whole_number(
+        parser, "--pairs", 1, "pairs of blocks to measure (default: as many as fit the budget, at most 30)"
+    )
     add(
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help=f"time of a comparison, all included (default: {DEFAULT_BUDGET_S:g}, with each further setting "
-        f"{FURTHER_BUDGET_S:g} more); then the result so far stands",
+        help=f"total time of a comparison (default: {DEFAULT_BUDGET_S:g}, plus {FURTHER_BUDGET_S:g} for each further "
+        "setting); when it is used up, the result so far stands",
     )
-    add_whole_number(
-        parser, "--seeds", 0, "also run the cell as written with N other seeds, to see how far the loss moves by chance"
-    )
-    add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on them all")
+    add_whole_number(parser, "--seeds", 0, "also run the baseline with N other seeds, to show how much the loss varies")
+    add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on all ranks")
     add_only_ranks(parser)
-    add("--on", choices=("slurm",), help="run the ranks as a job of this cluster, from its login node")
-    add_whole_number(parser, "--nodes", 1, "nodes of the cluster (default: 1)")
-    add_whole_number(parser, "--time", 1, "minutes after which the cluster ends the job (default: 10)")
-    add("--sbatch", metavar="OPTIONS", help="options of sbatch, such as '--partition=gpu --gres=gpu:2'")
+    add("--on", choices=("slurm",), help="run the ranks as a cluster job, submitted from a login node")
+    add_whole_number(parser, "--nodes", 1, "number of cluster nodes (default: 1)")
+    add_whole_number(parser, "--time", 1, "time limit of the cluster job in minutes (default: 10)")
+    add("--sbatch", metavar="OPTIONS", help="options for sbatch, e.g. '--partition=gpu --gres=gpu:2'")
     add("--all", action="store_true", help="show the whole report, not only its first screen")
     add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
     add("-h", "--help", action="store_true", help="show this text")
@@ -184,7 +189,7 @@ class Inner(Struct, frozen=True):
 
     def run(self) -> object:
         """Run it as it is: what is around measures it."""
-        sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one measures this code, too.\n")
+        sys.stderr.write(f"gpulab: {_INNER} is ignored: the outer one already measures this code.\n")
         return self.code.run()
 
 
@@ -235,33 +240,33 @@ def _check_combination(options: argparse.Namespace) -> None:
     comparing = [name for name in _COMPARING if getattr(options, name)]
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
-            raise UsageError(f"--{name} belongs to a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
+            raise UsageError(f"--{name} needs a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
     elsewhere = "ranks" if options.ranks is not None else "on"
     if getattr(options, elsewhere) is not None and options.no_save:
-        raise UsageError(f"--no-save and --{elsewhere} contradict each other: leave one out.")
+        raise UsageError(f"--no-save and --{elsewhere} cannot be combined: drop one.")
     if options.only_ranks is not None and comparing:
-        raise UsageError(f"--only-ranks and --{comparing[0]} contradict each other: leave one out.")
+        raise UsageError(f"--only-ranks and --{comparing[0]} cannot be combined: drop one.")
     check_only_ranks(options.only_ranks, (options.ranks or 1) if options.ranks is not None or options.on else None)
     for name in _OF_CLUSTERS:
         if options.on is None and getattr(options, name) is not None:
-            raise UsageError(f"--{name} belongs to a cluster: add --on slurm.")
+            raise UsageError(f"--{name} needs a cluster: add --on slurm.")
     of_one_run = {"--warmup": options.warmup, "--trace-steps": options.trace_steps, "--whole": options.whole or None}
     for option, given in of_one_run.items():
         if given is not None and comparing:
-            raise UsageError(f"{option} and --{comparing[0]} contradict each other: leave one out.")
+            raise UsageError(f"{option} and --{comparing[0]} cannot be combined: drop one.")
 
 
 @magics_class
 class GPUProfile(Magics):
     """Defaults of %%gpuprofile."""
 
-    steps = Int(None, allow_none=True, help="End every profiled cell after this many steps.").tag(config=True)
-    warmup = Int(None, allow_none=True, help="Steps dropped from the figures.").tag(config=True)
-    trace_steps = Int(None, allow_none=True, help="Steps profiled in detail.").tag(config=True)
-    trace = Bool(True, help="Whether to profile a window of steps in detail.").tag(config=True)
-    live = Bool(True, help="Whether to show the live plot.").tag(config=True)
+    steps = Int(None, allow_none=True, help="Stop every profiled cell after this many steps.").tag(config=True)
+    warmup = Int(None, allow_none=True, help="Warm-up steps excluded from the figures.").tag(config=True)
+    trace_steps = Int(None, allow_none=True, help="Steps traced with the profiler.").tag(config=True)
+    trace = Bool(True, help="Whether to trace a window of steps with the profiler.").tag(config=True)
+    live = Bool(True, help="Whether to show the live view.").tag(config=True)
     save = Bool(True, help="Whether to keep runs on disk.").tag(config=True)
-    device = Unicode("auto", help="The device to account: auto, cpu, cuda, cuda:N.").tag(config=True)
+    device = Unicode("auto", help="The device to profile: auto, cpu, cuda, cuda:N.").tag(config=True)
 
     @no_var_expand
     @needs_local_scope
@@ -363,11 +368,9 @@ class GPUProfile(Magics):
 
         counts = counts_of(options.sweep or []) if not code.variables.has(NAME) else None
         if counts is not None and (options.ab or options.seeds or options.no_save):
-            raise UsageError(
-                "--sweep ranks=… compares nothing but the number of ranks: leave --ab, --seeds, --no-save out."
-            )
+            raise UsageError("--sweep ranks=… only compares numbers of ranks: drop --ab, --seeds and --no-save.")
         if counts is not None and (options.ranks is not None or options.on is not None):
-            raise UsageError("--sweep ranks=… says how many ranks run, on this machine: leave --ranks and --on out.")
+            raise UsageError("--sweep ranks=… sets the number of ranks on this machine: drop --ranks and --on.")
         given = {name: getattr(options, name) for name in _OF_EACH_RANK}
         for name in ("steps", "warmup", "trace_steps"):
             given[name] = getattr(self, name) if given[name] is None else given[name]
@@ -407,7 +410,7 @@ class GPUProfile(Magics):
         if options.help or (cell is None and not line.strip()):
             return options, None
         if not code.strip():
-            raise UsageError("There is no code to profile: write it below %%gpuprofile, or after %gpuprofile.")
+            raise UsageError("No code to profile: put it below %%gpuprofile, or after %gpuprofile.")
         return options, code
 
     def _profiler(
@@ -467,7 +470,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if unknown:
         word = unknown[0]
         if not word.startswith("-"):
-            raise UsageError(f"A run has one name, not {options.name!r} and {word!r}. Quote a name that has spaces.")
+            raise UsageError(f"A run has one name, got {options.name!r} and {word!r}. Quote a name with spaces.")
         from gpulab.api.arguments import unknown_option
 
         raise UsageError(unknown_option("%%gpuprofile", word, words, OPTIONS))
@@ -511,7 +514,7 @@ def _words(line: str) -> list[str]:
 
 def _nothing_more(command: str, rest: str) -> None:
     if rest:
-        raise UsageError(f"%gpulab {command} takes no more words: leave out {rest!r}.")
+        raise UsageError(f"%gpulab {command} takes no further arguments: drop {rest!r}.")
 
 
 def _offer_bench(profiler: profile) -> None:
@@ -533,7 +536,7 @@ def _show_doctor(rest: str) -> None:
     from gpulab.devices.doctor import examine
     from gpulab.views.running.waiting import waiting
 
-    with waiting("looking at this machine"):
+    with waiting("checking this machine"):
         checks = examine()
     display(Examination(checks))  # type: ignore[no-untyped-call]
 
@@ -546,7 +549,7 @@ def _show_report(rest: str) -> None:
     from gpulab.views.running.display import Stage
 
     if not len(runs):
-        raise UsageError("There is no run yet: put %%gpuprofile above a training cell first.")
+        raise UsageError("No run yet: put %%gpuprofile above a training cell first.")
     Stage.open(live=False, full=full).show(report(open_run(rest or "-1")))
 
 
@@ -581,29 +584,29 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
 
 _HELP_WORDS = ("-h", "--help")
 _ONE_LINE_HELP = {
-    "doctor": "%gpulab doctor   what can be measured on this machine, and why the rest cannot",
-    "report": "%gpulab report [RUN] [--all]   the report of the last run again, or of RUN (a name, an id or -1); "
+    "doctor": "%gpulab doctor   what gpulab can measure on this machine, and why not the rest",
+    "report": "%gpulab report [RUN] [--all]   show the report of the last run again, or of RUN (a name, an id or -1); "
     "--all: not only the first screen",
     "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
-    "board": "%gpulab board FOLDER [--html FILE]   the class whose lines are in FOLDER, renewed every few seconds; "
+    "board": "%gpulab board FOLDER [--html FILE]   live progress of the class in FOLDER, refreshed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
-    "panel": "%gpulab panel   the bench of the cell profiled last: toggle settings, run, compare; needs a notebook",
+    "panel": "%gpulab panel   the bench of the last profiled cell: toggle settings, run, compare; needs a notebook",
 }
 COMMANDS_HELP = """\
-%gpulab runs          the runs kept here
-%gpulab report        the report of a run again, or all of it
-%gpulab predict       what a knob should bring to the last run, before any run with it
-%gpulab scoreboard    how well such predictions held here
-%gpulab climb         turn every knob that helps the cell that was profiled last, one by one
-%gpulab headspace     what a perfect DataLoader would bring to that cell
+%gpulab runs          list the stored runs
+%gpulab report        show the report of a run again, or all of it
+%gpulab predict       predict the speedup of a setting from the last run, without running it
+%gpulab scoreboard    how accurate such predictions were on this machine
+%gpulab climb         try promising settings on the last profiled cell one by one, keep what is faster
+%gpulab headspace     the speedup of that cell with a perfect DataLoader
 %gpulab panel         the bench of that cell: toggle settings, run, compare
-%gpulab fleet         which jobs waste GPUs, of the runs in several folders
-%gpulab tensorboard   the runs in TensorBoard
-%gpulab doctor        what can be measured on this machine
+%gpulab fleet         which jobs waste GPUs, across folders of runs
+%gpulab tensorboard   open the runs in TensorBoard
+%gpulab doctor        what gpulab can measure on this machine
 %gpulab progress      your guesses and exercises in the lessons
 %gpulab board         the progress of a class, for its instructor
 
-%gpulab COMMAND --help says more."""
+%gpulab COMMAND --help has details."""
 
 
 def command_named(name: str) -> Callable[[str], None]:
@@ -627,7 +630,9 @@ def help_text() -> str:
     """What `--help` prints: the options, examples, and every knob of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
-    return _help(f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads or assigns as a literal at its top.")
+    return _help(
+        f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads, or assigns a literal at its top level."
+    )
 
 
 def _help(knobs: str) -> str:
@@ -638,7 +643,7 @@ def register(shell: Any) -> None:
     """Make the magics known, their options completable."""
     magics = GPUProfile(shell=shell)
     # without the catalogue: to import it takes longer than all else that the extension needs
-    GPUProfile.gpuprofile.__doc__ = _help("Knobs: %gpuprofile --help names them.")
+    GPUProfile.gpuprofile.__doc__ = _help("Knobs: see %gpuprofile --help.")
     GPUProfile.gpulab.__doc__ = COMMANDS_HELP
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)

@@ -17,7 +17,7 @@ DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as writt
 FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
-QUICK_NOTE = f"{QUICK_VARIABLE} is set: as little as possible is measured, so nothing is decided."
+QUICK_NOTE = f"{QUICK_VARIABLE} is set: runs are as short as possible, so no comparison is decided."
 QUICK_RUN_STEPS = 12  # of a profiled run
 QUICK_MEASURED, QUICK_TRACED = 4, 3  # steps of a run with its trace in an experiment
 QUICK_STEPS, QUICK_PAIRS, QUICK_BUDGET_S = 2, 1, 6.0  # counted steps of a block, pairs of blocks, seconds of a climb
@@ -78,13 +78,13 @@ def without_comment(line: str) -> str:
 def add_run_options(parser: ArgumentParser, what: str) -> None:
     """The options of a profiled run, of which `what` ("cell", "script") is the code."""
     add = parser.add_argument
-    add_whole_number(parser, "--steps", 1, f"end the {what} cleanly after N steps")
-    add_whole_number(parser, "--warmup", 0, "drop the first N steps from the figures (default: 1 to 3, by run length)")
-    add_whole_number(parser, "--trace-steps", 1, "profile N steps in detail (default: up to 5)")
-    add("--no-trace", action="store_true", help="no PyTorch profiler: step times and curves only, no step breakdown")
-    add("--whole", action="store_true", help="profile from the first line, for code without training steps")
-    add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live plot, no warning")
-    add("--no-save", action="store_true", help="do not keep the run on disk")
+    add_whole_number(parser, "--steps", 1, f"stop the {what} cleanly after N steps")
+    add_whole_number(parser, "--warmup", 0, "exclude the first N steps as warm-up (default: 1 to 3, by run length)")
+    add_whole_number(parser, "--trace-steps", 1, "trace N steps with the profiler (default: up to 5)")
+    add("--no-trace", action="store_true", help="no PyTorch profiler: step times and curves, but no step breakdown")
+    add("--whole", action="store_true", help="trace from the first line, for code without training steps")
+    add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live view, no alerts")
+    add("--no-save", action="store_true", help="do not save the run to disk")
     add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
 
 
@@ -94,8 +94,8 @@ def add_only_ranks(parser: ArgumentParser) -> None:
         "--only-ranks",
         type=only_ranks_type,
         metavar="0,last,slowest",
-        help="of several ranks only these keep their trace: numbers, last, and slowest, for which the others wait; the "
-        "others keep their steps and curves",
+        help="keep traces of these ranks only: numbers, last, or slowest (the rank that the others wait for); the "
+        "other ranks keep steps and curves",
     )
 
 
@@ -103,7 +103,7 @@ def only_ranks_type(text: str) -> str:
     """Numbers of ranks, "last" and "slowest", with commas between them. Raises UsageError."""
     words = [word.strip() for word in text.split(",")]
     if not all(word in (LAST, SLOWEST) or (word.isascii() and word.isdecimal()) for word in words):
-        raise UsageError(f"--only-ranks takes numbers of ranks, last and slowest, such as 0,last, not {text!r}.")
+        raise UsageError(f"--only-ranks expects rank numbers, last or slowest, e.g. 0,last, got {text!r}.")
     return ",".join(dict.fromkeys(word if word in (LAST, SLOWEST) else str(int(word)) for word in words))
 
 
@@ -112,10 +112,10 @@ def check_only_ranks(only: str | None, world_size: int | None) -> None:
     if only is None:
         return
     if world_size is None:
-        raise UsageError("--only-ranks belongs to several ranks: add --ranks N.")
+        raise UsageError("--only-ranks needs several ranks: add --ranks N.")
     absent = next((word for word in only.split(",") if word.isdecimal() and int(word) >= world_size), None)
     if absent is not None:
-        raise UsageError(f"--only-ranks {absent}: the {world_size} ranks are numbered from 0 to {world_size - 1}.")
+        raise UsageError(f"--only-ranks {absent}: with {world_size} ranks, numbers run from 0 to {world_size - 1}.")
 
 
 def check_whole_number(option: str, value: object, least: int) -> None:
@@ -164,7 +164,7 @@ def share_type(option: str) -> Callable[[str], float]:
         except ValueError:
             share = math.nan
         if not 0 <= share <= 1:
-            raise UsageError(f"{option} takes a share from 0 to 1, such as 0.3 or 30%, not {text!r}.")
+            raise UsageError(f"{option} must be a share from 0 to 1, e.g. 0.3 or 30%, got {text!r}.")
         return share
 
     return read
@@ -177,8 +177,8 @@ def check_seconds(option: str, value: object) -> None:
 
 
 def _no_whole_number(option: str, given: object, least: int) -> UsageError:
-    return UsageError(f"{option} takes a whole number of at least {least}, not {given!r}.")
+    return UsageError(f"{option} must be an integer ≥ {least}, got {given!r}.")
 
 
 def _no_seconds(option: str, given: object) -> UsageError:
-    return UsageError(f"{option} takes a number of seconds above 0, not {given!r}.")
+    return UsageError(f"{option} must be a number of seconds > 0, got {given!r}.")

@@ -287,7 +287,7 @@ def figures_of_accuracy(root: Path) -> Iterator[Fault]:
     shown = re.search(r"at their first run \| ([\d %,]+) \|", text)
     if shown is None or re.findall(r"\d+", shown[1]) != errors:
         yield page, 1, f"errors at their first run: {', '.join(errors)}"
-    for part, cells in (("aside", "kept aside"), ("tuned", "used to build the rules")):
+    for part, cells in (("aside", "held out"), ("tuned", "used to build the rules")):
         totals = json.loads(text_of(root / "benchmarks" / "results" / f"planted_{part}.json"))["totals"]
         headlines = f"{totals['headline_right']} of {totals['sick']} | {totals['false_alarms']} of {totals['healthy']}"
         held = f"{100 * totals['median_error']:.0f} % | {' of '.join(map(str, totals['interval_holds']))}"

@@ -58,36 +58,36 @@ ABSENT = "The script 'absent.py' cannot be opened: No such file or directory."
 @pytest.mark.parametrize(
     ("argv", "message"),
     [
-        (["recrod", "x.py"], "There is no command 'recrod'; the nearest is 'record'."),
+        (["recrod", "x.py"], "There is no command 'recrod'. Did you mean 'record'?"),
         (["report", "--jsno"], "gpulab report has no option --jsno; did you mean --json?"),
         (["record", "--stepz=5", "x.py"], "gpulab record has no option --stepz; did you mean --steps?"),
         (["record", "--num-workers", "2", "x.py"], "gpulab record has no option --num-workers; "),
         (["runs", "-v"], "gpulab runs has no option -v; did you mean --all?"),
         (["--verison"], "gpulab has no option --verison; did you mean --version?"),
-        (["doctor", "strange"], "'strange' is one argument too many. See `gpulab doctor --help`."),
-        (["record", "--warmup", "1.5", "x.py"], "--warmup takes a whole number of at least 0, not '1.5'."),
+        (["doctor", "strange"], "Unexpected argument 'strange'. See `gpulab doctor --help`."),
+        (["record", "--warmup", "1.5", "x.py"], "--warmup must be an integer ≥ 0, got '1.5'."),
         (
             ["record", "--no-trace", "--trace-steps", "3", __file__],
-            "--no-trace and --trace-steps contradict each other: leave one out.",
+            "--no-trace and --trace-steps cannot be combined: drop one.",
         ),
-        (["record", "--pairs", "3", __file__], "--pairs belongs to a comparison: add --ab NAME=VALUE."),
+        (["record", "--pairs", "3", __file__], "--pairs needs a comparison: add --ab NAME=VALUE."),
         (
             ["record", "--ab", "workers=2", "--whole", __file__],
-            "--whole and --ab contradict each other",
+            "--whole and --ab cannot be combined",
         ),
         (
             ["record", "--ab", "workers=2", "--ranks", "2", __file__],
-            "--ab compares in one process, not in",
+            "--ab runs in a single process, not in",
         ),
-        (["record"], "SCRIPT is missing. Write `gpulab record [options] SCRIPT [ARGS ...]`."),
+        (["record"], "SCRIPT is missing. Usage: `gpulab record [options] SCRIPT [ARGS ...]`."),
         (["record", "absent.py"], ABSENT),
         (["record", "--ranks", "2", "absent.py"], ABSENT),
-        (["record", "--ranks=0", "x.py"], "--ranks takes a whole number of at least 1, not '0'."),
+        (["record", "--ranks=0", "x.py"], "--ranks must be an integer ≥ 1, got '0'."),
         (
             ["record", "--html", "no/dir/x.html", __file__],
             "'no/dir/x.html' cannot be written: there is no folder 'no/dir'.",
         ),
-        (["compare", "a", "b", "--fail-if-slower", "five"], "--fail-if-slower takes a share"),
+        (["compare", "a", "b", "--fail-if-slower", "five"], "--fail-if-slower must be a share"),
         ([], "a command is missing: record, report, compare, runs, watch, fleet, tensorboard, lab, doctor."),
     ],
 )
@@ -133,14 +133,14 @@ def test_report_prints_a_stored_run_again(root: Path, tmp_path: Path, capsys: py
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(expected.json()))
     page = tmp_path / "report.html"
     assert cli.main(["report", ID, "--html", str(page)]) == 0
-    assert capsys.readouterr().out == f"The report is in {page}\n"
+    assert capsys.readouterr().out == f"Report written to {page}\n"
     assert "&lt;b&gt;bold" in page.read_text() and "<b>bold" not in page.read_text()
     assert [f.name for f in tmp_path.iterdir() if f.is_file()] == ["report.html"]
 
 
 def test_report_of_what_is_not_there(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Store(root).save(tiny_run(ID, name="resnet"))
-    assert "the nearest is 'resnet'" in failure(["report", "resnte"], capsys)
+    assert "Did you mean 'resnet'?" in failure(["report", "resnte"], capsys)
     (root / "foreign\x1b[31m").mkdir()
     error = failure(["report", "foreign\x1b[31m"], capsys)
     assert "it has no run.json" in error and "\x1b" not in error

@@ -194,7 +194,7 @@ def test_a_terminal_gets_the_text_report_once(shell: InteractiveShell, capsys: p
     assert capsys.readouterr().out.startswith("gpulab · terminal")
 
 
-INNER = "gpulab: %%gpuprofile inside a measured cell is ignored: the outer one measures this code, too.\n"
+INNER = "gpulab: %%gpuprofile inside a measured cell is ignored: the outer one already measures this code.\n"
 
 
 @pytest.mark.parametrize(

@@ -23,9 +23,9 @@ def test_whole_numbers() -> None:
     for text in ("many", "2.5", "1e3", "", "0x10", "-5", "0", "²", "٣"):
         with pytest.raises(UsageError) as caught:
             read(text)
-        assert str(caught.value) == f"--steps takes a whole number of at least 1, not {text!r}."
+        assert str(caught.value) == f"--steps must be an integer ≥ 1, got {text!r}."
     for value in ("5", 2.0, True, 0, -1, math.nan):
-        with pytest.raises(UsageError, match="--pairs takes a whole number of at least 1, not "):
+        with pytest.raises(UsageError, match="--pairs must be an integer ≥ 1, got "):
             check_whole_number("--pairs", value, 1)
     check_whole_number("--pairs", None, 1)
     check_whole_number("--pairs", 1, 1)
@@ -34,10 +34,10 @@ def test_whole_numbers() -> None:
 def test_seconds() -> None:
     assert seconds_type("--budget")("1.5") == 1.5
     for text in ("soon", "0", "-3", "nan", ""):
-        with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
+        with pytest.raises(UsageError, match="--budget must be a number of seconds > 0, got "):
             seconds_type("--budget")(text)
     for value in ("60", 0, -1.0, math.nan, True, None):
-        with pytest.raises(UsageError, match="--budget takes a number of seconds above 0, not "):
+        with pytest.raises(UsageError, match="--budget must be a number of seconds > 0, got "):
             check_seconds("--budget", value)
 
 
@@ -70,7 +70,7 @@ def of_the_magic() -> None:
     ids=["profile", "climb", "%climb", "headspace", "%headspace", "experiment", "%%gpuprofile"],
 )
 def test_each_way_to_ask_says_the_same(use: Callable[[], object]) -> None:
-    with pytest.raises((UsageError, LineError), match=r"--steps takes a whole number of at least 1, not '?0'?\."):
+    with pytest.raises((UsageError, LineError), match=r"--steps must be an integer ≥ 1, got '?0'?\."):
         use()
 
 
@@ -78,7 +78,7 @@ def test_each_command_says_the_same(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["record", "--steps", "0", "x.py"]) != 0
     with pytest.raises(SystemExit):
         demo.main(["--steps", "0"])
-    assert capsys.readouterr().err.count("--steps takes a whole number of at least 1, not '0'.") == 2
+    assert capsys.readouterr().err.count("--steps must be an integer ≥ 1, got '0'.") == 2
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,11 @@ import { chosenRows, order, settingsOf } from "./bench_state.js";
 
 const STOP_NOTES = {
   heard: "Stopping at the end of this step …",
-  over: "Nothing runs any more.",
-  interrupted: "The kernel did not answer, so it was interrupted.",
-  unreachable: "The kernel cannot be reached from here: use the notebook's stop button.",
+  over: "The run has already ended.",
+  interrupted: "The kernel did not respond, so it was interrupted.",
+  unreachable: "The kernel is not reachable from here: use the notebook's stop button.",
 };
-const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: the runs are kept.";
+const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
 
 class Bench {
   constructor(model, el) {
@@ -42,28 +42,28 @@ class Bench {
     element("b", "", head, "Bench");
     const cell = element("code", "", head, this.model.get("cell"));
     cell.title = this.model.get("code");
-    this.close = this.#button(head, "Close", "Stop and put the bench away; its runs are kept", () => this.#send("close"));
+    this.close = this.#button(head, "Close", "Stop and close the bench; its runs are kept", () => this.#send("close"));
   }
 
   #controls() {
     const bar = element("div", "gp-controls", this.root);
     const line = element("div", "gp-buttons", bar);
-    this.run = this.#button(line, "Run", "Measure these settings against the cell as written: one more row", () =>
+    this.run = this.#button(line, "Run", "Measure these settings against the baseline (the cell as written): adds a row", () =>
       this.#begin("run"),
     );
     this.run.classList.add("gp-primary");
     this.each = this.#button(
       line,
       "Each by itself and together",
-      "Measure every changed toggle by itself and all of them together, in turn; says whether their gains add up",
+      "Measure each changed toggle alone and all together, interleaved; shows whether the gains add up",
       () => this.#begin("each"),
     );
-    this.climb = this.#button(line, "Climb", "Let gpulab try what it expects most of, step by step; each try is a row", () =>
+    this.climb = this.#button(line, "Climb", "Let gpulab try the most promising settings one by one; each attempt adds a row", () =>
       this.#begin("climb"),
     );
-    this.reset = this.#button(line, "Reset", "All toggles as written", () => this.#send("choose", { settings: {} }));
+    this.reset = this.#button(line, "Reset", "Reset all toggles to the values as written", () => this.#send("choose", { settings: {} }));
     const now = (this.now = element("div", "gp-now", bar));
-    this.stop = this.#button(now, "Stop", "End at the next step, with what there is", () => this.#stopRun());
+    this.stop = this.#button(now, "Stop", "Stop at the next step; keeps what was measured", () => this.#stopRun());
     this.stop.classList.add("gp-stop");
     this.track = element("div", "gp-track", now);
     this.track.setAttribute("role", "progressbar");
@@ -233,7 +233,7 @@ class Bench {
     if (!toggle.expected) return;
     const button = element("button", "gp-expected", line, `→ ${toggle.proposed}: ${toggle.expected}`);
     button.type = "button";
-    button.title = "Predicted from the last run, not measured. Click to set the toggle to it";
+    button.title = "Predicted from the last run, not measured. Click to set this value";
     button.disabled = this.running || this.lost;
     button.addEventListener("click", () => this.#choose(toggle, toggle.proposal));
   }
@@ -242,7 +242,7 @@ class Bench {
     const box = element("details", "gp-fixed", this.toggles);
     box.open = open || !others;
     const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
-    element("summary", "gp-quiet", box, `${count} cannot act here`);
+    element("summary", "gp-quiet", box, `${count} ${fixed.length > 1 ? "do" : "does"} not apply here`);
     for (const { title, reason } of fixed) {
       const line = element("div", "gp-quiet", box);
       element("b", "", line, title);
@@ -332,7 +332,7 @@ class Bench {
     const name = row.querySelector(".gp-setting b");
     const input = element("input", "gp-rename", null);
     input.value = input.defaultValue = name.textContent;
-    input.setAttribute("aria-label", "Name of the row");
+    input.setAttribute("aria-label", "Row name");
     name.replaceWith(input);
     input.focus();
     input.select();
@@ -360,7 +360,7 @@ class Bench {
     for (const row of this.rows.querySelectorAll("tr[data-row]")) {
       row.setAttribute("aria-selected", String(marks.includes(row.dataset.row)));
     }
-    if (marks.length && this.running) this.detail.textContent = "Opens when the run has ended.";
+    if (marks.length && this.running) this.detail.textContent = "Opens when the run ends.";
     this.#send("open", { rows: marks });
   }
 
@@ -381,8 +381,8 @@ class Bench {
       this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
         const done = applyToCell(this.model.widget_manager, code, cell);
         note.textContent = done
-          ? "Applied: the cell above has it. Run it again."
-          : "The cell was not found unchanged in this notebook: copy the edit.";
+          ? "Applied to the cell above. Run it again."
+          : "No unchanged copy of the cell in this notebook: copy the edit instead.";
         if (done) this.#send("applied");
       });
     }

@@ -179,8 +179,8 @@ export class StepPanel extends Panel {
   }
 
   #explain(steps, above, largest) {
-    const parts = [steps.group > 1 ? `a point: mean of up to ${grouped(steps.group)} steps` : "a point: one step"];
-    if (above) parts.push(`${grouped(above)} above the axis, up to ${figure(largest)} ms`);
+    const parts = [steps.group > 1 ? `each point: mean of up to ${grouped(steps.group)} steps` : "one point per step"];
+    if (above) parts.push(`${grouped(above)} off scale, max ${figure(largest)} ms`);
     const text = parts.join(" · ");
     if (this.note.textContent !== text) this.note.textContent = text;
   }
@@ -216,7 +216,7 @@ export class RatePanel extends Panel {
     const values = steps.rates();
     const { top, above, largest } = cappedAxis(values);
     this.chart.draw([steps.end, values], xMax, top);
-    const text = above ? `${RATE_NOTE} · ${grouped(above)} above the axis, up to ${figure(largest)}` : RATE_NOTE;
+    const text = above ? `${RATE_NOTE} · ${grouped(above)} off scale, max ${figure(largest)}` : RATE_NOTE;
     if (this.note.textContent !== text) this.note.textContent = text;
     const last = steps.group > 1 ? " (last point)" : " (last step)";
     this.tell = () => this.say(0, colors.series[1], figure(reading(values, this.cursor)) + (this.cursor === null ? last : ""));

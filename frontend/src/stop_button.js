@@ -5,9 +5,9 @@ import { stopRun } from "./stop.js";
 
 const NOTES = {
   heard: "Stopping at the end of this step",
-  over: "Nothing runs any more",
-  interrupted: "The kernel did not answer, so it was interrupted",
-  unreachable: "The kernel cannot be reached from here: use the notebook's stop button",
+  over: "The run has already ended",
+  interrupted: "The kernel did not respond, so it was interrupted",
+  unreachable: "The kernel is not reachable from here: use the notebook's stop button",
 };
 
 function render({ model, el }) {

@@ -8,10 +8,10 @@ const NO_STEP_MS = 4000; // the kernel ends code without steps after two seconds
 const STOP_NOTES = {
   asking: "Stopping …",
   heard: "Stopping at the end of this step …",
-  waiting: "No step has ended since. To end it in the middle, interrupt the kernel (■).",
+  waiting: "No step has finished since. To stop mid-step, interrupt the kernel (■).",
   over: "",
-  interrupted: "The kernel did not answer, so it was interrupted.",
-  unreachable: "The kernel cannot be reached from here: use the notebook's stop button.",
+  interrupted: "The kernel did not respond, so it was interrupted.",
+  unreachable: "The kernel is not reachable from here: use the notebook's stop button.",
 };
 
 export class Store {

@@ -8,13 +8,13 @@ import { isDark, palette, watchTheme } from "./theme.js";
 
 const NARROW_PX = 620;
 /** What each phase is called, in the order in which a run has them, and what it means. */
-const TIMING = ["timing", "Steps are timed without the profiler: their times are the ones that count."];
+const TIMING = ["timing", "Steps are timed without the profiler; these are the times that count."];
 const PHASES = {
-  "warm-up": ["warm-up", "The first steps are slower than the rest and are not counted.", "warm-up"],
+  "warm-up": ["warm-up", "The first steps are slower and are not counted.", "warm-up"],
   measuring: TIMING,
-  profiling: ["tracing", "PyTorch's profiler records a few steps, which makes them slower. They divide a step's time.", "traced"],
+  profiling: ["tracing", "PyTorch's profiler traces a few steps, which slows them down. They give the step breakdown.", "traced"],
   "after profiling": TIMING,
-  ending: ["ending", "The run is over; its report is being made."],
+  ending: ["ending", "The run has ended; the report is being built."],
 };
 const BAND = 2;
 let viewCount = 0;
@@ -51,7 +51,7 @@ class View {
     this.rate.after(this.rateUnit);
     this.stop = element("button", "gp-stop", head, "Stop");
     this.stop.type = "button";
-    this.stop.title = "End the run at the next step boundary; the report is kept";
+    this.stop.title = "Stop the run at the next step boundary; the report is still made";
     this.stop.addEventListener("click", () => this.store.requestStop());
     const row = element("div", "gp-progress", this.root);
     this.progressText = element("span", "gp-progress-text", row, "no step yet");
@@ -148,7 +148,7 @@ class View {
     const { store } = this;
     this.stop.disabled = !store.canStop;
     const ended = store.ended ? "The run has ended; the report follows here." : "";
-    const lost = store.lost ? "The kernel was restarted or has ended, and the run with it." : "";
+    const lost = store.lost ? "The kernel was restarted or has ended, and so has the run." : "";
     const notice = store.stopNote || ended || lost;
     write(this.notice, notice);
     write(this.message, ended || lost ? "" : store.status?.message ?? "");

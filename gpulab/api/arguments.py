@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str, words: Sequence[str]) -> str:
         if not word.startswith("-"):
-            return f"{self.prog}: {shown(word)!r} is one word too many."
+            return f"{self.prog}: unexpected argument {shown(word)!r}."
         return unknown_option(self.prog, word, words, self._option_string_actions)
 
 

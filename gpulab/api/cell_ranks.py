@@ -57,7 +57,7 @@ STORED_S = 2.0  # after the last process has ended its run is on disk, or was ki
 LOST_TOUCH_S = 10.0  # ours: who loses a rank that was killed hears of it within that time
 _LAST_WORDS = 5  # lines
 _WIDEST_CAUSE = 160  # characters
-_STOPPED = "Interrupted: above is what the ranks measured until then."
+_STOPPED = "Interrupted: what the ranks measured so far is above."
 _OF_A_JOB = ("SLURM_", "PMI_", "PMIX_", "OMPI_", "RANK", "WORLD_SIZE", "LOCAL_RANK")  # the notebook itself is in one
 
 
@@ -92,7 +92,7 @@ class RankedCell(Struct, frozen=True):
         if allocation is not None:
             _ = allocation.of_each_node, allocation.words
         if (own := own_ranks(text, sure=True)) is not None:
-            raise UsageError(f"{own.starter} starts ranks of its own: with --ranks, write {own.instead} in its place.")
+            raise UsageError(f"{own.starter} starts its own ranks: with --ranks, use {own.instead} instead.")
         return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
 
     def run(self) -> Ranks:

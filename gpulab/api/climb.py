@@ -164,7 +164,7 @@ def check(bounds: Bounds) -> None:
     check_seconds("--budget", bounds.budget_s)
     both = sorted(bounds.without & bounds.allow)
     if both:
-        raise UsageError(f"--without and --allow contradict each other: both name {both[0]}. Leave one out.")
+        raise UsageError(f"--without and --allow both name {both[0]}: drop one.")
     thresholds_of()  # the user's own may be wrong
 
 
@@ -181,7 +181,7 @@ def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
     for name in sorted(chosen - KNOBS.keys()):
         near = nearest_knob(name)
         meant = f" Did you mean {near}?" if near else f" Knobs: {', '.join(KNOBS)}."
-        raise UsageError(f"--{option} {name}: there is no such knob.{meant}")
+        raise UsageError(f"--{option} {name}: no such knob.{meant}")
     return chosen
 
 

@@ -134,8 +134,8 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
     if not isinstance(error, KeyboardInterrupt):
         return error
     if shown:
-        return Interrupted("Interrupted: above is what was measured until then. What the cell trains is put back.")
-    return Interrupted("Interrupted. What the cell trains is put back.")
+        return Interrupted("Interrupted: what was measured so far is above. The training state was restored.")
+    return Interrupted("Interrupted. The training state was restored.")
 
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:

@@ -127,13 +127,13 @@ def _roots(folders: Sequence[str | Path]) -> tuple[list[Path], list[tuple[str, s
 def conditions(user: str, queue: str, since: str | datetime | timedelta, day: str) -> Conditions:
     """From what a user gave. Raises UsageError."""
     if since and day:
-        raise UsageError("--since and --day contradict each other: leave one out.")
+        raise UsageError("--since and --day cannot be combined: drop one.")
     if not day:
         return Conditions(user, queue, since_when(since) if since else None)
     try:
         first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
     except ValueError:
-        raise UsageError(f"{shown(day)!r} is not a day: write it as 2026-11-20.") from None
+        raise UsageError(f"{shown(day)!r} is not a date: write it as 2026-11-20.") from None
     return Conditions(user, queue, first, first + timedelta(days=1))
 
 

@@ -115,7 +115,7 @@ def _doubt(diagnosis: Diagnosis) -> str:
 
 def _text(name: str, value: object) -> str:
     if name not in KNOBS:
-        raise UsageError(f"{name} is no knob: {', '.join(KNOBS)}.")
+        raise UsageError(f"Unknown knob {name!r}. Knobs: {', '.join(KNOBS)}.")
     return written(KNOBS[name].parse(written(value)))
 
 

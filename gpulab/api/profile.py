@@ -248,7 +248,7 @@ def _unfollowed(run: Run, started: int) -> tuple[Missing, ...]:
     command = f"gpulab record --ranks {ranks}" if run.source == "script" else f"%%gpuprofile --ranks {ranks}"
     which = "the process" if started == 1 else f"the {started} processes"
     starter = own.starter if own is not None else "this code"
-    do = f"write {own.instead} in its place, under {command}" if own is not None else f"start them with {command}"
+    do = f"use {own.instead} instead, under {command}" if own is not None else f"start them with {command}"
     reason = f"{which} that {starter} starts cannot be followed: {do}"
     return (Missing("ranks", reason, key="ranks"),)
 
@@ -271,7 +271,7 @@ def check(settings: Settings) -> None:
         check_whole_number(f"--{option}", value, least)
     if not settings.trace and (settings.trace_steps is not None or settings.whole):
         other = "--trace-steps" if settings.trace_steps is not None else "--whole"
-        raise UsageError(f"--no-trace and {other} contradict each other: leave one out.")
+        raise UsageError(f"--no-trace and {other} cannot be combined: drop one.")
     if settings.steps is not None and settings.warmup is not None and settings.warmup >= settings.steps:
         raise UsageError(
             f"--warmup {settings.warmup} leaves nothing of --steps {settings.steps}: "

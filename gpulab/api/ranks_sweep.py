@@ -75,7 +75,7 @@ class RanksSweep(Struct, frozen=True):
                 progressing.clear()
         if stopped:
             raise Interrupted(
-                "Interrupted: above is what was measured until then." if len(view.points) > 1 else "Interrupted."
+                "Interrupted: what was measured so far is above." if len(view.points) > 1 else "Interrupted."
             )
         return view
 
@@ -84,7 +84,7 @@ def _step_us(ranks: Ranks) -> float:
     """Of the slowest rank, the median. Raises UsageError where no step was counted."""
     steps = [figures.step_us for figures in map(facts, ranks.runs.values()) if figures.step_us is not None]
     if not steps:
-        raise UsageError(f"The cell made no step that can be counted in {len(ranks.runs)} ranks.")
+        raise UsageError(f"No countable step was found in {len(ranks.runs)} ranks.")
     return max(step.median for step in steps)
 
 
@@ -94,10 +94,10 @@ def counts_of(words: Sequence[str]) -> tuple[int, ...] | None:
     if not asked:
         return None
     if len(words) > 1:
-        raise UsageError("--sweep ranks=… stands alone: sweep other knobs with --ranks N.")
+        raise UsageError("--sweep ranks=… cannot be combined with other sweeps: sweep those with --ranks N.")
     numbers = [text.strip() for text in asked[0].split(",")]
     if len(numbers) < 2 or not all(text.isdecimal() and int(text) > 0 for text in numbers):
-        raise UsageError(f"--sweep ranks={asked[0]}: write two or more whole numbers, such as --sweep ranks=1,2,4.")
+        raise UsageError(f"--sweep ranks={asked[0]}: expected two or more integers, e.g. --sweep ranks=1,2,4.")
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--sweep ranks={asked[0]}: a number is given twice. Give it once.")
+        raise UsageError(f"--sweep ranks={asked[0]}: a number appears twice.")
     return tuple(sorted(map(int, numbers)))

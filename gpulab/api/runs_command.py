@@ -74,7 +74,7 @@ def _name(runs: Runs, words: Sequence[str], prog: str) -> str:
     parser.add_argument("words", nargs="*")
     given = parser.read(words).words
     if len(given) != 2:
-        raise UsageError(f"{prog} takes a run and its new name, each in quotes where it has spaces.")
+        raise UsageError(f"{prog} expects a run and its new name; quote names with spaces.")
     run_id = runs.name(given[0], given[1])
     return f"{plain(run_id)} has the name {_short(given[1])!r}." if given[1] else f"{plain(run_id)} has no name now."
 
@@ -87,9 +87,9 @@ def _delete(runs: Runs, words: Sequence[str], prog: str) -> str:
     options = parser.read(words)
     chosen = _chosen(runs, options, ())
     if bool(options.keys) == bool(chosen.asked):
-        raise UsageError(f"{prog} takes runs or conditions, {'not both' if options.keys else 'at least one'}.")
+        raise UsageError(f"{prog} expects runs or a filter, {'not both' if options.keys else 'at least one'}.")
     if not options.keys and not len(chosen):
-        return f"No run fits: {_short(chosen.asked)}. There is nothing to delete."
+        return f"No run matches: {_short(chosen.asked)}. Nothing to delete."
     if options.yes:
         return _deletion_words("Deleted", chosen.delete(*options.keys), "")
     return _deletion_words("Would delete", chosen.deletions(*options.keys), " Nothing is deleted yet: add --yes.")
@@ -113,7 +113,7 @@ def _export(runs: Runs, words: Sequence[str], prog: str) -> str:
     _add_conditions(parser)
     options = parser.read(words)
     if len(options.file) + (options.tensorboard is not None) != 1:
-        raise UsageError(f"{prog} takes one target: FILE.csv, .json or .parquet, or --tensorboard FOLDER.")
+        raise UsageError(f"{prog} expects one target: FILE.csv, .json or .parquet, or --tensorboard FOLDER.")
     chosen = _chosen(runs, options, ())
     chosen.export_with(figures())
     if options.file:

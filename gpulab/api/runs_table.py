@@ -96,7 +96,7 @@ def _local_time(created: str) -> str:
 
 def _none(runs: Runs) -> str:
     if runs.asked:
-        return f"No run fits: {cut(plain(runs.asked), WIDEST_ASKED)}."
+        return f"No run matches: {cut(plain(runs.asked), WIDEST_ASKED)}."
     return f"No run yet in {plain(str(runs.store.root))}."
 
 

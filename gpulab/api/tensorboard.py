@@ -152,7 +152,7 @@ def _await_url(process: subprocess.Popen[bytes], log: Path) -> str:
             return address[0]
         time.sleep(0.1)
     if process.poll() is None:
-        raise GpulabError(f"TensorBoard has not started within {_START_S:g} s: the machine may be busy. Try again.")
+        raise GpulabError(f"TensorBoard did not start within {_START_S:g} s: the machine may be busy. Try again.")
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
     reasons = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]  # the plugin writes on
     raise GpulabError(f"TensorBoard did not start: {(reasons or lines or ['it wrote nothing'])[-1][:300]}")
@@ -170,4 +170,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def _port(given: str | None) -> str | None:
     if given is None or (given.isascii() and given.isdecimal() and len(given) < 6 and 1 <= int(given) <= 65_535):
         return given
-    raise UsageError(f"--port takes a number from 1 to 65535, not {given[:100]!r}.")
+    raise UsageError(f"--port must be an integer from 1 to 65535, got {given[:100]!r}.")

@@ -34,14 +34,14 @@ def load(code: str) -> tuple[Bench, str]:
     path = path_of(code)
     try:
         if path.stat().st_size > LARGEST_BYTES:
-            return Bench(code), f"The rows in {path.name} were left out: the file is too large."
+            return Bench(code), f"The rows in {path.name} were skipped: the file is too large."
         document = msgspec.json.decode(path.read_bytes(), type=_Document)
     except FileNotFoundError:
         return Bench(code), ""
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as e:
         return Bench(code), f"The earlier rows could not be read from {path.name}: {reason(e)}."
     if document.schema != SCHEMA or document.bench.code.strip() != code.strip():
-        return Bench(code), f"The earlier rows in {path.name} are of another version of gpulab and were left out."
+        return Bench(code), f"The earlier rows in {path.name} come from another version of gpulab and were skipped."
     return document.bench, ""
 
 
@@ -52,5 +52,5 @@ def save(bench: Bench) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, msgspec.json.encode(_Document(SCHEMA, bench)))
     except (OSError, StoreError) as e:
-        return f"The rows could not be kept: {reason(e)}."
+        return f"The rows could not be saved: {reason(e)}."
     return ""

@@ -13,7 +13,7 @@ from gpulab.views.running.display import in_notebook
 from gpulab.views.running.widgets import Choice, Offer
 
 OPEN = "Try other settings"
-OFFER = "Toggle, run and compare on this cell: %gpulab panel"
+OFFER = "Toggle settings, run and compare this cell: %gpulab panel"
 
 
 def lab(

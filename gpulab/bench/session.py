@@ -53,10 +53,10 @@ if TYPE_CHECKING:
     from gpulab.views.running.widgets import Offer
 
 Kind = Literal["run", "each", "climb", "decide", "again"]
-BUSY = "A run goes on already: wait for its end, or press Stop."
-TWO_SETTINGS = "Change two toggles or more: each is measured by itself, and all of them together."
+BUSY = "A run is already in progress: wait, or press Stop."
+TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
-INTERRUPTED = "Interrupted. What the cell trains is put back."
+INTERRUPTED = "Interrupted. The training state was restored."
 IN_MEMORY = 6  # runs with their traces; others are read from disk when they are opened
 MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
 
@@ -433,7 +433,7 @@ class BenchSession:
     def _take_experiment(self, job: _Job, experiment: Experiment) -> str:
         baseline = self.bench.baseline
         if baseline is None or not experiment.sides:
-            return "Stopped before the cell had run."
+            return "Stopped before the cell ran."
         written = experiment.sides[0]
         baseline = rows_of.baseline_row(baseline, written, job.turn)
         self.bench = self.bench.put(baseline)
@@ -441,7 +441,7 @@ class BenchSession:
             if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
                 self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
         if not experiment.comparisons:
-            return "Measured as written: the first row. Change a toggle, then Run."
+            return "Baseline measured: it is the first row. Change a toggle, then press Run."
         self._last = Compared(experiment)
         experiments.append(self._last)
         rows = [self.bench.row(row.id) for row in job.rows]

@@ -25,7 +25,7 @@ class _Parser(argparse.ArgumentParser):
         missing = message.removeprefix("the following arguments are required: ")
         if missing != message:
             usage = " ".join(self.format_usage().split()).removeprefix("usage: ")
-            raise UsageError(f"{missing.split(',')[0]} is missing. Write `{usage}`.")
+            raise UsageError(f"{missing.split(',')[0]} is missing. Usage: `{usage}`.")
         raise UsageError(f"{message}. See `{self.prog} --help`.")
 
 
@@ -34,7 +34,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser, commands = _parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
         nearest = difflib.get_close_matches(argv[0], list(commands), n=1, cutoff=0.0)[0]
-        raise UsageError(f"There is no command {argv[0]!r}; the nearest is {nearest!r}.")
+        raise UsageError(f"There is no command {argv[0]!r}. Did you mean {nearest!r}?")
     options, rest = parser.parse_known_args(argv)
     if rest:
         chosen = commands[options.command] if options.command else parser
@@ -48,51 +48,57 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _unknown(argument: str, argv: Sequence[str], parser: argparse.ArgumentParser) -> str:
     if not argument.startswith("-"):
-        return f"{argument!r} is one argument too many. See `{parser.prog} --help`."
+        return f"Unexpected argument {argument!r}. See `{parser.prog} --help`."
     from gpulab.api.arguments import unknown_option
 
     return unknown_option(parser.prog, argument, argv, parser._option_string_actions)
 
 
 def _parsers() -> tuple[_Parser, dict[str, argparse.ArgumentParser]]:
-    parser = _Parser(prog="gpulab", description="See why a GPU idles.", allow_abbrev=False)
+    parser = _Parser(prog="gpulab", description="Find out why a GPU idles.", allow_abbrev=False)
     parser.add_argument("--version", action="store_true", help="print the version")
     parser.set_defaults(command=None)
     group = parser.add_subparsers(metavar="COMMAND", parser_class=_Parser)
     add: list[tuple[str, str, str, Callable[[argparse.ArgumentParser], None]]] = [
-        ("record", "run a script and profile it", "record.record", _record_options),
+        ("record", "profile a script", "record.record", _record_options),
         (
             "report",
-            "print the report of a stored run, of a trace file or of a folder of traces",
+            "print the report of a stored run, a trace file or a folder of traces",
             "stored.print_report",
             _report_options,
         ),
         (
             "compare",
-            "compare the first stored run or trace with each of the others",
+            "compare stored runs or traces with the first one",
             "stored.print_comparison",
             _compare_options,
         ),
         ("runs", "list, filter, rename, delete and export the stored runs", "", _store_option),
-        ("watch", "show the ranks of a job that runs: who waits for whom", "watch.watch_job", _watch_options),
-        ("fleet", "say which jobs in folders of runs waste GPUs, and why", "", _store_option),
+        (
+            "watch",
+            "show the ranks of a running job live: which rank waits for which",
+            "watch.watch_job",
+            _watch_options,
+        ),
+        ("fleet", "show which jobs waste GPUs, and why, across folders of runs", "", _store_option),
         ("tensorboard", "open the stored runs in TensorBoard with torch-tb-profiler", "", _store_option),
         (
             "lab",
-            "copy the guided lessons into a folder of yours and open JupyterLab there",
+            "copy the guided lessons into your own folder and open them in JupyterLab",
             "lab.open_lessons",
             _lab_options,
         ),
         (
             "doctor",
-            "say what this machine can measure, and why it cannot measure the rest",
+            "check what gpulab can measure on this machine, and why not the rest",
             "doctor.print_examination",
             _store_option,
         ),
     ]
     commands: dict[str, argparse.ArgumentParser] = {}
     for name, purpose, do, add_options in add:
-        command = group.add_parser(name, help=purpose, description=purpose.capitalize() + ".", allow_abbrev=False)
+        sentence = f"{purpose[0].upper()}{purpose[1:]}."
+        command = group.add_parser(name, help=purpose, description=sentence, allow_abbrev=False)
         module, _, function = do.rpartition(".")
         command.set_defaults(command=name, do=(f"gpulab.cli.{module}", function))
         add_options(command)
@@ -104,16 +110,16 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
     parser.usage = "gpulab lab [options] [-- JUPYTERLAB OPTIONS ...]"
     parser.add_argument("--lesson", default="00", metavar="NN", help="open this lesson (default: 00, the quick start)")
     parser.add_argument(
-        "--folder", type=Path, default=Path(FOLDER), help=f"where your copies are (default: {FOLDER} in this folder)"
+        "--folder", type=Path, default=Path(FOLDER), help=f"where your copies go (default: {FOLDER} in this folder)"
     )
     parser.add_argument(
         "--edition",
         choices=EDITIONS,
         default="self-study",
-        help="solutions hidden behind a line (self-study), left out (class), or filled in (instructor)",
+        help="solutions collapsed (self-study), left out (class), or filled in (instructor)",
     )
-    parser.add_argument("--no-open", action="store_true", help="only copy them")
-    parser.add_argument("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="such as -- --no-browser --allow-root")
+    parser.add_argument("--no-open", action="store_true", help="copy only, do not open JupyterLab")
+    parser.add_argument("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="e.g. -- --no-browser --allow-root")
 
 
 def _record_options(parser: argparse.ArgumentParser) -> None:
@@ -123,14 +129,14 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--ab", action="append", metavar="NAME=VALUE", help="compare the script as written with the changed script"
     )
-    add_whole_number(parser, "--pairs", 1, "of --ab: pairs of blocks to compare (default: all that fit the budget)")
+    add_whole_number(parser, "--pairs", 1, "with --ab: pairs of blocks to measure (default: as many as fit the budget)")
     parser.add_argument(
         "--budget",
         type=seconds_type("--budget"),
         metavar="SECONDS",
-        help=f"of --ab: time of the comparison, all included (default: {DEFAULT_BUDGET_S:g})",
+        help=f"with --ab: total time of the comparison (default: {DEFAULT_BUDGET_S:g})",
     )
-    add_whole_number(parser, "--ranks", 1, "run the script in N processes, as torchrun does, and report on all of them")
+    add_whole_number(parser, "--ranks", 1, "run the script in N processes, as torchrun does, and report on all ranks")
     add_only_ranks(parser)
     add_run_options(parser, "script")
     parser.set_defaults(device="auto")
@@ -152,8 +158,8 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="RUN",
-        help="a run: its id or the beginning of it, its name, its folder, or -1 for the newest (default); or a trace "
-        "that torch.profiler wrote (.json, .json.gz), or a folder of them, one per rank",
+        help="a run by id (or a prefix of it), name, folder, or -1 for the newest (default); or a torch.profiler "
+        "trace (.json, .json.gz), or a folder with one trace per rank",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
@@ -162,7 +168,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _watch_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="its id (default: the job that began last)")
+    parser.add_argument("job", nargs="?", default="", metavar="JOB", help="its id (default: the job that started last)")
     _store_option(parser)
 
 
@@ -177,20 +183,20 @@ def _compare_options(parser: argparse.ArgumentParser) -> None:
     shape.add_argument("--json", action="store_true", help="print the figures as JSON")
     _all_option(parser)
     parser.add_argument(
-        "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost of a million samples"
+        "--price-per-hour", type=_price, metavar="X", help="price of the machine: adds the cost per million samples"
     )
     parser.add_argument(
         "--fail-if-slower",
         type=share_type("--fail-if-slower"),
         metavar="SHARE",
-        help="exit with status 1 where a run is slower than the first by more than that, such as 5%%: for CI",
+        help="for CI: exit with status 1 if a run is slower than the first by more than this, e.g. 5%%",
     )
     _store_option(parser)
 
 
 def _store_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--store", type=Path, metavar="DIR", help="where the runs are (default $GPULAB_DIR/runs, else .gpulab/runs)"
+        "--store", type=Path, metavar="DIR", help="folder of the runs (default: $GPULAB_DIR/runs, else .gpulab/runs)"
     )
 
 
@@ -200,5 +206,5 @@ def _price(text: str) -> float:
     except ValueError:
         price = -1.0
     if not 0 < price < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a price: a number above 0")
+        raise argparse.ArgumentTypeError(f"the price must be a number > 0, got {text!r}")
     return price

@@ -13,7 +13,7 @@ from gpulab.views.running.waiting import waiting
 
 def print_examination(options: argparse.Namespace) -> int:
     """Do `gpulab doctor`."""
-    with waiting("looking at this machine"):
+    with waiting("checking this machine"):
         examined = doctor.render(examine(Store(options.store).root))
     write(examined)
     return 0

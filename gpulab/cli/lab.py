@@ -20,11 +20,11 @@ def open_lessons(options: argparse.Namespace) -> int:
     if copied.new:
         write(f"{plural(len(copied.new), 'lesson')} copied to {folder}\n")
     if copied.kept:
-        write(f"{plural(len(copied.kept), 'lesson')} in {folder} left as they are: they are yours\n")
+        write(f"{plural(len(copied.kept), 'lesson')} in {folder} kept: your copies are never overwritten\n")
     if options.no_open:
         return 0
     command = jupyterlab_command(copied.folder, entry.name, options.args)
-    write(f"Opening JupyterLab on lesson {entry.number}. Ctrl+C twice ends it.\n")
+    write(f"Opening JupyterLab on lesson {entry.number}. Press Ctrl+C twice to quit.\n")
     try:
         return subprocess.call(command, cwd=copied.folder)
     except KeyboardInterrupt:

@@ -46,8 +46,8 @@ def launch(options: argparse.Namespace) -> int:
         sys.stderr.write(f"gpulab: {short}\n")
     if (own := own_ranks(_text(options.script), sure=True)) is not None:
         sys.stderr.write(
-            f"gpulab: {own.starter} in line {own.line} starts ranks of its own, in each of these "
-            f"{options.ranks} ranks: write {own.instead} in its place.\n"
+            f"gpulab: {own.starter} on line {own.line} would start its own ranks inside each of these "
+            f"{options.ranks} ranks: use {own.instead} instead.\n"
         )
     sys.stderr.write(f"gpulab: starting {plural(options.ranks, 'rank')} of {os.path.basename(options.script)} …\n")
     run_id = f"job-{new_id()}"
@@ -74,7 +74,7 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
     try:
         ranks = await_job(store, job_id, options.ranks, STORED_S)
     except StoreError:  # what a rank has said of it stands above
-        complain("no rank has recorded a run.")
+        complain("no rank recorded a run.")
         return 0
     shown = report(ranks)
     keep_summaries(shown, store.root)

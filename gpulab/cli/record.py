@@ -156,14 +156,14 @@ def _check_comparison(options: argparse.Namespace) -> None:
     """Raises UsageError for options that do not go together, with what does."""
     for name in ("pairs", "budget"):
         if getattr(options, name) is not None and not options.ab:
-            raise UsageError(f"--{name} belongs to a comparison: add --ab NAME=VALUE.")
+            raise UsageError(f"--{name} needs a comparison: add --ab NAME=VALUE.")
     for name in ("warmup", "trace_steps", "whole", "only_ranks"):
         if options.ab and getattr(options, name) not in (None, False):
-            raise UsageError(f"--{name.replace('_', '-')} and --ab contradict each other: leave one out.")
+            raise UsageError(f"--{name.replace('_', '-')} and --ab cannot be combined: drop one.")
     if options.ab and (is_rank() or options.ranks is not None):
         setting = " ".join(f"--set {setting}" for setting in options.ab)
         raise UsageError(
-            "--ab compares in one process, not in several ranks: record both with --ranks N, the second with "
+            "--ab runs in a single process, not in several ranks: record both with --ranks N, the second with "
             f"{setting}, then gpulab compare -2 -1."
         )
 
@@ -202,7 +202,7 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
     if len(experiments) > before and (script.raised is None or experiments[-1].comparisons):
         shown = show_recorded(experiments[-1], options, terminal)
     if isinstance(script.raised, KeyboardInterrupt):
-        complain("interrupted; what was measured until then is above.")
+        complain("interrupted; what was measured so far is above.")
         return INTERRUPTED_STATUS
     return script.status(script.raised) or shown
 
@@ -231,7 +231,7 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
     """What is to be shown at the end: of a job's ranks the first one speaks, for all of them."""
     job = profiled.run.job
     if job is None and has_no_step(profiled.run) and _has_own_ranks(profiled.run):
-        sys.stderr.write("gpulab: the ranks that the script has started are recorded: gpulab report latest\n")
+        sys.stderr.write("gpulab: the ranks that the script started are recorded; see gpulab report latest\n")
         return None
     if job is None or job.world_size is None or job.world_size < 2 or not profiled.settings.save:
         return profiled.report

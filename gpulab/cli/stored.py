@@ -31,7 +31,7 @@ def print_report(options: argparse.Namespace) -> int:
                 write_whole(options.html, shown.html())
             elif not options.json:
                 text = shown.text(full=options.all)
-        write(text or f"The report is in {plain(str(options.html))}\n")
+        write(text or f"Report written to {plain(str(options.html))}\n")
         return 0
 
 
@@ -49,7 +49,7 @@ def print_comparison(options: argparse.Namespace) -> int:
             compared = compare(*opened, price_per_hour=options.price_per_hour)
         if options.html is not None:
             write_whole(options.html, compared.html())
-            write(f"The comparison is in {plain(str(options.html))}\n")
+            write(f"Comparison written to {plain(str(options.html))}\n")
         else:
             write(as_json(compared) if options.json else compared.text(full=options.all))
         return 0 if options.fail_if_slower is None else _gate(compared, options.fail_if_slower)
@@ -70,7 +70,7 @@ def _gate(compared: Compared, limit: float) -> int:
             complain(f"{comparison.b.label} is {why}: exit status {SLOWER_STATUS}")
             return SLOWER_STATUS
         if comparison.verdict == "undecided":
-            complain(f"{comparison.b.label}: whether it is slower is undecided; more steps would tell")
+            complain(f"{comparison.b.label}: undecided whether it is slower; record more steps")
     return 0
 
 

@@ -51,7 +51,7 @@ def examine(
     checks += _guarded("CPU cores", lambda: [_cores()])
     checks += _guarded("memory", lambda: [_memory()])
     checks += _guarded("shared memory", lambda: [_shared_memory()])
-    checks += _guarded("loader workers", lambda: [_workers()])
+    checks += _guarded("DataLoader workers", lambda: [_workers()])
     checks += _guarded("nvidia-ml-py", lambda: [_deprecated_pynvml()])
     checks += _guarded("run store", lambda: [_store(store)])
     return tuple(checks)
@@ -61,7 +61,7 @@ def _guarded(name: str, look: Callable[[], list[Check]]) -> list[Check]:
     try:
         return look()
     except Exception as e:  # one broken look must not cost the others
-        return [Check(name, "limited", f"could not be examined: {type(e).__name__}: {e}")]
+        return [Check(name, "limited", f"check failed: {type(e).__name__}: {e}")]
 
 
 def _torch() -> Check:
@@ -76,9 +76,9 @@ def _torch() -> Check:
     if device.kind == "cuda":
         return Check("PyTorch", "ok", f"{evidence}; uses {device.name}")
     if torch.version.cuda or torch.version.hip:
-        return Check("PyTorch", "limited", f"{evidence}; it finds no GPU it can use", "Check the driver below.")
+        return Check("PyTorch", "limited", f"{evidence}; it finds no usable GPU", "Check the driver below.")
     if machine.nvml_sees_a_gpu():
-        next_step = "Install a CUDA build of PyTorch (pytorch.org/get-started): now the GPU stays unused."
+        next_step = "Install a CUDA build of PyTorch (pytorch.org/get-started): this build cannot use the GPU."
         return Check("PyTorch", "limited", f"{evidence}, although this machine has an NVIDIA GPU", next_step)
     return Check("PyTorch", "ok", f"{evidence}: the CPU is the device")
 
@@ -91,7 +91,7 @@ def _gpu_checks(module: ModuleType | None) -> Iterator[Check]:
             for index in range(count):
                 yield from _one_gpu(nv, index)
     except Exception as e:
-        step = "On a machine without an NVIDIA GPU there is nothing to do: the CPU is profiled as the device."
+        step = "Nothing to do on a machine without an NVIDIA GPU: gpulab profiles the CPU as the device."
         if isinstance(e, ImportError):
             step = "pip install nvidia-ml-py"
         yield Check("NVIDIA driver", "absent", nvml.reason_of(e), step)
@@ -132,13 +132,13 @@ def _neighbours(nv: ModuleType, handle: object, name: str) -> Check:
         return Check(what, "limited", f"cannot be listed: {nvml.reason_of(e)}")
     if not nvml.sees_host_pids():
         used = size(nv.nvmlDeviceGetMemoryInfo(handle).used)
-        evidence = f"cannot be told apart from ours inside this container; {used} of GPU memory are in use"
+        evidence = f"cannot be distinguished from ours inside this container; {used} of GPU memory is in use"
         return Check(what, "limited", evidence, "Run nvidia-smi on the host before you compare runs.")
     others = {pid for pid in pids if not nvml.belongs_to(pid, os.getpid())}
     if not others:
-        return Check(what, "ok", "none: the GPU is yours alone")
+        return Check(what, "ok", "none: you have the GPU to yourself")
     listed = ", ".join(str(pid) for pid in sorted(others)[:5])
-    step = "Every figure of the GPU includes them. End them, or choose another GPU, before you compare runs."
+    step = "All GPU figures include them. Stop them, or use another GPU, before you compare runs."
     counted = "1 other process" if len(others) == 1 else f"{len(others)} other processes"
     return Check(what, "limited", f"{counted} (pid {listed})", step)
 
@@ -150,7 +150,7 @@ def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:
         return Check(what, "absent", "not tried: PyTorch does not use the GPU" if unused else "not tried: no GPU")
     trial = try_tracing()
     if trial.kernels:
-        return Check(what, "ok", f"{trial.kernels} of {cuda_probe.LAUNCHED} small kernels came back (CUPTI)")
+        return Check(what, "ok", f"{trial.kernels} of {cuda_probe.LAUNCHED} test kernels were traced (CUPTI)")
     return Check(what, "refused", f"refused: {trial.reason}", _against(trial.reason))
 
 
@@ -158,11 +158,11 @@ def _against(reason: str) -> str:
     """What may help where no kernel comes back."""
     if "PRIVILEGE" in reason.upper() or _profiling_is_admin_only():
         return (
-            "The driver keeps CUPTI for administrators: load it with NVreg_RestrictProfilingToAdminUsers=0, or start "
-            "the container with --cap-add=SYS_ADMIN."
+            "The driver restricts CUPTI to administrators: load it with NVreg_RestrictProfilingToAdminUsers=0, or "
+            "start the container with --cap-add=SYS_ADMIN."
         )
     return (
-        "Reports will have step times and the GPU's curves, no kernels. End other profilers of this GPU (DCGM, Nsight)."
+        "Reports will have step times and GPU curves, but no kernels. Stop other profilers of this GPU (DCGM, Nsight)."
     )
 
 
@@ -178,7 +178,7 @@ def _cores() -> Check:
     if usable >= logical:
         return Check("CPU cores", "ok", f"all {logical} are usable")
     cores = number(usable)
-    step = f"Choose the number of loader workers for {cores} cores, not for the {logical} that os.cpu_count() gives."
+    step = f"Choose num_workers for {cores} cores, not for the {logical} that os.cpu_count() reports."
     return Check("CPU cores", "limited", f"{cores} of {logical} are usable (affinity or container quota)", step)
 
 
@@ -188,7 +188,7 @@ def _memory() -> Check:
         return Check("memory", "limited", "its size cannot be read")
     evidence = size(total) + (" (container limit)" if limit == total else "")
     if total < SMALL_MEMORY_BYTES:
-        return Check("memory", "limited", evidence, "Each loader worker needs a few hundred MiB: use few of them.")
+        return Check("memory", "limited", evidence, "Each DataLoader worker needs a few hundred MiB: use few workers.")
     return Check("memory", "ok", evidence)
 
 
@@ -196,10 +196,10 @@ def _shared_memory() -> Check:
     what = "shared memory"
     shared_bytes = machine.shared_memory_bytes()
     if shared_bytes is None:
-        return Check(what, "ok", "this system has no /dev/shm; loader workers use another way")
+        return Check(what, "ok", "this system has no /dev/shm; DataLoader workers pass batches another way")
     evidence = f"/dev/shm has {size(shared_bytes)}"
     if shared_bytes < SMALL_SHARED_MEMORY_BYTES:
-        step = 'Loader workers may die with "Bus error". Start the container with --ipc=host or --shm-size=8g.'
+        step = 'DataLoader workers may die with "Bus error". Start the container with --ipc=host or --shm-size=8g.'
         return Check(what, "limited", evidence, step)
     return Check(what, "ok", evidence)
 
@@ -209,11 +209,9 @@ def _workers() -> Check:
     gil = "with the GIL" if getattr(sys, "_is_gil_enabled", lambda: True)() else "without the GIL"
     evidence = f"started by {method}, Python {gil}"
     if method == "fork":
-        return Check("loader workers", "ok", evidence)
-    step = (
-        "A Dataset written in a notebook cell is not found by the workers: keep it in a module, or use num_workers=0."
-    )
-    return Check("loader workers", "limited", evidence, step)
+        return Check("DataLoader workers", "ok", evidence)
+    step = "Workers cannot import a Dataset defined in a notebook cell: move it to a module, or use num_workers=0."
+    return Check("DataLoader workers", "limited", evidence, step)
 
 
 def _deprecated_pynvml() -> Check:
@@ -222,7 +220,7 @@ def _deprecated_pynvml() -> Check:
     except importlib.metadata.PackageNotFoundError:
         return Check("nvidia-ml-py", "ok", "the deprecated pynvml is absent")
     step = "pip uninstall pynvml && pip install --force-reinstall nvidia-ml-py"
-    return Check("nvidia-ml-py", "limited", f"the deprecated pynvml {version} is installed and may hide it", step)
+    return Check("nvidia-ml-py", "limited", f"the deprecated pynvml {version} is installed and may shadow it", step)
 
 
 def _store(folder: Path | None) -> Check:
@@ -232,5 +230,5 @@ def _store(folder: Path | None) -> Check:
     existing = next(p for p in (folder, *folder.parents) if p.exists())
     if existing.is_dir() and os.access(existing, os.W_OK | os.X_OK):
         return Check("run store", "ok", f"runs are kept in {folder}")
-    step = "Start from a folder you may write to, or set GPULAB_DIR."
-    return Check("run store", "limited", f"{existing} is not writable: reports are shown, but runs are not kept", step)
+    step = "Start from a writable folder, or set GPULAB_DIR."
+    return Check("run store", "limited", f"{existing} is not writable: reports are shown, but runs are not saved", step)

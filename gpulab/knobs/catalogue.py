@@ -105,12 +105,12 @@ def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] 
             raise UsageError(f"{name} is swept twice: put all its values into one --sweep.")
         words = [word.strip() for word in _split(rest)]
         if not all(words):
-            raise UsageError(f"--sweep {text.strip()}: a value is missing. Write for example {example(name)}.")
+            raise UsageError(f"--sweep {text.strip()}: a value is missing, e.g. {example(name)}.")
         values: list[Plain] = []
         for word in words:
             value = _value(name, word, names, variables)
             if any(type(value) is type(v) and value == v for v in values):
-                raise UsageError(f"--sweep {text.strip()}: {word} is given twice. Give it once.")
+                raise UsageError(f"--sweep {text.strip()}: {word} appears twice.")
             values.append(value)
         sweeps[name] = tuple(values)
     return sweeps
@@ -120,7 +120,7 @@ def grid(sweeps: Mapping[str, Sequence[Plain]], settings: Mapping[str, Plain]) -
     """All combinations, the last sweep turning fastest, each with these settings besides. Raises UsageError."""
     for name in sweeps:
         if name in settings:
-            raise UsageError(f"{name} is both set and swept: leave out one of the two.")
+            raise UsageError(f"{name} is both set and swept: drop one of the two.")
     return tuple({**settings, **dict(zip(sweeps, values, strict=True))} for values in product(*sweeps.values()))
 
 
@@ -140,7 +140,9 @@ def parsed_value(name: str, given: object) -> Plain:
     if name in KNOBS:
         return value_of_knob(KNOBS[name], given)
     if not is_plain(given):
-        raise UsageError(f"{name}={given!r}: only a number, a string, a bool, None or a tuple or list can be set.")
+        raise UsageError(
+            f"{name} must be a number, a string, a bool, None, or a tuple or list of these, got {given!r}."
+        )
     return given
 
 
@@ -189,7 +191,7 @@ def value_of_knob(knob: Knob, value: object) -> Value:
 
 def _unknown(name: str, variables: Collection[str]) -> UsageError:
     if name == "ranks":
-        return UsageError("The number of ranks is compared by --sweep ranks=1,2, by itself.")
+        return UsageError("To compare the number of ranks, use --sweep ranks=1,2 on its own.")
     near = _nearest(name, [*variables, *KNOBS])
     if near is not None:
         return UsageError(f"{name} is neither a knob nor a variable of the code. Did you mean {near}?")
@@ -221,7 +223,7 @@ def _name_and_text(pair: str, otherwise: str) -> tuple[str, str]:
         near = nearest_knob(pair.strip())
         raise UsageError(f"Expected NAME=VALUE, e.g. {example(near) if near else otherwise}, got {pair.strip()!r}.")
     if not match["value"].strip():
-        raise UsageError(f"{match['name']}= has no value: write for example {example(match['name'])}.")
+        raise UsageError(f"{match['name']}= needs a value, e.g. {example(match['name'])}.")
     return match["name"], match["value"].strip()
 
 

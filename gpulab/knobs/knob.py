@@ -212,7 +212,7 @@ def choice(name: str, text: str, options: Sequence[str], spellings: Mapping[str,
     word = spellings.get(word, word)
     if word in options:
         return word
-    near = difflib.get_close_matches(word, options, n=1)
+    near = [o for o in options if word and o.startswith(word)] or difflib.get_close_matches(word, options, n=1)
     hint = f" Did you mean {name}={near[0]}?" if near else ""
     raise UsageError(f"{name} must be one of {', '.join(options)}, got {text.strip()!r}.{hint}")
 

@@ -57,15 +57,15 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
 def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
     """Whether a variable took effect. `used`: the code has something that could read it."""
     if _is_set(before, value):
-        return Verification("no effect", f"the value is {value!r} already")
+        return Verification("no effect", f"the value is already {value!r}")
     if effects.counts.get(SEEN):
         return Verification("took effect", effects.notes[0])
     elsewhere = run.loader is not None and run.loader.num_workers > 0
     if not used or (effects.counts.get(TO_THE_END) and not elsewhere):
-        return Verification("no effect", "nothing was seen to read the variable while the code ran")
+        return Verification("no effect", "nothing read the variable while the code ran")
     places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
     return Verification(
-        "cannot tell", f"nothing was seen to read the variable; what functions read {places} cannot be seen"
+        "cannot tell", f"nothing was seen to read the variable, but reads inside functions {places} are not visible"
     )
 
 

@@ -78,13 +78,13 @@ class Variables(Struct, frozen=True):
         if name not in self.read:
             if is_plain(present):
                 raise UsageError(
-                    f"{name} is {present!r} in the notebook, but this code does not visibly read it: "
+                    f"{name} is {present!r} in the notebook, but this code does not appear to read it: "
                     "change it where it is used."
                 )
             return False
         if not is_plain(present):
             raise UsageError(
-                f"{name} is of the type {type(present).__name__}: only a number, a string, True, False, None or a "
+                f"{name} has type {type(present).__name__}: only a number, a string, True, False, None, or a "
                 "tuple or list of these can be set for a run."
             )
         return True
@@ -205,13 +205,13 @@ def fitted(name: str, given: Plain, present: Plain) -> Plain:
 
 
 def _unfit(name: str, given: Plain, present: Plain) -> str:
-    kind = {bool: "True or False", int: "a whole number", float: "a number", str: "a string"}.get(
+    kind = {bool: "True or False", int: "an integer", float: "a number", str: "a string"}.get(
         type(present), f"a {type(present).__name__}"
     )
     value = plain_value(given) if isinstance(given, str) else given
     fraction = type(present) is int and isinstance(value, float)
-    cure = f" Write {present}.0 there to try fractions." if fraction else ""
-    return f"{name}={given}: {name} is {present!r} in the code, so it takes {kind}.{cure}"
+    cure = f" Write {present}.0 in the code to try fractions." if fraction else ""
+    return f"{name} must be {kind} (it is {present!r} in the code), got {given!r}.{cure}"
 
 
 # -- literals in the code ----------------------------------------------------------------------------------------------

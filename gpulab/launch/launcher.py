@@ -70,7 +70,7 @@ def threads_of_each(ranks: int, environment: Mapping[str, str] = os.environ) -> 
 def shortage(ranks: int) -> str:
     """A sentence where there are more ranks than processor cores; empty where there are not."""
     cores = _cores()
-    return f"{plural(ranks, 'rank')} share {plural(cores, 'processor core')}." if ranks > cores else ""
+    return f"{plural(ranks, 'rank')} share {plural(cores, 'CPU core')}." if ranks > cores else ""
 
 
 def _cores() -> int:

@@ -341,14 +341,14 @@ def _globals_of(text: str, *, at_once: bool = False) -> set[str]:
 def _refusal(refused: Mapping[str, object], cells: Sequence[str]) -> str:
     """All names at once, with the lines of the notebook that made them."""
     if any(name in _OF_IPYTHON for name in refused):
-        return "A rank is a plain Python process: take the magics, `!` commands, In and Out out of the cell."
+        return "A rank is a plain Python process: remove magics, `!` commands, In and Out from the cell."
     named = [f"{name} (a {type(value).__name__})" for name, value in refused.items()]
     every = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
     lines = [line for name in refused for line in _made_by(name, cells)]
     what = "it" if len(named) == 1 else "them"
-    advice = f"Make {what} in the cell:" if lines else f"Make {what} in the cell, or in a function that it calls."
+    advice = f"Create {what} in the cell:" if lines else f"Create {what} in the cell, or in a function that it calls."
     shown = "".join(f"\n    {line}" for line in dict.fromkeys(lines))
-    return f"The ranks are new processes, which cannot read {every} of this notebook. {advice}{shown}"
+    return f"The ranks are new processes and cannot access {every} of this notebook. {advice}{shown}"
 
 
 def _made_by(name: str, cells: Iterable[str]) -> list[str]:

@@ -43,7 +43,7 @@ def own_ranks(code: str, *, sure: bool = False) -> OwnRanks | None:
     first = next((own for call in calls if (own := _of_call(call)) is not None), None)
     if first is None or "MASTER_PORT" not in code:
         return first
-    return replace(first, instead=f"{first.instead}, and no MASTER_PORT,")
+    return replace(first, instead=f"{first.instead}, without MASTER_PORT,")
 
 
 def _always(body: list[ast.stmt]) -> Iterator[ast.AST]:

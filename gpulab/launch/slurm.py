@@ -63,7 +63,7 @@ class Allocation(Struct, frozen=True):
         """Ranks. Raises UsageError where not every node can have as many."""
         if self.ranks % self.nodes:
             raise UsageError(
-                f"--ranks {self.ranks} cannot be spread evenly over --nodes {self.nodes}: "
+                f"--ranks {self.ranks} is not a multiple of --nodes {self.nodes}: "
                 f"ask for {self.nodes * max(1, round(self.ranks / self.nodes))} ranks."
             )
         return self.ranks // self.nodes
@@ -151,7 +151,7 @@ def submit(words: Sequence[str]) -> Submitted:
     numbers = _NUMBER.findall(said.stdout)
     if said.returncode or not numbers:
         why = (said.stderr.replace("sbatch: error: ", "") or said.stdout).strip()
-        raise UsageError(f"Slurm does not take the job: {why} Change --sbatch, --nodes or --time.")
+        raise UsageError(f"Slurm rejected the job: {why} Change --sbatch, --nodes or --time.")
     return Submitted(*numbers[-1])
 
 
@@ -183,7 +183,7 @@ def _slurm(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.CompletedProcess(words, 1, "", f"no answer within {ANSWER_S:g} s")
     except FileNotFoundError:
         raise UsageError(
-            f"There is no {words[0]} on this machine: --on slurm needs Slurm's own commands, as a login node has them."
+            f"{words[0]} is not installed here: --on slurm needs Slurm's commands, so run it on a login node."
         ) from None
 
 

@@ -81,10 +81,12 @@ def make(
 ) -> Filter:
     """A filter from what a user gave. Raises UsageError naming the value and the nearest valid one."""
     if device and device not in DEVICE_KINDS:
-        raise UsageError(f"A device is {' or '.join(DEVICE_KINDS)}, not {shown(device)!r}.")
+        raise UsageError(f"The device must be {' or '.join(DEVICE_KINDS)}, got {shown(device)!r}.")
     if outcome and outcome not in OUTCOMES:
         near = difflib.get_close_matches(shown(outcome).lower(), OUTCOMES, n=1, cutoff=0.0)[0]
-        raise UsageError(f"An outcome is one of {', '.join(OUTCOMES)}, not {shown(outcome)!r}; the nearest is {near}.")
+        raise UsageError(
+            f"The outcome must be one of {', '.join(OUTCOMES)}, got {shown(outcome)!r}. Did you mean {near}?"
+        )
     wanted = words.split() if isinstance(words, str) else [w for w in words if w]
     return Filter(name, device, since_when(since) if since else None, outcome, tuple(wanted))
 

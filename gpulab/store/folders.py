@@ -182,16 +182,14 @@ class Store:
         """
         folder = self.find(key)
         if folder.parent.resolve() != self.root.resolve():
-            raise StoreError(
-                f"{str(folder)!r} is not in the run store {str(self.root)!r}: delete that folder yourself."
-            )
+            raise StoreError(f"{str(folder)!r} is not in the run store {str(self.root)!r}: delete that folder by hand.")
         doomed = self.root / f"{_GONE_PREFIX}{folder.name}-{os.urandom(3).hex()}"
         try:
             os.rename(folder, doomed)
         except FileNotFoundError:
             return False
         except OSError as e:
-            raise StoreError(f"Run {folder.name!r} is not deleted: {reason(e)}.") from e
+            raise StoreError(f"Run {folder.name!r} not deleted: {reason(e)}.") from e
         self._remove_stale()
         sync_folder(self.root)
         return True
@@ -296,7 +294,7 @@ def _require_file(path: Path, limit_bytes: int) -> None:
     if not path.exists():
         raise StoreError(f"it has no {path.name}")
     if not path.is_file():  # a pipe or a device would block or never end
-        raise StoreError(f"{path.name} is no file")
+        raise StoreError(f"{path.name} is not a file")
     if path.stat().st_size > limit_bytes:
         raise StoreError(f"{path.name} is larger than {limit_bytes >> 20} MiB")
 
@@ -367,7 +365,7 @@ def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
         run = _without_trace(run, failure)
     document, columns = run_format.encode(run)
     if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
-        raise StoreError("it is larger than a stored run may be; profile fewer steps")
+        raise StoreError("it exceeds the size limit of a stored run; profile fewer steps")
     write_new(stage / DOCUMENT, document)
     write_new(stage / COLUMNS, columns)
     sync_folder(stage)
@@ -426,7 +424,7 @@ def configured(table: str) -> dict[str, object]:
     try:
         path = configuration_path()
     except OSError as e:
-        raise UsageError(f"gpulab cannot look for {CONFIGURATION_FILE}: {e.strerror or e}.") from e
+        raise UsageError(f"gpulab cannot read {CONFIGURATION_FILE}: {e.strerror or e}.") from e
     if path is None:
         return {}
     try:
@@ -435,7 +433,7 @@ def configured(table: str) -> dict[str, object]:
     except (OSError, UnicodeDecodeError) as e:
         raise UsageError(f"{str(path)!r} cannot be read: {getattr(e, 'strerror', None) or 'it is not UTF-8'}.") from e
     except tomllib.TOMLDecodeError as e:
-        raise UsageError(f"{str(path)!r} is not TOML: {e}. Write for example [{table}] and name = 0.1 below it.") from e
+        raise UsageError(f"{str(path)!r} is not TOML: {e}. Example: [{table}] with name = 0.1 below it.") from e
     values = document.get(table, {})
     if not isinstance(values, dict):
         raise UsageError(f"{str(path)!r}: {table} is not a table: write [{table}] on a line of its own.")

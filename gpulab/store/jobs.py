@@ -33,7 +33,7 @@ def job_of(store: Store, job_id: str) -> Ranks:
             problems.append(Missing(entry.id, str(e), key="unreadable_file"))
             continue
         if entry.job.rank in runs:
-            reason = f"rank {entry.job.rank} was recorded more than once: the last run counts"
+            reason = f"rank {entry.job.rank} was recorded more than once: its last run counts"
             problems.append(Missing(runs[entry.job.rank].id, reason, key="duplicate_rank"))
         runs[entry.job.rank] = run
     if not runs:
@@ -74,7 +74,7 @@ def _entries_beginning(store: Store, beginning: str) -> Sequence[Entry]:
     if ids and all(other.startswith(f"{ids[0]}.") for other in ids[1:]):  # its later runs, or restarts
         return [e for e in entries if e.job is not None and e.job.id == ids[0]]
     if len(ids) > 1:
-        raise SeveralJobs(f"{beginning!r} is the beginning of {len(ids)} jobs: {', '.join(ids[:4])}. Give more of it.")
+        raise SeveralJobs(f"{beginning!r} matches {len(ids)} jobs: {', '.join(ids[:4])}. Give more characters.")
     return entries
 
 

@@ -42,15 +42,15 @@ def not_found(entries: Sequence[Named], key: str, root: Path) -> str:
     """Why `select` found none, with the nearest: a sentence for the user."""
     starting = [e.id for e in entries if key and e.id.startswith(key)]
     if starting:
-        return f"{key!r} is the beginning of {len(starting)} runs: {', '.join(starting[:4])}. Give more of it."
+        return f"{key!r} matches {len(starting)} runs: {', '.join(starting[:4])}. Give more characters."
     if not entries:
         return f"There is no run in {str(root)!r} yet: profile something first."
     if re.fullmatch(r"-\d+", key):
         return f"There is no run {key}: {str(root)!r} holds {len(entries)}."
     names = [shown(e.name) for e in entries] + [e.id for e in entries]
     nearest = difflib.get_close_matches(shown(key), names, n=1, cutoff=0.5)
-    hint = f"the nearest is {nearest[0]!r}" if nearest else "`gpulab runs` lists them"
-    return f"There is no run {shown(key)!r} in {str(root)!r}; {hint}."
+    hint = f"Did you mean {nearest[0]!r}?" if nearest else "`gpulab runs` lists them."
+    return f"There is no run {shown(key)!r} in {str(root)!r}. {hint}"
 
 
 def shown(name: str) -> str:

@@ -138,14 +138,14 @@ def check_version(document: bytes) -> None:
     if version > SCHEMA:
         raise StoreError(f"written by a newer gpulab (format {version}; this one reads up to {SCHEMA})")
     if version < 1:
-        raise StoreError(f"no such format: {version}")
+        raise StoreError(f"unknown format version: {version}")
 
 
 def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], object] | None = None) -> T:
     try:
         return msgspec.json.decode(document, type=kind, dec_hook=hook)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as e:
-        raise StoreError(f"run.json is damaged or no gpulab run: {e}") from e
+        raise StoreError(f"run.json is corrupt or not a gpulab run: {e}") from e
 
 
 @contextlib.contextmanager

@@ -190,7 +190,7 @@ class Runs(Sequence[Run]):
         for item in items:
             taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
             if taken or any(other.id == new and other.id != item.id for other in self._all()):
-                raise UsageError(f"{shown(new)!r} already refers to a run; choose another name.")
+                raise UsageError(f"{shown(new)!r} is already taken by a run; choose another name.")
         for item in items:
             if item.path is not None:
                 self.store.rename(item.path, new)
@@ -244,8 +244,10 @@ class Runs(Sequence[Run]):
         """Oldest first, then what cannot be read. Raises StoreError where there is none."""
         items, unreadable = self._items(), self._unreadable()
         if not items and not unreadable:
-            none = f"no run fits {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
-            raise StoreError(f"There is nothing to export: {none}.")
+            none = (
+                f"no run matches {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
+            )
+            raise StoreError(f"Nothing to export: {none}.")
         loaders: dict[str, Callable[[], Run]] = {item.id: partial(_load, item) for item in items}
         return loaders | {e.id: partial(read, e.path) for e in unreadable}
 
@@ -308,7 +310,7 @@ class Runs(Sequence[Run]):
         item = self._find(word)
         same = [group[0].id for group in _grouped([i for i in self._items() if i.name == word])]
         if len(same) > 1 and item.name == word and item.id != word:
-            raise StoreError(f"{len(same)} runs have the name {shown(word)!r}: {', '.join(same[-4:])}. Give an id.")
+            raise StoreError(f"{len(same)} runs are named {shown(word)!r}: {', '.join(same[-4:])}. Use an id.")
         return item
 
     def _doomed(self, keys: Sequence[str | Run]) -> list[_Item]:
@@ -316,7 +318,7 @@ class Runs(Sequence[Run]):
             meant = [one for key in keys for one in self._with_job(key)]
             return list({item.id: item for item in meant}.values())
         if not self._filters:
-            raise UsageError("Say which runs to delete: by id or name, or by conditions.")
+            raise UsageError("Name the runs to delete: by id, by name or with a filter.")
         chosen = self._items()
         jobs = {item.job.id for item in chosen if item.job is not None}
         ids = {item.id for item in chosen}
@@ -472,5 +474,5 @@ def _each(loaders: Loaders, write: Callable[[Run], object]) -> tuple[str, ...]:
         else:
             write(run)
     if len(skipped) == len(loaders):
-        raise StoreError(f"There is nothing to export: {skipped[0]}")
+        raise StoreError(f"Nothing to export: {skipped[0]}")
     return tuple(skipped)

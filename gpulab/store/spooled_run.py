@@ -71,7 +71,7 @@ def finished(spooled: Spooled) -> Run:
     readings = spooled.tables[READINGS]
     samples = Samples(tuple(_series(s, readings, i) for i, s in enumerate(sketch.samples.series)))
     ends_ns = [sketch.wall_ns, *steps.end_ns[-1:].tolist(), *readings["t_ns"][-1:].tolist()]
-    unknown = "what it measured is kept up to its last second, and not the trace"
+    unknown = "measurements are kept up to its last second, but no trace"
     missing = Missing("step breakdown and kernels", f"{KILLED}: {unknown}", key="breakdown")
     return replace(
         sketch,

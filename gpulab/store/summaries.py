@@ -71,7 +71,7 @@ def stores_in(folder: Path) -> list[Path]:
     near = [place for place in (folder / RUNS, folder / LAB / RUNS) if _is_store(place)]
     below = sorted(set(near) | set(_below(folder)))
     if not below:
-        raise StoreError(f"No run is in {str(folder)!r}: name a folder that has {LAB}/{RUNS} in it, or the runs.")
+        raise StoreError(f"No runs in {str(folder)!r}: name a folder that contains {LAB}/{RUNS}, or runs.")
     return below
 
 

@@ -24,7 +24,7 @@ def check_path(path: Path) -> None:
     if path.suffix.lower() not in FORMATS:
         raise UsageError(f"{str(path)!r} is not a table file: its name must end in {_endings()}.")
     if path.suffix.lower() == ".parquet" and not installed("pyarrow"):
-        raise UsageError("A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need nothing.")
+        raise UsageError("A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need no package.")
     if not path.absolute().parent.is_dir():
         raise StoreError(f"{str(path)!r} cannot be written: there is no folder {str(path.parent)!r}.")
 

@@ -150,10 +150,10 @@ def test_parquet_keeps_the_types_of_empty_columns(runs: Runs, tmp_path: Path) ->
         ("no/a.csv", "there is no folder"),
         ("n" * 300 + ".csv", "cannot be written: file name too long."),
         ("a\0.csv", "cannot be written"),
-        ("a.csv --name nothing", "There is nothing to export: no run fits 'name nothing'."),
-        ("a.csv --outcome x", "An outcome is one of"),
-        ("a.csv b.csv", "takes one target"),
-        ("a.csv --tensorboard x", "takes one target"),
+        ("a.csv --name nothing", "Nothing to export: no run matches 'name nothing'."),
+        ("a.csv --outcome x", "The outcome must be one of"),
+        ("a.csv b.csv", "expects one target"),
+        ("a.csv --tensorboard x", "expects one target"),
         ("--tensorboard", "expected one argument"),
         ("--tensorboard a_file", "is a file: name a folder."),
     ],
@@ -192,7 +192,7 @@ def test_a_run_that_cannot_be_read_is_left_out_and_named(runs: Runs, tmp_path: P
     shown = do(runs, f"export {tmp_path / 'a.json'}")
     assert shown.startswith("1 run written to") and f"left out: {OLD}: Run '{OLD}' cannot be read" in shown
     damage(runs.store.root / NEW)
-    assert "There is nothing to export" in complaint(runs, f"export {tmp_path / 'b.json'}")
+    assert "Nothing to export" in complaint(runs, f"export {tmp_path / 'b.json'}")
     assert not (tmp_path / "b.json").exists()
 
 
@@ -274,7 +274,7 @@ def test_a_writer_that_is_not_installed_is_named(runs: Runs, tmp_path: Path, mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(tables, "find_spec", lambda name: None)
     told = complaint(runs, "export runs.parquet")
-    assert told == "A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need nothing."
+    assert told == "A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need no package."
     before = sorted(tmp_path.iterdir())
     assert complaint(runs, "export --tensorboard x").endswith(": pip install tensorboard.")
     assert sorted(tmp_path.iterdir()) == before

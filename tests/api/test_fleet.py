@@ -175,14 +175,14 @@ def test_what_cannot_be_asked(store: Store, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="There is no folder"):
         fleet(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(StoreError, match="No run is in"):
+    with pytest.raises(StoreError, match="No runs in"):
         fleet(tmp_path / "empty")
-    with pytest.raises(UsageError, match="contradict"):
+    with pytest.raises(UsageError, match="cannot be combined"):
         fleet(store.root, since="2d", day="2026-11-20")
-    with pytest.raises(UsageError, match="not a day"):
+    with pytest.raises(UsageError, match="not a date"):
         fleet(store.root, day="yesterday")
     for wrong in ("x", "-1", "130%", "nan"):
-        with pytest.raises(UsageError, match="takes a share"):
+        with pytest.raises(UsageError, match="must be a share"):
             terminal([str(store.root), f"--alert={wrong}"])
 
 

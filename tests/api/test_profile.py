@@ -148,7 +148,7 @@ def test_forked_ranks_are_said_not_to_be_measured() -> None:
         start_ranks()
     (said,) = (m for m in p.run.missing if m.key == "ranks")
     assert said.reason == (
-        "the 2 processes that notebook_launcher starts cannot be followed: write train(3, 'x') in its place, under "
+        "the 2 processes that notebook_launcher starts cannot be followed: use train(3, 'x') instead, under "
         "%%gpuprofile --ranks 2"
     )
     assert "gpulab did not measure" in p.report.headline.sentence and "train(3, 'x')" in p.report.text()

@@ -61,12 +61,12 @@ def test_bucket_sizes_swept_give_the_same_loss(session: KernelSession) -> None:
     shown = session.value("[[c.pairs, c.loss.verdict, c.b.failure] for c in gpulab.experiments[-1].comparisons]")
     assert shown == [[3, "same", ""], [3, "same", ""]]
     checks = session.value("[c.b.checks[0].evidence for c in gpulab.experiments[-1].comparisons]")
-    assert checks == [f"1 DistributedDataParallel was made with bucket_cap_mb={mb}" for mb in (0.05, 100)]
+    assert checks == [f"1 DistributedDataParallel was created with bucket_cap_mb={mb}" for mb in (0.05, 100)]
 
 
 def test_what_gloo_cannot_do_is_said(session: KernelSession) -> None:
     said = compared(session, "%%gpuprofile --ab comm_hook=bf16 --ranks 2 --pairs 3\ntrain_ddp(40)")
-    assert "PyTorch refuses the hook" in " ".join(said.split())
+    assert "PyTorch rejected the hook" in " ".join(said.split())
 
 
 def test_without_ddp_there_is_nothing_to_turn(session: KernelSession) -> None:

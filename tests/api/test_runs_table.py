@@ -99,7 +99,7 @@ def test_conditions_choose_the_runs_for_which_all_hold(runs: Runs, line: str, fo
     shown = do(runs, line)
     assert [id for id in (NEW, MIDDLE, OLD) if id in shown] == found
     if not found:
-        assert shown.startswith("No run fits: ")
+        assert shown.startswith("No run matches: ")
 
 
 def test_an_age_counts_back_from_now(store: Store) -> None:
@@ -218,7 +218,7 @@ def test_naming_by_line(runs: Runs) -> None:
 
 @pytest.mark.parametrize("name", ["latest", "-1", "-999", MIDDLE])
 def test_a_name_that_means_another_run_is_refused(runs: Runs, name: str) -> None:
-    with pytest.raises(UsageError, match="already refers to a run"):
+    with pytest.raises(UsageError, match="already taken by a run"):
         runs.name(OLD, name)
     assert runs[OLD].name == "resnet"
 
@@ -289,7 +289,7 @@ def test_conditions_delete_what_they_choose(runs: Runs) -> None:
     assert "Would delete 2 runs" in do(runs, "delete --device cpu")
     assert do(runs, "delete --device cpu --yes").startswith("Deleted 2 runs")
     assert [r.id for r in runs] == [OLD]
-    assert do(runs, "delete --device cpu --yes") == "No run fits: device cpu. There is nothing to delete."
+    assert do(runs, "delete --device cpu --yes") == "No run matches: device cpu. Nothing to delete."
     runs.where(outcome="failed").delete()
     assert len(runs) == 0
 
@@ -297,7 +297,7 @@ def test_conditions_delete_what_they_choose(runs: Runs) -> None:
 def test_all_keys_are_looked_up_before_the_first_run_goes(runs: Runs) -> None:
     with pytest.raises(StoreError, match="no run 'nonsense'"):
         runs.delete("resnet", "nonsense")
-    with pytest.raises(UsageError, match="Say which runs"):
+    with pytest.raises(UsageError, match="Name the runs"):
         runs.delete()
     assert len(runs) == 3
     assert [d.id for d in runs.delete("-1", NEW, "gpt 2")] == [NEW], "one run, named three times"
@@ -364,8 +364,8 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--device gpu", "A device is cpu or cuda, not 'gpu'."),
-        ("--outcome faild", "the nearest is failed."),
+        ("--device gpu", "The device must be cpu or cuda, got 'gpu'."),
+        ("--outcome faild", "Did you mean failed?"),
         ("--since yesterday", "'yesterday' is neither a date (2026-11-20) nor an age (30m, 2h, 3d, 1w)."),
         ("--since 2025-13-01", "is neither a date"),
         ("--since 999999999w", "is neither a date"),
@@ -374,15 +374,15 @@ def test_two_notebooks_delete_one_run(runs: Runs, store: Store, monkeypatch: pyt
         ("--all=3", "ignored explicit argument"),
         ("delet resnet", "Did you mean `%gpulab runs delete`?"),
         ('"resnet', "no closing quotation"),
-        ("name resnet", "takes a run and its new name"),
-        ("name resnet two words", "each in quotes"),
+        ("name resnet", "expects a run and its new name"),
+        ("name resnet two words", "quote names with spaces"),
         ("name resnt x", "no run 'resnt' in"),
-        ("name 2025 x", "the beginning of 3 runs"),
+        ("name 2025 x", "matches 3 runs"),
         ("name -7 x", "There is no run -7"),
         ("name '' x", "`gpulab runs` lists them"),
         (f"name {'n' * 10_000} x", "`gpulab runs` lists them"),
-        ("delete", "takes runs or conditions, at least one."),
-        ("delete resnet --device cuda", "takes runs or conditions, not both."),
+        ("delete", "expects runs or a filter, at least one."),
+        ("delete resnet --device cuda", "expects runs or a filter, not both."),
         ("delete --yes", "at least one."),
         ("delete resnet --all", "has no option --all; --help lists them."),
     ],
@@ -396,7 +396,7 @@ def test_bad_input_is_one_sentence_and_changes_nothing(runs: Runs, line: str, wo
 def test_a_name_that_several_runs_have_changes_none(runs: Runs) -> None:
     runs.name(MIDDLE, "resnet")
     for line in ("name resnet x", "delete resnet --yes"):
-        assert complaint(runs, line) == f"2 runs have the name 'resnet': {OLD}, {MIDDLE}. Give an id."
+        assert complaint(runs, line) == f"2 runs are named 'resnet': {OLD}, {MIDDLE}. Use an id."
     assert runs["resnet"].id == MIDDLE, "to look at, the newest is meant"
     assert do(runs, "delete --name resnet --yes").startswith("Deleted 2 runs")
 
@@ -404,7 +404,7 @@ def test_a_name_that_several_runs_have_changes_none(runs: Runs) -> None:
 def test_an_empty_store_is_no_error_to_list(store: Store) -> None:
     runs = Runs(store)
     assert do(runs, "") == f"No run yet in {store.root}."
-    assert do(runs, "--name x") == "No run fits: name x."
+    assert do(runs, "--name x") == "No run matches: name x."
     assert "There is no run in" in complaint(runs, "delete latest")
     for line in ("--help", "delete -h"):
         assert all(word in do(runs, line) for word in ("name RUN NEW", "--yes", "--tensorboard", "--since"))
@@ -429,11 +429,11 @@ def traced(store: Store, id: str = OLD) -> None:
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (["--port", "x"], "--port takes a number"),
+        (["--port", "x"], "--port must be an integer"),
         (["--port", "99999"], "from 1 to 65535"),
         (["--port", "0"], "from 1 to 65535"),
         (["--prt", "1"], "did you mean --port?"),
-        (["more"], "'more' is one word too many."),
+        (["more"], "unexpected argument 'more'."),
     ],
 )
 def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[str], told: str) -> None:

@@ -60,7 +60,7 @@ for epoch in range(100):
 BENCH = "%gpulab panel"
 TRY = re.compile(r"^Try workers=\d+$")
 OPEN = "Try other settings"
-TF32_REFUSED = "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+TF32_REFUSED = "TF32 needs an NVIDIA GPU, and this run's device is the CPU"
 INTERVAL = re.compile(r"\(.*–.*\)")
 FIRST_FIGURES = re.compile(r"\d× so far, 1 pair")
 WITHOUT_CONTROL = """
@@ -139,7 +139,7 @@ def test_the_bench_grows_and_stays(open_notebook: OpenNotebook, shots: Path) -> 
     expect(rows(bench)).to_have_count(1)  # the cell as it ran, which is not run again
     expect(rows(bench)).to_contain_text("as written")
     expect(bench.locator(".gp-expected").first).to_contain_text("expected")
-    expect(bench.locator(".gp-fixed")).to_contain_text("cannot act here")
+    expect(bench.locator(".gp-fixed")).to_contain_text("not apply here")
     bench.locator(".gp-fixed summary").click()
     expect(bench).to_contain_text(TF32_REFUSED)
     notebook.screenshot(shots / "bench-0-fresh.png", of=output)

@@ -50,7 +50,7 @@ for number, (x, y) in enumerate(loader, 1):
     loss.backward()
     optimizer.step()
 """
-NEXT_STEP = "Restart the kernel: the GPU's context is lost after this error."
+NEXT_STEP = "Restart the kernel: after this error the CUDA context is lost."
 
 
 @pytest.fixture

@@ -312,7 +312,7 @@ def test_the_doctor_says_whether_kernels_come_back(
         assert (check.state, check.evidence) == ("refused", f"refused: {reason}")
         assert "GPU kernels cannot be traced." in text and "no GPU work in the trace refused:" in text
     else:
-        assert (check.state, check.evidence) == ("ok", "63 of 64 small kernels came back (CUPTI)")
+        assert (check.state, check.evidence) == ("ok", "63 of 64 test kernels were traced (CUPTI)")
         assert "GPU kernels are traced one by one." in text
     assert ("NVreg_" in check.next_step) is ("PRIVILEGES" in reason)
 
@@ -386,7 +386,7 @@ def test_the_doctor_names_what_narrows_a_training(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(os, "access", lambda *_: False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none: "spawn")
     checks = checks_by_name(fakes.no_driver(), tmp_path)
-    for name in ("nvidia-ml-py", "CPU cores", "shared memory", "memory", "run store", "loader workers"):
+    for name in ("nvidia-ml-py", "CPU cores", "shared memory", "memory", "run store", "DataLoader workers"):
         assert checks[name].state == "limited" and checks[name].next_step, name
     assert "uninstall pynvml" in checks["nvidia-ml-py"].next_step
 

@@ -76,14 +76,14 @@ def test_commas_in_a_value_part_no_settings() -> None:
         (["fused=on"], r"Did you mean fused_optimizer\?"),
         (["bs=3"], r"Did you mean batch_size\?"),
         (["workers"], r"^Expected NAME=VALUE, e\.g\. workers=8, got 'workers'\.$"),
-        (["workers="], r"^workers= has no value"),
+        (["workers="], r"^workers= needs a value"),
         (["=4"], r"NAME=VALUE"),
         ([""], r"NAME=VALUE"),
         (["4x=4"], r"NAME=VALUE"),
         (["amp=bf61"], r"^amp must be one of off, .*, got 'bf61'\. Did you mean amp=bf16\?$"),
         (["workers=two"], r"^workers must be an integer ≥ 0, got 'two'\.$"),
         (["batch_size=0"], r"^batch_size must be an integer ≥ 1, got '0'\.$"),
-        (["net=4"], r"^net is of the type object"),
+        (["net=4"], r"^net has type object"),
     ],
 )
 def test_what_cannot_be_set_is_said_in_one_line(pairs: list[str], words: str) -> None:
@@ -109,10 +109,10 @@ def test_a_sweep_has_its_values_in_order() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("batch_size=", "has no value"),
+        ("batch_size=", "needs a value"),
         ("batch_size=,", "a value is missing"),
         ("batch_size=8,,16", "a value is missing"),
-        ("batch_size=8,16,8", "8 is given twice"),
+        ("batch_size=8,16,8", "8 appears twice"),
         ("batch_size=8,0", "batch_size must be an integer ≥ 1, got '0'"),
         ("batchsize=8", "Did you mean batch_size"),
         ("8,16", "NAME=VALUE"),

@@ -391,7 +391,7 @@ def test_verified_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     result = PERSISTENT_WORKERS.verify(seen, True, once, run)
     assert result.state == "cannot tell" and "one epoch" in result.evidence
     result = WORKERS.verify(seen, 0, as_written["workers"], untouched)
-    assert (result.state, result.evidence) == ("no effect", "the DataLoader has workers=0 as written")
+    assert (result.state, result.evidence) == ("no effect", "the DataLoader already has workers=0")
     assert WORKERS.verify(observation(), 2, KnobEffects(), untouched).state == "no effect"
     assert run.loader is not None and run.loader.dataset == "Squares"
     assert (run.loader.num_workers, run.loader.batch_size, run.loader.length) == (1, 13, 2)

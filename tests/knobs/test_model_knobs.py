@@ -121,7 +121,7 @@ def test_a_model_that_the_cell_moves_stays_where_it_was_moved() -> None:
 
 def test_channels_last_says_what_it_did(plain_run: Run) -> None:
     as_written = CHANNELS_LAST.verify(SCENE, False, KnobEffects(), plain_run)
-    assert as_written.evidence.endswith("laid out channels first as written")
+    assert as_written.evidence.endswith("already channels first")
     nothing_to_do = CHANNELS_LAST.verify(SCENE, True, KnobEffects(), plain_run)
     assert "are the same layout" in nothing_to_do.evidence
 
@@ -163,7 +163,7 @@ def test_attention_falls_back_and_says_so() -> None:
 
     run, (log,) = traced(cell(), (ATTENTION, "flash"))
     said = ATTENTION.verify(observation_of(cell()), "flash", log, run)
-    assert said.state == "no effect" and "flash attention does not take these inputs" in said.evidence
+    assert said.state == "no effect" and "flash attention does not support these inputs" in said.evidence
 
 
 # -- compile -----------------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ def test_fused_refuses_what_cannot_be_and_leaves_it_alone(plain_run: Run) -> Non
         return cell.optimizer, before[0]  # type: ignore[index]
 
     cases: list[tuple[type[torch.optim.Optimizer], dict[str, Any], str]] = [
-        (torch.optim.RMSprop, {}, "RMSprop has no fused form"),
+        (torch.optim.RMSprop, {}, "RMSprop has no fused implementation"),
         (torch.optim.Adam, {"differentiable": True}, "differentiable"),
     ]
     for kind, options, reason in cases:
@@ -274,5 +274,5 @@ def test_accumulate_says_what_it_did(seen: Observation, plain_run: Run) -> None:
     with ACCUMULATE.applied(2) as log:
         new_cell().run()
     steps = replace(plain_run.steps, batch_count=plain_run.steps.batch_count * 0 + 4)
-    assert "gathers 4 batches" in ACCUMULATE.verify(seen, 2, log, replace(plain_run, steps=steps)).evidence
+    assert "accumulates 4 batches" in ACCUMULATE.verify(seen, 2, log, replace(plain_run, steps=steps)).evidence
     assert ACCUMULATE.verify(seen, 1, KnobEffects(), plain_run).state == "no effect"

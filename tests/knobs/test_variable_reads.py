@@ -63,13 +63,13 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     ],
 )
 def test_who_read_it(cell: str, earlier: str, who: str) -> None:
-    nobody = Verification("no effect", "nothing was seen to read the variable while the code ran")
+    nobody = Verification("no effect", "nothing read the variable while the code ran")
     assert told(cell, earlier=earlier) == (Verification("took effect", who) if who else nobody)
 
 
 @pytest.mark.parametrize(("cell", "x"), [("y = x", 1), ("x = 64\ny = x", 64)])
 def test_the_value_that_is_there_already(cell: str, x: int) -> None:
-    assert told(cell, x=x) == Verification("no effect", f"the value is {x} already")
+    assert told(cell, x=x) == Verification("no effect", f"the value is already {x}")
 
 
 def test_functions_are_not_watched_longer_than_the_first_steps() -> None:

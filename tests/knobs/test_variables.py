@@ -87,7 +87,7 @@ def test_a_name_read_by_what_another_cell_defined_counts(earlier: str) -> None:
     namespace = ran(earlier, hidden=64)
     found = of("train()", namespace)
     assert found.has("hidden") and found.present("hidden") == 64 and "hidden" in found.names
-    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not visibly read it"):
+    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not appear to read it"):
         of("x = 1", namespace).has("hidden")
 
 
@@ -134,7 +134,7 @@ def test_names_of_a_function_are_its_globals() -> None:
 
 def test_what_is_no_plain_literal_cannot_be_set() -> None:
     found = of("net(x, hidden)", {"net": ast.parse("1"), "hidden": 3})
-    with pytest.raises(UsageError, match=r"net is of the type Module: only a number"):
+    with pytest.raises(UsageError, match=r"net has type Module: only a number"):
         found.has("net")
     assert found.names == ("hidden",)
     assert not found.has("x")  # nothing has defined it
@@ -229,9 +229,9 @@ def test_values_keep_the_type_of_the_present_one(given: Any, present: Any, value
 @pytest.mark.parametrize(
     ("given", "present", "words"),
     [
-        ("0.5", 1, "a whole number. Write 1.0 there"),
-        (True, 1, "a whole number"),
-        ("fast", 1, "a whole number"),
+        ("0.5", 1, "Write 1.0 in the code"),
+        (True, 1, "an integer"),
+        ("fast", 1, "an integer"),
         ("1", True, "True or False"),
         ("None", 0.5, "a number"),
         (3, "sgd", "a string"),

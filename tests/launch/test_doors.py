@@ -152,7 +152,7 @@ def check_job(store: Store) -> None:
         (DDP, BY_GPULAB, ""),
         (HUGGING_FACE, BY_TORCHRUN, ""),
         (LIGHTNING_NET + LIGHTNING, GPULAB, "trained 1 ['--lr', '1']"),
-        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script has started are recorded"),
+        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script started are recorded"),
     ],
     ids=["DDP", "HF", "Lightning's own ranks", "a torchrun of its own"],
 )
@@ -168,7 +168,7 @@ def test_ranks_a_script_forks_and_what_to_write(tmp_path: Path, own_store: Path)
     call = 'if __name__ == "__main__":\n    {}\n'
     said = record(GPULAB, tmp_path, ACCELERATE + call.format("notebook_launcher(training, (2,), num_processes=2)"))
     said = " ".join(said.split())
-    (advice,) = re.findall(r"write (.*) in its place, under gpulab record --ranks 2\.", said)
+    (advice,) = re.findall(r"use (.*) instead, under gpulab record --ranks 2\.", said)
     assert said.count("cannot be followed") == 1 and "did not measure" in said
     said = record(BY_GPULAB, tmp_path, ACCELERATE + call.format(advice))
     assert "2 of 2 ranks" in said
@@ -215,10 +215,10 @@ def test_ranks_a_cell_forks_and_what_to_write(session: KernelSession) -> None:
     call = "notebook_launcher(training, (2,), num_processes=2)"
     shown, _ = session.run(f"%%gpuprofile\n{call}").report()
     text = " ".join(shown["text/plain"].split())
-    (advice,) = re.findall(r"write (.*) in its place, under %%gpuprofile --ranks 2\.", text)
+    (advice,) = re.findall(r"use (.*) instead, under %%gpuprofile --ranks 2\.", text)
     assert text.count("cannot be followed") == 1
     refused = session.run(f"%%gpuprofile --ranks 2\n{call}")
-    assert refused.stderr.startswith("UsageError") and f"write {advice} in its place" in refused.stderr
+    assert refused.stderr.startswith("UsageError") and f"use {advice} instead" in refused.stderr
     answer = run_ranks(session, advice)
     assert "[rank 1] trained 1" in answer.stdout
 
@@ -226,7 +226,7 @@ def test_ranks_a_cell_forks_and_what_to_write(session: KernelSession) -> None:
 def test_lightnings_ranks_with_and_without_forking(session: KernelSession) -> None:
     forking = LIGHTNING.replace("ddp", "ddp_notebook")
     refused = session.run(f"%%gpuprofile --ranks 2\n{forking}")
-    assert refused.stderr.startswith("UsageError") and 'write strategy="ddp" in its place' in refused.stderr
+    assert refused.stderr.startswith("UsageError") and 'use strategy="ddp" instead' in refused.stderr
     by_itself = LIGHTNING.replace('strategy="ddp", ', "")  # in a notebook it forks, in a rank it does not
     answer = run_ranks(session, by_itself)
     assert "[rank 0] trained 0" in answer.stdout and "[rank 1] trained 1" in answer.stdout

@@ -166,7 +166,7 @@ WRAPPED = "def careless(f):\n    def wrapper(*a): return f(*a)\n    return wrapp
         (DEFAULT, "train()", r"start \(a Tensor\)"),
         (WRAPPED, "other()", r"other \(a function\)"),
         ("def maker(n): return lambda: n\nmade = maker(3)", "made()", r"made \(a function\)"),
-        ("get_ipython = len", "get_ipython().system('ls')", "take the magics"),
+        ("get_ipython = len", "get_ipython().system('ls')", "remove magics"),
         ("rows = list(range(200_000))", "print(rows)", r"rows \(a list\)"),
         ("ring = []\nring.append(ring)", "print(ring)", r"ring \(a list\)"),
         (ODD, "print(odd)", r"odd \(a Odd\)"),

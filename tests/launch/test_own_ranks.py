@@ -20,7 +20,7 @@ WORK = 'work(int(os.environ["RANK"]))'
         ("torch.multiprocessing.start_processes(work)", "torch.multiprocessing.start_processes", WORK, "N"),
         ('Trainer(devices=2, strategy="ddp_notebook")', 'strategy="ddp_notebook"', 'strategy="ddp"', "2"),
         ("!pip list\n%matplotlib\nmp.spawn(work, nprocs=2)", "mp.spawn", WORK, "2"),
-        ("os.environ['MASTER_PORT'] = '1'; mp.spawn(work, nprocs=2)", "mp.spawn", f"{WORK}, and no MASTER_PORT,", "2"),
+        ("os.environ['MASTER_PORT'] = '1'; mp.spawn(work, nprocs=2)", "mp.spawn", f"{WORK}, without MASTER_PORT,", "2"),
     ],
 )
 def test_calls_that_start_ranks(code: str, starter: str, instead: str, ranks: str) -> None:

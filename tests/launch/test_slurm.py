@@ -73,11 +73,11 @@ def test_stop_cancels_and_keeps_the_runs(session: KernelSession) -> None:
 @pytest.mark.parametrize(
     ("line", "words"),
     [
-        ("--on slurm --ranks 3 --nodes 2", "--ranks 3 cannot be spread evenly over --nodes 2"),
-        ("--on slurm --sbatch=--partition=none", "Slurm does not take the job"),
-        ("--on slurm --sbatch=--bogus", "Slurm does not take the job"),
-        ("--nodes 2", "--nodes belongs to a cluster"),
-        ("--on slurm --no-save", "--no-save and --on contradict each other"),
+        ("--on slurm --ranks 3 --nodes 2", "--ranks 3 is not a multiple of --nodes 2"),
+        ("--on slurm --sbatch=--partition=none", "Slurm rejected the job"),
+        ("--on slurm --sbatch=--bogus", "Slurm rejected the job"),
+        ("--nodes 2", "--nodes needs a cluster"),
+        ("--on slurm --no-save", "--no-save and --on cannot be combined"),
         ("--on slurm --ab later_s=2", "later_s is neither a knob nor a variable of the code"),
         ("--on kubernetes", "--on"),
     ],
@@ -132,7 +132,7 @@ def test_a_script_under_srun_joins_by_itself(on_path: None, tmp_path: Path, own_
 def test_without_slurm_it_says_where_slurm_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     for ask in (lambda: submit(["sbatch", "job.sbatch"]), lambda: look(Submitted("7"))):
-        with pytest.raises(UsageError, match="as a login node has them"):
+        with pytest.raises(UsageError, match="run it on a login node"):
             ask()
 
 

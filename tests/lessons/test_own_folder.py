@@ -31,7 +31,7 @@ def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytes
     assert cli.main(["lab", "--folder", str(folder), "--no-open"]) == 0
     assert (folder / "03_starving_gpu.ipynb").read_text() == "mine"
     said = capsys.readouterr().out
-    assert said.startswith("1 lesson copied to ") and "left as they are: they are yours" in said
+    assert said.startswith("1 lesson copied to ") and "kept: your copies are never overwritten" in said
 
 
 def test_a_copy_holds_no_output_that_tells_the_answer(tmp_path: Path) -> None:

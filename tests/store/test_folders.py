@@ -113,16 +113,16 @@ def test_an_unknown_run_names_the_nearest(store: Store) -> None:
         store.load("latest")
     store.save(make(OLD, "resnet"))
     store.save(make(NEW, "gpt"))
-    with pytest.raises(StoreError, match=r"no run 'resnt' in .*; the nearest is 'resnet'"):
+    with pytest.raises(StoreError, match=r"no run 'resnt' in .*\. Did you mean 'resnet'"):
         store.load("resnt")
-    with pytest.raises(StoreError, match="the beginning of 2 runs"):
+    with pytest.raises(StoreError, match="matches 2 runs"):
         store.load("2025")
     with pytest.raises(StoreError, match=r"no run -3: .* holds 2"):
         store.load("-3")
     with pytest.raises(StoreError, match="is not the folder of a run"):
         store.load(Path("../../etc"))
     for key in ("../../etc", "n" * 5000, "\0"):
-        with pytest.raises(StoreError, match=r"There is no run .*; `gpulab runs` lists them"):
+        with pytest.raises(StoreError, match=r"There is no run .*\. `gpulab runs` lists them"):
             store.load(key)
     with pytest.raises(StoreError, match="There is no run ''"):
         store.load("")
@@ -317,7 +317,7 @@ def edit(folder: Path, **changes: object) -> None:
         ({"created": "yesterday"}, "no date: 'yesterday'"),
         ({"schema": SCHEMA + 1}, "written by a newer gpulab"),
         ({"traced_numbers": [77]}, "a traced step is not among the steps"),
-        ({"steps": 5}, "run.json is damaged"),
+        ({"steps": 5}, "run.json is corrupt"),
         ({"steps": {"number": {"column": "steps.number", "rows": 6}}}, "missing required field `start_ns`"),
         ({"samples": {"series": [{"name": "x"}]}}, "missing required field"),
     ],
@@ -349,8 +349,8 @@ def in_its_place(change: Callable[[Path], None]) -> Callable[[Path], None]:
     ("change", "problem"),
     [
         (lambda document: os.truncate(document, 1 << 40), "run.json is larger than 64 MiB"),
-        (lambda document: document.write_text('{"schema": 1, "x": ' + "[" * 100_000), "run.json is damaged"),
-        (in_its_place(os.mkfifo), "run.json is no file"),
+        (lambda document: document.write_text('{"schema": 1, "x": ' + "[" * 100_000), "run.json is corrupt"),
+        (in_its_place(os.mkfifo), "run.json is not a file"),
     ],
     ids=["too large", "too deep", "a pipe"],
 )
@@ -470,7 +470,7 @@ def test_stored_runs_come_before_those_of_this_process(store: Store) -> None:
     assert runs["stored"].id == OLD and runs["latest"] is unsaved
     with pytest.raises(IndexError, match="no run 3: 3 here"):
         runs[3]
-    with pytest.raises(StoreError, match="nearest is 'stored'"):
+    with pytest.raises(StoreError, match="Did you mean 'stored'"):
         runs["storef"]
 
 

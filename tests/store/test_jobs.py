@@ -73,7 +73,7 @@ def test_a_job_is_named_and_deleted_as_a_whole(store: Store) -> None:
     runs = Runs(store)
     assert [d.id for d in runs.deletions(rank(1).id)] == [rank(1).id], "a rank that is meant"
     assert [d.id for d in runs.deletions("abc")] == [rank(n).id for n in range(3)]
-    with pytest.raises(StoreError, match="2 runs have the name 'first'"):
+    with pytest.raises(StoreError, match="2 runs are named 'first'"):
         runs.deletions("first")
     assert runs["abc"].id == rank(0).id and len(runs.delete("latest")) == 2
     assert len(runs.deletions("first")) == 3, "one job is left of that name"
@@ -101,7 +101,7 @@ def test_the_beginning_of_a_jobs_id_is_enough(store: Store) -> None:
     assert Path(job_of(store, "oth").path).name == "other-14"
     store.save(rank(0, id="20250101-000000-15", job="other-14.run2"))
     assert Path(job_of(store, "oth").path).name == "other-14", "its later runs do not make it unclear"
-    with pytest.raises(StoreError, match=r"'node' is the beginning of 2 jobs: .*Give more of it"):
+    with pytest.raises(StoreError, match=r"'node' matches 2 jobs: .*Give more characters"):
         job_of(store, "node")
 
 

@@ -57,11 +57,11 @@ def test_the_headline_says_how_much_more_is_done() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["ranks=1"], "two or more whole numbers"),
-        (["ranks=1,0"], "two or more whole numbers"),
-        (["ranks=1,x"], "two or more whole numbers"),
-        (["ranks=2,2"], "given twice"),
-        (["ranks=1,2", "workers=1,2"], "stands alone"),
+        (["ranks=1"], "two or more integers"),
+        (["ranks=1,0"], "two or more integers"),
+        (["ranks=1,x"], "two or more integers"),
+        (["ranks=2,2"], "appears twice"),
+        (["ranks=1,2", "workers=1,2"], "cannot be combined"),
     ],
 )
 def test_numbers_of_ranks_that_cannot_be(words: list[str], said: str) -> None:

@@ -52,7 +52,7 @@ def test_real_changes_take_effect(names: dict[str, Any]) -> None:
     changes = ran(LOOP, names, amp="bf16", attention="math", batch_size=2, fused_optimizer=True)
     assert {change.state for change in changes} == {"took effect"}, changes
     assert [change.found for change in changes] == ["", "", "4", "off"]
-    evidence = ("gave bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_adamw_")
+    evidence = ("returned bfloat16", "_scaled_dot_product_attention_math", "batches of 2 samples", "_fused_adamw_")
     assert all(words in change.evidence for words, change in zip(evidence, changes, strict=True)), changes
 
 
@@ -66,9 +66,9 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
     exec("model = nn.Linear(8, 3)", names)
     layout, batch, amp, lr = ran("lr = 0.1\n" + LOOP, names, channels_last=True, batch_size=4, amp="off", lr=0.5)
     assert {change.state for change in (layout, batch, amp, lr)} == {"no effect"}
-    assert "no module of the cell has a 2-dimensional convolution" in layout.evidence
-    assert "has batch_size=4 as written" in batch.evidence and "no autocast region" in amp.evidence
-    assert lr.evidence == "nothing was seen to read the variable while the code ran"
+    assert "2D convolution" in layout.evidence
+    assert "already has batch_size=4" in batch.evidence and "no autocast region" in amp.evidence
+    assert lr.evidence == "nothing read the variable while the code ran"
 
 
 # -- what is known from before --------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     code = TextCode.parsed(LOOP, names)
     exec(OWN_SAMPLER, names)
     refused = Changing(Arm({"batch_size": 8}), code).decided.refused
-    assert "a batch_sampler of the cell" in refused
+    assert "its own batch_sampler" in refused
     observation = changing_scene(code)
     single_run.remember(code, observation)
     assert single_run.observation_of(code) is observation
@@ -138,7 +138,7 @@ def test_workers_that_cannot_import_the_dataset(
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.delattr(main, "__file__", raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
-    with pytest.raises(UsageError, match=r"workers=2: .*spawn cannot import it from there; move it to a \.py file"):
+    with pytest.raises(UsageError, match=r"workers=2: .*spawn cannot import it; move it to a \.py file"):
         check_names([Arm({"workers": 2})], code)
     assert not refusals({"workers": 0}, code)
     names["loader"] = DataLoader(TensorDataset(torch.ones(8)), batch_size=4)
@@ -165,7 +165,7 @@ def test_a_value_is_of_the_cells_loader_and_a_literal_is_left(
 def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, Any]) -> None:
     names["hidden"] = 64
     names["model"].hidden = 64
-    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not visibly read it"):
+    with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not appear to read it"):
         Changing(Arm({"hidden": 512}), TextCode.parsed(LOOP, names)).decided  # noqa: B018
 
 
@@ -182,7 +182,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
     found = compared(names, cell, interleaved=False, pin_memory=False, batch_size=4, amp="off", lr=0.1)
     side = found.sides[1]
     assert [c.state for c in side.checks] == ["no effect"] * 4 and side.edit == ""
-    assert [c.evidence for c in side.checks if c.name == "lr"] == ["the value is 0.1 already"]
+    assert [c.evidence for c in side.checks if c.name == "lr"] == ["the value is already 0.1"]
     assert found.comparisons[0].loss is not None and found.comparisons[0].loss.verdict == "same"
     assert "another" not in found.comparisons[0].loss.words
 

@@ -46,7 +46,7 @@ class DatasetCache(Knob):
 
     name = "cache"
     title = "Dataset cache"
-    help = "Loads all items into memory before the loop: shows the cost of loading and decoding"
+    help = "Loads the whole dataset into memory before the loop: shows what loading and decoding cost"
     kind: Kind = "DataLoader option"
     lesson = "03_starving_gpu"
     options: tuple[Value, ...] = (False, True)
@@ -85,17 +85,17 @@ class DatasetCache(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
         if not value:
-            return Verification("no effect", "the cell has no cache as written")
+            return Verification("no effect", "the cell as written has no cache")
         if not effects.counts.get("loaders"):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
-            return Verification("cannot tell", "it is not known which DataLoader fed the steps")
+            return Verification("cannot tell", "could not identify which DataLoader fed the steps")
         name = run.loader.dataset
         if not effects.counts.get(_from_memory(name)):
-            return Verification("no effect", "the dataset that fed the steps is another one")
+            return Verification("no effect", "the steps were fed by a different dataset")
         if effects.counts.get(_as_written(name)):
-            return Verification("cannot tell", f"one {name} came from memory, another did not")
-        return Verification("took effect", f"{run.loader.dataset_length} items came from memory")
+            return Verification("cannot tell", f"one {name} was served from memory, another was not")
+        return Verification("took effect", f"{run.loader.dataset_length} items were served from memory")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if not value:
@@ -151,7 +151,7 @@ class _Application:
             items = self._fill(load, copies)
         elif key not in self._trusted and not _still_true(load, items):
             del self._kept[key]
-            self._effects.note("the dataset's items had changed: the cache was filled anew")
+            self._effects.note("the dataset's items had changed, so the cache was refilled")
             items = self._fill(load, copies)
         self._trusted.add(key)
         return items
@@ -161,7 +161,7 @@ class _Application:
         dataset = load.dataset
         free = free_host_bytes()
         if free is None:
-            raise Left("how much memory is free cannot be read on this system")
+            raise Left("free memory cannot be read on this system")
         limit = int(MEMORY_SHARE * free / copies)
         load.probe(limit)
         items, size_bytes = load.all(limit)
@@ -184,7 +184,7 @@ class _Loading:
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, list | tuple):
-            raise Left("the items are in memory already")
+            raise Left("the items are already in memory")
         self.dataset = dataset
         self._several = getattr(dataset, "__getitems__", None)
         try:
@@ -197,9 +197,9 @@ class _Loading:
         try:
             items = self._several(indices) if self._several else [self.dataset[i] for i in indices]
         except Exception as e:
-            raise Left(f"an item among {indices[0]} to {indices[-1]} could not be loaded ({type(e).__name__})") from e
+            raise Left(f"an item between {indices[0]} and {indices[-1]} failed to load ({type(e).__name__})") from e
         if not isinstance(items, list | tuple) or len(items) != len(indices):
-            raise Left("the dataset gives whole batches, not items")
+            raise Left("the dataset yields whole batches, not items")
         return list(items)
 
     def probe(self, limit_bytes: int) -> None:
@@ -214,7 +214,7 @@ class _Loading:
             (item,) = self.items([i])
             loading_s += time.perf_counter() - began
             if not same(random_state(), before) or not same(item, self.items([i])[0]):
-                raise Left("the items are not the same each time (random augmentation), and a cache would freeze them")
+                raise Left("items differ on each load (random augmentation), and a cache would freeze them")
             sizes.append(item_bytes(item))
             if time.perf_counter() > deadline:
                 break
@@ -261,7 +261,7 @@ def _reference(dataset: Any, drop: Any) -> Reference:
     try:
         return weakref.ref(dataset, drop)
     except TypeError:
-        raise Left(f"a {type(dataset).__name__} cannot be followed, so its items could not be freed again") from None
+        raise Left(f"a {type(dataset).__name__} has no weak references, so its items could not be freed") from None
 
 
 def _from_memory(dataset: str) -> str:
@@ -273,7 +273,7 @@ def _as_written(dataset: str) -> str:
 
 
 def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:
-    most = f"at most {percent(MEMORY_SHARE)} of the free memory, {size(limit_bytes)}, is used"
+    most = f"the limit is {size(limit_bytes)}, {percent(MEMORY_SHARE)} of the free memory"
     return f"{what} take {size(size_bytes)}; {most}"
 
 

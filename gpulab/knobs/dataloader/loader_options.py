@@ -76,7 +76,7 @@ class LoaderOption(Knob):
         if not effects.counts.get("loaders"):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
-            return Verification("cannot tell", "it is not known which DataLoader fed the steps")
+            return Verification("cannot tell", "could not identify which DataLoader fed the steps")
         return self.evidence(run.loader, value, effects, run)
 
     @abstractmethod
@@ -118,7 +118,7 @@ def _little_shared_memory(workers: int) -> tuple[str, ...]:
     if not workers or shared_bytes is None or shared_bytes >= SMALL_SHARED_MEMORY_BYTES:
         return ()
     return (
-        f"/dev/shm has {size(shared_bytes)}, through which workers hand over their batches: they may die with "
+        f"/dev/shm has only {size(shared_bytes)}, and workers pass batches through it: they may die with "
         '"Bus error"; start the container with --ipc=host or --shm-size=8g',
     )
 
@@ -127,8 +127,8 @@ def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     if effects.refused:
         return "; ".join(effects.refused)
     if effects.counts.get("loaders as written"):
-        return f"the DataLoader has {name}={value} as written"
-    return "no DataLoader was asked for an iterator by torch's own DataLoader.__iter__"
+        return f"the DataLoader already has {name}={value}"
+    return "no DataLoader was iterated through torch's own DataLoader.__iter__"
 
 
 def _samples_per_batch(steps: Steps) -> int | None:
@@ -149,12 +149,12 @@ def _processes(count: int) -> str:
 class Workers(LoaderOption):
     name = "workers"
     title = "Workers"
-    help = "Processes that prepare batches beside the training: helps if steps wait for data"
+    help = "Processes that load batches in parallel with training: helps if steps wait for data"
     option: Option = "num_workers"
     options: tuple[Value, ...] = (0, 1, 2, 4, 8)
     least = 0
     aliases = ("num_workers",)
-    cost = "Each further worker needs memory and CPU."
+    cost = "Each additional worker needs memory and CPU."
     starts_processes = True
     helps_against: Mapping[str, int] = {
         "data_starved": 1,
@@ -169,7 +169,7 @@ class Workers(LoaderOption):
         if feeder.num_workers != wanted:
             return Verification("no effect", f"the DataLoader that fed the steps had {_processes(feeder.num_workers)}")
         if not wanted:
-            return Verification("took effect", "the batches were made in the training process")
+            return Verification("took effect", "batches were loaded in the training process")
         if alive < wanted:
             return Verification("no effect", f"{alive} of {_processes(wanted)} were alive")
         cores = run.environment.usable_cores
@@ -209,7 +209,7 @@ class Workers(LoaderOption):
 class Prefetch(LoaderOption):
     name = "prefetch"
     title = "Prefetch"
-    help = "Batches that each worker prepares in advance: helps if some items take much longer than others"
+    help = "Batches that each worker prefetches: helps if loading times vary a lot between items"
     option: Option = "prefetch_factor"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("prefetch_factor",)
@@ -219,10 +219,10 @@ class Prefetch(LoaderOption):
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """The loader as its workers were started."""
         if feeder.prefetch_factor != value or not feeder.num_workers:
-            return Verification("no effect", "the DataLoader that fed the steps prefetched as before")
+            return Verification("no effect", "the DataLoader that fed the steps kept its prefetch_factor")
         ahead = int(value) * feeder.num_workers
         batches = "1 batch was" if ahead == 1 else f"up to {ahead} batches were"
-        return Verification("took effect", f"{batches} prepared ahead by {_processes(feeder.num_workers)}")
+        return Verification("took effect", f"{batches} prefetched by {_processes(feeder.num_workers)}")
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
         doubled = 2 * int(value or PREFETCH_OF_TORCH)
@@ -232,7 +232,7 @@ class Prefetch(LoaderOption):
 class PinMemory(LoaderOption):
     name = "pin_memory"
     title = "Pin memory"
-    help = "Batches in page-locked memory: faster copies to the GPU, which .to(…, non_blocking=True) can hide"
+    help = "Batches in page-locked memory: faster copies to the GPU, which .to(…, non_blocking=True) can overlap"
     option: Option = "pin_memory"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"blocking_copy": 1}
@@ -251,17 +251,17 @@ class PinMemory(LoaderOption):
         names = run.timeline.names if run.timeline is not None else ()
         if any(PINNED_COPY in name for name in names):
             state = Verification("took effect", "copies from pinned memory in the trace")
-            return state if value else Verification("cannot tell", "something else is copied from pinned memory")
+            return state if value else Verification("cannot tell", "other copies come from pinned memory too")
         if any(PAGEABLE_COPY in name for name in names):
-            words = "all copies to the device are from pageable memory"
+            words = "all copies to the device come from pageable memory"
             return Verification("no effect" if value else "took effect", words)
-        return Verification("cannot tell", f"pin_memory={value} was set; no copy of a batch to the device was traced")
+        return Verification("cannot tell", f"pin_memory={value} was set, but no batch copy to the device was traced")
 
 
 class PersistentWorkers(LoaderOption):
     name = "persistent_workers"
     title = "Persistent workers"
-    help = "Workers stay alive between epochs: helps if epochs are short and starting workers takes long"
+    help = "Workers stay alive between epochs: helps if epochs are short and worker start-up is slow"
     option: Option = "persistent_workers"
     options: tuple[Value, ...] = (False, True)
     needs = ("workers",)
@@ -271,12 +271,10 @@ class PersistentWorkers(LoaderOption):
         """Workers started less often than epochs began, or as often."""
         epochs, starts = effects.counts.get("epochs", 0), effects.counts.get("worker starts", 0)
         if feeder.persistent_workers != value:
-            return Verification("no effect", "the workers of the DataLoader that fed the steps are kept as before")
+            return Verification("no effect", "the DataLoader that fed the steps kept its persistent_workers")
         words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
         if epochs < 2:
-            return Verification(
-                "cannot tell", "only one epoch was begun, and in one epoch workers are started once either way"
-            )
+            return Verification("cannot tell", "the run covers one epoch, in which workers start once either way")
         if value:
             return Verification("took effect" if starts < epochs else "cannot tell", words)
         return Verification("took effect" if starts else "no effect", words)
@@ -285,15 +283,15 @@ class PersistentWorkers(LoaderOption):
 class BatchSize(LoaderOption):
     name = "batch_size"
     title = "Batch size"
-    help = "Samples per step: a larger batch helps if the GPU waits for launches"
+    help = "Samples per step: a larger batch helps if the run is launch-bound"
     option: Option = "batch_size"
     options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
-    cost = "A larger batch only needs more memory."
+    cost = "A larger batch needs more memory."
     changes_training = (
-        "another batch size changes the optimizer steps of an epoch: it may need "
-        "another learning rate, and the loss differs"
+        "a different batch size changes the number of optimizer steps per epoch: the learning rate may need "
+        "retuning, and losses differ"
     )
     changes_steps = True
     same_training = False
@@ -302,16 +300,16 @@ class BatchSize(LoaderOption):
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Samples that the steps really had; where they cannot be counted, the loader's own word."""
         if feeder.batch_size != value:
-            return Verification("no effect", f"the DataLoader that fed the steps gave batches of {feeder.batch_size}")
+            return Verification("no effect", f"the DataLoader that fed the steps used batch_size={feeder.batch_size}")
         seen = _samples_per_batch(run.steps)
         if seen == value:
             return Verification("took effect", f"batches of {value} samples")
         if seen is None:
             return Verification(
-                "took effect", f"batches of {value} by the DataLoader's sampler; samples cannot be counted"
+                "took effect", f"the DataLoader's sampler used batches of {value}; samples could not be counted"
             )
         return Verification(
-            "cannot tell", f"the DataLoader was set to batches of {value}, and the first dimension of most is {seen}"
+            "cannot tell", f"batch_size={value} was set, but most batches have a first dimension of {seen}"
         )
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
@@ -320,11 +318,11 @@ class BatchSize(LoaderOption):
         if record.iterable:
             return OWN_AFFAIR
         if observed.custom_batch_sampler:
-            return "the batches come from a batch_sampler of the cell, which alone decides how large a batch is"
+            return "the cell passes its own batch_sampler, which sets the batch size"
         if record.batch_size is None:
-            return "the DataLoader does not batch (batch_size=None): the dataset gives whole batches"
+            return "automatic batching is off (batch_size=None): the dataset yields whole batches"
         if int(value) < 1:
-            return f"a batch of {value} is none; the smallest is batch_size=1"
+            return f"batch_size must be at least 1, got {value}"
         if record.dataset_length is not None and int(value) > record.dataset_length:
             return f"the dataset has {record.dataset_length} items; the largest is batch_size={record.dataset_length}"
         return None

@@ -15,15 +15,15 @@ Changes = dict[str, Any]  # attributes of the copy that are not those of the use
 PREFETCH_OF_TORCH = 2  # batches per worker, where nothing is said
 
 OWN_AFFAIR = (
-    "the dataset is an IterableDataset, which gives data in an order of its own and shares them among workers "
-    "itself: the data might not be the same"
+    "the dataset is an IterableDataset, which orders its data and shards them across workers itself: "
+    "the run might see different data"
 )
 UNFIT_FOR_SPAWN = (
-    "the Dataset (or collate_fn, worker_init_fn) is defined in the notebook, and workers started by {method} cannot "
-    "import it from there; move it to a .py file and import it, or keep workers=0"
+    "the Dataset (or collate_fn, worker_init_fn) is defined in the notebook, where workers started by {method} cannot "
+    "import it; move it to a .py file, or keep workers=0"
 )
 NO_WORKERS = "the DataLoader has no workers; set workers=2 in the same command"
-NOTHING_TO_PIN_FOR = "there is no GPU to pin memory for: torch pins nothing here"
+NOTHING_TO_PIN_FOR = "there is no GPU: torch does not pin memory here"
 
 
 class Left(Exception):
@@ -37,9 +37,9 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
     _not_iterable(loader)
     sampler = loader.batch_sampler
     if sampler is None:
-        raise _left(loader, "the DataLoader does not batch (batch_size=None)")
+        raise _left(loader, "automatic batching is off (batch_size=None)")
     if type(sampler) is not BatchSampler:
-        raise _left(loader, f"the batches come from a batch_sampler of the cell ({type(sampler).__name__})")
+        raise _left(loader, f"the cell passes its own batch_sampler ({type(sampler).__name__})")
     if sampler.batch_size == size:
         return sampler
     length = length_of(sampler.sampler)
@@ -137,7 +137,7 @@ def _needs_workers(loader: DataLoader[Any], changes: Changes) -> None:
 
 
 def _left(loader: DataLoader[Any], why: str) -> Left:
-    return Left(f"the DataLoader of {type(loader.dataset).__name__} was left as it is: {why}")
+    return Left(f"the DataLoader of {type(loader.dataset).__name__} was not changed: {why}")
 
 
 def _differs(old: object, new: object) -> bool:

@@ -20,10 +20,10 @@ from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
 
 HOOKED = "models with the hook"
-HAS_ONE = "the model has a communication hook of its own: it has room for one"
+HAS_ONE = "the model already has a communication hook, and takes only one"
 GLOO_WAITS = (
-    "PyTorch's PowerSGD waits inside gloo's own threads, and stands still for ever where there are several buckets: "
-    "use it with NCCL, or with bucket_cap_mb above the size of all gradients"
+    "PyTorch's PowerSGD blocks gloo's own threads, and deadlocks with more than one bucket: "
+    "use NCCL, or a bucket_cap_mb larger than all gradients together"
 )
 START_STEPS = 2  # PowerSGD needs two steps of whole gradients first; its own default of 1000 would outlast a block
 
@@ -43,7 +43,7 @@ class CommHook(Knob):
 
     name = "comm_hook"
     title = "Compressed gradients"
-    help = "Exchange gradients in 16 bits, or as a product of small matrices (PowerSGD): fewer bytes on a slow link"
+    help = "Exchanges gradients in 16 bits, or as low-rank factors (PowerSGD): fewer bytes over a slow link"
     kind: Kind = "module call"
     of_ranks = True
     options: tuple[Value, ...] = ("none", "fp16", "bf16", "powersgd")
@@ -94,7 +94,7 @@ class CommHook(Knob):
             return Verification("took effect", "no hook was registered")
         if not count:
             return Verification("no effect", "; ".join(effects.refused) or NO_DDP)
-        return Verification("took effect", f"{count} DistributedDataParallel exchanged its gradients by {value}")
+        return Verification("took effect", f"{count} DistributedDataParallel exchanged gradients with {value}")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         return CodeEdit(_EDITS.get(str(value), "# leave model.register_comm_hook(…) out"))
@@ -117,7 +117,7 @@ def _register(model: Any, name: str, effects: KnobEffects) -> None:
         else:
             model.register_comm_hook(None, getattr(default_hooks, f"{name}_compress_hook"))
     except (RuntimeError, ValueError, TypeError) as e:  # bf16 needs NCCL 2.9.7 and CUDA 11
-        effects.refuse(f"PyTorch refuses the hook: {e}")
+        effects.refuse(f"PyTorch rejected the hook: {e}")
         return
     effects.count(HOOKED)
 

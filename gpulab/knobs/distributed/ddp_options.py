@@ -18,7 +18,7 @@ from gpulab.torch_hooks.patching import replaced
 
 WRAPPED = "wrapped models"
 NO_DDP = "no DistributedDataParallel is called in this cell"
-NONE_WRAPPED = "the code made no DistributedDataParallel while it ran: one that was there before keeps its options"
+NONE_WRAPPED = "the code created no DistributedDataParallel while it ran; one created earlier keeps its options"
 LEAST_MB = 0.01
 
 
@@ -55,7 +55,7 @@ class DdpOption(Knob):
         count = effects.counts.get(WRAPPED, 0)
         if not count:
             return Verification("no effect", NONE_WRAPPED)
-        words = f"{count} DistributedDataParallel {'was' if count == 1 else 'were'} made with {self.name}={value}"
+        words = f"{count} DistributedDataParallel {'was' if count == 1 else 'were'} created with {self.name}={value}"
         return Verification("took effect", words)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
@@ -90,8 +90,8 @@ class BucketCap(DdpOption):
     """How many gradients are gathered before they are exchanged."""
 
     name = "bucket_cap_mb"
-    title = "Bucket size of DDP"
-    help = "MB of gradients that are exchanged at once: larger buckets are fewer exchanges, smaller ones begin sooner"
+    title = "DDP bucket size"
+    help = "MB of gradients per all-reduce: larger buckets mean fewer all-reduces, smaller ones start sooner"
     options: tuple[Value, ...] = (1, 5, 25, 100)
     climb_values = (100, 5)
     aliases = ("bucket", "bucket_size", "bucket_cap")
@@ -105,7 +105,7 @@ class BucketCap(DdpOption):
             number = math.nan
         if not LEAST_MB <= number < math.inf:
             raise UsageError(
-                f"{self.name}={text}: not a number of MB from {LEAST_MB} on. PyTorch's own is {self.name}=25."
+                f"{self.name} must be a number of MB ≥ {LEAST_MB}, got {text!r}. PyTorch's default is {self.name}=25."
             )
         return int(number) if number.is_integer() else number
 
@@ -114,8 +114,8 @@ class BucketView(DdpOption):
     """Gradients that lie in the buckets: one copy less."""
 
     name = "gradient_as_bucket_view"
-    title = "Gradients as views of the buckets"
-    help = "Saves one copy of all gradients, in memory and in time"
+    title = "Gradients as bucket views"
+    help = "Avoids a copy of all gradients: saves memory and time"
     options: tuple[Value, ...] = (False, True)
     aliases = ("bucket_view",)
     helps_against: Mapping[str, int] = {"exposed_communication": 3}
@@ -125,12 +125,12 @@ class StaticGraph(DdpOption):
     """The same parameters get gradients in each step, and DDP need not find out which."""
 
     name = "static_graph"
-    title = "Static graph of DDP"
-    help = "DDP learns in the first step which parameters are used, and does not look again"
+    title = "DDP static graph"
+    help = "DDP records the used parameters in the first step and skips the search afterwards"
     options: tuple[Value, ...] = (False, True)
 
     def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
-        return ("where a later step uses other parameters, their gradients are wrong",) if value else ()
+        return ("if a later step uses other parameters, their gradients are wrong",) if value else ()
 
 
 BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH = BucketCap(), BucketView(), StaticGraph()

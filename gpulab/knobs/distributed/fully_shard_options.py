@@ -27,12 +27,12 @@ class ReshardAfterForward(Knob):
 
     name = "reshard_after_forward"
     title = "FSDP: reshard after the forward pass"
-    help = "Off: the weights are gathered once in a step and not twice, for the memory of all of them"
+    help = "Off: one all-gather of the weights per step instead of two, at the cost of keeping all of them in memory"
     kind: Kind = "module call"
     of_ranks = True
     options: tuple[Value, ...] = (False, True)
     climb_values = (False,)
-    cost = "Off takes the memory of all weights, on each rank, between the passes."
+    cost = "Off keeps all weights in memory on each rank between forward and backward."
     aliases = ("reshard",)
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -64,7 +64,7 @@ class ReshardAfterForward(Knob):
         count = effects.counts.get(SET, 0)
         if not count:
             return Verification("no effect", NONE_SHARDED)
-        does = "gave back" if value else "kept"
+        does = "freed" if value else "kept"
         return Verification("took effect", f"{plural(count, 'module')} {does} weights after the forward pass")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:

@@ -30,12 +30,12 @@ class LocalSgd(Knob):
 
     name = "local_sgd"
     title = "Local SGD"
-    help = "Steps between two averages of all ranks' weights, in place of exchanging gradients in each step"
+    help = "Steps between weight averages across ranks, instead of a gradient all-reduce in every step"
     kind: Kind = "module call"
     of_ranks = True
     options: tuple[Value, ...] = (1, 2, 4, 8, 16)
     climb_values = (8,)
-    changes_training = "the ranks' weights differ between two averages"
+    changes_training = "the ranks' weights diverge between averages"
     aliases = ("localsgd", "periodic_averaging")
     helps_against: Mapping[str, int] = {"exposed_communication": 4, "straggler": 2}
 
@@ -58,14 +58,14 @@ class LocalSgd(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         local, averages = effects.counts.get(LOCAL, 0), effects.counts.get(AVERAGED, 0)
         if value == 1:
-            return Verification("took effect", "gradients were exchanged in each step")
+            return Verification("took effect", "gradients were all-reduced in every step")
         if not local:
             return Verification("no effect", "; ".join(effects.refused) or NO_DDP)
-        return Verification("took effect", f"{local} steps without an exchange, {averages} averages of the weights")
+        return Verification("took effect", f"{local} steps without an all-reduce, {averages} weight averages")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == 1:
-            return CodeEdit("# leave no_sync() and the averager out")
+            return CodeEdit("# remove no_sync() and the averager")
         return CodeEdit(
             "from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager\n"
             f"averager = PeriodicModelAverager(period={value})\n"

@@ -35,10 +35,10 @@ class Accumulate(Knob):
 
     name = "accumulate"
     title = "Gradient accumulation"
-    help = "Batches per optimizer step: the effect of a larger batch with the memory of a small one"
+    help = "Batches per optimizer step: the effective batch size of a larger batch with the memory of a small one"
     kind: Kind = "optimizer option"
     lesson = "05_batch_size"
-    changes_training = "the optimizer steps less often, on the mean of several batches, as with a larger batch"
+    changes_training = "fewer optimizer steps, on gradients averaged over several batches, as with a larger batch"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True
@@ -54,9 +54,9 @@ class Accumulate(Knob):
             return "no optimizer steps in this cell"
         closures = next((o for o in observation.optimizers if o.takes_closure), None)
         if closures is not None:
-            return f"{closures.class_name} computes its gradients inside of the step, from a closure"
+            return f"{closures.class_name} computes its gradients inside step(), from a closure"
         if observation.grad_scaler:
-            return "the cell's GradScaler steps on gradients that are still scaled; amp=bf16 needs none"
+            return "the cell's GradScaler steps on gradients that are still scaled; amp=bf16 needs no scaler"
         return None
 
     @contextmanager
@@ -75,15 +75,15 @@ class Accumulate(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
         if passed:
-            words = [f"the optimizer really stepped {stepped} of {passed + stepped} times"]
+            words = [f"the optimizer stepped {stepped} of {passed + stepped} times"]
             counts = run.steps.batch_count
             batches = int(np.median(counts)) if len(counts) else 0
             if batches > 1:
-                words.append(f"the cell itself gathers {batches} batches for each of them")
+                words.append(f"the cell itself accumulates {batches} batches per step")
             if EXCHANGED in effects.counts:
-                words.append(f"the ranks exchanged gradients {effects.counts[EXCHANGED]} times")
+                words.append(f"the ranks all-reduced gradients {effects.counts[EXCHANGED]} times")
             return Verification("took effect", "; ".join([*words, *effects.refused]))
-        return Verification("no effect", "; ".join(effects.refused) or "every step was made")
+        return Verification("no effect", "; ".join(effects.refused) or "every optimizer step ran")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == 1:
@@ -113,7 +113,7 @@ class Accumulation(Watcher):
         """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
         self.taken.give_back()
         if closure:
-            self._effects.refuse("the cell hands a closure to step(): its gradients come only inside of the step")
+            self._effects.refuse("the cell passes a closure to step(), which computes the gradients inside")
             return
         if getattr(optimizer, "grad_scale", None) is not None:
             self._effects.refuse("the cell's GradScaler steps on gradients that are still scaled")

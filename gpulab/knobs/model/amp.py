@@ -39,9 +39,9 @@ class Amp(Knob):
     name = "amp"
     lesson = "07_mixed_precision"
     title = "Mixed precision"
-    help = "Matrix products and convolutions in 16 bits: helps if they dominate and the device has units for it"
+    help = "Matmuls and convolutions in 16 bits: helps if they dominate and the device has hardware for it"
     kind: Kind = "module call"
-    changes_training = "arithmetic of lower precision: compare the loss"
+    changes_training = "lower precision: compare the losses"
     options: tuple[Value, ...] = ("off", "fp16", "bf16")
     climb_values: tuple[Value, ...] = ("bf16", "fp16")  # bf16 needs no loss scaling
     aliases = ("precision", "autocast", "bf16", "fp16")
@@ -68,22 +68,22 @@ class Amp(Knob):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Nothing to wrap, nothing to gain, or a loss that the cell scales itself."""
         if not observation.modules:
-            return "no torch.nn.Module is called in this cell: there is nothing to put under autocast"
+            return "this cell calls no torch.nn.Module: there is nothing to autocast"
         if value in ("off", self.value_in(observation)):
             return None
         dtypes = {d for m in observation.modules for d in m.parameter_dtypes}
         if dtypes and dtypes <= LOW:
-            return f"the weights are {', '.join(sorted(dtypes))} already: autocast would change nothing"
+            return f"the weights are already {', '.join(sorted(dtypes))}: autocast would change nothing"
         if dtypes and "float32" not in dtypes:
             return f"the weights are {', '.join(sorted(dtypes))}: autocast only lowers float32"
         if value == "bf16":
             if observation.device.kind != "cuda" or has_ampere_units(observation.device):
                 return None
-            return f"{observation.device.name} has no bf16 units (Ampere and newer have): fp16 works here"
+            return f"{observation.device.name} has no bf16 hardware (needs Ampere or newer); use amp=fp16"
         if observation.grad_scaler:
-            return "the cell scales gradients itself (GradScaler), and gpulab's scale would multiply that; use amp=bf16"
+            return "the cell has its own GradScaler, and gpulab would scale the loss twice; use amp=bf16"
         if any(o.takes_closure for o in observation.optimizers):
-            return "an optimizer that calls its closure several times in a step cannot leave a step out; use amp=bf16"
+            return "an optimizer that takes a closure cannot skip a step on overflow; use amp=bf16"
         if "float16" in dtypes:
             return "some weights are float16, so their gradients cannot be unscaled; use amp=bf16"
         return None
@@ -116,15 +116,15 @@ class Amp(Knob):
         """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the cell as written has not."""
         if value == "off":
             regions = effects.counts.get("autocast regions", 0)
-            words = f"{regions} of the cell's autocast regions were switched off"
+            words = f"{regions} of the cell's autocast regions were disabled"
             if not regions:
-                return Verification("no effect", "no autocast region of the cell was met that could be switched off")
+                return Verification("no effect", "the cell entered no autocast region that could be disabled")
             return Verification("took effect", words)
         if value == self.value_in(observation):
-            return Verification("no effect", f"the cell as written has amp={value} already")
+            return Verification("no effect", f"the cell as written already uses amp={value}")
         calls = effects.counts.get("module calls", 0)
         if not calls:
-            return Verification("no effect", "no module was called under autocast")
+            return Verification("no effect", "no module ran under autocast")
         if effects.refused:
             return Verification("cannot tell", "; ".join(effects.refused))
         return self._by_trace(str(value), observation, effects, run) or self._by_results(str(value), calls, effects)
@@ -141,16 +141,17 @@ class Amp(Knob):
                 return None
             return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(effects)}")
         if counts.get("aten::_to_copy", 0) and "aten::_to_copy" not in observation.operators:
-            words = f"{counts['aten::_to_copy']} casts in the trace, none in the cell as written"
+            words = f"{counts['aten::_to_copy']} casts in the trace, none in the baseline"
             return Verification("took effect", words + _left_out(effects))
         return None
 
     def _by_results(self, value: str, calls: int, effects: KnobEffects) -> Verification:
         results = effects.counts.get("results of lower precision", 0)
         if results:
-            words = f"{results} of {calls} module calls under autocast gave {DTYPES[value]}"
+            words = f"{results} of {calls} module calls under autocast returned {DTYPES[value]}"
             return Verification("took effect", words + _left_out(effects))
-        words = f"{calls} module calls were made under autocast; what they computed in {DTYPES[value]} was not seen"
+        words = f"{calls} module calls ran under autocast, but no {DTYPES[value]} result was seen"
+        words = f"could not verify that AMP was applied: {words}"
         return Verification("cannot tell", words)
 
     def without(self, observation: Observation) -> Observation:
@@ -159,7 +160,7 @@ class Amp(Knob):
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == "off":
-            return CodeEdit("# take out torch.autocast(…) and the GradScaler")
+            return CodeEdit("# remove torch.autocast(…) and the GradScaler")
         lines = [
             f'with torch.autocast("{observation.device.kind}", dtype=torch.{DTYPES[str(value)]}):',
             "    outputs = model(inputs)",
@@ -175,7 +176,7 @@ def _left_out(effects: KnobEffects) -> str:
     left_out = effects.counts.get("steps left out", 0)
     if not left_out:
         return ""
-    return f"; {left_out} step{'s were' if left_out > 1 else ' was'} left out where the scaled gradients overflowed"
+    return f"; {left_out} step{'s were' if left_out > 1 else ' was'} skipped because scaled gradients overflowed"
 
 
 AMP = Amp()

@@ -14,8 +14,8 @@ from gpulab.run import Run
 
 BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
 NOT_TRACED = (
-    "only a trace shows whether the cell uses scaled_dot_product_attention, and no step of its run was traced: "
-    "give it more steps, without --no-trace"
+    "whether the cell uses scaled_dot_product_attention shows only in a trace, and no step was traced: "
+    "run more steps, without --no-trace"
 )
 OPERATOR = "scaled_dot_product"
 
@@ -26,7 +26,7 @@ class Attention(Knob):
     name = "attention"
     lesson = "08_fused_kernels"
     title = "Attention"
-    help = "Back end of scaled_dot_product_attention: flash and efficient do not store the attention matrix"
+    help = "Backend of scaled_dot_product_attention: flash and efficient do not materialize the attention matrix"
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = ("auto", "math", "efficient", "flash")
     # torch's own choice, then those that keep the attention matrix out of memory
@@ -43,9 +43,9 @@ class Attention(Knob):
         if not _has_attention(observation) and not observation.operators:
             return NOT_TRACED
         if not _has_attention(observation):
-            return "the cell never calls scaled_dot_product_attention, and attention written by hand has no back ends"
+            return "the cell never calls scaled_dot_product_attention; hand-written attention has no backends"
         if value == "efficient" and observation.device.kind == "cpu":
-            return "efficient attention exists on GPUs only: on the CPU there are math and flash"
+            return "efficient attention needs a GPU; on the CPU choose math or flash"
         return None
 
     @contextmanager
@@ -64,7 +64,7 @@ class Attention(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         counts = trace_counts.counts(run)
         if counts is None:
-            return Verification("cannot tell", "there is no trace that shows which back end ran")
+            return Verification("cannot tell", "no trace to show which backend ran")
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}
         ran = {n.removeprefix("aten::"): c for n, c in forward.items() if n.startswith(f"aten::_{OPERATOR}")}
         if not ran and value == "math" and observation.attention not in (None, "math"):  # torch.compile takes it apart
@@ -74,11 +74,11 @@ class Attention(Knob):
         operator, count = max(ran.items(), key=lambda item: item[1])
         words = f"{count} calls of {operator}"
         if value == "auto":
-            return Verification("no effect", f"{words}; the cell as written lets torch choose as well")
+            return Verification("no effect", f"{words}; the cell as written lets torch choose, too")
         if str(value) not in operator:
-            return Verification("no effect", f"{words}: {value} attention does not take these inputs")
+            return Verification("no effect", f"{words}: {value} attention does not support these inputs")
         if observation.attention == value:
-            return Verification("no effect", f"{words}, as in the cell as written")
+            return Verification("no effect", f"{words}, as in the baseline")
         return Verification("took effect", words)
 
     def without(self, observation: Observation) -> Observation:
@@ -87,7 +87,7 @@ class Attention(Knob):
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == "auto":
-            return CodeEdit("# take out sdpa_kernel(…): torch chooses")
+            return CodeEdit("# remove sdpa_kernel(…): torch chooses")
         backends = list(dict.fromkeys([BACKENDS[str(value)], "MATH"]))
         listed = ", ".join(f"SDPBackend.{b}" for b in backends)
         return CodeEdit(

@@ -97,15 +97,15 @@ class Compile(Knob):
         """Without a module or a compiler, or where the cell compiles itself."""
         modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
-            return "no torch.nn.Module with parameters is called in this cell"
+            return "this cell calls no torch.nn.Module with parameters"
         if value == "off":
             return None
         if any(m.compiled for m in modules):
-            return "the cell compiles its module itself: change that call"
+            return "the cell already calls torch.compile: change that call"
         if observation.device.kind == "cuda":
             return _no_gpu_compiler(observation)
         if value == "reduce-overhead":
-            return "reduce-overhead means CUDA graphs, and this run's device is the CPU: use compile=default"
+            return "reduce-overhead needs CUDA graphs, and this run's device is the CPU; use compile=default"
         return _no_cpp_compiler()
 
     @contextmanager
@@ -147,7 +147,7 @@ class Compile(Knob):
         counts = trace_counts.counts(run)
         if counts is None:
             return Verification(
-                "cannot tell", f"{compiled} modules were compiled; there is no trace that shows them run"
+                "cannot tell", f"{compiled} modules were compiled, but there is no trace to show that they ran"
             )
         regions = [n for n in counts if IN_TRACE.search(n)]
         if not regions:
@@ -163,7 +163,7 @@ class Compile(Knob):
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         mode = "" if value == "default" else f'mode="{value}"'
         return CodeEdit(
-            "# take out torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
+            "# remove torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
         )
 
 
@@ -177,10 +177,10 @@ def _eager() -> AbstractContextManager[object]:
 
 def _verified_off(observation: Observation, run: Run) -> Verification:
     if not any(m.compiled for m in observation.modules):
-        return Verification("no effect", "nothing is compiled in the cell as written")
+        return Verification("no effect", "the cell as written compiles nothing")
     counts = trace_counts.counts(run)
     if counts is None:
-        return Verification("cannot tell", "compiled calls were switched off; there is no trace that shows it")
+        return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")
     regions = [n for n in counts if IN_TRACE.search(n)]
     if regions:
         return Verification("no effect", f"“{regions[0]}” is in the trace")
@@ -213,9 +213,9 @@ class Compiling:
                 return call(args, kwargs)
         except TorchDynamoException as e:
             words = " ".join(str(e).split("\n\n")[0].split())
-            why = f"cannot be compiled ({type(e).__name__}: {words[:160]})"
+            why = f"failed to compile ({type(e).__name__}: {words[:160]})"
         except PreparationEnded:
-            why = f"was not compiled within {while_s(time.monotonic() - began)}"
+            why = f"did not compile within {while_s(time.monotonic() - began)}"
             self._ended = True
         self._effects.refuse(f"{type(module).__name__} {why}")
         self._take_off(module)
@@ -272,19 +272,19 @@ def _space_in_its_paths() -> str | None:
     spaced = next((path for path in paths if any(c.isspace() for c in path)), None)
     if spaced is None:
         return None
-    return f"torch.compile does not work on the CPU below a folder with a space in its name, and {spaced} has one"
+    return f"on the CPU torch.compile fails if a path contains a space, as {spaced} does"
 
 
 def _no_gpu_compiler(observation: Observation) -> str | None:
     capability = observation.device.details.get("compute_capability")
     if capability and float(capability) < FIRST_CAPABILITY:
         has = f"{observation.device.name} has {capability}"
-        return f"torch.compile needs a GPU of compute capability {FIRST_CAPABILITY} or more, and {has}"
+        return f"torch.compile needs a GPU with compute capability {FIRST_CAPABILITY} or higher, and {has}"
     if importlib.util.find_spec("triton") is None:
         return "torch.compile needs Triton on the GPU: pip install triton"
     compiler = os.environ.get("CC") or next((c for c in ("gcc", "clang") if shutil.which(c)), "")
     if not compiler or shutil.which(compiler.split()[0]) is None:
-        return "Triton needs a C compiler, and there is neither gcc nor clang (Debian: apt install gcc)"
+        return "Triton needs a C compiler, and neither gcc nor clang is installed (Debian: apt install gcc)"
     return None
 
 

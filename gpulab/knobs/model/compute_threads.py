@@ -20,7 +20,7 @@ class ComputeThreads(Knob):
 
     name = "compute_threads"
     title = "Compute threads"
-    help = "Threads that share an operator on the CPU: fewer threads leave cores to worker processes"
+    help = "Intra-op threads on the CPU: fewer threads leave cores for DataLoader workers"
     kind: Kind = "backend setting"
     options: tuple[Value, ...] = (1, 2, 4, 8)
     aliases = ("threads", "num_threads")
@@ -32,9 +32,9 @@ class ComputeThreads(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if observation.device.kind == "cuda":
-            return "the GPU computes here: these are threads of operators on the CPU"
+            return "this run computes on the GPU: these threads only run CPU operators"
         if observation.compute_threads is None:
-            return "how many threads PyTorch computes with was not seen"
+            return "PyTorch's thread count was not observed"
         return None
 
     @contextmanager
@@ -54,9 +54,9 @@ class ComputeThreads(Knob):
         """By torch's own number when the code was over: the code may set it, too."""
         count = effects.counts.get(_AT_END)
         if count is None:
-            return Verification("cannot tell", "the run did not come to its end")
+            return Verification("cannot tell", "the run did not finish")
         if count != value:
-            return Verification("no effect", f"the code sets the number itself: PyTorch had {count} at the end")
+            return Verification("no effect", f"the code sets the thread count itself: PyTorch had {count} at the end")
         return Verification("took effect", f"PyTorch had {count} at the end of the run")
 
     def environment_with(self, environment: Environment, value: Value) -> Environment:

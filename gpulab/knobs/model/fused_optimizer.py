@@ -30,7 +30,7 @@ class FusedOptimizer(Knob):
     name = "fused_optimizer"
     lesson = "08_fused_kernels"
     title = "Fused optimizer"
-    help = "One kernel updates all parameters: helps if the model has many parameters or the step waits for launches"
+    help = "One kernel updates all parameters: helps models with many parameters, or launch-bound steps"
     kind: Kind = "optimizer option"
     options: tuple[Value, ...] = (False, True)
     helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}
@@ -61,13 +61,11 @@ class FusedOptimizer(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         changed = effects.counts.get("optimizers", 0)
         if not changed:
-            words = f"the optimizer of the cell is {'fused' if value else 'not fused'} as written"
+            words = f"the cell's optimizer is already {'fused' if value else 'not fused'}"
             return Verification("no effect", "; ".join(effects.refused) or words)
         counts = trace_counts.counts(run)
         if counts is None:
-            return Verification(
-                "cannot tell", f"{changed} optimizers were set to it; there is no trace that shows more"
-            )
+            return Verification("cannot tell", f"set on {changed} optimizers, but there is no trace to show the effect")
         fused = [name for name in counts if IN_TRACE.search(name)]
         if value and fused:
             return Verification("took effect", "; ".join([f"{fused[0]} in the trace", *effects.refused]))
@@ -83,12 +81,12 @@ class FusedOptimizer(Knob):
 
 def _cannot(optimizer: ObservedOptimizer) -> str | None:
     if not optimizer.supports_fused:
-        return f"{optimizer.class_name} has no fused form: {', '.join(OPERATORS)} have one"
+        return f"{optimizer.class_name} has no fused implementation; {', '.join(OPERATORS)} have one"
     other = [d for d in optimizer.parameter_devices if d.split(":")[0] not in DEVICES]
     if other:
-        return f"there are no fused optimizers for parameters on {other[0]}"
+        return f"fused optimizers do not support parameters on {other[0]}"
     wrong = [d for d in optimizer.parameter_dtypes if "float" not in d]
-    return f"fused optimizers take floating-point parameters only, not {wrong[0]}" if wrong else None
+    return f"fused optimizers support floating-point parameters only, not {wrong[0]}" if wrong else None
 
 
 class _Before:
@@ -132,7 +130,7 @@ class Switching(Watcher):
             return
         self._met[id(optimizer)] = optimizer
         if not any("fused" in group for group in optimizer.param_groups):
-            self._effects.refuse(f"{type(optimizer).__name__} has no fused form")
+            self._effects.refuse(f"{type(optimizer).__name__} has no fused implementation")
         elif all(bool(group.get("fused")) == self._fused for group in optimizer.param_groups):
             return
         elif (reason := _impossible(optimizer) if self._fused else None) is not None:
@@ -186,7 +184,7 @@ def _impossible(optimizer: Optimizer) -> str | None:
     kind = type(optimizer)
     operator = next((OPERATORS[c.__name__] for c in kind.__mro__ if c.__name__ in OPERATORS), None)
     if operator is None or "fused" not in inspect.signature(kind.__init__).parameters:
-        return f"{kind.__name__} has no fused form"
+        return f"{kind.__name__} has no fused implementation"
     if any(group.get("differentiable") for group in optimizer.param_groups):
         return "a differentiable optimizer cannot be fused"
     parameters: list[Tensor] = [p for group in optimizer.param_groups for p in group["params"]]
@@ -194,9 +192,9 @@ def _impossible(optimizer: Optimizer) -> str | None:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", device.upper()):
             return f"this version of torch has no fused {kind.__name__} for {device}"
     if not all(p.is_floating_point() for p in parameters):
-        return "fused optimizers take floating-point parameters only"
+        return "fused optimizers support floating-point parameters only"
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
-        return "fused optimizers do not take sparse gradients"
+        return "fused optimizers do not support sparse gradients"
     return None
 
 

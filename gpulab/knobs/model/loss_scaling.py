@@ -89,7 +89,7 @@ class LossScaling(Watcher):
             self._parameters[id(p)] = p
             if getattr(p, "_post_accumulate_grad_hooks", None):
                 self._off = True
-                self._effects.refuse("the loss is not scaled: a hook takes the gradients inside of the backward pass")
+                self._effects.refuse("the loss is not scaled: a hook consumes the gradients during the backward pass")
 
     # -- backward ------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,7 @@ class ChannelsLast(Knob):
     name = "channels_last"
     lesson = "08_fused_kernels"
     title = "channels_last"
-    help = "Images and convolution weights in NHWC layout: helps convolutions on tensor cores and on CPUs"
+    help = "Images and convolution weights in NHWC layout: speeds up convolutions on tensor cores and on CPUs"
     kind: Kind = "module call"
     options: tuple[Value, ...] = (False, True)
     aliases = ("memory_format",)
@@ -42,9 +42,7 @@ class ChannelsLast(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if not any(m.has_convolution and m.memory_format is not None for m in observation.modules):
-            return (
-                "no module of the cell has a 2-dimensional convolution: the layout of other data is not changed by this"
-            )
+            return "no module in this cell has a 2D convolution, and channels_last affects nothing else"
         return None
 
     @contextmanager
@@ -67,7 +65,7 @@ class ChannelsLast(Knob):
             return Verification(
                 "no effect", "; ".join(effects.refused) or self._why_nothing(observation, value, wanted)
             )
-        words = [f"{weights} weights and {inputs} inputs were laid out {wanted}"]
+        words = [f"{weights} weights and {inputs} inputs were converted to {wanted}"]
         kernel = next((n for n in trace_counts.kernels(run) if "nhwc" in n.lower()), None)
         if value and kernel is not None:
             words.append(f"kernel {kernel[:60]}")
@@ -75,8 +73,8 @@ class ChannelsLast(Knob):
 
     def _why_nothing(self, observation: Observation, value: Value, wanted: str) -> str:
         if self.value_in(observation) == value:
-            return f"weights and inputs are laid out {wanted} as written"
-        return "with these shapes (one channel, or one pixel) channels first and channels last are the same layout"
+            return f"weights and inputs are already {wanted}"
+        return "for these shapes (one channel or one pixel) channels first and channels last are the same layout"
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         layout = f"torch.{'channels_last' if value else 'contiguous_format'}"
@@ -122,7 +120,7 @@ class Layout(Watcher):
             if weight.dim() != 4 or id(weight) in self._weights or weight.is_contiguous(memory_format=self._layout):
                 continue
             if weight.untyped_storage().nbytes() != weight.numel() * weight.element_size():
-                self._effects.refuse("weights that are parts of one larger tensor were left as they are")
+                self._effects.refuse("weights that are views of a larger tensor were not converted")
                 continue
             self._weights[id(weight)] = (weight, weight.data)
             weight.data = weight.data.contiguous(memory_format=self._layout)

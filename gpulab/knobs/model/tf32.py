@@ -16,7 +16,7 @@ NEW = (("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "matmul
 TF32_KERNELS = re.compile(r"tf32|_s1688(?!.*(?:f16|bf16|fp16))", re.IGNORECASE)
 FP32_MATRIX_KERNELS = re.compile(r"sgemm|f32f32_f32f32|simt", re.IGNORECASE)
 _CONVOLUTION = re.compile(r"fprop|dgrad|wgrad|conv", re.IGNORECASE)  # where some ran in TF32 before, others may
-_NO_NAME = "no matrix kernel in the trace tells by its name whether it uses TF32"
+_NO_NAME = "no matmul kernel in the trace shows by its name whether it uses TF32"
 
 
 class Tf32(Knob):
@@ -25,9 +25,9 @@ class Tf32(Knob):
     name = "tf32"
     lesson = "07_mixed_precision"
     title = "TF32"
-    help = "float32 matrix products on tensor cores, with a mantissa of 10 bits: Ampere GPUs and newer"
+    help = "float32 matmuls on tensor cores with a 10-bit mantissa: Ampere GPUs and newer"
     kind: Kind = "backend setting"
-    changes_training = "matrix products of lower precision: compare the loss"
+    changes_training = "lower-precision matmuls: compare the losses"
     options: tuple[Value, ...] = (False, True)
     refusal_rests_on = ("device",)
     helps_against: Mapping[str, int] = {"no_tf32": 1}
@@ -37,9 +37,9 @@ class Tf32(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if observation.device.kind != "cuda":
-            return "TF32 is a format of NVIDIA GPUs, and this run's device is the CPU"
+            return "TF32 needs an NVIDIA GPU, and this run's device is the CPU"
         if observation.tf32 is None:
-            return f"{observation.device.name} has no TF32: Ampere GPUs and newer have; amp=fp16 works here"
+            return f"{observation.device.name} has no TF32 (needs Ampere or newer); use amp=fp16"
         return None
 
     @contextmanager
@@ -51,7 +51,7 @@ class Tf32(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
         if not effects.counts:
-            return Verification("no effect", f"TF32 is {'on' if value else 'off'} in the cell as written")
+            return Verification("no effect", f"TF32 is already {'on' if value else 'off'} in the cell as written")
         names = trace_counts.kernels(run)
         return _turned_on(observation, names) if value else _turned_off(observation, names)
 
@@ -67,13 +67,13 @@ def _turned_on(observation: Observation, names: tuple[str, ...]) -> Verification
     counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
     new = trace_counts.first_match(TF32_KERNELS, tuple(counted))
     if new is not None and observation.operators:
-        return Verification("took effect", f"a TF32 kernel ran that the cell as written does not run: {new}")
+        return Verification("took effect", f"a TF32 kernel ran that the baseline does not run: {new}")
     fp32 = trace_counts.first_match(FP32_MATRIX_KERNELS, names)
     if fp32 is not None and new is None:
-        return Verification("no effect", f"a float32 matrix kernel ran: {fp32}")
+        return Verification("no effect", f"a float32 matmul kernel ran: {fp32}")
     tf32 = trace_counts.first_match(TF32_KERNELS, names)
     if tf32 is not None:
-        return Verification("cannot tell", f"{tf32} may be a convolution's, which uses TF32 in the cell as written too")
+        return Verification("cannot tell", f"{tf32} may belong to a convolution, which uses TF32 in the baseline, too")
     return Verification("cannot tell", _NO_NAME)
 
 
@@ -85,7 +85,7 @@ def _turned_off(observation: Observation, names: tuple[str, ...]) -> Verificatio
     before = trace_counts.first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
     if fp32 is None or before is None:
         return Verification("cannot tell", _NO_NAME)
-    return Verification("took effect", f"a float32 matrix kernel ran: {fp32}; in the cell as written ran {before}")
+    return Verification("took effect", f"a float32 matmul kernel ran: {fp32}; the baseline ran {before}")
 
 
 @contextmanager

@@ -46,7 +46,7 @@ def test_a_hook_is_registered_where_there_is_room(ranks: list[dict[str, Any]]) -
     for seen in ranks:
         assert seen["fp16"] == [1, True, {"models with the hook": 1}]
         hooks, refused = seen["own_hook"]
-        assert hooks == 1 and "has a communication hook of its own" in refused[0]
+        assert hooks == 1 and "already has a communication hook" in refused[0]
 
 
 def test_local_sgd_is_that_by_hand(ranks: list[dict[str, Any]]) -> None:
