@@ -43,9 +43,9 @@ def durations(first_us: float, second_us: float) -> tuple[str, str]:
 
 
 def duration_range(low_us: float, high_us: float) -> str:
-    """Two times with their unit once: 950, 1_200 → "0.95 – 1.20 ms"."""
+    """Two times with their unit once: 950, 1_200 → "0.95–1.20 ms"."""
     low, high = durations(low_us, high_us)
-    return f"{low.rpartition(' ')[0]} – {high}"
+    return f"{low.rpartition(' ')[0]}–{high}"
 
 
 def while_s(seconds: float) -> str:

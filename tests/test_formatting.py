@@ -72,7 +72,7 @@ def test_the_examples_of_the_docstrings() -> None:
     ]
     assert [duration(us) for us in (7_199e6, 7_200e6, -4e12)] == ["119 min 59 s", "2 h 0 min", "-1,111 h 7 min"]
     assert [duration(us) for us in (999.4, 999.9, 999_900)] == ["999 µs", "1.00 ms", "1.00 s"]
-    assert durations(950, 1_200) == ("0.95 ms", "1.20 ms") and duration_range(950, 1_200) == "0.95 – 1.20 ms"
+    assert durations(950, 1_200) == ("0.95 ms", "1.20 ms") and duration_range(950, 1_200) == "0.95–1.20 ms"
     assert [while_s(s) for s in (12.8, 125, 0.2, 0)] == ["12 s", "2 min 5 s", "less than 1 s", "0 s"]
     assert [percent(x) for x in (0, 0.0002, 0.004, 0.0137, 0.05, 0.6, 0.998, 0.9999, 1, 1.5)] == [
         *("0 %", "< 0.1 %", "0.4 %", "1.4 %", "5 %", "60 %", "99.8 %", "> 99.9 %", "100 %", "150 %")
@@ -88,8 +88,8 @@ def test_the_examples_of_the_docstrings() -> None:
     assert rate(1_650.3, "samples") == "1,650 samples/s" and reading(310.04, "W") == "310 W"
     assert [number(x) for x in (4, 10 / 3, 1_234.5)] == ["4", "3.33", "1,234"]
     assert [capitalized(x) for x in ("its state", "PyTorch", "")] == ["Its state", "PyTorch", ""]
-    given = ("Its state", "A step", "GPUs", "DataLoader, as found", "")
-    assert [decapitalized(x) for x in given] == ["its state", "a step", "GPUs", "DataLoader, as found", ""]
+    given = ("Its state", "A step", "GPUs", "DataLoader settings", "")
+    assert [decapitalized(x) for x in given] == ["its state", "a step", "GPUs", "DataLoader settings", ""]
     assert [sentence(x) for x in ("half of it waits", "Really?", "")] == ["Half of it waits.", "Really?", ""]
     assert plural(1, "step") == "1 step" and plural(2, "step") == "2 steps" and plural(0, "step") == "0 steps"
 

@@ -43,7 +43,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "waiting for the DataLoader",
             "the GPU was idle because the next batch was not ready",
             "#E69F00",
-            on_cpu="the loop stood still because the next batch was not ready",
+            on_cpu="the loop was blocked because the next batch was not ready",
         ),
         "optimizer": Part(
             "optimizer",
@@ -59,9 +59,9 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         ),
         "core_wait": Part(
             "waiting for a core",
-            "the GPU was idle while the program was ready to go on and no processor core was free",
+            "the GPU was idle while the program was runnable but had no CPU core",
             "#D55E00",
-            on_cpu="the program was ready to go on and no processor core was free",
+            on_cpu="the program was runnable but had no CPU core",
         ),
         "communication": Part(
             "communicating",
@@ -97,7 +97,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
     }
 )
 
-NOT_PROFILED = Part("not profiled", "the rest of a step that ran without the profiler", "#DADADA")
+NOT_PROFILED = Part("no trace", "the rest of a step that ran without the profiler", "#DADADA")
 
 FLAGS: Mapping[StepFlag, str] = MappingProxyType(
     {

@@ -215,7 +215,7 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     root = click(alive, "open", rows=[row.id, session.rows[0].id])
     assert root.marks == [row.id, session.rows[0].id] and "Time of a step" in root.detail
     root = click(alive, "open", rows=[row.id])
-    assert "Where a step" in root.detail, "the report of one row"
+    assert "Step breakdown" in root.detail, "the report of one row"
     click(alive, "choose", settings={})
     root = click(alive, "use", row=row.id)
     assert [t["value"] for t in root.toggles if t["name"] == "workers"] == [2]

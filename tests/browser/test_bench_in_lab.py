@@ -166,7 +166,7 @@ def test_the_bench_grows_and_stays(open_notebook: OpenNotebook, shots: Path) -> 
     expect(bench.locator("[data-toggle][data-changed]")).to_have_count(0)
 
     rows(bench).nth(0).click()
-    expect(bench.locator(".gp-detail")).to_contain_text("Where a step")  # the report of one run
+    expect(bench.locator(".gp-detail")).to_contain_text("Step breakdown")  # the report of one run
     rows(bench).nth(1).focus()
     notebook.page.keyboard.press("Enter")
     expect(bench.locator(".gp-detail")).to_contain_text("Step time over the run")  # two side by side

@@ -20,13 +20,13 @@ QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 LOAD, SETUP, _GUESS, TRAINING, _REVEAL, LOOK = range(6)  # its code cells
 AS_WRITTEN, ENDLESS = "in range(2):", "in range(100_000):"  # epochs: only Stop ends the longer training
 HEADLINE = re.compile(  # on a busy machine the cores come first
-    "of its time waiting for the next batch of data|no processor core was free"
+    "of each step waits on the DataLoader|no free core"
 )
 SHOWN: list[str | re.Pattern[str]] = [
     HEADLINE,
     "Step time",
-    "Where the step's time goes",
-    "Costliest operators",
+    "Step breakdown",
+    "Top operators",
     "About this measurement",
 ]
 LOOK_INSIDE = f"""

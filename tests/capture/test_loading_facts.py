@@ -212,7 +212,7 @@ def test_the_planted_part_is_the_slow_one(loader: str, part: str, waits: bool | 
         fraction = getattr(found, f"{part}_waited_fraction")
         assert fraction is not None and (fraction > 0.5) is waits
     said = " ".join(report.text(full=True).split())
-    assert "INSIDE THE DATALOADER" in said and (not waits or "waits for a disk, a network or a lock" in said)
+    assert "INSIDE THE DATALOADER" in said and (not waits or "blocked on I/O or locks" in said)
 
 
 def _of_part(times: Any, part: str) -> tuple[float, float]:

@@ -48,7 +48,7 @@ def test_the_headline_has_the_share_of_the_window(waits_us: list[int]) -> None:
     assert facts.data_wait_fraction == pytest.approx(share, rel=1e-6)
     assert (first.key == "data_starved") == (share >= 0.1)
     if first.key == "data_starved":
-        assert f" {percent(share)} of its time waiting" in first.summary
+        assert f"{percent(share)} of each step waits" in first.summary
         assert facts.typical_step_us is not None
         assert first.recoverable_us_per_step == pytest.approx(share * facts.typical_step_us.median, rel=1e-3)
 

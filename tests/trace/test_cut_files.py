@@ -42,7 +42,7 @@ def test_nothing_is_concluded(tmp_path: Path, share: float, more: dict[str, Any]
     assert report.headline.sentence.startswith("This file is cut short") and report.diagnosis.untold == ()
     text = " ".join(report.text().split())
     assert "a trace from elsewhere, cut short" in text.partition("This file is cut short")[0]
-    for conclusion in ("%%gpuprofile", "would give back", "device: CPU", "(CPU"):
+    for conclusion in ("%%gpuprofile", "potential saving", "device: CPU", "(CPU"):
         assert conclusion not in text
     document: dict[str, Any] = json.loads(json.dumps(report.json()))
     assert document["device"]["kind"] != "cpu"

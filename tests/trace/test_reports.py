@@ -82,11 +82,11 @@ def test_the_text_reads_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main(["report", str(made.write(tmp_path, made.text(events), "job.pt.trace.json.gz")), "--all"]) == 0
     text = capsys.readouterr().out
     assert "job · device: NVIDIA H100 80GB HBM3 (GPU 0) · 3 steps · 3.00 ms · a trace from elsewhere" in text
-    assert "20 % of its time waiting for the next batch" in text
+    assert "20 % of each step waits on the DataLoader" in text
     assert "over all 3 profiled steps" in text
     for title in ("STEP TIME", "HOW THE GPU WAS USED", "COPIES", "CAN THIS TRACE BE TRUSTED?"):
         assert title in text
-    for absent in ("without the profiler", "--no-save", "DataLoader, as found", "Left out", "gpulab's own code"):
+    for absent in ("without the profiler", "--no-save", "DataLoader settings", "Left out", "gpulab's own code"):
         assert absent not in text
 
 

@@ -36,20 +36,20 @@ PCT = r"(?:[<>] )?\d+(?:\.\d+)? %"
 TIME = r"[\d.,]+ (?:µs|ms|s)"
 LABELS = {part.label: key for key, part in PARTS.items()} | {OWN_BATCHES.label: "data_wait"}
 LABEL = "|".join(map(re.escape, LABELS))
-ALONE = "THE PROFILED STEPS ALONE"
+ALONE = "PROFILED STEPS ONLY"
 # A sentence with a share or a time → the part that it is of; "idle" and "working" are of a GPU, "step" is the whole.
 SENTENCES = {
-    rf"(?:spends|loses) ({PCT}) of its time waiting for the next batch": "data_wait",
+    rf"({PCT}) of (?:each step|the profiled time) waits on the DataLoader": "data_wait",
     rf"({PCT}) of (?:each step|the profiled time) goes to making the next batch": "data_wait",
-    rf"({TIME}) of every {TIME} step go to the DataLoader": "data_wait",
-    rf"waiting for a core takes {TIME} of every {TIME} step \(({PCT})\)": "core_wait",
-    rf"waiting for a core takes ({TIME}) of every": "core_wait",
-    rf"no free core: ({TIME}) waiting for a core": "core_wait",
+    rf"({TIME}) of each {TIME} step is data wait": "data_wait",
+    rf"not scheduled for {TIME} of each {TIME} step \(({PCT})\)": "core_wait",
+    rf"not scheduled for ({TIME}) of each {TIME} step \(": "core_wait",
+    rf"not scheduled for [^:]*: main thread ({TIME})": "core_wait",
     rf"[Ff]or ({PCT}) of (?:each step|the profiled time) (?:the GPU|this rank) exchanges": "communication",
     rf"({TIME}) of {TIME} are communication": "communication",
     rf"[Ff]or ({PCT}) of (?:each step|the profiled time) PyTorch ran nothing": "unknown",
     rf"what happened in ({PCT}) of the time is unknown": "unknown",
-    rf"The CPU computes for ({PCT})": "compute",
+    rf"[Tt]he CPU computes for ({PCT})": "compute",
     rf"GPU (?:works|computes) for ({PCT}) of": "working",
     rf"it works for only ({PCT}) of": "working",
     rf"in all the GPU has nothing to do for ({PCT})": "idle",
@@ -199,7 +199,7 @@ def _the_step_has_one_length(known: Facts, report: Report, document: dict[str, A
     assert summarize(known, report.diagnosis).step_us == typical.median
     if known.shares is not None and known.shares.step_us is not None:
         assert known.shares.step_us == typical.median
-    for title in re.findall(rf"Where a step of ({TIME}) goes", page):
+    for title in re.findall(rf"Step breakdown, (?:median|mean) ({TIME})", page):
         assert title == duration(typical.median)
     for cell in re.findall(rf"(?m)^ +a step, without the profiler +({TIME})", text):
         assert cell == own

@@ -9,7 +9,7 @@ from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
 from gpulab.analysis.step_shares import core_wait_in_loading
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.formatting import duration, number, percent, plural
+from gpulab.formatting import duration, duration_range, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
 _FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
@@ -42,10 +42,7 @@ def cpu_shared(context: RuleContext) -> Finding | None:
     threads = context.facts.run.environment.compute_threads or 1
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:
-        cure += (
-            f" Meanwhile compute with one thread: each operator is split among {threads}, and waits for the thread "
-            "without a core."
-        )
+        cure += f" Meanwhile use one compute thread: each operator is split across {threads} and waits for the slowest."
     share = loss.total_us / context.step_us if context.step_us else 0.0
     return Finding(
         "cpu_shared",
@@ -106,8 +103,8 @@ def _by_quota(cores: CoreShare) -> tuple[str, str] | None:
     if cores.quota_cores is None or throttled is None or throttled < _THROTTLED:
         return None
     return (
-        f"The quota of this container stops the program: it may use {plural(cores.quota_cores, 'core')}, and that ran "
-        f"out in {percent(throttled)} of the periods.",
+        f"CPU-throttled: this container's quota of {plural(cores.quota_cores, 'core')} ran out in "
+        f"{percent(throttled)} of its periods.",
         "Give the container more CPU (docker run --cpus, a Kubernetes limit, a larger machine), or start fewer threads "
         "and workers.",
     )
@@ -124,9 +121,9 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
     if cores.others_cores is None and threads + (context.facts.worker_count or 0) > count:
         return None  # nobody knows whether others were there, and the program's own threads suffice
     return (
-        f"Other programs take your CPU: the process got {_got(cores)}.",
-        "Wait until the machine is quiet (top lists who uses it), or take cores of your own: another machine, or a "
-        "reservation in the cluster's job. Compare no times until then.",
+        f"CPU contention: this process got only {_got(cores)}.",
+        "Wait until the machine is idle (top shows who uses it), or get cores of your own: another machine, or a "
+        "reservation. Don't trust timings until then.",
     )
 
 
@@ -142,36 +139,33 @@ def _got(cores: CoreShare) -> str:
 def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
     rows = [Evidence(core_loss_words(context, loss))]
     if cores.thread_cpu_fraction is not None:
-        rows.append(Evidence(f"it had a core for {percent(cores.thread_cpu_fraction)} of the steps' time"))
+        rows.append(Evidence(f"the main thread was on a core for {percent(cores.thread_cpu_fraction)} of the time"))
     if cores.others_cores is not None:
         host = cores.stolen_cores or 0.0
         whose = f", {_cores(host)} of them the host of this virtual machine" if host >= LEAST_OTHERS else ""
         rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
     if loss.pool_us > 0 and cores.pool_waiting is not None:
         rows.append(
-            Evidence(f"{number(round(cores.pool_waiting, 2))} more threads of the process waited for a core (mean)")
+            Evidence(f"{number(round(cores.pool_waiting, 2))} more threads were runnable but not scheduled (mean)")
         )
     step = context.facts.typical_step_us
     if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
-        rows.append(Evidence(f"steps differ: 80 % of them take {duration(step.p10)} to {duration(step.p90)}"))
+        rows.append(Evidence(f"step times vary: p10–p90 {duration_range(step.p10, step.p90)}"))
     return rows
 
 
 def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
     step_us = context.step_us or 0.0
-    own = f"waiting for a core takes {duration(loss.thread_us)} of every {duration(step_us)} step"
     more = [
-        f"{duration(us)} {where}"
-        for where, us in (("in its other compute threads", loss.pool_us), ("within the loading", loss.loading_us))
+        f"{where} {duration(us)}"
+        for where, us in (("other compute threads", loss.pool_us), ("data loading", loss.loading_us))
         if us > 0
     ]
+    lost = f"runnable but not scheduled for {duration(loss.total_us)} of each {duration(step_us)} step"
     if not more:
-        return f"{own} ({percent(loss.thread_us / step_us)})"
-    return (
-        f"for {duration(loss.total_us)} of every {duration(step_us)} step the training had no free core: "
-        f"{', '.join([f'{duration(loss.thread_us)} waiting for a core', *more])}"
-    )
+        return f"{lost} ({percent(loss.thread_us / step_us)})"
+    return f"{lost}: {', '.join([f'main thread {duration(loss.thread_us)}', *more])}"
 
 
 def _cores(count: float) -> str:
@@ -183,4 +177,4 @@ def _parts(loss: CoreLoss) -> tuple[str, ...]:
     return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
 
 
-FINDINGS = (FindingKind("cpu_shared", "too few processor cores left for this program", cpu_shared),)
+FINDINGS = (FindingKind("cpu_shared", "CPU contention", cpu_shared),)

@@ -75,8 +75,7 @@ class _Wait(Struct, frozen=True):
 
 def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
     """None where it does not wait long enough to be worth telling; Undetermined where that cannot be known."""
-    step, waited = context.facts.typical_step_us, context.facts.data_wait_us
-    step_us, share = context.step_us, context.facts.data_wait_fraction
+    waited, share, step_us = context.facts.data_wait_us, context.facts.data_wait_fraction, context.step_us
     if not step_us:
         return None
     waited_us = context.part_us("data_wait") if waited is None or share is None else share * step_us
@@ -89,7 +88,6 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
     if exposed_us is None:
         return _hidden_or_not(context)
     bad = waited_us >= context.thresholds.data_wait_bad * step_us
-    who = f"Each {context.facts.step_name}" if step is not None else "The profiled code"
     return _Wait(
         step_us,
         waited_us,
@@ -97,8 +95,8 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
         not context.on_gpu or context.facts.breakdown is not None,
         _basis(context),
         bad,
-        f"{who} {'spends' if bad else 'loses'} {percent(min(waited_us, exposed_us) / step_us)} of its time waiting for "
-        "the next batch of data",
+        f"{'Input-bound: ' if bad else ''}{percent(min(waited_us, exposed_us) / step_us)} of {context.unit} waits on "
+        "the DataLoader",
     )
 
 
@@ -136,15 +134,15 @@ def _hidden_or_not(context: RuleContext) -> Undetermined:
 
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     first = Evidence(
-        f"{duration(wait.exposed_us)} of every {duration(wait.step_us)} step go to the DataLoader "
-        f"({wait.basis}){_loads(context)}",
+        f"{duration(wait.exposed_us)} of each {duration(wait.step_us)} step is data wait ({wait.basis})"
+        f"{_loads(context)}",
         _longest_wait(context),
     )
     more = (*_bursts(context), *more)
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
-        behind = f"the loop itself is blocked for {duration(wait.waited_us)} per step"
-        more = (*more, Evidence(f"{behind}: for {duration(hidden_us)} of that the GPU still works on earlier steps"))
+        behind = f"the loop itself blocks for {duration(wait.waited_us)} per step"
+        more = (*more, Evidence(f"{behind}; the GPU hides {duration(hidden_us)} of that with earlier work"))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     line, sure = line_of_loading(context, key)
     return Finding(
@@ -184,12 +182,12 @@ def _loads(context: RuleContext) -> str:
     """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
     loader, has_workers = context.facts.run.loader, context.facts.has_workers
     if loader is not None:
-        return f"; it loads with {plural(loader.num_workers, 'worker')}"
+        return f"; num_workers={loader.num_workers}"
     if has_workers is None:
         return ""
     if not has_workers:
-        return "; the training process loads the data itself (num_workers=0)"
-    return "; worker processes load the data"
+        return "; loaded in the main process (num_workers=0)"
+    return "; loaded by worker processes"
 
 
 def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
@@ -227,15 +225,13 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
 
 def _without_core(inside: LoadingFacts) -> str:
     waited = inside.core_wait_fraction or 0.0
-    return (
-        f"; for {percent(waited)} of the loading time no processor core was free" if waited >= _CORE_WAIT_TOLD else ""
-    )
+    return f"; loading had no free core for {percent(waited)} of its time" if waited >= _CORE_WAIT_TOLD else ""
 
 
 _BECAUSE = {
-    "cpu_preprocessing": "{share} of the loading time is work for the processor: reading, decoding, transforming",
-    "storage_bound": "{share} of the loading time is waiting for a disk, a network or a lock",
-    "slow_collate": "putting the items of a batch together takes {share} of the loading time",
+    "cpu_preprocessing": "{share} of loading is CPU work (read, decode, transform)",
+    "storage_bound": "{share} of loading is blocked on I/O or locks",
+    "slow_collate": "{share} of loading is collate",
 }
 
 
@@ -257,21 +253,21 @@ FINDINGS = (
     ),
     FindingKind(
         "cpu_preprocessing",
-        "preparing the data on the CPU",
+        "CPU preprocessing",
         cpu_preprocessing,
         lesson=LESSON,
         explains=("data_starved",),
     ),
     FindingKind(
         "storage_bound",
-        "reading the data from storage",
+        "I/O-bound data loading",
         storage_bound,
         lesson="04_preprocessing",
         explains=("data_starved",),
     ),
     FindingKind(
         "slow_collate",
-        "putting batches together",
+        "slow collate",
         slow_collate,
         lesson=LESSON,
         explains=("data_starved",),
@@ -283,14 +279,14 @@ Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
 
 _UNKNOWN_MACHINE = 8  # workers proposed at most where the usable cores are not known
 _LEAST_COMPUTING = 0.01  # ours, of the step: as much as can be told from nothing
-_NO_ROOM = "The machine's memory is nearly full: more processes or a cache would not fit."
+_NO_ROOM = "Host memory is nearly full: more workers or a cache would not fit."
 _COLLATED = (
-    "Put the batch together in few operations: torch.stack, or pad_sequence once per batch, instead of item by item "
-    "and number by number in collate_fn; what concerns one item alone belongs into __getitem__."
+    "Vectorize collate_fn: torch.stack, or one pad_sequence per batch, instead of Python loops over items. Move "
+    "per-item work into __getitem__."
 )
 _STACKED = (
-    "Let __getitem__ return few and large tensors or NumPy arrays, and no lists of numbers: PyTorch joins each part of "
-    "an item by itself. Or give collate_fn a function that makes the batch with torch.stack."
+    "Let __getitem__ return a few large tensors or NumPy arrays, not lists of numbers: PyTorch collates each part "
+    "separately. Or pass a collate_fn that uses torch.stack."
 )
 
 
@@ -319,10 +315,10 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
         return _more_workers(wanted, collating)
     if collating:
         return (), collating
-    cause = "there is no further processor core for another worker" if room <= workers else "more would not help"
+    cause = "no CPU core is left for another worker" if room <= workers else "more would not help"
     return (("cache", "on"),), (
-        f"It loads with {plural(workers, 'worker')} already and {cause}: make each item cheaper to "
-        "load, or prepare the items once and keep them (decoded files, or in memory as the dataset cache does)."
+        f"It already uses {plural(workers, 'worker')} and {cause}. Make each item cheaper to load, or cache the items "
+        "(decoded files, or in memory with the dataset cache)."
     )
 
 
@@ -330,7 +326,7 @@ def cure_without_knob(context: RuleContext, key: str) -> str:
     """Where what `cure_of_waiting` sets is predicted to bring nothing."""
     if key == "slow_collate":
         return _collating(context.facts.run.loader)
-    return "No setting of the DataLoader is predicted to help: make each item, and each batch, cheaper to prepare."
+    return "No DataLoader setting is predicted to help: make each item and batch cheaper to load."
 
 
 def _collating(loader: Loader | None) -> str:
@@ -340,7 +336,7 @@ def _collating(loader: Loader | None) -> str:
 def _more_workers(wanted: int, collating: str) -> Cure:
     """`collating`: what to do first, where putting batches together is the cause."""
     processes = "1 worker process" if wanted == 1 else f"{wanted} worker processes"
-    how = f"Load with {processes} beside the training: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
+    how = f"Use {processes}: DataLoader(…, num_workers={wanted}, persistent_workers=True)."
     return (("workers", str(wanted)),), f"{collating} If that is not enough: {decapitalized(how)}" if collating else how
 
 

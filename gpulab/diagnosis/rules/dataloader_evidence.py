@@ -40,24 +40,24 @@ def mostly_waits(inside: LoadingFacts) -> bool:
 
 def making(inside: LoadingFacts) -> str:
     """How long a batch takes to make and what that goes to, in words."""
-    return f"making one batch takes {duration(inside.batch_us)} (median of {inside.batches}): {_split(inside)}"
+    return f"loading one batch takes {duration(inside.batch_us)} (median of {inside.batches}): {_split(inside)}"
 
 
 def _split(inside: LoadingFacts) -> str:
     parts = {
-        "reading": inside.read_us,
-        "transforming": inside.transform_us,
-        "putting together": inside.collate_us,
-        "page-locking": inside.pin_us or 0.0,
+        "read": inside.read_us,
+        "transform": inside.transform_us,
+        "collate": inside.collate_us,
+        "pin memory": inside.pin_us or 0.0,
     }
     words = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
     waits = {
-        "for a disk, a network or a lock": times_by_cause(inside)["storage_bound"],
-        "for a free processor core": waiting_for_core_us(inside),
+        "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
+        "waiting for a free core": waiting_for_core_us(inside),
     }
     for what, time_us in waits.items():
         if time_us >= _WAIT_TOLD * inside.batch_us:
-            words += f"; {duration(time_us)} of the {duration(inside.batch_us)} is waiting {what}"
+            words += f"; {duration(time_us)} of the {duration(inside.batch_us)} is {what}"
     return words
 
 

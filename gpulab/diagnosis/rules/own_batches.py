@@ -15,14 +15,14 @@ from gpulab.run import OwnBatches
 _AT_WORK, _ASLEEP = 0.25, 0.6
 
 _CURE = (
-    "Make the next batch while this one is trained on: give this code to a Dataset and let "
-    "DataLoader(…, num_workers=2, persistent_workers=True) make the batches, or make them in a thread that keeps two "
-    "ready in a queue.Queue. Or prepare them once, before the training."
+    "Overlap loading with training: move this code into a Dataset and use "
+    "DataLoader(…, num_workers=2, persistent_workers=True), or a prefetch thread with a queue.Queue of two batches. Or "
+    "prepare the batches once, before training."
 )
 
 _BECAUSE = {
-    "cpu_preprocessing": ", and it is work for the processor",
-    "storage_bound": ", and mostly sleeps meanwhile: it waits for a disk, a network or a lock",
+    "cpu_preprocessing": "; it is CPU work",
+    "storage_bound": "; it is blocked on I/O or locks",
     "data_starved": "",
 }
 
@@ -44,7 +44,10 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     share = context.share("data_wait")
     if share < context.thresholds.data_wait_notice:
         return None
-    summary = f"{percent(share)} of {context.unit} goes to making the next batch of data; the training waits for it"
+    summary = (
+        f"{'Input-bound: ' if share >= context.thresholds.data_wait_bad else ''}{percent(share)} of {context.unit} "
+        "goes to making the next batch"
+    )
     return Finding(
         key,
         f"{summary}{_BECAUSE[key]}.",
@@ -80,13 +83,13 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
     own, stack = _unprofiled(context), context.facts.run.stack
     looks = ""
     if own is not None and not context.on_gpu:
-        looks = f"{own.preparing_looks} of {own.looks} looks at the code beside the profiled steps: {_between(own)}"
+        looks = f"{own.preparing_looks} of {own.looks} samples beside the profiled steps: {_between(own)}"
     elif stack is not None:
         profiled = plural(len(account.steps), "profiled step")
-        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} looks at the code, {profiled}"
+        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {profiled}"
     return (
-        f"{duration(time_us)} of {duration(context.step_us or 0.0)} per step are spent at the lines that make what the "
-        f"model is given ({looks})"
+        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step is spent in the lines that make the "
+        f"model's input ({looks})"
     )
 
 

@@ -31,7 +31,7 @@ def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
         None,
         "measured",
         cure="Wait until the GPU is free (nvidia-smi lists who uses it), or take another one with "
-        "CUDA_VISIBLE_DEVICES; compare no times until then.",
+        "CUDA_VISIBLE_DEVICES; don't trust timings until then.",
     )
 
 

@@ -32,8 +32,8 @@ def healthy(context: RuleContext) -> Finding | None:
     account = context.facts.breakdown
     assert account is not None, "without an accounting it cannot be told"
     return all_is_well(
-        f"The {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of "
-        f"{context.unit}, and nothing is known that holds training back much.",
+        f"No clear bottleneck: the {_device(context)} {'works' if context.on_gpu else 'computes'} for "
+        f"{percent(_working(context))} of {context.unit}.",
         (Evidence(_basis(context, account)),),
     )
 
@@ -79,7 +79,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
         )
     if account is None:
         return cannot_tell_because(
-            f"No {context.facts.step_name} was found in {wall}, so nothing can be said about where a step's time goes.",
+            f"No {context.facts.step_name} was found in {wall}, so there is no step breakdown.",
             "Record the trace with profiler.step() after each step"
             if loaded
             else "Mark steps with gpulab.step(), or profile from the first line with --whole",
@@ -134,8 +134,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         else ""
     )
     return cannot_tell_because(
-        f"A {context.facts.step_name} takes {duration(step.median)}; it was not profiled, so what it is spent on is "
-        "not known.",
+        f"No trace: a {context.facts.step_name} takes {duration(step.median)}, but where that time goes is unknown.",
         f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
     )
 
@@ -169,8 +168,8 @@ def _without_cores(context: RuleContext) -> Finding | None:
         return None
     if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return cannot_tell_because(
-            f"The training had no free processor core for {duration(loss.total_us)} of each "
-            f"{duration(context.step_us or loss.total_us)} step; who had them cannot be told.",
+            f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or loss.total_us)} "
+            "step; which program had them is unknown.",
             f"{capitalized(core_loss_words(context, loss))}. Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
@@ -179,8 +178,8 @@ def _without_cores(context: RuleContext) -> Finding | None:
     if cores.thread_wait_fraction is not None or used is None or used >= _working(context) - _UNUSED:
         return None
     return cannot_tell_because(
-        f"The training used the processor for only {percent(used)} of the steps' time; whether it waited for a core or "
-        "for something else, this system does not tell.",
+        f"The main thread was on a core for only {percent(used)} of the steps' time; this system doesn't show what it "
+        "waited for.",
         f"PyTorch's operators were running for {percent(_working(context))} of {context.unit}",
         parts=("compute",),
     )

@@ -49,7 +49,7 @@ def _batch(inside: LoadingFacts) -> Section:
 def _row(part: Part, us: float, waited: float | None, batch_us: float) -> Row:
     meaning = part.meaning
     if waited is not None and waited >= WORTH_SAYING:
-        meaning += f"; for {percent(waited)} of it the process waits for a disk, a network or a lock"
+        meaning += f"; for {percent(waited)} of it the process is blocked on I/O or locks"
     share = min(1.0, us / batch_us) if batch_us > 0 else 0.0
     return Row((part.label, duration(us), meaning), bar=share, colour=part.colour)
 
@@ -60,7 +60,7 @@ def _lines(inside: LoadingFacts) -> list[str]:
     return [
         f"One batch{items} takes {duration(inside.batch_us)} to make (median of {inside.batches:,}), {_where(inside)}.",
         _waiting(inside),
-        f"For {percent(core)} of the time that batches took, the loading code was ready to run and no core was free."
+        f"For {percent(core)} of the time that batches took, the loading code was runnable but not scheduled."
         if core is not None and core >= WORTH_SAYING
         else "",
         "" if inside.transform_us else "The dataset has no separate transform, so its transforms count as reading.",

@@ -15,11 +15,11 @@ from gpulab.views.wording import plain
 
 SHOWN = 5
 LESSON = "learn more"
-_SLOWER = "by the prediction it may become slower, too"
+_SLOWER = "predicted: may also be slower"
 _SURE = {
-    "measured": "this was measured",
-    "likely": "likely: the figures fit it, and nothing contradicts",
-    "possible": "possible: worth a try, the run alone cannot show it",
+    "measured": "measured",
+    "likely": "likely: the figures fit",
+    "possible": "possible: worth a try, this run alone can't show it",
 }
 
 
@@ -55,7 +55,7 @@ def untold_section(diagnosis: Diagnosis) -> Section | None:
         return None
     cells = ((plain("; ".join(dict.fromkeys(what))), plain(record)) for record, what in by_cure.items())
     columns = (Column("", "wrap"), Column("how to find out", "wrap"))
-    return Section.table("What could not be told", columns, cells, aside=True)
+    return Section.table("Open questions", columns, cells, aside=True)
 
 
 def documents(diagnosis: Diagnosis) -> dict[str, object]:
@@ -82,13 +82,13 @@ def _to_try(settings: str, source: str | None, ranks: int | None) -> str:
 def _section(
     number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, source: str | None, ranks: int | None
 ) -> Section:
-    rows = [] if in_headline else [("found", plain(finding.summary))]
-    rows.append(("would give back", _given_back(finding, diagnosis)))
+    rows = [] if in_headline else [("finding", plain(finding.summary))]
+    rows.append(("potential saving", _given_back(finding, diagnosis)))
     if finding.source_line:
-        unsure = "; which of its lines costs, the samples do not tell" if finding.names_function else ""
+        unsure = "; the samples don't show which of its lines" if finding.names_function else ""
         rows.append(("your code" if unsure else "your line", f"{plain(finding.source_line)}{unsure}"))
     if finding.cure:
-        rows.append(("cure", plain(finding.cure)))
+        rows.append(("fix", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
         where, command = _to_try(knob, source, ranks).split(": ", 1)
@@ -111,24 +111,24 @@ def _details(finding: Finding, *, in_headline: bool) -> Iterator[tuple[str, str]
     if finding.lesson:
         yield LESSON, f"notebooks/{plain(finding.lesson)}.ipynb"
     if finding.after:
-        yield "after that", plain(finding.after)
+        yield "next", plain(finding.after)
 
 
 def _evidence_cells(evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
     for i, figure in enumerate(evidence):
         text = plain(figure.words)
         where = f" (see the timeline from {figure.span[0] / 1e9:.3f} s on)" if figure.span is not None else ""
-        yield "what shows it" if i == 0 else "", f"{capitalized(text)}{where}"
+        yield "evidence" if i == 0 else "", f"{capitalized(text)}{where}"
 
 
 def _given_back(finding: Finding, diagnosis: Diagnosis) -> str:
     sure = _SURE[finding.confidence]
     if finding.once_us is not None:
-        return f"{duration(finding.once_us)}, once: no other step is like it ({sure})"
+        return f"{duration(finding.once_us)}, once ({sure})"
     if finding.recoverable_us_per_step is None:
-        return f"how much cannot be told from the run ({sure})"
+        return f"size unknown ({sure})"
     shared = [_title_in(diagnosis, key) for key in finding.shares_with]
-    besides = f"; it shares time with {' and '.join(shared)}, which is counted there" if shared else ""
+    besides = f"; overlaps with {' and '.join(shared)}, counted there" if shared else ""
     return f"{_most(finding, diagnosis)}{besides} ({sure})"
 
 
@@ -138,16 +138,16 @@ def _title_in(diagnosis: Diagnosis, key: str) -> str:
 
 
 def _most(finding: Finding, diagnosis: Diagnosis) -> str:
-    """The time that it would give back, and of what."""
+    """The time that the fix may save, and of what."""
     time_us = finding.recoverable_us_per_step
     if time_us is None:
-        return "how much it costs cannot be told from the run"
+        return "size unknown"
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
     of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
-    per = "" if diagnosis.whole_window else " per step"
-    return f"at most about {duration(time_us)}{per}{share}"
+    per = "" if diagnosis.whole_window else "/step"
+    return f"up to {duration(time_us)}{per}{share}"
 
 
 def _predicted(prediction: Prediction | None) -> str:

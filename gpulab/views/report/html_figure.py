@@ -54,10 +54,11 @@ def title(facts: Facts) -> str:
     """What the bar of a typical step shows."""
     account, step = facts.breakdown, facts.typical_step_us
     if account is not None and account.whole_window:
-        return "Where the profiled time goes"
-    typical = f"Where a step of {duration(step.median)} goes" if step is not None else "Where a step's time goes"
+        return "Breakdown of the profiled time"
+    of = "mean" if facts.whole_window else "median"
+    typical = f"Step breakdown, {of} {duration(step.median)}" if step is not None else "Step breakdown"
     if account is None:
-        return f"{typical} (the run has no trace: only waiting is known)"
+        return f"{typical} (no trace: only data wait is known)"
     return typical
 
 
@@ -70,14 +71,16 @@ def _steps(facts: Facts) -> str:
     highest, top = float(bars.height_ms.max()), bars.top_ms
     stacks = [(html_bars.part_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()]
     scale_us, unit = time_unit(top * 1e3)
-    high = f"{top * 1e3 / scale_us:.3g} {unit} high"
+    high = f"y-max {top * 1e3 / scale_us:.3g} {unit}"
     cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
     each = "one bar per step" if bars.per_bar == 1 else f"each bar is the mean of up to {bars.per_bar:,}"
-    grey = "; grey: not profiled" if not all(bars.profiled) else ""
+    grey = "; grey: no trace" if not all(bars.profiled) else ""
     width_s = end_s - begin_s
     left, right = (bars.left_s - begin_s) / width_s, (bars.right_s - begin_s) / width_s
     svg = html_bars.columns(left, right, stacks, top or 1.0)
-    return html_bars.panel(svg, f"{len(facts.run.steps):,} steps over time, {each} ({high}{cut}{grey})", _end(facts))
+    return html_bars.panel(
+        svg, f"Step time over the run: {len(facts.run.steps):,} steps, {each} ({high}{cut}{grey})", _end(facts)
+    )
 
 
 def _curve(facts: Facts) -> str:

@@ -41,7 +41,7 @@ NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the c
 WHOLE_CELL = "whole cell"
 TOO_SHORT = "too short to measure"
 
-_STATES = {"no effect": "NO EFFECT", "cannot tell": "cannot be told"}  # in other words than the record has
+_STATES = {"no effect": "NO EFFECT", "cannot tell": "could not verify"}  # in other words than the record has
 _OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
 _DEVICE_NOTE = "GPU time: of the kernels that the operator itself started, whenever they ran."
 _KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
@@ -96,8 +96,8 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),
-        _costliest("Costliest operators", _OPERATORS_NOTE, facts.operators),
-        _costliest("Costliest kernels and copies", _KERNELS_NOTE, facts.kernels),
+        _costliest("Top operators", _OPERATORS_NOTE, facts.operators),
+        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels),
         *pause_sections(facts.run),
         *trace_sections(facts),
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
@@ -125,7 +125,7 @@ def _step(facts: Facts) -> Section:
         rows = [profiled, *parts]
     else:
         rows = [_spread_row("a step, without the profiler", facts.step_us), *parts, profiled]
-    columns = (Column(""), *numbers("mean" if facts.whole_window else "median", "p10 – p90", "steps"))
+    columns = (Column(""), *numbers("mean" if facts.whole_window else "median", "p10–p90", "steps"))
     return Section.table("Step time", columns, rows, _step_lines(facts), wide=True, result=_typical(facts))
 
 
@@ -134,9 +134,9 @@ def _typical(facts: Facts) -> str:
     step, how = (facts.step_us, "without") if facts.step_us is not None else (facts.traced_step_us, "with")
     if step is None:
         return NOT_MEASURABLE
-    middle = f", eight of ten {duration_range(step.p10, step.p90)}" if step.count > 1 else ""
+    middle = f", p10–p90 {duration_range(step.p10, step.p90)}" if step.count > 1 else ""
     of = "mean" if facts.whole_window else "median"
-    return f"{duration(step.median)} {how} the profiler ({of} of {step.count:,}{middle})"
+    return f"{duration(step.median)} {how} the profiler ({of} of {plural(step.count, 'step')}{middle})"
 
 
 def _whole_row(run: Run) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(f"Throughput (mean): {_throughput(facts)}. Steps were found by: {plain(run.step_source)}.")
     lines.append(_timed_where(facts))
     if any(s and s.count > 1 for s in (facts.step_us, facts.traced_step_us)):
-        lines.append(_of_rounds(facts) or "p10 – p90: eight of ten steps took a time in this range.")
+        lines.append(_of_rounds(facts) or "p10–p90: 80 % of the steps lie in this range.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
         lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
@@ -201,13 +201,10 @@ def _of_rounds(facts: Facts) -> str:
     if turns == 1:
         return ""
     if facts.whole_window:
-        return (
-            "Some steps wait long for data and others hardly, so the first column is the mean over all of them; "
-            "eight of ten steps took a time between p10 and p90."
-        )
+        return "Some steps wait long for data and others hardly, so the first column is the mean over all of them."
     return (
-        f"Batches come {turns} at once, from {turns} workers: one step waits, the next ones do not. The times are "
-        f"therefore means over {turns} steps in a row; eight of ten such means lie between p10 and p90."
+        f"Batches come {turns} at once, from {turns} workers: one step waits, the next ones don't. So times are means "
+        f"over {turns} consecutive steps."
     )
 
 
@@ -228,7 +225,7 @@ def _left_out(facts: Facts) -> str:
 
 def _parts(facts: Facts) -> Section:
     breakdown, shares = facts.breakdown, facts.shares
-    title = "Where the time goes" if breakdown and breakdown.whole_window else "Where the step's time goes"
+    title = "Time breakdown" if breakdown and breakdown.whole_window else "Step breakdown"
     if breakdown is None or shares is None:
         return Section(title, lines=(f"Not measurable: {why_no_breakdown(facts)}.",), wide=True)
     kind = facts.run.device.kind
@@ -259,7 +256,7 @@ def _profiled_alone(facts: Facts) -> Section | None:
     ]
     lines = [f"From {plural(len(account.steps), 'profiled step')}: share of their summed time, and mean per step."]
     columns = (Column(""), *numbers("share", "per step"))
-    table = Section.table("The profiled steps alone, with the profiler's cost", columns, rows, lines, aside=True)
+    table = Section.table("Profiled steps only, with profiler overhead", columns, rows, lines, aside=True)
     return replace(table, text_only=True)
 
 
@@ -304,8 +301,8 @@ def _basis(facts: Facts, shares: StepShares) -> str:
     if step is None:
         return f"From {profiled}."
     if shares.waits_known:
-        return f"A typical step: {plural(step.count, 'step')} tell its waiting, {profiled} how the rest divides."
-    return f"A typical step: {plural(step.count, 'step')} tell its time, {profiled} how it divides."
+        return f"Data wait: {plural(step.count, 'unprofiled step')}; how the rest divides: {profiled}."
+    return f"Step time: {plural(step.count, 'unprofiled step')}; how it divides: {profiled}."
 
 
 def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
@@ -343,9 +340,9 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
     costs = tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST])
-    of = "of GPU time per step" if on_gpu else "of the profiled time"
+    of = "of GPU time per step" if on_gpu else "of traced time"
     first = next((i for i, row in enumerate(rows[:COSTLIEST]) if not is_loader(row.name)), None)
-    result = "" if first is None else f"{costs[first].cells[1]} {of} in {wording.short_name(rows[first].name)}"
+    result = "" if first is None else f"{wording.short_name(rows[first].name)}, {costs[first].cells[1]} {of}"
     return Section(title, columns, costs, tuple(lines), result=result)
 
 
@@ -395,7 +392,7 @@ def _memory(run: Run) -> Section:
 
 
 def _loader(run: Run) -> Section | None:
-    title = "DataLoader, as found"
+    title = "DataLoader settings"
     loader = run.loader
     if loader is None:
         return None
@@ -449,7 +446,7 @@ def _observer(facts: Facts) -> Section:
         lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))} times as long as {other} one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
-    return Section.table("What measuring cost", PAIRS, rows, lines, aside=True)
+    return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
 
 
 def _ns(value: int | None) -> str:
@@ -511,18 +508,18 @@ def core_section(facts: Facts) -> Section | None:
     cores = facts.cores
     if cores is None:
         return None
-    rows = [("cores that this program may use", _usable(cores))]
+    rows = [("usable by this process", _usable(cores))]
     for what, count in (
-        ("used by this program and its workers", cores.got_cores),
+        ("used by this process and its workers", cores.got_cores),
         ("used by all other programs", cores.others_cores),
     ):
         if count is not None:
             rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
     if cores.thread_wait_fraction is not None:
-        rows.append(("ready to go on, and no core free, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
+        rows.append(("runnable but not scheduled, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
     if cores.throttled_fraction is not None and cores.quota_cores is not None:
-        rows.append(("quota used up", f"in {percent(cores.throttled_fraction)} of its periods"))
-    return Section.table("Processor cores", PAIRS, rows, aside=True)
+        rows.append(("CPU quota ran out", f"in {percent(cores.throttled_fraction)} of its periods"))
+    return Section.table("CPU cores", PAIRS, rows, aside=True)
 
 
 def _usable(cores: CoreShare) -> str:

@@ -27,7 +27,7 @@ class Sentence:
         self._due_s = 0.0
 
     def words(self, feed: Feed, elapsed_s: float) -> str:
-        """ "So far: …"; empty while nothing can be said."""
+        """ "So far, …"; empty while nothing can be said."""
         if elapsed_s >= self._due_s:
             self._due_s = elapsed_s + EVERY_S
             with suppress(Exception):
@@ -39,4 +39,4 @@ class Sentence:
 def _sentence(until_now: SoFar) -> str:
     first = diagnose(facts(until_now.run), until_now.thresholds).first
     speaks = not kind_of(first.key).is_verdict or first.level == "good"
-    return f"So far: {decapitalized(first.summary)}" if speaks else ""
+    return f"So far, {decapitalized(first.summary)}" if speaks else ""

@@ -25,17 +25,17 @@ def cells(run: Run) -> dict[str, str]:
 
 def test_the_report_says_who_had_the_cores() -> None:
     shown = cells(with_cores(run_of(), got=0.3, others=1.6, waited=0.68))
-    assert shown["cores that this program may use"] == "2"
-    assert shown["used by this program and its workers"] == "0.3 (mean during the steps)"
+    assert shown["usable by this process"] == "2"
+    assert shown["used by this process and its workers"] == "0.3 (mean during the steps)"
     assert shown["used by all other programs"] == "1.6 (mean during the steps)"
-    assert shown["ready to go on, and no core free, loading or not"] == "13.6 ms per step (mean)"
+    assert shown["runnable but not scheduled, loading or not"] == "13.6 ms per step (mean)"
     assert core_section(facts(run_of())) is None
 
 
 def test_a_containers_quota_is_shown() -> None:
     shown = cells(with_cores(run_of(), cores=8, quota=1.5, throttled=0.4))
-    assert shown["cores that this program may use"] == "1.5: the quota of its container, on 8 cores"
-    assert shown["quota used up"] == "in 40 % of its periods"
+    assert shown["usable by this process"] == "1.5: the quota of its container, on 8 cores"
+    assert shown["CPU quota ran out"] == "in 40 % of its periods"
 
 
 def test_where_no_step_ran_no_training_stood_still() -> None:

@@ -34,7 +34,7 @@ def test_it_is_the_reports(name: str) -> None:
     run = synthetic.cases()[name].facts.run
     first = diagnosis_for_report(facts(run)).first
     words = Sentence().words(Feed(run), 10.0)
-    assert words == (f"So far: {decapitalized(first.summary)}" if first.level in ("bad", "notice", "good") else "")
+    assert words == (f"So far, {decapitalized(first.summary)}" if first.level in ("bad", "notice", "good") else "")
 
 
 def test_it_is_looked_for_every_few_seconds() -> None:
