@@ -40,6 +40,7 @@ class Bench {
   #head() {
     const head = element("div", "gp-benchhead", this.root);
     element("b", "", head, "Bench");
+    element("span", "gp-quiet", head, "of the cell that begins");
     const cell = element("code", "", head, this.model.get("cell"));
     cell.title = this.model.get("code");
     this.close = this.#button(head, "Close", "Stop and close the bench; its runs are kept", () => this.#send("close"));
@@ -308,8 +309,9 @@ class Bench {
     const sort = event.target.closest("[data-sort]");
     if (sort) {
       const by = sort.dataset.sort;
-      const again = this.sort.by === by;
-      this.sort = again && this.sort.descending ? { by: "number", descending: false } : { by, descending: again };
+      const first = by === "speed"; // the fastest first
+      if (this.sort.by !== by) this.sort = { by, descending: first };
+      else this.sort = this.sort.descending === first ? { by, descending: !first } : { by: "number", descending: false };
       this.#order();
       return;
     }
@@ -345,6 +347,8 @@ class Bench {
 
   #pressed(event) {
     const row = event.target.closest("tr[data-row]");
+    const menu = event.target.closest(".gp-menu[open]");
+    if (menu && event.key === "Escape") menu.open = false;
     if (!row || event.target !== row) return;
     const step = { ArrowDown: "nextElementSibling", ArrowUp: "previousElementSibling" }[event.key];
     if (step) row[step]?.focus();

@@ -23,7 +23,7 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Stoppable
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
-NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once."
+NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once. Runs of it are kept."
 
 experiments: list[Compared] = []
 

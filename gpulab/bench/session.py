@@ -5,6 +5,7 @@ The cell is never edited, and what it trains is put back after each run.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import traceback
 import uuid
@@ -542,7 +543,10 @@ class BenchSession:
             return ""
         if len(rows) == 1:
             figures = self._figures_of(rows[0])
-            return report(figures.run).fragment() if figures is not None else ""
+            if figures is None:
+                return ""
+            whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
+            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment()
         a, b = rows
         return side_by_side.fragment(a, b, self._figures_of(a), self._figures_of(b), rows_of.between(a, b))
 

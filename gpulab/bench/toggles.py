@@ -11,7 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.api.diagnose import learned_here
+from gpulab.api.diagnose import diagnosis_for_report, learned_here
 from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.dataloader.loader_options import with_settings
@@ -24,7 +24,7 @@ from gpulab.prediction.step import plan_of
 from gpulab.views.wording import lesson_path
 
 MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
-NO_GAIN = 1.1  # a speedup: below it at best, nobody turns a toggle for it
+NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # speedups: for less at best, or in the middle, nobody turns a toggle
 _PROPOSED = 2  # values of a knob whose gain is predicted
 
 
@@ -76,6 +76,9 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
     except Refused:
         return list(toggles)
     evidence = learned_here(figures)
+    named = {
+        name: text for f in reversed(diagnosis_for_report(figures, evidence).findings) for name, text in f.settings
+    }
     cores = figures.run.environment.usable_cores or 1.0
     step, wait = figures.typical_step_us, figures.data_wait_us
     times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)
@@ -85,6 +88,8 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         if toggle.reason:
             return toggle
         values = [v for v in knob.next_values(current, times) if v != current and not refusal(knob, observation, v)]
+        if knob.name in named:  # the value that the report proposes
+            values = [knob.parse(named[knob.name])]
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
         predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
         useful = [p for p in predictions if p.ratio is not None]
@@ -152,7 +157,10 @@ def expected_words(prediction: Prediction | None) -> str:
     """ "expected 2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return ""
-    if prediction.interval[0] > 1 / NO_GAIN:
-        return "no gain expected" if prediction.interval[0] <= 1 else "slower expected"
+    low, high = prediction.interval
+    if low > 1:
+        return "slower expected"
+    if low > 1 / NO_GAIN or (high > 1 and not prediction.only_sign and prediction.ratio > 1 / CLEAR_GAIN):
+        return "no clear gain expected"
     middle, around = speed_within(prediction.ratio, prediction.interval)
     return f"expected {around}×" if prediction.only_sign else f"expected {middle}× ({around})"

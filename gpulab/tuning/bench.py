@@ -112,18 +112,27 @@ class Bench(Struct, frozen=True):
         return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
 
     def step_us(self, row: Row) -> float | None:
-        """A step of the row: of the first row's run as measured, of another that time by the ratio of the pairs.
+        """A step of the row: of the first row the median of its blocks, of another that time by the ratio of the pairs.
 
-        So times and speedups of a bench are one fact. Where nothing was compared, that of the row's own run.
+        So times and speedups of a bench are one fact, which no later run of the cell moves. Where nothing was compared,
+        that of the row's own run.
         """
         baseline, speed = self.baseline, row.speed
-        if speed is None or speed.ratio is None or baseline is None or baseline.step_us is None:
+        blocks = [
+            b.time_ns / b.step_count / 1e3 for b in (baseline.blocks if baseline is not None else ()) if b.step_count
+        ]
+        if baseline is None or not blocks:
+            return row.step_us
+        first_us = float(np.median(blocks))
+        if not row.settings:
+            return first_us
+        if speed is None or speed.ratio is None:
             return row.step_us
         if speed.per == "step":
-            return baseline.step_us * speed.ratio
+            return first_us * speed.ratio
         if not baseline.samples_per_step or not row.samples_per_step:
             return row.step_us
-        return baseline.step_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+        return first_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
 
     @property
     def next_turn(self) -> int:

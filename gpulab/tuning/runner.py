@@ -571,7 +571,7 @@ class Runner:
             spent_s = self._budget.elapsed_s - began_s
             left_s = spent_s / (number - 1) * (total - number + 1) if number > 1 else None
             left_s = None if left_s is None else min(left_s, max(0.0, self._budget.left_s))
-            what = f"block {number} of {total}: {arm.arm.label}"
+            what = f"block {number}{f' of {total}' if self._plan.pairs is not None else ''}: {arm.arm.label}"
             self._tell(Progress(what, number - 1, total, left_s, in_blocks=True))
             if not self._all_restore():
                 break

@@ -10,13 +10,14 @@ from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
+from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within
 from gpulab.tuning.bench import Bench, Row, Speed, Sum
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars, wording
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment, safe
-from gpulab.views.html_rows import UNDECIDED, VERDICTS, FactorRange, factor_axis, factor_row
+from gpulab.views.html_rows import FLOOR, UNDECIDED, VERDICTS, FactorRange, factor_axis, factor_row, key
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
@@ -59,8 +60,8 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is as written"),
-        ("time", "Step time"),
-        ("shares", "Where a step goes"),
+        ("time", "Step time, in blocks"),
+        ("shares", "Where a step's time goes, traced run"),
         ("memory", "Peak memory"),
         *([("loss", "Loss")] if losses else []),
         *([("device", "GPU busy")] if devices else []),
@@ -74,7 +75,7 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     names = "Runs of this cell"
     return (
         f'<table class="gp-rows" role="grid" aria-label="{names}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody><tfoot>{tail}</tfoot></table>{_legend(rows)}"
+        f"<tbody>{body}</tbody><tfoot>{tail}</tfoot></table>{_speed_legend(rows)}{_legend(rows)}"
     )
 
 
@@ -100,8 +101,8 @@ def _row(row: Row, bench: Bench, axis: FactorAxis, marks: Sequence[str], kinds: 
     titles = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU busy"}
     named = {kind: f' data-title="{title}"' for kind, title in titles.items() if cells[kind]}
     inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
-    keys = {"number": number, "speed": (row.speed and row.speed.ratio) or (1.0 if not row.settings else 1e9),
-            "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}  # fmt: skip
+    speed = 1 / row.speed.ratio if row.speed and row.speed.ratio else float(not row.settings)
+    keys = {"number": number, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
         f'<tr data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
@@ -157,7 +158,7 @@ def _range(speed: Speed | None) -> FactorRange:
 def _time(row: Row) -> str:
     if not row.step_us:
         return _unknown("The time of a step")
-    rate = row.samples_per_s
+    rate = row.samples_per_s if row.speed is not None and row.speed.per == "sample" else None
     per_s = f'<div class="gp-quiet">{number(rate)} samples/s</div>' if rate else ""
     return f"<div>{safe(duration(row.step_us))}</div>{per_s}"
 
@@ -174,6 +175,15 @@ def _segments(shares: Mapping[str, float]) -> tuple[Segment, ...]:
         for name, look in wording.PARTS.items()
         if shares.get(name, 0) > 0
     )
+
+
+def _speed_legend(rows: Sequence[Row]) -> str:
+    """What is drawn of a speedup, in the colour of the first verdict there is."""
+    speeds = [row.speed for row in rows if row.speed is not None and row.speed.interval is not None]
+    if not speeds:
+        return ""
+    colour = next((VERDICTS[speed.verdict] for speed in speeds if speed.verdict in VERDICTS), UNDECIDED)
+    return key([(colour, "speedup, tick: median, thick: 95 % interval"), (FLOOR, "run-to-run noise of the baseline")])
 
 
 def _legend(rows: Sequence[Row]) -> str:
@@ -254,6 +264,18 @@ def sum_words(total: Sum) -> str:
         "undecided": f"Undecided whether they add up: {measured}× together, {expected}× expected from each by itself",
     }
     return f"{how[total.verdict]}."
+
+
+def full_run_words(row: Row, step: Spread | None) -> str:
+    """What the report of a row is of, as HTML: its own run is not what its speedup rests on."""
+    if row.speed is None or row.speed.ratio is None or step is None:
+        return ""
+    words = (
+        f"The full run of {row.title}, with its trace: {duration(step.median)} per step. The speedup above rests on "
+    )
+    return html_bars.caption(
+        f"{words}{plural(row.speed.pairs, 'pair')} of short blocks, interleaved with the baseline."
+    )
 
 
 def edit_html(row: Row) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, number, size, speed_within
+from gpulab.formatting import duration, number, percent, size, speed_within
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
 from gpulab.tuning.record import Side
@@ -144,27 +144,27 @@ def _figures(a: Row, b: Row) -> Section:
         ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
-    lines = [f"Loss: {plain(row.loss_words)}." for row in (a, b) if row.loss_words]
+    both = (("A", a), ("B", b))
+    lines = [f"Loss of {m} against the baseline: {plain(row.loss_words)}." for m, row in both if row.loss_words]
     return Section.table("Figures", [Column(""), Column("A", "wrap"), Column("B", "wrap")], shown, lines)
 
 
 def _operators(of_a: Facts, of_b: Facts) -> Section | None:
-    """The operators that take most of a step on either side; per traced step."""
+    """The operators that take most of a step on either side, as shares: the traced runs are slower than the blocks."""
     both = [{row.name: row for row in figures.operators} for figures in (of_a, of_b)]
-    names = sorted({*both[0], *both[1]}, key=lambda name: -max(_us(side.get(name)) for side in both))[:_OPERATORS]
+    names = sorted({*both[0], *both[1]}, key=lambda name: -max(_share(side.get(name)) for side in both))[:_OPERATORS]
     if not names:
         return None
     cells = [(operator_name(name), *_operator_cells([side.get(name) for side in both])) for name in names]
-    title = "Top operators, self time per traced step"
+    title = "Top operators, share of a traced step"
     return Section.table(title, [Column(""), *numbers("A", "B", "difference")], cells)
 
 
 def _operator_cells(rows: Sequence[CostRow | None]) -> tuple[str, str, str]:
-    of_a, of_b = (_us(row) for row in rows)
-    sign = "+" if of_b > of_a else "−"
-    a, b = (duration(_us(row)) if row is not None else "–" for row in rows)
-    return a, b, f"{sign}{duration(abs(of_b - of_a))}"
+    of_a, of_b = (_share(row) for row in rows)
+    a, b = (percent(row.share) if row is not None else "–" for row in rows)
+    return a, b, f"{100 * (of_b - of_a):+.1f} points"
 
 
-def _us(row: CostRow | None) -> float:
-    return 0.0 if row is None else row.self_us if row.device_us is None else row.device_us
+def _share(row: CostRow | None) -> float:
+    return 0.0 if row is None else row.share

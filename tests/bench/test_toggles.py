@@ -68,7 +68,8 @@ def test_what_is_expected_to_help_most_stands_first() -> None:
     [
         (0.5, (0.4, 0.6), False, "expected 2.0× (1.7–2.5)"),
         (0.7, (0.5, 0.9), True, "expected 1.11–2.00×"),
-        (1.0, (0.95, 1.1), False, "no gain expected"),
+        (1.0, (0.95, 1.1), False, "no clear gain expected"),
+        (0.99, (0.84, 1.16), False, "no clear gain expected"),
         (1.5, (1.2, 1.9), False, "slower expected"),
         (None, None, False, ""),
     ],
