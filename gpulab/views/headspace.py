@@ -19,8 +19,8 @@ from gpulab.views.view import View
 from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
-_LEAVE_IT = "Leave the DataLoader as it is, and look elsewhere: %%gpuprofile shows what else a step's time goes to."
-_AGAIN = "Try it again while nothing else uses this machine, or with a larger --budget: more blocks then run."
+_LEAVE_IT = "Leave the DataLoader as it is: %%gpuprofile shows where else the step time goes."
+_AGAIN = "Try again on a quiet machine, or with a larger --budget for more blocks."
 _PREPARE = "Use more workers, or make the items cheaper."
 _COST = (
     "The second row less the first is what preparing a batch costs (reading from memory, decoding, transforming, "
@@ -65,14 +65,13 @@ class HeadspaceReport(View):
         evidence = _evidence(test)
         times, around = factor_within(test.ceiling, test.interval)
         if excludes_gain(test):
-            sentence = f"No work on the DataLoader would make this cell faster by {percent(EQUIVALENT)} or more."
+            sentence = f"The DataLoader is no bottleneck: no change to it would gain {percent(EQUIVALENT)} or more."
             return Headline("no_headspace", sentence, evidence, "good")
         if "ideal" not in test.certain:
-            low, _, high = around.partition("–")
-            but = f"but the interval goes from {low} to {high}" if around else "but too few blocks ran to tell"
-            sentence = f"Undecided: with a perfect DataLoader the cell was {times} times as fast, {but}."
+            but = f"the 95 % interval is {around}" if around else "too few blocks ran to tell"
+            sentence = f"Undecided: a perfect DataLoader gave a {times}× speedup, but {but}."
             return Headline("undecided", sentence, evidence, "unknown")
-        sentence = f"A perfect DataLoader would make this cell {times} times as fast; no DataLoader can bring more."
+        sentence = f"A perfect DataLoader would give a {times}× speedup; no DataLoader can give more."
         return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
     def json(self) -> dict[str, object]:
@@ -125,10 +124,10 @@ def excludes_gain(headspace: Headspace) -> bool:
 def _evidence(headspace: Headspace) -> str:
     pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
     times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
-    sure = f" (95 % interval {around.replace('–', ' to ')})" if around else ""
+    sure = f" (95 % interval {around})" if around else ""
     return (
-        f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
-        f"device already. That is {times} times as fast{sure}, by {plural(pairs, 'pair')} of short runs in turn."
+        f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches already on the "
+        f"device. That is a {times}× speedup{sure}, by {plural(pairs, 'pair')} of short interleaved runs."
     )
 
 

@@ -258,10 +258,10 @@ def measured(
     )  # fmt: skip
 
 
-NO_GAIN = "No work on the DataLoader would make this cell faster by 3 % or more."
-OPEN = "Undecided: with a perfect DataLoader the cell was 2.1 times as fast, but the interval goes from 1.0 to 4.9."
-GAIN = "A perfect DataLoader would make this cell 10 times as fast; no DataLoader can bring more."
-PAIRS = "(95 % interval 5 to 16), by 12 pairs of short runs in turn."
+NO_GAIN = "The DataLoader is no bottleneck: no change to it would gain 3 % or more."
+OPEN = "Undecided: a perfect DataLoader gave a 2.1× speedup, but the 95 % interval is 1.0–4.9."
+GAIN = "A perfect DataLoader would give a 10× speedup; no DataLoader can give more."
+PAIRS = "(95 % interval 5–16), by 12 pairs of short interleaved runs."
 
 
 @pytest.mark.parametrize(
