@@ -66,8 +66,8 @@ def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[
     share = launching_us / _step(context)
     return Finding(
         "launch_bound",
-        f"The GPU is idle for {_lost(context, launching_us)} between replayed graphs: the CPU prepares the next one too "
-        "slowly.",
+        f"The GPU is idle for {_lost(context, launching_us)} between replayed graphs: the CPU prepares the next one "
+        "too slowly.",
         evidence,
         launching_us,
         "likely",

@@ -193,8 +193,8 @@ def _inside_replays(context: RuleContext) -> Finding | None:
     if inside < _MOST * idle:
         return None
     return cannot_tell_because(
-        f"The GPU is idle for {percent(inside)} of {context.unit} inside replayed graphs: each kernel waits for the one "
-        "before, not for the CPU.",
+        f"The GPU is idle for {percent(inside)} of {context.unit} inside replayed graphs: each kernel waits for the "
+        "one before, not for the CPU.",
         f"The GPU works for {percent(1 - idle)} of {context.unit}; fewer and larger kernels in a graph would leave "
         "fewer gaps",
         "notice",

@@ -282,6 +282,6 @@ def test_what_is_said_of_a_ceiling(
     text = " ".join((first + shown.text(full=True)).split())
     assert words in text and never not in text
     assert first.endswith("The rest: print(gpulab.headspaces[-1].text(full=True))\n")
-    assert ("Use more workers, or make the items cheaper." in first) is (said == "faster")
+    assert ("Use more workers, or make items cheaper to load." in first) is (said == "faster")
     assert shown.json()["verdicts"] == {"ideal": said}
     assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()
