@@ -295,7 +295,7 @@ def test_what_a_scripts_report_proposes_is_done_where_it_is_read(
     assert "Changed for this run: batch=8: took effect" in error
     figures = tmp_path / "ab.json"
     status, _, error = recorded("--ab", "workers=1", "--json", str(figures), path)
-    assert status == 0 and "workers=1 against the cell as written" in error, error
+    assert status == 0 and "workers=1 vs. baseline" in error, error
     assert error.endswith("The rest: the same command with --all or --html FILE\n")
     assert json.loads(figures.read_text())
     entries = [entry.name for entry in Store(root).list()]

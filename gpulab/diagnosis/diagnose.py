@@ -434,7 +434,7 @@ def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
 
 def _after(context: RuleContext, left_us: float, following: Finding | None) -> str:
     if following is None:
-        return f"Nothing else is known that costs {percent(context.thresholds.silence)} of {context.unit} or more."
+        return f"No other known cause costs {percent(context.thresholds.silence)} of {context.unit} or more."
     rest = left_us - (following.recoverable_us_per_step or 0.0)
-    gain = f"at most {factor(left_us / rest)}" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}"
-    return f"The next cause is {title_for(following)}. If you cure it too, what remains becomes {gain} times as fast."
+    gain = f"at most {factor(left_us / rest)}×" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}×"
+    return f"Then {title_for(following)}: fixing it too speeds up the rest by {gain}."

@@ -70,11 +70,11 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
             return next(iter(own.values()))
         if any(check.name == "failed_rank" and check.count for check in comparison.integrity.checks):
             return cannot_tell_because(
-                "The ranks failed before a step of theirs was profiled, so their time cannot be accounted for.",
+                "The ranks failed before a step was profiled, so there is no step breakdown.",
                 "What each rank raised stands below; steps that went well before it have their times there",
             )
         return cannot_tell_because(
-            "No rank has profiled steps whose time can be accounted for, so the ranks cannot be compared.",
+            "No rank has usable profiled steps, so the ranks cannot be compared.",
             "Profile a few steps on every rank, on GPUs with ProfilerActivity.CUDA",
         )
     if comparison.integrity.reason("comparison") is not None:
@@ -84,7 +84,7 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
         )
     if not any(r.communication_us for r in comparison.ranks):
         return cannot_tell_because(
-            "None of these ranks exchanges data with another in its profiled steps, so nothing can be compared.",
+            "No communication between these ranks in their profiled steps, so nothing can be compared.",
             "No communication was recorded: each rank may train by itself. gpulab report RUN shows one of them",
         )
     return None
@@ -137,7 +137,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
 
 def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     """Each says what comes next; how much that would bring then is not known of a job."""
-    following = [f"The next cause is {title_for(f)}." for f in causes[1:]]
+    following = [f"Then {title_for(f)}." for f in causes[1:]]
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 
@@ -145,7 +145,7 @@ def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findi
     exposed = float(np.median([r.exposed_us / r.step_us for r in comparison.ranks]))
     alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     return all_is_well(
-        "The ranks keep in step, and communication is hidden behind compute.",
+        "No clear bottleneck: the ranks are in step, and communication is hidden behind compute.",
         (
             Evidence(
                 f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"
@@ -163,7 +163,7 @@ def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
         return ()
     return (
         Evidence(
-            f"All ranks wait for a processor core for {percent(share)} of their step or more. A rank that makes the "
-            f"others wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that noise"
+            f"All ranks wait for a CPU core for {percent(share)} of their step or more. A rank that makes the others "
+            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that noise"
         ),
     )

@@ -97,8 +97,8 @@ def _telling(prediction: Prediction) -> Prediction:
     low, high = prediction.interval
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):
         return prediction
-    speeds = f"{number(1 / high)} to {number(1 / low)} times as fast"
-    why = f"{TO_TRY}by the figures of this run the cell may become {speeds}, a range too wide to be of use"
+    speeds = f"{number(1 / high)}× to {number(1 / low)}× as fast"
+    why = f"{TO_TRY}from this run the cell may become {speeds}: too wide to be of use"
     return refused(prediction.settings, why)
 
 

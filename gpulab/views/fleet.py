@@ -55,7 +55,7 @@ class FleetView(View):
         share = fleet.idle_fraction
         said = (
             f"{_these(len(fleet.jobs))} held {self._device}s for {_hours(fleet.gpu_hours)}; for {least}"
-            f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the {self._device}s did nothing."
+            f"{_hours(fleet.wasted_gpu_hours)} of it ({percent(share)}) the {self._device}s idled."
         )
         worst = fleet.jobs[0]
         evidence = f"{_named(worst)} wastes most, {_wasted(worst)}: {_why(worst)}"
@@ -68,7 +68,7 @@ class FleetView(View):
             return Headline("fleet", f"There is no such job{where}.", f"Looked in {', '.join(self.places)}.", "unknown")
         return Headline(
             "fleet",
-            f"Of no job here is it known how long its {self._device}s idled.",
+            f"No job here shows how long its {self._device}s idled.",
             _reasons(unmeasured, last="."),
             "unknown",
         )

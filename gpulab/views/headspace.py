@@ -19,24 +19,24 @@ from gpulab.views.view import View
 from gpulab.views.wording import Part, plain
 
 SCHEMA = 1
-_LEAVE_IT = "Leave the DataLoader as it is, and look elsewhere: %%gpuprofile shows what else a step's time goes to."
-_AGAIN = "Try it again while nothing else uses this machine, or with a larger --budget: more blocks then run."
-_PREPARE = "Use more workers, or make the items cheaper."
+_LEAVE_IT = "Leave the DataLoader as it is: %%gpuprofile shows where else the step time goes."
+_AGAIN = "Try again on a quiet machine, or with a larger --budget for more blocks."
+_PREPARE = "Use more workers, or make items cheaper to load."
 _COST = (
-    "The second row less the first is what preparing a batch costs (reading from memory, decoding, transforming, "
-    "putting items together, copying to the device), as far as the training waits for the batch."
+    "Second row minus first: the cost of preparing a batch (read from memory, decode, transform, collate, copy to the "
+    "device), as far as training waits for it."
 )
-_READ = "Use a faster disk, fewer and larger files, or more workers. The third row less the second is reading."
+_READ = "Use a faster disk, fewer and larger files, or more workers. Third row minus second: reading."
 _RESULT = "what each row is"
-_OF_A_STEP = "How long a step takes, by the median of the blocks"
+_OF_A_STEP = "Step time, median of the blocks"
 
-_IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, given out again and again", "#0072B2")
+_IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, reused", "#0072B2")
 _WRITTEN = Part(
     "as written",
-    "the cell as it stands; files that it reads were read just before, and are in memory as far as they fit",
+    "the cell unchanged, with its files in the page cache as far as they fit",
     "#E69F00",
 )
-_COLD = Part("read from the disk", "the system was made to forget the files before: as in a first epoch", "#CC79A7")
+_COLD = Part("read from the disk", "page cache dropped before, as in a first epoch", "#CC79A7")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -61,18 +61,17 @@ class HeadspaceReport(View):
         test = self.result
         if test.ceiling is None:
             why = test.reasons.get("ideal", "no pair of blocks was measured")
-            return Headline("cannot_tell", "What a perfect DataLoader would bring was not measured.", why, "unknown")
+            return Headline("cannot_tell", "The gain of a perfect DataLoader was not measured.", why, "unknown")
         evidence = _evidence(test)
         times, around = factor_within(test.ceiling, test.interval)
         if excludes_gain(test):
-            sentence = f"No work on the DataLoader would make this cell faster by {percent(EQUIVALENT)} or more."
+            sentence = f"The DataLoader is no bottleneck: no change to it would gain {percent(EQUIVALENT)} or more."
             return Headline("no_headspace", sentence, evidence, "good")
         if "ideal" not in test.certain:
-            low, _, high = around.partition("–")
-            but = f"but the interval goes from {low} to {high}" if around else "but too few blocks ran to tell"
-            sentence = f"Undecided: with a perfect DataLoader the cell was {times} times as fast, {but}."
+            but = f"the 95 % interval is {around}" if around else "too few blocks ran to tell"
+            sentence = f"Undecided: a perfect DataLoader gave a {times}× speedup, but {but}."
             return Headline("undecided", sentence, evidence, "unknown")
-        sentence = f"A perfect DataLoader would make this cell {times} times as fast; no DataLoader can bring more."
+        sentence = f"A perfect DataLoader would give a {times}× speedup; no DataLoader can give more."
         return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
     def json(self) -> dict[str, object]:
@@ -125,10 +124,10 @@ def excludes_gain(headspace: Headspace) -> bool:
 def _evidence(headspace: Headspace) -> str:
     pairs = next((c.pairs for c in headspace.experiment.comparisons if c.ratio is not None), 0)
     times, around = factor_within(headspace.ceiling or 1.0, headspace.interval)
-    sure = f" (95 % interval {around.replace('–', ' to ')})" if around else ""
+    sure = f" (95 % interval {around})" if around else ""
     return (
-        f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches that are on the "
-        f"device already. That is {times} times as fast{sure}, by {plural(pairs, 'pair')} of short runs in turn."
+        f"A step takes {duration(headspace.step_us)}; {duration(headspace.ideal_us)} with batches already on the "
+        f"device. That is a {times}× speedup{sure}, by {plural(pairs, 'pair')} of short interleaved runs."
     )
 
 
@@ -141,9 +140,14 @@ def _steps(headspace: Headspace) -> Section:
         _row(_WRITTEN, headspace.step_us, longest, preparing, None),
         _row(_COLD, headspace.cold_us, longest, fetching, headspace.reasons.get("cold")),
     )
-    columns = (Column(""), *numbers("a step takes", "which adds"), Column("what it is", "wrap"))
+    columns = (Column(""), *numbers("step time", "adds"), Column("what it is", "wrap"))
     return Section(
-        "What the data costs a step", columns, rows, tuple(filter(None, _lines(headspace))), wide=True, result=_RESULT
+        "What data loading costs per step",
+        columns,
+        rows,
+        tuple(filter(None, _lines(headspace))),
+        wide=True,
+        result=_RESULT,
     )
 
 
@@ -174,8 +178,8 @@ def _adds(headspace: Headspace, name: str, us: float | None, share: float | None
 def _lines(headspace: Headspace) -> list[str]:
     decided = is_decided(headspace.verdicts.get("ideal", "not comparable"))
     return [
-        "The first row is what is left when loading costs nothing: the model, the optimizer and whatever else the loop "
-        "does." + (" No change of the DataLoader can make a step shorter than that." if decided else ""),
+        "First row: the step when loading costs nothing."
+        + (" No change to the DataLoader can beat that." if decided else ""),
         _COST if "ideal" in headspace.certain else "",
     ]
 

@@ -164,7 +164,7 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
         floor, (low, high) = 1 + shown.floor, shown.interval or (shown.middle, shown.middle)
         if shown.floor:
             shade = {"color": rcParams["text.color"], "alpha": 0.15}
-            axes.barh(row, floor - 1 / floor, 0.9, 1 / floor, label="noise floor", **shade)
+            axes.barh(row, floor - 1 / floor, 0.9, 1 / floor, label="noise", **shade)
         if points:
             axes.plot(points, np.full(len(points), row + 0.28), ".", color="C1", markersize=4, label="a pair of blocks")
         error = [[shown.middle - low], [high - shown.middle]]
@@ -177,7 +177,7 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
     axes.minorticks_off()
     axes.set_yticks(range(len(ranges)), [_lines(name(c.b), _SETTING) for c in comparisons])
     units = sorted({c.unit for c, shown in zip(comparisons, ranges, strict=True) if shown})
-    axes.set_xlabel(_lines(f"times as fast as {name(comparisons[0].a)}, per {' or '.join(units)}", _TITLE))
+    axes.set_xlabel(_lines(f"speedup vs. {name(comparisons[0].a)}, per {' or '.join(units)} (log scale)", _TITLE))
     beside = axes.secondary_yaxis("right")
     beside.set_yticks(range(len(ranges)), words, fontsize="small")
     beside.tick_params(length=0)

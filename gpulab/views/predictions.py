@@ -20,7 +20,7 @@ from gpulab.views.wording import plain
 NOTHING = "No finding of this run names a knob, so nothing is predicted. Name a setting: %gpulab predict workers=2"
 _TITLE = "Predicted, not measured"
 _GROUNDS = "What the predictions rest on"
-_AXIS = "How many times as fast; logarithmic; 1 is the cell as it ran. Each bar holds the truth in 19 of 20 cases"
+_AXIS = "Predicted speedup vs. this run (log scale). Each bar should hold the truth in 19 of 20 cases"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -40,7 +40,7 @@ class Predicted(View):
         best = next((p for p in self.predictions if p.ratio is not None), None)
         if best is None:
             return self._no_prediction(self.predictions[0])
-        said = f"{_TITLE}: with {_named(best)} the cell is {_speed(best)}."
+        said = f"{_TITLE}: {_named(best)} gives {_speed(best)}."
         return Headline("predicted", said, f"{self._of_run()} {_to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
@@ -82,7 +82,7 @@ class Predicted(View):
     def _section(self) -> Section:
         if not self.predictions:
             return Section(_TITLE, lines=(NOTHING,))
-        columns = (Column("setting"), Column("times as fast"), Column("", "wrap"))
+        columns = (Column("setting"), Column("speedup"), Column("", "wrap"))
         asked = [p for p in self.predictions if p.ratio is not None]
         lines = [self._of_run(), *map(_to_measure, asked[:1])]
         return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
@@ -101,13 +101,13 @@ def _settings(prediction: Prediction) -> list[str]:
 
 
 def _speed(prediction: Prediction) -> str:
-    """ "1.9 times as fast (1.6 to 2.3)"; a mere range has no middle."""
+    """ "1.9× speedup (1.6–2.3)"; a mere range has no middle."""
     assert prediction.ratio is not None
     middle, around = speed_within(prediction.ratio, prediction.interval)
     low, _, high = around.partition("–")
     if prediction.only_sign:
-        return f"between {low} and {high} times as fast"
-    return f"{middle} times as fast ({low} to {high})" if around else f"{middle} times as fast"
+        return f"between {low}× and {high}× speedup"
+    return f"{middle}× speedup ({around})" if around else f"{middle}× speedup"
 
 
 def _range(prediction: Prediction) -> FactorRange | None:

@@ -263,7 +263,7 @@ def test_ranks_with_own_troubles_keep_in_step() -> None:
 def test_the_costliest_of_a_job_comes_first_and_names_the_next(us: float, first: str) -> None:
     result = diagnose_ranks(job(2, 200), {0: said("launch_bound", us), 1: said("launch_bound", us)})
     assert result.first.key == first and len(result.findings) == 2
-    assert result.first.after.startswith("The next cause is ") and result.findings[1].after == ""
+    assert result.first.after.startswith("Then ") and result.findings[1].after == ""
 
 
 def test_a_real_job_with_a_late_rank() -> None:

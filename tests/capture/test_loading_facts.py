@@ -227,6 +227,6 @@ def test_it_is_in_every_view_and_in_the_store() -> None:
     assert figures["batches"] == inside(report).batches and len(figures["workers"]) == 2
     assert figures["wait"]["read_us"] >= 0
     for shown in (report.html(), report.fragment(), report.text(full=True)):
-        assert "Inside the DataLoader".lower() in shown.lower() and "putting together" in shown
+        assert "Inside the DataLoader".lower() in shown.lower() and "collate" in shown
     again = Store().load(report.facts.run.id)
     assert loading(again) == inside(report)

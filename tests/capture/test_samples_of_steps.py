@@ -83,11 +83,11 @@ def test_where_the_samples_are_not_known_there_is_no_verdict(in_a: StepInputs | 
     said = comparison_headline(found)
     assert (found.unit, found.verdict) == ("step", "not comparable")
     assert said.sentence == (
-        "bs=64 cannot be compared with the cell as written: changing `bs` may have changed how many samples a step "
+        "bs=64 cannot be compared with the baseline: changing `bs` may have changed how many samples a step "
         "has, and that is not known."
     )
-    assert "Of a step alone: 0.98" in said.evidence
-    assert any("Not comparable: of a step alone" in line for s in sections.sections(found) for line in s.lines)
+    assert "By steps alone: 0.98" in said.evidence
+    assert any("Not comparable: by steps alone" in line for s in sections.sections(found) for line in s.lines)
 
 
 def test_a_sweep_of_such_a_variable_has_no_quickest() -> None:

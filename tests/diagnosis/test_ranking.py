@@ -147,8 +147,8 @@ def test_what_comes_next_and_how_much_that_would_bring() -> None:
         case, [finding("launch_bound", 0.2 * STEP_US, "launch"), finding("data_starved", 0.5 * STEP_US, "data_wait")]
     )
     assert [f.key for f in result] == ["data_starved", "launch_bound"]
-    assert title_of("launch_bound") in result[0].after and "at most 1.7 times" in result[0].after  # 50 of 100, then 30
-    assert result[1].after.startswith("Nothing else is known")
+    assert title_of("launch_bound") in result[0].after and "at most 1.7×" in result[0].after  # 50 of 100, then 30
+    assert result[1].after.startswith("No other known cause")
 
 
 def test_pauses_count_besides_the_step() -> None:
@@ -159,7 +159,7 @@ def test_pauses_count_besides_the_step() -> None:
     )
     assert times(result) == {"checkpoint_save": 3 * STEP_US, "launch_bound": 0.5 * STEP_US}
     assert total_us(case, result) == pytest.approx(4 * STEP_US)
-    assert "at most 1.33 times" not in result[1].after and "at most 2.0 times" in result[0].after
+    assert "at most 1.33×" not in result[1].after and "at most 2.0×" in result[0].after
 
 
 def test_what_is_below_the_silence_is_not_told() -> None:

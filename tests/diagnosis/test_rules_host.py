@@ -554,7 +554,7 @@ def test_a_minor_cause_is_named_as_the_next() -> None:
     assert diagnose(fed().facts).of("logging_or_eval") is None
     beside = diagnose(paused("evaluation", SECONDS, 5.0, starved, wait=0.5)().facts, predict_cures=False)
     assert [f.key for f in beside.findings] == ["data_starved", "logging_or_eval"]
-    assert "The next cause is evaluation." in beside.first.after
+    assert "Then evaluation:" in beside.first.after
     less = diagnose(paused("evaluation", range(5, 60, 9), 4.0, starved, wait=0.5)().facts)
     assert less.of("logging_or_eval") is None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -369,7 +368,7 @@ def test_a_range_on_both_sides_is_refused() -> None:
     known = calling(0.0)
     unknown = replace(known.typical_step_us, p10=1e3, p90=4e5, count=1)  # type: ignore[type-var]
     found = predict(replace(timed(known, batch_ms=1, read_ms=1), step_us=unknown), {"cache": "on"})
-    assert found.ratio is None and "times as fast" in found.refused, found
+    assert found.ratio is None and "as fast" in found.refused, found
 
 
 @pytest.mark.parametrize(
@@ -697,9 +696,8 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     run = fed(40, 0.6).run
     told = gpulab.predict(run, {"workers": 2})
     asked = repr(told)
-    assert "times as fast" in asked and "×" not in asked and "%%gpuprofile --ab workers=2" in asked
+    assert "speedup" in asked and "%%gpuprofile --ab workers=2" in asked
     assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
-    assert not re.search(r"\d×", told.fragment())
     with pytest.raises(UsageError, match="no knob"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
@@ -729,5 +727,5 @@ def test_a_prediction_says_that_its_run_was_disturbed() -> None:
         measured = with_cores(run, computed=1 - waited, waited=waited, got=1 - waited, others=others)
         shown = gpulab.predict(measured, {"workers": 2})
         assert shown.headline.key in ("predicted", "nothing_predicted")
-        told = "This run was disturbed: other programs take your CPU" in " ".join(repr(shown).split())
+        told = "This run was disturbed: CPU contention" in " ".join(repr(shown).split())
         assert told is (others > 0)

@@ -33,7 +33,7 @@ def test_the_starved_demo_waits_for_its_data() -> None:
     run = recorded("cpu_digits_starved")
     found = gpulab.report(run)
     assert found.headline.key == "data_starved"
-    assert "waiting for the next batch of data" in found.text(full=True)
+    assert "of each step waits on the DataLoader" in found.text(full=True)
     # 32 images of at least 0.5 ms each, planted
     assert min(row["parts_us"]["data_wait"] for row in found.json()["steps"]) > 32 * 500  # type: ignore[attr-defined]
 

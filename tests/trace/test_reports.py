@@ -230,7 +230,7 @@ def test_a_folder_of_traces_without_a_gpu(tmp_path: Path) -> None:
         (tmp_path / source.name).write_bytes(source.read_bytes())
     found = gpulab.load(tmp_path)
     assert isinstance(found, Ranks)
-    assert "exchanges data with another" in gpulab.report(found).text(full=True)
+    assert "No communication between these ranks" in gpulab.report(found).text(full=True)
 
 
 def test_a_missing_rank_may_be_the_last(tmp_path: Path) -> None:

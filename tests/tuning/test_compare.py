@@ -183,19 +183,19 @@ NOISY, FEW = made.blocks(1, 38.0, noise=0.5), made.blocks(1, 38.0, turns=4)
             AS_WRITTEN,
             made.faster(failure="RuntimeError: odd"),
             "not comparable",
-            "cell as written: RuntimeError: odd.$",
+            "the baseline: RuntimeError: odd.$",
         ),
         (AS_WRITTEN, UNCOUNTED, "not comparable", "samples of a step are not known"),
-        (ALONE, made.faster(blocks=()), "faster", "workers=2 is"),
-        (BUSY, made.faster(blocks=made.blocks(1, 1.9, noise=0.3)), "faster", "workers=2 is "),  # 0.05 times the time
+        (ALONE, made.faster(blocks=()), "faster", "workers=2 gives"),
+        (BUSY, made.faster(blocks=made.blocks(1, 1.9, noise=0.3)), "faster", "workers=2 gives "),  # 0.05 times the time
         (
             AS_WRITTEN,
             made.alike(),
             "no measurable difference",
-            r"_last=on is 1\.0.*; less than 3 % counts as none\)\.$",
+            r"_last=on gives a 1\.0.*; less than 3 % counts as none\)\.$",
         ),
-        (AS_WRITTEN, made.alike(blocks=NOISY), "undecided", r"as fast per step, but .* goes from 0\.\d+ to 1\.\d+\.$"),
-        (RARE, made.alike(blocks=FEW), "undecided", "channels_last=on is .*too few blocks ran to tell"),
+        (AS_WRITTEN, made.alike(blocks=NOISY), "undecided", r"speedup per step, but .* interval is 0\.\d+–1\.\d+\.$"),
+        (RARE, made.alike(blocks=FEW), "undecided", "channels_last=on gives .*too few blocks ran to tell"),
     ],
 )
 def test_verdicts_and_their_sentences(a: Side, b: Side, verdict: str, sentence: str) -> None:
@@ -217,7 +217,7 @@ def test_what_would_decide_is_told_where_it_is_in_reach() -> None:
     far = replace(near, ratio=0.9, interval=(0.4, 2.0))
     assert "More blocks would hardly decide it" in comparison_headline(far).evidence
     noisy = replace(near, ratio=0.9, interval=(0.85, 0.95), noise_floor=0.3)
-    assert comparison_headline(noisy).sentence.endswith("but the cell as written differs by 30 % from itself.")
+    assert comparison_headline(noisy).sentence.endswith("but run-to-run noise is 30 % (baseline vs. itself).")
 
 
 def test_a_ratio_and_its_interval_stay_apart() -> None:
@@ -238,10 +238,10 @@ def _swept(*sides: Side) -> Experiment:
 
 def test_a_sweep_in_which_nothing_is_faster() -> None:
     none = experiment_headline(_swept(made.alike(label="x=1"), made.alike(label="x=2")))
-    assert none.sentence == "None of 2 settings is faster than the cell as written."
+    assert none.sentence == "None of 2 settings is faster than the baseline."
     noisy = made.alike(label="x=1", blocks=made.blocks(1, 38.0, noise=0.5))
     open_ = experiment_headline(_swept(noisy, made.alike(label="x=2")))
-    expected = "Undecided: none of 2 settings is faster than the cell as written for certain, and x=1 may be."
+    expected = "Undecided: none of 2 settings is faster than the baseline for certain, and x=1 may be."
     assert (open_.key, open_.sentence) == ("undecided", expected)
 
 
@@ -355,7 +355,7 @@ def test_unnamed_time_is_reported_where_it_covers_the_change() -> None:
     unknown = replace(found.parts[0], name="unknown", label="unknown", grew=True, a_us=1000.0, b_us=8000.0)
     told = because(replace(found, parts=(*grown, unknown)))
     assert (
-        told == f" What the trace does not name (unknown) grew from 1.00 ms to 8.00 ms of each step ({ONE_RUN_EACH})."
+        told == f" Time that the trace does not name (unknown) grew from 1.00 ms to 8.00 ms per step ({ONE_RUN_EACH})."
     )
     little = replace(unknown, b_us=2000.0)
     assert because(replace(found, parts=(*grown, little))) == NOT_SHOWN
@@ -388,7 +388,7 @@ SEEDS = tuple(made.loss_curve(seed=s) for s in (1, 2, 3))
 @pytest.mark.parametrize(
     ("a", "b", "seeds", "said", "words"),
     [
-        (FALLING, FALLING, (), "same", "Identical bit for bit over 3 steps"),
+        (FALLING, FALLING, (), "same", "Bitwise identical over 3 steps"),
         (FALLING, (2.0, 1.5 * (1 + 5e-7), 1.0), (), "same", "Equal within 1e-06"),
         (FALLING, (2.0, 1.5, 1.01), (), "different", "differ by up to 0.99 %"),
         (FALLING, (2.0, math.nan, 1.0), (), "different", "B's loss is not a number from step 2 on"),
@@ -483,7 +483,7 @@ def test_stored_runs_are_compared_by_blocks_of_their_own_steps() -> None:
     assert found.ratio == pytest.approx(13.2 / 38.0, rel=0.02)
     assert found.noise_floor is not None and found.noise_floor < 0.05
     assert {block.step_count for block in found.a.blocks} == {block_steps(len(facts(a).selection.rows))}
-    assert "one after the other" in comparison_headline(found).evidence
+    assert "sequential" in comparison_headline(found).evidence
     assert "each run's own report" in " ".join(side_by_side(found, None).lines)
 
 

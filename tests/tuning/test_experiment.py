@@ -177,7 +177,7 @@ def interrupted_at(what: str, names: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("what", "words"),
     [
-        ("workers=1", "cannot be compared with the cell as written: stopped before workers=1 had run."),
+        ("workers=1", "cannot be compared with the baseline: stopped before workers=1 had run."),
         ("block 1 ", "Stopped before a pair of blocks had run: only the full run of each is there."),
         ("block 7", "Stopped after 2 pairs of blocks."),
     ],

@@ -52,7 +52,7 @@ SENTENCES = {
     rf"[Tt]he CPU computes for ({PCT})": "compute",
     rf"GPU (?:works|computes) for ({PCT}) of": "working",
     rf"it works for only ({PCT}) of": "working",
-    rf"in all the GPU has nothing to do for ({PCT})": "idle",
+    rf"in all, the GPU is idle for ({PCT})": "idle",
     rf"of (?:every|each) ({TIME}) step": "step",
     rf"[Aa] step took ({TIME}) \(median of": "step",
 }

@@ -104,7 +104,7 @@ def test_a_comparison_has_a_row_for_each_setting_and_its_figures() -> None:
     figure = shown.plot()
     (axes,) = figure.axes
     assert [t.get_text() for t in axes.get_yticklabels()] == [c.b.label for c in shown.comparisons]
-    assert axes.get_xscale() == "log" and axes.get_xlabel() == "times as fast as the cell as written, per sample"
+    assert axes.get_xscale() == "log" and axes.get_xlabel() == "speedup vs. baseline, per sample (log scale)"
     middles = [container.lines[0].get_xdata()[0] for container in axes.containers if hasattr(container, "lines")]
     assert middles == [c.times_as_fast for c in shown.comparisons if c.times_as_fast]
 

@@ -24,8 +24,8 @@ _BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
 STARVING = "data_starved"
 IDLE = "gpu_idle"
 WORDS = {
-    STARVING: "Starving for {time}: {share} of each step waits for data.",
-    IDLE: "The GPU has been idle for {time}: {share} of that time it had nothing to do.",
+    STARVING: "Input-bound for {time}: {share} of each step waits on the DataLoader.",
+    IDLE: "GPU idle for {time}: {share} of that time it had no work.",
 }
 
 

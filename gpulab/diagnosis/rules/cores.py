@@ -21,15 +21,14 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
     most = max(1, math.ceil(cores))
     if threads <= most:
         return _by_own_processes(context, threads)
-    load, usable = _load(context), plural(cores, "processor core")
+    load, usable = _load(context), plural(cores, "CPU core")
     busy = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
         "cpu_oversubscribed",
-        f"PyTorch splits each operation among {threads} threads, but this process may use only {usable}: "
-        "threads that outnumber the cores wait for one another.",
+        f"CPU oversubscription: {threads} compute threads on {usable}.",
         (
             Evidence(f"{threads} compute threads on {usable}{busy}"),
-            Evidence("one run does not show what this costs: try fewer threads"),
+            Evidence("one run doesn't show the cost: try fewer threads"),
         ),
         None,
         "likely",
@@ -50,20 +49,16 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
     fewer = "one compute thread (torch.set_num_threads(1))" if threads > 1 else "fewer workers"
     return Finding(
         "cpu_oversubscribed",
-        f"The program has {count} threads ready to run on average, but may use only "
-        f"{plural(share.cores or 1, 'processor core')}: they wait for one another.",
+        f"CPU oversubscription: {count} runnable threads on average, on {plural(share.cores or 1, 'CPU core')}.",
         (
-            Evidence(f"{duration(loss.total_us)} per step go to waiting for a core, while other programs use few"),
-            Evidence(
-                f"the program computes with {plural(threads, 'thread')} and loads with "
-                f"{plural(context.facts.worker_count or 0, 'worker')}"
-            ),
+            Evidence(f"threads wait {duration(loss.total_us)} per step for a core; other programs use little"),
+            Evidence(f"{plural(threads, 'compute thread')} and {plural(context.facts.worker_count or 0, 'worker')}"),
         ),
         loss.total_us,
         "likely",
         parts=("core_wait", "compute/threads", "data_wait/cores"),
         settings=(("compute_threads", "1"),) if threads > 1 else (),
-        cure=f"Compute with {fewer}, and let each worker compute with one (torch.set_num_threads in worker_init_fn).",
+        cure=f"Use {fewer}, and one thread per worker (torch.set_num_threads in worker_init_fn).",
     )
 
 
@@ -77,4 +72,4 @@ def _load(context: RuleContext) -> float | None:
     return float(np.mean(curve.value[inside])) / 100 if inside.sum() >= 2 else None
 
 
-FINDINGS = (FindingKind("cpu_oversubscribed", "more threads than processor cores", cpu_oversubscribed),)
+FINDINGS = (FindingKind("cpu_oversubscribed", "CPU oversubscription", cpu_oversubscribed),)

@@ -220,7 +220,7 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
     because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
-    return _finding(context, wait, key, f"{wait.sentence}: {because}{_without_core(inside)}.", Evidence(making(inside)))
+    return _finding(context, wait, key, f"{wait.sentence}; {because}{_without_core(inside)}.", Evidence(making(inside)))
 
 
 def _without_core(inside: LoadingFacts) -> str:
@@ -231,7 +231,7 @@ def _without_core(inside: LoadingFacts) -> str:
 _BECAUSE = {
     "cpu_preprocessing": "{share} of loading is CPU work (read, decode, transform)",
     "storage_bound": "{share} of loading is blocked on I/O or locks",
-    "slow_collate": "{share} of loading is collate",
+    "slow_collate": "collate takes {share} of loading",
 }
 
 

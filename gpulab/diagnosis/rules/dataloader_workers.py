@@ -10,13 +10,12 @@ from gpulab.formatting import duration, percent, plural
 from gpulab.run import StepFlag
 
 _KEEP_WORKERS = (
-    "Keep the workers from epoch to epoch: DataLoader(…, persistent_workers=True), and make its iterator once per "
-    "epoch."
+    "Keep the workers alive between epochs: DataLoader(…, persistent_workers=True), with one iterator per epoch."
 )
 _MAKE_ONCE_AND_KEEP = (
-    "Make the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): its "
-    "workers end with it, and this one is made again and again. Then keep the workers from epoch to epoch: "
-    "DataLoader(…, persistent_workers=True), and make its iterator once per epoch."
+    "Create the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): its "
+    "workers end with it. Then keep them alive between epochs: DataLoader(…, persistent_workers=True), with one "
+    "iterator per epoch."
 )
 _MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
 
@@ -49,13 +48,13 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     if loader is None:
         return Undetermined(
             "worker_restart",
-            f"Why each epoch begins with a wait of {each}: workers of a DataLoader may be started anew each time",
+            f"Why each epoch starts with a wait of {each}: DataLoader workers may restart each time",
             "Load with torch.utils.data.DataLoader, whose options gpulab records",
         )
     slowest = int(again[np.argmax(longer_us)])
     return Finding(
         "worker_restart",
-        f"Each new epoch begins with a wait of {each}, because the DataLoader starts its workers anew.",
+        f"Each epoch starts with a wait of {each}, because the DataLoader restarts its workers.",
         (
             Evidence(
                 f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first step of an epoch waited {each} "
@@ -74,7 +73,7 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
 FINDINGS = (
     FindingKind(
         "worker_restart",
-        "starting the loader's workers anew",
+        "restarting DataLoader workers",
         worker_restart,
         lesson="03_starving_gpu",
     ),

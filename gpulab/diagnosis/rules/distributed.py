@@ -12,9 +12,8 @@ from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
 _OVERLAP = (
-    "Let communication run beside the backward pass: DistributedDataParallel with gradient_as_bucket_view=True and "
-    "buckets of another size (bucket_cap_mb), gradient accumulation under no_sync(), or gradients compressed to 16 "
-    "bits (bf16_compress_hook)."
+    "Overlap communication with the backward pass: DistributedDataParallel with gradient_as_bucket_view=True and "
+    "another bucket_cap_mb, gradient accumulation under no_sync(), or bf16_compress_hook."
 )
 _PIPELINE = (
     "The ranks work in turn, as the stages of a pipeline do. Split each batch into more micro-batches, and give the "
@@ -82,8 +81,8 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
         wait,
         "likely" if partial else "measured",
         parts=("communication/waiting",),
-        cure=f"Find out what rank {late_rank} does longer: give each rank the same amount of work (samples, "
-        "tokens, table rows), and look at its GPU, its data and its machine.",
+        cure=f"Find out what slows rank {late_rank}: give each rank the same amount of work (samples, tokens, "
+        "table rows), and check its GPU, its data and its machine.",
         level="bad",
         source_line=with_line.source_line if with_line is not None else "",
         source=with_line.source if with_line is not None else (),
@@ -181,8 +180,8 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
 
 
 FINDINGS = (
-    FindingKind("exposed_communication", "exchanging data with other ranks", exposed_communication, of_job=True),
+    FindingKind("exposed_communication", "exposed communication", exposed_communication, of_job=True),
     FindingKind("straggler", "waiting for the slowest rank", of_job=True),
     FindingKind("uneven_data", "waiting for the rank with more samples", of_job=True),
-    FindingKind("small_collectives", "many small exchanges with other ranks", of_job=True),
+    FindingKind("small_collectives", "many small collectives", of_job=True),
 )

@@ -28,7 +28,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         return None
     why = context.withheld("idle_causes")
     if why is not None:
-        what = "Whether the CPU starts work too slowly for the GPU"
+        what = "Whether the CPU launches kernels too slowly"
         return record_again("launch_bound", what, why)
     launching = _launching_us(context)
     if launching < context.thresholds.launch_notice * _step(context):
@@ -38,26 +38,24 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     if launches is not None and launches.median_us is not None and launches.per_step:
         each = "step" if context.unit == "each step" else "window"
         evidence.append(
-            Evidence(f"{number(launches.per_step)} operations are started per {each}; one start takes "
-                     f"{duration(launches.median_us)} (median)")
-        )  # fmt: skip
+            Evidence(f"{number(launches.per_step)} launches per {each}, {duration(launches.median_us)} each (median)")
+        )
     if short is not None:
         limit = f"{number(context.thresholds.short_kernel_us)} µs"
-        evidence.append(Evidence(f"{percent(short)} of the GPU's operations last less than {limit}"))
-    evidence.append(Evidence(f"in all the GPU has nothing to do for {percent(context.idle)} of {context.unit}"))
+        evidence.append(Evidence(f"{percent(short)} of the kernels are shorter than {limit}"))
+    evidence.append(Evidence(f"in all, the GPU is idle for {percent(context.idle)} of {context.unit}"))
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {_lost(context, launching)}, because the CPU cannot start operations as fast "
-        "as the GPU finishes them.",
+        f"Launch-bound: the GPU is idle for {_lost(context, launching)}; the CPU launches kernels too slowly.",
         tuple(evidence),
         launching,
         "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
         parts=("launch", "queued"),
         settings=(("compile", "reduce-overhead"),),
-        cure='Start fewer, larger operations: model = torch.compile(model, mode="reduce-overhead"), which also replays '
+        cure='Launch fewer, larger kernels: model = torch.compile(model, mode="reduce-overhead"), which also replays '
         "them as one CUDA graph.",
         level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
@@ -68,14 +66,14 @@ def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[
     share = launching_us / _step(context)
     return Finding(
         "launch_bound",
-        f"The GPU has nothing to do for {_lost(context, launching_us)} between replayed graphs, because the CPU "
-        "prepares the next one too slowly.",
+        f"The GPU is idle for {_lost(context, launching_us)} between replayed graphs: the CPU prepares the next one "
+        "too slowly.",
         evidence,
         launching_us,
         "likely",
         parts=("launch", "queued"),
-        cure="Most operations are replayed as graphs already. Do less between two replays: copy the next inputs into "
-        "the graph's tensors with non_blocking=True, read results later, or capture more steps in one graph.",
+        cure="Most kernels already run in replayed graphs. Do less between replays: copy the next inputs with "
+        "non_blocking=True, read results later, or capture more steps in one graph.",
         level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
 
@@ -107,22 +105,20 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         return None
     evidence = []
     if memory is not None:
-        evidence.append(Evidence(f"at its peak, {percent(memory)} of its memory is used"))
+        evidence.append(Evidence(f"peak GPU memory is {percent(memory)}"))
     if small is not None:
-        evidence.append(
-            Evidence(f"{percent(small)} of the computing time goes to operations that fill only a part of the GPU")
-        )
+        evidence.append(Evidence(f"{percent(small)} of the compute time is kernels that fill only part of the GPU"))
     return Finding(
         "small_batch",
-        f"Each batch is too small for this GPU: it works for only {percent(1 - idle / _step(context))} of "
+        f"The batch is too small for this GPU: it works for only {percent(1 - idle / _step(context))} of "
         f"{context.unit}.",
         tuple(evidence),
         min(idle / 2, _launching_us(context)),  # twice the batch: the idle time of one step serves two
         "likely",
         parts=("launch", "queued"),
         settings=_larger(context),
-        cure="Double the batch size as long as the memory allows, and judge by time per sample; a larger batch is "
-        "another training, so adapt the learning rate.",
+        cure="Double the batch size while memory allows, and judge by time per sample. A larger batch changes "
+        "training: adjust the learning rate.",
     )
 
 
@@ -138,25 +134,24 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
-        f"{number(host.short_count)} of {number(host.count)} operations per step last less than {SHORT_NS // 1000} µs"
+        f"{number(host.short_count)} of {number(host.count)} operators per step are shorter than {SHORT_NS // 1000} µs"
     )
     return Finding(
         "small_batch",
-        f"Each batch is too small: {percent(calling)} of {context.unit} goes to starting operations that "
-        "have hardly anything to compute.",
-        (Evidence(f"{short}{_samples(context)}: that is about what it takes to start one"),),
+        f"The batch is too small: {percent(calling)} of {context.unit} is call overhead of tiny operators.",
+        (Evidence(f"{short}{_samples(context)}: about the cost of a call"),),
         calling_us,
         "likely",
         parts=_CALLING,
         settings=_larger(context),
-        cure="Double the batch size and judge by time per sample; a larger batch is another training, so adapt the "
-        "learning rate.",
+        cure="Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning "
+        "rate.",
     )
 
 
 def _samples(context: RuleContext) -> str:
     loader = context.facts.run.loader
-    return f", with {loader.batch_size} samples each" if loader is not None and loader.batch_size else ""
+    return f", at batch size {loader.batch_size}" if loader is not None and loader.batch_size else ""
 
 
 # -- what other rules ask too ------------------------------------------------------------------------------------------
@@ -237,7 +232,7 @@ def _larger(context: RuleContext) -> tuple[tuple[str, str], ...]:
 FINDINGS = (
     FindingKind(
         "launch_bound",
-        "starting work on the GPU",
+        "kernel launch overhead",
         launch_bound,
         lesson="09_host",
     ),

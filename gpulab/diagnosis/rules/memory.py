@@ -34,7 +34,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         return None
     why = context.withheld("idle_causes")
     if why is not None:
-        what = "Whether the GPU waits while each step requests memory from its driver"
+        what = "Whether the GPU waits for cudaMalloc and cudaFree in each step"
         return record_again("allocator_thrash", what, why) if idle_us(context) >= least else None
     lost = context.part_us("allocator")
     if lost < least:
@@ -43,7 +43,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     costliest = int(calls[np.argmax(t.duration_ns[calls])])
     return Finding(
         "allocator_thrash",
-        "Each step requests memory from the GPU's driver and gives it back, and the GPU waits meanwhile.",
+        "Allocator thrash: each step calls cudaMalloc and cudaFree, and the GPU waits.",
         (
             Evidence(
                 f"{number(per_step)} calls per step ({', '.join(names[:3])}); "
@@ -54,7 +54,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         lost,
         "measured",
         parts=("allocator",),
-        cure="Leave out torch.cuda.empty_cache() in the loop, pad batches to few different sizes, or set "
+        cure="Drop torch.cuda.empty_cache() from the loop, pad batches to few sizes, or set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True; a smaller batch where memory is full.",
     )
 
@@ -66,12 +66,12 @@ def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
     total = run.memory.total_bytes or run.device.memory_total_bytes
     short = _too_little(context)
     if fraction is not None and fraction >= full and total:
-        return _full("The GPU's memory", fraction, total, short, _GPU_CURE)
+        return _full("GPU memory", fraction, total, short, _GPU_CURE)
     rss, host = run.memory.peak_rss_bytes, run.environment.memory_total_bytes
     if context.host_memory_full and rss and host:
-        return _full("The machine's memory", rss / host, host, _ran_out(context), _HOST_CURE)
+        return _full("Host memory", rss / host, host, _ran_out(context), _HOST_CURE)
     if short and context.on_gpu and fraction is None:
-        return Undetermined("memory_pressure", "Whether the GPU's memory is full", how_to_know_memory(context))
+        return Undetermined("memory_pressure", "Whether GPU memory is full", how_to_know_memory(context))
     return None
 
 
@@ -90,8 +90,8 @@ def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
         return None
     return Finding(
         "memory_underused",
-        f"Only {percent(fraction)} of the GPU's memory is used, and the operations fill only a part of the GPU: a "
-        "larger batch may cost little time.",
+        f"Only {percent(fraction)} of GPU memory is used, and kernels fill only part of the GPU: a larger batch may "
+        "cost little time.",
         (Evidence(f"{filled[1]}: {percent(filled[0])}"),),
         None,
         "possible",
@@ -104,7 +104,7 @@ def _full(what: str, fraction: float, total: int, short: str, cure: str) -> Find
     used = Evidence(f"{size(fraction * total)} of {size(total)}")
     return Finding(
         "memory_pressure",
-        f"{what} is nearly full: {percent(fraction)} was used at the peak.",
+        f"{what} is nearly full: {percent(fraction)} at the peak.",
         (used, Evidence(short)) if short else (used,),
         None,
         "measured" if short else "possible",
@@ -117,7 +117,7 @@ def _too_little(context: RuleContext) -> str:
     ran_out = _ran_out(context)
     if ran_out or not isinstance(allocator_thrash(context), Finding):
         return ran_out
-    return "each step requests memory from the driver anew, as when none is left to be used again"
+    return "each step calls cudaMalloc again, as when the cache is exhausted"
 
 
 def _ran_out(context: RuleContext) -> str:
@@ -139,9 +139,9 @@ def _filled(context: RuleContext) -> tuple[float, str] | None:
     working = max(1e-9, 1 - (context.idle or 0.0))
     curve = next((c for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if curve is not None:
-        return min(1.0, curve.mean / working), "multiprocessors at work while the GPU works (NVML)"
+        return min(1.0, curve.mean / working), "SMs active while the GPU works (NVML)"
     share = context.facts.trace.est_sm_efficiency if context.facts.trace is not None else None
-    basis = "multiprocessors at work while the GPU works, estimated from the trace"
+    basis = "SMs active while the GPU works, estimated from the trace"
     return None if share is None else (min(1.0, share / working), basis)
 
 
@@ -151,11 +151,11 @@ def _median_count(starts: Int64, windows: Int64) -> float:
 
 
 FINDINGS = (
-    FindingKind("allocator_thrash", "requesting GPU memory again and again", allocator_thrash, lesson="06_memory"),
-    FindingKind("memory_pressure", "memory that is nearly full", memory_pressure, lesson="06_memory"),
+    FindingKind("allocator_thrash", "allocator thrash", allocator_thrash, lesson="06_memory"),
+    FindingKind("memory_pressure", "nearly full memory", memory_pressure, lesson="06_memory"),
     FindingKind(
         "memory_underused",
-        "GPU memory that is hardly used",
+        "unused GPU memory",
         memory_underused,
         lesson="05_batch_size",
     ),

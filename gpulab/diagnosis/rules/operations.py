@@ -30,25 +30,24 @@ def unfused_attention(context: RuleContext) -> Finding | None:
         return None
     flash = "flash" if context.on_gpu else "auto"
     by_hand = (
-        "Call torch.nn.functional.scaled_dot_product_attention(q, k, v) in place of the two products and the softmax "
+        "Use torch.nn.functional.scaled_dot_product_attention(q, k, v) instead of matmul, softmax, matmul "
         '(in a Hugging Face model: attn_implementation="sdpa").'
     )
     by_library = (
-        "Let PyTorch choose its fused attention: no sdpa_kernel(MATH) around it, 16-bit numbers, and is_causal=True in "
-        "place of a mask of your own."
+        "Let PyTorch choose fused attention: no sdpa_kernel(MATH), 16-bit dtypes, and is_causal=True instead of your "
+        "own mask."
     )
     return Finding(
         "unfused_attention",
-        f"Attention is computed in several steps that write the matrix of all pairs to memory: "
-        f"{percent(_share(context, chains.share))} of {_computing(context)} lies between the two matrix products.",
+        f"Unfused attention: {percent(_share(context, chains.share))} of {_computing(context)} lies between its two "
+        "matmuls.",
         (
             Evidence(
-                f"{number(chains.per_step)} times per step a softmax stands between two batched products",
+                f"{number(chains.per_step)}× per step a softmax stands between two batched matmuls",
                 chains.span,
             ),
             Evidence(
-                f"the products themselves take another {percent(_share(context, chains.product_share))}, part of it "
-                "for that memory"
+                f"the matmuls take another {percent(_share(context, chains.product_share))}, partly memory traffic"
             ),
         ),
         _time_us(context, chains.share),
@@ -72,20 +71,20 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "memory_bound_ops",
-        f"Simple operations (add, multiply, activation) follow one another, and each reads and writes its data in "
-        f"memory: {percent(_share(context, chains.share))} of {_computing(context)}.",
+        f"Memory-bound: chains of unfused pointwise operators take {percent(_share(context, chains.share))} of "
+        f"{_computing(context)}.",
         (
             Evidence(
-                f"{number(chains.kernels)} such operations per step; the longest chain has {chains.longest:,} in a row",
+                f"{number(chains.kernels)} such operators per step; the longest chain has {chains.longest:,}",
                 chains.span,
             ),
-            Evidence(f"as one operation per chain they would move {percent(chains.saved_share / chains.share)} less"),
+            Evidence(f"fused, they would move {percent(chains.saved_share / chains.share)} less data"),
         ),
         _time_us(context, chains.saved_share),
         "likely",
         parts=("compute/pointwise",),
         settings=(("compile", "default"),),
-        cure="model = torch.compile(model), which makes one operation of each chain.",
+        cure="model = torch.compile(model), which fuses each chain.",
         source_line=_line(context, chains.span),
     )
 
@@ -104,10 +103,10 @@ def layout(context: RuleContext) -> Finding | None:
     count = int(work.of("layout").sum()) / work.steps
     return Finding(
         "layout",
-        f"Images are rearranged in memory before and after convolutions: {percent(share)} of the GPU's computing time.",
+        f"Layout conversions around convolutions take {percent(share)} of the GPU's compute time.",
         (
             Evidence(
-                f"{number(count)} operations per step only change the order of the axes and take "
+                f"{number(count)} kernels per step only change the memory layout and take "
                 f"{duration(work.us(work.of('layout')))}"
             ),
         ),
@@ -125,14 +124,14 @@ def _layout_on_cpu(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "layout",
-        "Tensors are copied only to change the order of their axes in memory: "
-        f"{percent(_share(context, host.rearranging_share))} of {context.unit}.",
+        f"Copies that only change a tensor's memory layout take {percent(_share(context, host.rearranging_share))} of "
+        f"{context.unit}.",
         (Evidence(f"{number(host.rearranging_count)} such copies per step", host.span),),
         _time_us(context, host.rearranging_share),
         "likely",
         parts=("compute/layout",),
-        cure="Keep one order of axes through the model (for images: torch.channels_last), and leave out .contiguous() "
-        "where the next layer does not need it.",
+        cure="Keep one memory layout through the model (for images: torch.channels_last), and drop .contiguous() where "
+        "the next layer doesn't need it.",
         source_line=_line(context, host.span),
     )
 
@@ -150,14 +149,13 @@ def odd_shapes(context: RuleContext) -> Finding | Undetermined | None:
             return None
         return Undetermined(
             "odd_shapes",
-            "Whether the sizes of matrix products fit the GPU's matrix units",
+            "Whether matmul sizes fit the tensor cores",
             "Record the trace with record_shapes=True",
         )
     sizes = tuple(Evidence(f"for example {example}") for example in products.examples)
     return Finding(
         "odd_shapes",
-        f"{percent(products.odd)} of the computing time goes to matrix products whose sizes do not fit the GPU's "
-        "matrix units (multiples of 8).",
+        f"{percent(products.odd)} of the compute time is matmuls whose sizes don't fit tensor cores (multiples of 8).",
         (Evidence(f"{products.how}: {products.costliest}"), *sizes),
         products.odd * _SLOWER * context.part_us("compute"),
         "possible" if not sizes else "likely",
@@ -187,7 +185,7 @@ def _is_compiled(context: RuleContext) -> bool:
 
 
 def _computing(context: RuleContext) -> str:
-    return "the GPU's computing time" if context.on_gpu else context.unit
+    return "the GPU's compute time" if context.on_gpu else context.unit
 
 
 def _share(context: RuleContext, share: float) -> float:
@@ -206,21 +204,21 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 FINDINGS = (
     FindingKind(
         "unfused_attention",
-        "attention computed in many steps",
+        "unfused attention",
         unfused_attention,
         lesson="08_fused_kernels",
     ),
     FindingKind(
         "memory_bound_ops",
-        "many small operations one after the other",
+        "unfused pointwise operators",
         memory_bound_ops,
         lesson="08_fused_kernels",
     ),
     FindingKind(
         "layout",
-        "rearranging data in memory",
+        "layout conversions",
         layout,
         lesson="08_fused_kernels",
     ),
-    FindingKind("odd_shapes", "sizes that do not suit the GPU", odd_shapes),
+    FindingKind("odd_shapes", "matmul sizes that don't fit tensor cores", odd_shapes),
 )

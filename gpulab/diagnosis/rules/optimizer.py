@@ -53,7 +53,7 @@ def _withheld(context: RuleContext, work: OptimizerWork, why: str) -> Undetermin
     host_us += work.host_us if work.style in ("for-loop", "foreach") else 0.0
     if min(host_us, idle_us(context)) < context.thresholds.silence * (context.step_us or 0.0) or not host_us:
         return None
-    what = "What the GPU loses while the optimizer works in many small operations"
+    what = "What the GPU loses in an unfused optimizer"
     return record_again("unfused_optimizer", what, why)
 
 
@@ -93,13 +93,10 @@ def _kept_fraction(work: OptimizerWork) -> float:
 def _summary(work: OptimizerWork, one_by_one: bool, share: float) -> str:
     if one_by_one:
         return (
-            f"The optimizer updates the parameters in many small operations: up to {percent(share)} of each step could "
-            "be saved with one operation for all."
+            f"Unfused optimizer: up to {percent(share)} of each step could be saved by updating all parameters in one "
+            "kernel."
         )
-    return (
-        f"The gradients are set to zero one by one, which takes up to {percent(share)} of each step; they could be "
-        "dropped instead."
-    )
+    return f"Zeroing gradients one by one takes up to {percent(share)} of each step; set them to None instead."
 
 
 def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroing: float) -> list[Evidence]:
@@ -108,8 +105,7 @@ def _evidence(context: RuleContext, work: OptimizerWork, updating: float, zeroin
         idle = f"; the GPU idles for {duration(work.zero_idle_us)} of this time" if context.on_gpu else ""
         evidence.append(
             Evidence(
-                f"{number(work.zeroing)} calls per step set gradients to zero and take "
-                f"{duration(work.zero_host_us)}{idle}",
+                f"{number(work.zeroing)} calls per step zero gradients and take {duration(work.zero_host_us)}{idle}",
                 next(iter(pairs(work.zero_times)), None),
             )
         )
@@ -151,7 +147,7 @@ def _cure(work: OptimizerWork, updating: bool, zeroing: bool) -> str:
 FINDINGS = (
     FindingKind(
         "unfused_optimizer",
-        "an optimizer of many small operations",
+        "unfused optimizer",
         unfused_optimizer,
         lesson="08_fused_kernels",
     ),

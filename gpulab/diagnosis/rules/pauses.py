@@ -23,8 +23,8 @@ _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "lo
 _IN_A_CALL = ", of it "  # a call of the loop's, with what took time in it
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
-    "Where the code calls gc.collect(), leave that out of the loop. Else call gc.freeze() once before it, or "
-    "gc.disable() in it and gc.collect() once per epoch."
+    "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
+    "gc.collect() once per epoch."
 )
 _GC_ASKED_CURE = "That line asks for it: leave it out, or do it once per epoch."
 
@@ -32,7 +32,7 @@ _GC_ASKED_CURE = "That line asks for it: leave it out, or do it once per epoch."
 def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     """The training stands still while its state is written."""
     return _finding(context, "checkpoint_save", "checkpoint_save", context.thresholds.pause_notice) or _undetermined(
-        context, "checkpoint_save", "Whether saving checkpoints holds the training up"
+        context, "checkpoint_save", "Whether saving checkpoints costs time"
     )
 
 
@@ -55,7 +55,7 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
     """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
     return _finding(context, "recompilation", "compile", context.thresholds.silence) or _undetermined(
-        context, "recompilation", "Whether the model is compiled again and again"
+        context, "recompilation", "Whether the model is recompiled"
     )
 
 
@@ -63,7 +63,7 @@ def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
     """Python stops to look for garbage, often because millions of objects are alive."""
     finding = _finding(context, "gc_pause", "gc", context.thresholds.pause_notice)
     if finding is None:
-        return _undetermined(context, "gc_pause", "Whether Python's garbage collection holds the training up")
+        return _undetermined(context, "gc_pause", "Whether Python's garbage collection costs time")
     return replace(finding, cure=_GC_ASKED_CURE) if "gc.collect(" in finding.source_line else finding
 
 
@@ -83,32 +83,31 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
     {
         "checkpoint_save": _Words(
             "Saving checkpoints or other files takes {share} of the training time.",
-            "the training stood still {times} while a file was written, {each} each",
-            "Save less often, or hand a copy of the state to a thread that writes it while the training goes on.",
+            "training paused {times} to write a file, {each} each",
+            "Save less often, or write a copy of the state from a background thread.",
         ),
         "logging": _Words(
             "Logging takes {share} of the training time.",
-            "something was logged {times} (to a logger, TensorBoard, wandb, MLflow or a figure's file), {each} each",
-            "Log every hundredth step, keep the loss on the device in between, and write from another thread.",
+            "{times} something was logged (to a logger, TensorBoard, wandb, MLflow or a figure's file), {each} each",
+            "Log every 100 steps, keep the loss on the device in between, and write from another thread.",
             "logging",
         ),
         "evaluation": _Words(
             "Evaluation takes {share} of the training time.",
             "the model was evaluated {times}, {each} each",
-            "Evaluate less often or on a sample, without gradients (torch.inference_mode) and with larger batches.",
+            "Evaluate less often or on a subset, under torch.inference_mode and with larger batches.",
             "evaluation",
         ),
         "callback": _Words(
             "Callbacks and schedulers take {share} of the training time.",
-            "the training stood still {times} in a callback or a scheduler, {each} each",
-            "Do that work every hundredth step or once per epoch, or leave the callback out.",
+            "training paused {times} in a callback or a scheduler, {each} each",
+            "Do that work every 100 steps or once per epoch, or drop the callback.",
             "callbacks and schedulers",
         ),
         "compile": _Words(
-            "The model is compiled again and again: {share} of the training time goes to that.",
-            "after the warm-up something was compiled {times}, {each} each",
-            "Keep the shapes of the inputs the same (drop_last=True, padding to few lengths), or compile with "
-            "dynamic=True.",
+            "Recompilation takes {share} of the training time.",
+            "recompiled {times} after warm-up, {each} each",
+            "Keep input shapes constant (drop_last=True, padding to few lengths), or compile with dynamic=True.",
         ),
         "gc": _Words(
             "Python's garbage collection takes {share} of the training time.", "it ran {times}, {each} each", _GC_CURE
@@ -212,43 +211,42 @@ FINDINGS = (
     ),
     FindingKind(
         "logging_or_eval",
-        "logging, evaluation and other work beside training",
+        "logging, evaluation and callbacks",
         logging_or_eval,
         lesson="09_host",
         removal=Pauses(("logging", "evaluation", "callback")),
         asked_again=True,
     ),
-    FindingKind("recompilation", "compiling the model again and again", recompilation, removal=Pauses(("compile",))),
+    FindingKind("recompilation", "recompilation", recompilation, removal=Pauses(("compile",))),
     FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal=Pauses(("gc",))),
 )
 
 
 _WAITS = ("data_wait", "sync_wait")
 _CURE = (
-    "Do it every hundredth step, or on the whole at once: one call on the list of all tensors (torch._foreach_norm, "
-    "torch.stack) and one .tolist() in place of many .item()."
+    "Do it every 100 steps, or vectorized: one call on the list of all tensors (torch._foreach_norm, torch.stack) and "
+    "one .tolist() instead of many .item()."
 )
 
-_AT_LINES = "{share} of {unit} goes to what the loop does after it has updated the parameters."
+_AT_LINES = "{share} of {unit} goes to what the loop does after optimizer.step()."
 _BEFORE_NEXT_BATCH = (
-    "{share} of {unit} goes to what the loop does after it has updated the parameters, before the next batch: metrics, "
-    "logs or copies, perhaps."
+    "{share} of {unit} goes to what the loop does between optimizer.step() and the next batch: perhaps metrics, logs "
+    "or copies."
 )
 
 _OWN = (
-    "Where that measures or logs: do it every hundredth step, or once per epoch. Where it makes the next batch: let a "
-    "DataLoader with workers make it beside the training. Where training needs it: do it with PyTorch's operations on "
-    "whole tensors."
+    "If that measures or logs: do it every 100 steps, or once per epoch. If it makes the next batch: move it into a "
+    "DataLoader with workers. If training needs it: vectorize it with PyTorch."
 )
 
 _LIBRARY = (
-    "It is not a line of yours: {library} does this once per step, whatever the batch. Give it larger batches, and "
-    "switch off the callbacks, progress bars and logs that you do not need."
+    "Not your line: {library} does this once per step, whatever the batch. Use larger batches, and switch off "
+    "callbacks, progress bars and logs that you don't need."
 )
 
 _MAYBE = (
-    "Where that measures, logs or copies: do it every hundredth step. Where it makes the next batch: let a DataLoader "
-    "with workers make it beside the training."
+    "If that measures, logs or copies: do it every 100 steps. If it makes the next batch: move it into a DataLoader "
+    "with workers."
 )
 
 
@@ -282,7 +280,7 @@ def following_update(context: RuleContext, key: str) -> Finding | None:
         cure=_MAYBE if afterwards.looked else _CURE,
         source_line=context.python_line_at(afterwards.times),
         removed_ns=pairs(afterwards.times),
-        title="work after the update of the parameters",
+        title="work after optimizer.step()",
     )
 
 
@@ -301,7 +299,7 @@ def in_own_code(context: RuleContext, key: str) -> Finding | None:
         return None
     return Finding(
         key,
-        f"{percent(share)} of {context.unit} goes to Python code of yours in which PyTorch computes nothing.",
+        f"{percent(share)} of {context.unit} is your own Python code, with no PyTorch operator running.",
         (
             Evidence(
                 f"{duration(share * step_us)} of {duration(step_us)}, most of it {_where(own)}",
@@ -333,7 +331,7 @@ def _in_a_library(context: RuleContext, key: str, account: Breakdown, step_us: f
     share = 0.0 if own is None else context.of_typical(own.share, "unknown")
     if own is None or share < least:
         return None
-    took = f"{duration(share * step_us)} of {duration(step_us)}, in which PyTorch computes nothing"
+    took = f"{duration(share * step_us)} of {duration(step_us)}, with no PyTorch operator running"
     return Finding(
         key,
         f"{own.library} spends {percent(share)} of {context.unit} in its own Python.",

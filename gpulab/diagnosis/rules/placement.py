@@ -33,12 +33,10 @@ def _unused(context: RuleContext, reason: str) -> Finding:
     computing = context.part_us("compute", "optimizer")
     return Finding(
         "wrong_device",
-        "A GPU is there, and the training did not use it: the model computes on the CPU.",
+        "GPU unused: the model runs on the CPU.",
         (
             Evidence(f"{reason}, though PyTorch sees a GPU"),
-            Evidence(
-                f"{duration(computing)} of each step are computing on the CPU; the GPU's time for it was not measured"
-            ),
+            Evidence(f"{duration(computing)} of each step is CPU compute; the GPU's time for it was not measured"),
         ),
         computing or None,
         "likely",  # what the GPU takes for it is not known
@@ -61,8 +59,7 @@ def _partly(context: RuleContext) -> Finding | None:
     longest = max(pairs(on_cpu), key=lambda span: span[1] - span[0])
     return Finding(
         "wrong_device",
-        f"A part of the model computes on the CPU: the GPU has nothing to do for {percent(share)} of {context.unit} "
-        "because of it.",
+        f"Part of the model runs on the CPU: the GPU idles for {percent(share)} of {context.unit} because of it.",
         (
             Evidence(
                 f"{costliest} ran on the CPU while the GPU idled, {duration(share * (context.step_us or 0))} per step",
@@ -72,7 +69,7 @@ def _partly(context: RuleContext) -> Finding | None:
         share * (context.step_us or 0.0),
         "measured",
         parts=("launch", "unknown"),
-        cure='Move the whole model to the GPU with model.to("cuda"), also what is made in its forward, '
+        cure='Move the whole model to the GPU with model.to("cuda"), including tensors made in forward, '
         "and keep its inputs there.",
         level="bad",
     )
@@ -95,11 +92,11 @@ def _one_of_several(context: RuleContext) -> Finding | None:
     others = plural(further, "further GPU")
     return Finding(
         "wrong_device",
-        f"One GPU did all the work, though PyTorch could see {others}.",
+        f"One GPU did all the work; PyTorch could see {others}.",
         (Evidence(f"the trace lists {further + 1} GPUs, and only one of them ran anything"),),
         None,
         "possible",
-        cure="Where they are yours to use: torch.nn.parallel.DistributedDataParallel with one process for each GPU, "
+        cure="If they are yours to use: torch.nn.parallel.DistributedDataParallel with one process per GPU, "
         "started by torchrun.",
     )
 
@@ -124,4 +121,4 @@ def _on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
     return subtract(subtract(computing, loading), busy), timeline.names[int(totals.argmax())]
 
 
-FINDINGS = (FindingKind("wrong_device", "computing on the CPU although there is a GPU", wrong_device),)
+FINDINGS = (FindingKind("wrong_device", "running on the CPU although there is a GPU", wrong_device),)

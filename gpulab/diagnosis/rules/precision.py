@@ -26,11 +26,11 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
     able = compute_capability(device) or (0, 0)
     kind = "bf16" if able >= BF16_SINCE else "fp16"
     full = use.fp32 >= use.tf32
-    what, faster = ("in full precision (32 bits)", "several times") if full else ("in TF32", "up to twice")
+    what, faster = ("in fp32", "several times faster") if full else ("in TF32", "up to 2× faster")
     return Finding(
         "no_mixed_precision",
-        f"{percent(use.fp32 + use.tf32)} of the computing time goes to matrix products {what}, though this GPU has "
-        f"units that multiply 16-bit numbers {faster} as fast.",
+        f"{percent(use.fp32 + use.tf32)} of the compute time is matmuls {what}; this GPU's tensor cores do 16-bit "
+        f"{faster}.",
         (*(_costliest(use) if full else _costliest_tf32(use)), _faster(context, use, ratio, from_tf32), *_moving(use)),
         saved * context.part_us("compute"),
         "likely",
@@ -50,11 +50,11 @@ def no_tf32(context: RuleContext) -> Finding | Undetermined | None:
         return None
     return Finding(
         "no_tf32",
-        f"{percent(use.fp32)} of the computing time goes to matrix products in full precision; this GPU could do them "
-        "in TF32, with fewer digits and without any other change.",
+        f"{percent(use.fp32)} of the compute time is matmuls in fp32 that could use TF32 (less precision, no other "
+        "change).",
         (
             *_costliest(use),
-            Evidence(f"TF32 products are up to {factor(ratio)} times as fast on a {context.facts.run.device.name}"),
+            Evidence(f"TF32 matmuls are up to {factor(ratio)}× faster on a {context.facts.run.device.name}"),
         ),
         use.fp32 * (1 - 1 / ratio) * context.part_us("compute"),
         "likely",
@@ -71,7 +71,7 @@ def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
         return None
     why = context.withheld("kernels") or context.withheld("tensor_core_fraction")
     if why is not None and has_units(context.facts.run.device):
-        what = "Whether the GPU multiplies matrices in longer numbers than it has to"
+        what = "Whether matmuls use more precision than needed"
         return record_again("no_mixed_precision", what, why)
     return precision_use(work) if work is not None and why is None else None
 
@@ -84,8 +84,8 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | 
         return None
     return Undetermined(
         "no_mixed_precision",
-        f"Which number format the matrix products use ({percent(use.unknown)} of the computing time)",
-        "The names of Triton's kernels do not show it: look at the dtype of the model's parameters and for autocast",
+        f"Which number format the matmuls use ({percent(use.unknown)} of the compute time)",
+        "Triton's kernel names don't show it: check the dtype of the parameters, and autocast",
     )
 
 
@@ -99,12 +99,12 @@ def _unknown_units(context: RuleContext) -> Undetermined | None:
         kind = "bf16" if (compute_capability(device) or (0, 0)) >= BF16_SINCE else "fp16"
         return Undetermined(
             "no_mixed_precision",
-            f"How much faster a {device.name} multiplies 16-bit numbers{'' if units else ', if it does'}",
+            f"How much faster 16-bit matmuls are on a {device.name}{'' if units else ', if at all'}",
             f"Its peaks are not known here; compare it: --ab amp={kind}",
         )
     return Undetermined(
         "no_mixed_precision",
-        "Whether this GPU multiplies 16-bit numbers faster",
+        "Whether 16-bit matmuls are faster on this GPU",
         "Run it under gpulab, or record the trace with a PyTorch that writes deviceProperties (1.10 or newer)",
     )
 
@@ -113,26 +113,24 @@ def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
     """What half the bytes would bring to the rest; not told where it is next to nothing."""
     if use.half_able < _MOVING_TOLD:
         return ()
-    words = (
-        f"another {percent(use.half_able)} of the computing time only moves data: half of that, at best, comes on top"
-    )
+    words = f"another {percent(use.half_able)} of the compute time is memory-bound: at best half of that comes on top"
     return (Evidence(words),)
 
 
 def _costliest(use: PrecisionUse) -> tuple[Evidence, ...]:
-    return (Evidence(f"the costliest of them is {use.costliest}, which uses no matrix unit"),) if use.costliest else ()
+    return (Evidence(f"the top one is {use.costliest}, which uses no tensor core"),) if use.costliest else ()
 
 
 def _costliest_tf32(use: PrecisionUse) -> tuple[Evidence, ...]:
-    return (Evidence(f"the costliest of them is {use.costliest_tf32}, which multiplies in TF32"),)
+    return (Evidence(f"the top one is {use.costliest_tf32}, in TF32"),)
 
 
 def _faster(context: RuleContext, use: PrecisionUse, ratio: float, from_tf32: float) -> Evidence:
     """By the peaks, against each format that has a share worth a word in the products."""
-    formats = (("of 32 bits", use.fp32, ratio), ("in TF32", use.tf32, from_tf32))
+    formats = (("fp32", use.fp32, ratio), ("TF32", use.tf32, from_tf32))
     material = _MATERIAL * (use.fp32 + use.tf32)
-    ratios = [f"{factor(times)} times as fast as those {what}" for what, share, times in formats if share >= material]
-    return Evidence(f"on a {context.facts.run.device.name} 16-bit products are up to {' and '.join(ratios)}")
+    ratios = [f"{factor(times)}× faster than {what}" for what, share, times in formats if share >= material]
+    return Evidence(f"on a {context.facts.run.device.name} 16-bit matmuls are up to {' and '.join(ratios)}")
 
 
 def _autocast(kind: str) -> str:
@@ -147,13 +145,13 @@ def _autocast(kind: str) -> str:
 FINDINGS = (
     FindingKind(
         "no_mixed_precision",
-        "computing in full precision",
+        "fp32 instead of mixed precision",
         no_mixed_precision,
         lesson="07_mixed_precision",
     ),
     FindingKind(
         "no_tf32",
-        "matrix products without TF32",
+        "matmuls without TF32",
         no_tf32,
         lesson="07_mixed_precision",
     ),

@@ -26,7 +26,7 @@ def gpu_shared(context: RuleContext) -> Finding | Undetermined | None:
     seen = np.flatnonzero(others.value > 0)
     return Finding(
         "gpu_shared",
-        f"{plural(most, 'other program')} used this GPU during the run: times and memory are not yours alone.",
+        f"{plural(most, 'other program')} used this GPU during the run: times and memory aren't yours alone.",
         (Evidence(f"seen in {percent(busy)} of the readings ({others.source})", _from_to(others.t_ns[seen])),),
         None,
         "measured",
@@ -41,7 +41,7 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
         return None
     reasons = context.facts.run.samples.get("throttle_reasons")
     if reasons is None or not len(reasons.value):
-        return _unread(context, "throttled", "Whether heat or power held the GPU's clock down", "throttle")
+        return _unread(context, "throttled", "Whether the GPU was throttled", "throttle")
     bits = reasons.value.astype(np.int64)
     often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
     limits = {name: share for name, share in often.items() if share >= context.thresholds.readings_notice}
@@ -53,16 +53,16 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
     held = (bits & sum(bit for bit, name in THROTTLE_NAMES.items() if name in limits)) != 0
     evidence = [Evidence(f"{name}: {percent(share)} of the readings") for name, share in limits.items()]
     if slower is not None:
-        evidence.append(Evidence(f"the clock was {percent(slower)} below its highest reading, on average"))
+        evidence.append(Evidence(f"the clock was {percent(slower)} below its maximum, on average"))
     return Finding(
         "throttled",
-        f"The GPU's clock was held down ({', '.join(limits)}): it computes more slowly than it could.",
+        f"GPU throttled ({', '.join(limits)}): it ran below its clock.",
         (Evidence(evidence[0].words, _from_to(reasons.t_ns[held])), *evidence[1:]),
         None if slower is None else slower * context.part_us("compute"),
         "measured" if slower is None else "likely",  # not all kernels go by the clock: some wait for memory
         parts=("compute/clock",),
-        cure="Better cooling or air flow, a higher limit of power (nvidia-smi -pl, as administrator), or another GPU; "
-        "no edit of the code changes it.",
+        cure="Better cooling, a higher power limit (nvidia-smi -pl, as administrator), or another GPU. No code change "
+        "helps.",
     )
 
 
@@ -94,5 +94,5 @@ def _from_to(times: np.ndarray) -> tuple[int, int] | None:
 
 FINDINGS = (
     FindingKind("gpu_shared", "sharing the GPU with other programs", gpu_shared),
-    FindingKind("throttled", "a GPU that is slowed down", throttled),
+    FindingKind("throttled", "GPU throttling", throttled),
 )

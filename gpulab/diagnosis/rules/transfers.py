@@ -14,9 +14,9 @@ from gpulab.prediction.removal import Waits
 _SEVERAL, _ONCE = 1.5, 0.75  # ours: from there on a count per step rounds to several, or to one
 # What a person wrote, by the operator that the trace names.
 _WRITTEN = {
-    "aten::item": ".item(), float() or printing of a value",
-    "aten::_local_scalar_dense": ".item(), float() or printing of a value",
-    "aten::is_nonzero": "an if on a value that is on the GPU",
+    "aten::item": ".item(), float() or print of a GPU value",
+    "aten::_local_scalar_dense": ".item(), float() or print of a GPU value",
+    "aten::is_nonzero": "an if on a GPU value",
     "aten::nonzero": "nonzero() or a mask used as an index",
     "aten::masked_select": "masked_select() or a mask used as an index",
     "aten::equal": "torch.equal()",
@@ -26,7 +26,7 @@ _WRITTEN = {
     "aten::_to_copy": ".cpu() or .to()",
     "aten::cpu": ".cpu()",
     "aten::copy_": "a copy to the CPU",
-    "": "torch.cuda.synchronize() or a wait of a library",
+    "": "torch.cuda.synchronize() or a library's sync",
 }
 
 
@@ -41,20 +41,20 @@ def sync_points(context: RuleContext) -> Finding | Undetermined | None:
         return None
     why = context.withheld("idle_causes")
     if why is not None:
-        what = "What the GPU loses where the program waits for its results"
+        what = "What the GPU loses at host-device syncs"
         return record_again("sync_points", what, why)
     times = joined(*(b.times for b in calls))
     return Finding(
         "sync_points",
-        f"The program waits for the GPU's results{_how_often(context, calls)}, and then the GPU has nothing to do.",
+        f"The CPU syncs with the GPU{_how_often(context, calls)}, and then the GPU idles.",
         (
             Evidence(f"{_calls(calls)} wait for {duration(waited)} per {_step_word(context)}", _longest(times)),
-            Evidence(f"the GPU then idles for {duration(sum(b.idle_us for b in calls))}, until new work arrives"),
+            Evidence(f"the GPU then idles for {duration(sum(b.idle_us for b in calls))} until new work arrives"),
         ),
         lost,
         "likely",
         parts=("sync_wait", "launch", "blocking_copy"),
-        cure="Keep results on the GPU (loss.detach()) and read them every hundredth step, or once after the loop.",
+        cure="Keep results on the GPU (loss.detach()); read them every 100 steps, or once after the loop.",
         source_line=context.line_at(times),
         removed_ns=pairs(times),
     )
@@ -76,13 +76,13 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     of_bytes = f" of {size(moved)}" if moved else ""
     return Finding(
         "blocking_copy",
-        "Batches are copied to the GPU from ordinary memory, and the program waits until each copy is done.",
+        "Blocking copies: batches go to the GPU from pageable memory, and the CPU waits for each copy.",
         (
             Evidence(
-                f"copies{of_bytes} per {_step_word(context)} take {duration(exposed)} in which the GPU computes nothing"
+                f"copies{of_bytes} per {_step_word(context)} take {duration(exposed)}, with no compute on the GPU"
             ),
             Evidence(
-                f"the program waits {duration(uploads.waited_us)} in them and starts nothing else",
+                f"the CPU blocks in them for {duration(uploads.waited_us)}",
                 _longest(uploads.times),
             ),
         ),
@@ -90,8 +90,8 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
         "likely",
         parts=("memcpy", "blocking_copy", "sync_wait", "launch"),
         settings=_pinned(context),
-        cure="DataLoader(…, pin_memory=True) makes the copy faster, and batch.to(device, non_blocking=True) lets the "
-        "program go on meanwhile. Without pin_memory=True the second has no effect.",
+        cure="DataLoader(…, pin_memory=True) and batch.to(device, non_blocking=True): a faster copy that doesn't "
+        "block. The second needs the first.",
         source_line=context.line_at(uploads.times),
         removed_ns=pairs(uploads.times),
     )
@@ -143,12 +143,10 @@ def _longest(times: Intervals) -> tuple[int, int] | None:
 
 
 FINDINGS = (
-    FindingKind(
-        "sync_points", "waiting for the GPU's results", sync_points, lesson="09_host", removal=Waits(("read", "wait"))
-    ),
+    FindingKind("sync_points", "host-device syncs", sync_points, lesson="09_host", removal=Waits(("read", "wait"))),
     FindingKind(
         "blocking_copy",
-        "copies that make the program wait",
+        "blocking copies",
         blocking_copy,
         lesson="03_starving_gpu",
         removal=Waits(("upload",)),

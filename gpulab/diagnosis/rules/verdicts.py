@@ -51,7 +51,7 @@ def _cut_short(context: RuleContext) -> Finding | None:
     if origin is None or not context.is_cut_short:
         return None
     return cannot_tell_because(
-        "This file is cut short: it ends in the middle, so nothing is concluded from what is left of it.",
+        "This file is cut short: it ends in the middle, so no conclusion is drawn from the rest.",
         f"It ends after {size(origin.text_bytes)} of text, and PyTorch writes the GPU's work last. Copy the whole file "
         "again, or record the trace again",
     )
@@ -117,7 +117,7 @@ def _damaged(context: RuleContext) -> Finding | None:
     if reason is None or idle is None or idle < context.thresholds.idle_notice:
         return None
     return cannot_tell_because(
-        f"The GPU has nothing to do for {percent(idle)} of {context.unit}; this trace cannot tell why.",
+        f"The GPU is idle for {percent(idle)} of {context.unit}; this trace doesn't show why.",
         reason,
         parts=("unknown",),
     )
@@ -147,7 +147,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
     else:
-        place = "the time goes to Python code that the trace does not name"
+        place = "the time goes to Python code that the trace doesn't name"
     each = "a step" if context.unit == "each step" else context.unit
     inside = "".join(
         f"; inside {a.words}, without operators: {percent(context.of_typical(a.share, 'unknown'))} of {each}"
@@ -193,9 +193,9 @@ def _inside_replays(context: RuleContext) -> Finding | None:
     if inside < _MOST * idle:
         return None
     return cannot_tell_because(
-        f"The GPU has nothing to do for {percent(inside)} of {context.unit} inside replayed graphs: an operation of a "
-        "graph waits for the one before it, not for the CPU.",
-        f"The GPU works for {percent(1 - idle)} of {context.unit}; fewer and larger operations in a graph would leave "
+        f"The GPU is idle for {percent(inside)} of {context.unit} inside replayed graphs: each kernel waits for the "
+        "one before, not for the CPU.",
+        f"The GPU works for {percent(1 - idle)} of {context.unit}; fewer and larger kernels in a graph would leave "
         "fewer gaps",
         "notice",
     )
@@ -220,7 +220,7 @@ def _tiny_batch(context: RuleContext) -> Finding | None:
     return cannot_tell_because(
         f"Would a larger batch take less time per sample? Each step trains on {plural(size, 'sample')}; the "
         f"{_device(context)} computes for {percent(_working(context))} of {context.unit}.",
-        f"So few samples do not show it: measure with %%gpuprofile --sweep batch_size={sizes}, which changes the "
+        f"Too few samples to show it: measure with %%gpuprofile --sweep batch_size={sizes}, which changes the "
         f"training, too. {_basis(context, context.facts.breakdown)}",
     )
 

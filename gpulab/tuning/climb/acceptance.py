@@ -100,10 +100,9 @@ def _not_faster(comparison: Comparison) -> Judged:
         return Judged("unsure", f"undecided, too few pairs of blocks ({comparison.pairs}) to tell")
     fastest = 1 / comparison.interval[0]
     if fastest < 1 + LEAST_EFFECT:
-        return Judged("no gain", f"it is at most {factor(fastest)} times as fast")
+        return Judged("no gain", f"the speedup is at most {factor(fastest)}×")
     middle, around = speed_within(comparison.ratio, comparison.interval)
-    low, _, high = around.partition("–")
-    return Judged("unsure", f"undecided, {middle} times as fast, but the interval goes from {low} to {high}")
+    return Judged("unsure", f"undecided: {middle}× speedup, 95 % interval {around}")
 
 
 def _memory_full(side: Side, memory_full: float) -> str:

@@ -153,7 +153,7 @@ def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Can
             why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
             passed.append(Passed(label, f"screened: {why}".rstrip(".")))
         elif ratio > 1 - LEAST_EFFECT:
-            shown = f"{factor(1 / ratio)} times as fast in {plural(pairs, 'short block')}"
+            shown = f"{factor(1 / ratio)}× speedup in {plural(pairs, 'short block')}"
             passed.append(Passed(label, f"screened: {shown}, so it was not tried further"))
         else:
             faster.append((ratio, candidate))
@@ -235,7 +235,7 @@ def _consider(
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return chosen.pass_over(label, f"predicted to bring nothing ({low} to {high} times as fast)")
+        return chosen.pass_over(label, f"predicted to bring nothing ({low}–{high}× speedup)")
     chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 

@@ -7,14 +7,14 @@ import numpy as np
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.diagnosis.headline import Headline
-from gpulab.formatting import capitalized, decapitalized, durations, percent, plural, speed_within
+from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
-AS_WRITTEN = "the cell as written"
+AS_WRITTEN = "the baseline"
 NAMED = 2  # settings in a sentence; of more only their number
 _LEVELS = {"faster": "good", "slower": "bad"}
 
@@ -36,10 +36,10 @@ def experiment_headline(experiment: Experiment) -> Headline:
         return _none_faster(experiment)
     best = min(faster, key=lambda c: c.ratio or 1.0)
     count = len(experiment.comparisons) + 1
-    speed = _speed(best, f" as {_name(best.a)}")
+    speed = _speed(best, f" over {_name(best.a)}")
     sentence = f"Faster: {_name(best.b)} is the fastest of {count} settings, {speed}{_around(best)}.{because(best)}"
     rivals = [_name(c.b) for c in experiment.comparisons if c is not best and _overlaps(c, best)]
-    evidence = f"Not to be told from it (their intervals overlap): {', '.join(rivals)}." if rivals else _evidence(best)
+    evidence = f"Tied with it (overlapping intervals): {', '.join(rivals)}." if rivals else _evidence(best)
     more = filter(None, (evidence, _failed(experiment), _stopped(experiment)))
     return Headline("faster", sentence, " ".join(more), "good")
 
@@ -52,33 +52,37 @@ def _sentence(comparison: Comparison) -> str:
             return f"{_capital(named)} has {comparison.b.failure}."
         return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
     said = f"{capitalized(comparison.verdict)}: {named}"
-    speed = _speed(comparison, "" if _is_as_written(comparison.a) else f" as {_name(comparison.a)}")
-    if comparison.verdict in _LEVELS:
-        return f"{said} is {speed}{_around(comparison)}.{because(comparison)}"
+    other = "" if _is_as_written(comparison.a) else _name(comparison.a)
+    if comparison.verdict == "slower":
+        return f"{said} is {_slower(comparison, other)}.{because(comparison)}"
+    speed = _speed(comparison, other and f" over {other}")
+    if comparison.verdict == "faster":
+        return f"{said} gives a {speed}{_around(comparison)}.{because(comparison)}"
     if comparison.verdict == "no measurable difference":
         band = f"less than {percent(EQUIVALENT)} counts as none"
-        return f"{said} is {speed}{_around(comparison, band)}."
+        return f"{said} gives a {speed}{_around(comparison, band)}."
     return f"{said} {_undecided_words(comparison, speed)}."
 
 
 def _undecided_words(comparison: Comparison, speed: str) -> str:
     """What was seen, and why it is not enough."""
     if comparison.interval is None:
-        return f"was {speed}, but too few blocks ran to tell"
-    low, high = _bounds(comparison)
+        return f"gave a {speed}, but too few blocks ran to tell"
+    interval = f"the 95 % interval is {_bounds(comparison)}"
     count = (
         comparison.pairs
         if comparison.evidence == "interleaved"
         else min(len(comparison.a.blocks), len(comparison.b.blocks))
     )
     if comparison.interval is None or count < TOO_FEW:
-        return f"is {speed} so far, but too few blocks ran to tell: the interval goes from {low} to {high}"
+        return f"gives a {speed} so far, but too few blocks ran to tell: {interval}"
     if comparison.interval[0] <= 1 <= comparison.interval[1]:
-        return f"is {speed}, but the interval goes from {low} to {high}"
-    why = f"{_name(comparison.a)} differs by {percent(comparison.noise_floor)} from itself"
+        return f"gives a {speed}, but {interval}"
+    itself = f"{_name(comparison.a).removeprefix('the ')} vs. itself"
+    why = f"run-to-run noise is {percent(comparison.noise_floor)} ({itself})"
     if not _beneath_floor(comparison):
-        why = "that is too little to be called a difference, and too much to be called none"
-    return f"is {speed}{_around(comparison)}, but {why}"
+        why = "that is too small to call a difference, and too large to call none"
+    return f"gives a {speed}{_around(comparison)}, but {why}"
 
 
 def _beneath_floor(comparison: Comparison) -> bool:
@@ -89,21 +93,26 @@ def _beneath_floor(comparison: Comparison) -> bool:
 
 
 def _speed(comparison: Comparison, than: str = "") -> str:
-    """ "2.9 times as fast per sample": always as a speed, below 1 is slower."""
+    """ "2.9× speedup per sample"; below 1 is slower."""
     assert comparison.ratio is not None, "without a ratio nothing is comparable"
     middle, _ = speed_within(comparison.ratio, comparison.interval)
-    return f"{middle} times as fast{than} per {comparison.unit}"
+    return f"{middle}× speedup{than} per {comparison.unit}"
+
+
+def _slower(comparison: Comparison, than: str) -> str:
+    """ "2.0× slower per step (95 % interval 1.8–2.2)"."""
+    assert comparison.ratio is not None, "a verdict has a ratio"
+    middle, around = factor_within(comparison.ratio, comparison.interval)
+    return f"{middle}× slower{than and f' than {than}'} per {comparison.unit} (95 % interval {around})"
 
 
 def _around(comparison: Comparison, more: str = "") -> str:
-    low, high = _bounds(comparison)
-    return f" (95 % interval {low} to {high}{'; ' if more else ''}{more})"
+    return f" (95 % interval {_bounds(comparison)}{'; ' if more else ''}{more})"
 
 
-def _bounds(comparison: Comparison) -> tuple[str, str]:
+def _bounds(comparison: Comparison) -> str:
     assert comparison.ratio is not None and comparison.interval is not None, "a verdict has both"
-    low, _, high = speed_within(comparison.ratio, comparison.interval)[1].partition("–")
-    return low, high
+    return speed_within(comparison.ratio, comparison.interval)[1]
 
 
 def _evidence(comparison: Comparison) -> str:
@@ -113,9 +122,9 @@ def _evidence(comparison: Comparison) -> str:
         sentences.append(_what_would_decide(comparison))
     elif comparison.verdict == "not comparable" and comparison.ratio is not None:
         around = "" if comparison.interval is None else _around(comparison)
-        sentences.append(f"Of a step alone: {_speed(comparison)}{around}.")
+        sentences.append(f"By steps alone: {_speed(comparison)}{around}.")
     elif comparison.noise_floor is not None and comparison.verdict in _LEVELS:
-        sentences.append(f"Noise floor {percent(comparison.noise_floor)}.")
+        sentences.append(f"Run-to-run noise {percent(comparison.noise_floor)}.")
     if comparison.loss is not None and comparison.loss.verdict in ("different", "outside the band"):
         sentences.append(f"{comparison.loss.words}.")
     return " ".join(filter(None, sentences))
@@ -128,7 +137,7 @@ def _what_would_decide(comparison: Comparison) -> str:
     estimate = Estimate(comparison.ratio, comparison.interval, comparison.pairs)
     pairs = pairs_to_decide(estimate, comparison.noise_floor)
     if pairs is None:
-        return "More blocks would hardly decide it: try again when this machine has less to do."
+        return "More blocks would hardly decide it: try again on a quieter machine."
     return f"About {pairs} pairs would decide it, if the machine stays as busy as it was."
 
 
@@ -139,15 +148,15 @@ def _predicted(comparison: Comparison) -> str:
     if prediction.ratio is None or prediction.interval is None:
         return ""
     middle, around = speed_within(prediction.ratio, prediction.interval)
-    return f"Predicted before it ran, from this experiment's run as written: {middle} times as fast ({around})."
+    return f"Predicted before it ran, from this experiment's baseline: {middle}× ({around})."
 
 
 def _measured(comparison: Comparison) -> str:
     if comparison.verdict == "not comparable" and comparison.ratio is None:
         return "Nothing was compared."
     if comparison.evidence == "interleaved":
-        return f"Median of {plural(comparison.pairs, 'pair')} of blocks that ran in turn, in random order."
-    return "The runs were made one after the other: weaker evidence than blocks in turn."
+        return f"Median of {plural(comparison.pairs, 'interleaved pair')} of blocks, in random order."
+    return "The runs were sequential: weaker evidence than interleaved blocks."
 
 
 def _why_not(comparison: Comparison) -> str:
@@ -176,7 +185,7 @@ def _none_faster(experiment: Experiment) -> Headline:
         sentence = f"None of {count} settings could be compared with {written}."
         return Headline("not_comparable", sentence, " ".join(filter(None, [*why, *more])), "unknown")
     around = "" if quickest.interval is None else _around(quickest)
-    more.insert(0, f"The quickest is {_name(quickest.b)}: {_speed(quickest)}{around}.")
+    more.insert(0, f"The fastest is {_name(quickest.b)}: {_speed(quickest)}{around}.")
     undecided = [_name(c.b) for c in measured if c.verdict == "undecided"]
     if undecided:
         sentence = f"Undecided: none of {count} settings is faster than {written} for certain, and {_may(undecided)}."
@@ -228,10 +237,10 @@ def _continued(note: str) -> str:
     return decapitalized(note).rstrip(".")
 
 
-NOT_SHOWN = " No single part of the profiled steps explains the difference."
+NOT_SHOWN = " No single part of the step explains the difference."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
-DISTURBED = " Other programs took cores from the profiled runs, so these do not show which part of the step changed."
-SHORT_OF_CORES = " The profiled runs waited for processor cores, so they do not show which part of the step changed."
+DISTURBED = " CPU contention in the profiled runs hides which part of the step changed."
+SHORT_OF_CORES = " The profiled runs were short of CPU cores, which hides what part of the step changed."
 CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 
@@ -258,7 +267,7 @@ def because(comparison: Comparison) -> str:
     if part is None or of_starts > of_part:
         return f" {capitalized(starts)}."
     change = _change(*both_us(part, per_sample=per_sample))
-    return f" {capitalized(part.label)} {change} of each {comparison.unit} ({ONE_RUN_EACH})."
+    return f" {capitalized(part.label)} {change} per {comparison.unit} ({ONE_RUN_EACH})."
 
 
 def _disturbed(side: Side) -> str:
@@ -283,7 +292,7 @@ def _unnamed(comparison: Comparison, per_sample: bool) -> str:
     if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(comparison)):
         return NOT_SHOWN
     change = _change(*both_us(unknown, per_sample=per_sample))
-    return f" What the trace does not name (unknown) {change} of each {comparison.unit} ({ONE_RUN_EACH})."
+    return f" Time that the trace does not name (unknown) {change} per {comparison.unit} ({ONE_RUN_EACH})."
 
 
 def _difference_us(comparison: Comparison) -> float:

@@ -45,14 +45,14 @@ def compare_losses(
     if not (np.isfinite(of_a) & np.isfinite(of_b)).any():
         return said("not measurable", "No step of both sides began its backward pass at a single loss")
     if identical:
-        return said("same", f"Identical bit for bit over {plural(common, 'step')}")
+        return said("same", f"Bitwise identical over {plural(common, 'step')}")
     apart = _apart(of_a, of_b)
     first, worst = float(apart[np.isfinite(apart)][0]), float(np.nanmax(apart))
     if worst <= SAME:
         return said("same", f"Equal within {SAME:g} of their value over {plural(common, 'step')}")
     if other_steps:
         why = changes_training or "a step takes other samples"
-        return said("different", f"The two sides train differently ({why}), so their losses differ step by step")
+        return said("different", f"Losses aren't comparable: {why}")
     how_far = f"differ by up to {_percent(worst)} over {plural(common, 'step')}, by {_percent(first)} in the first"
     if not same_start:
         return said("different", f"Losses {how_far}; the two did not start from the same state")

@@ -86,7 +86,7 @@ class Findings(Struct, frozen=True):
         if comparison.ratio is None or not comparison.parts or profiled_runs_agree(comparison):
             return comparison
         of_a, of_b = durations(*profiled_us(comparison))
-        why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not agree with their times"
+        why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not match their times"
         return replace(comparison, parts=(), parts_left_out=why)
 
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:

@@ -26,10 +26,10 @@ def ladder(climb: Climb) -> Section:
     step = _common_loss(ran)
     columns = (
         Column("setting"),
-        *numbers("a sample" if per_sample else "a step", "busy", "waits", "memory", "loss", "times as fast"),
+        *numbers("a sample" if per_sample else "a step", "busy", "data wait", "memory", "loss", "speedup"),
         Column("", "wrap"),
     )
-    cells = [("as written", NONE, "the reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
+    cells = [("baseline", NONE, "reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
     took = [_time(sides[0], None, per_sample), *(_time(None, r.comparison, per_sample) for r in climb.rungs)]
     bars = _bars(climb)
     rows = tuple(
@@ -79,9 +79,9 @@ def result(rung: Attempt) -> str:
     comparison, prediction = rung.comparison, rung.prediction
     ranges = []
     if comparison is not None and comparison.evidence == "interleaved" and comparison.interval is not None:
-        ranges.append(f"measured {_range(comparison.interval)} times as fast")
+        ranges.append(f"measured {_range(comparison.interval)}×")
     if prediction is not None and prediction.interval is not None and prediction.interval[0] > 0:
-        ranges.append(f"predicted {_range(prediction.interval)}{'' if ranges else ' times as fast'}")
+        ranges.append(f"predicted {_range(prediction.interval)}×")
     words = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
     return f"{words} ({', '.join(ranges)})" if ranges else words
 
@@ -104,11 +104,10 @@ def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
     on_gpu = facts is not None and facts.run.device.kind == "cuda"
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
     notes = [
-        "Each line has everything kept so far and its own setting on top. Its times: without and with that setting, in "
-        "blocks in turn when it was tried. In brackets the 95 % interval of how many times as fast it is, and the "
-        "predicted one.",
-        f"The rest is of one profiled run of each. Busy: share of the step {busy}; waits: share in which it waits for "
-        "the next batch; memory: the peak.",
+        "Each line adds its own setting to everything kept so far. Its times: without and with that setting, in "
+        "interleaved blocks. In brackets: the 95 % interval of the speedup, and the predicted one.",
+        f"The rest is from one profiled run each. Busy: share of the step {busy}; data wait: share of the step; "
+        "memory: the peak.",
     ]
     if step is not None:
         notes.append(f"Loss: that of step {step + 1}, from the same start.")

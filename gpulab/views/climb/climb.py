@@ -181,7 +181,7 @@ class Climbing(Stoppable):
 
     def _draw_ladder(self, line: str) -> None:
         climb = self._climb
-        what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the cell as written: {line}"
+        what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the baseline: {line}"
         drawn = picture_of(climb) if climb else ""
         fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), drawn)
         self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)
@@ -200,17 +200,17 @@ def picture_of(climb: Climb) -> str:
 def of_ladder(lines: Section, kept: Sequence[bool], whole: str = "") -> str:
     """The lines of the ladder; `kept` says of each try whether it was, `whole` is the line of all kept together."""
     colours = [A_COLOUR, *(VERDICTS["faster"] if one else UNDECIDED for one in kept)]
-    title = f"Time of {lines.columns[_TIME].title}, by the blocks; bars: of the longest time"
+    title = f"Time of {lines.columns[_TIME].title}, by the blocks"
     rows = [_row(line, colour) for line, colour in zip(lines.rows, colours, strict=True)]
-    entries = [(VERDICTS["faster"], "kept"), (UNDECIDED, "as written, and not kept")]
+    entries = [(VERDICTS["faster"], "kept"), (UNDECIDED, "baseline, and not kept")]
     return picture(html_bars.caption(title), *rows, whole, key(entries) if kept else "")
 
 
 def _row(line: Row, colour: str) -> str:
     label, time, gain, words = line.cells[_LABEL], line.cells[_TIME], line.cells[_GAIN], line.cells[-1]
     figures = [] if time == NONE else [time]
-    figures += [] if gain == NONE else [f"{gain} times as fast"]
-    note = words if words != "the reference" else ""
+    figures += [] if gain == NONE else [f"{gain}× speedup"]
+    note = words if words != "reference" else ""
     return row(label, " · ".join(figures), _bar(label, line.bar or 0.0, colour), note=note)
 
 
@@ -226,7 +226,7 @@ def _whole(climb: Climb) -> str:
     colour = VERDICTS.get(whole.verdict, UNDECIDED)
     named = ", ".join(f"{name}={value}" for name, value in climb.kept.items())
     figures += speed_words(whole.ratio, whole.interval)
-    return row(f"All together, at the end: {named}", figures, _bar(named, whole.ratio, colour))
+    return row(f"All together: {named}", figures, _bar(named, whole.ratio, colour))
 
 
 def _bar(label: str, share: float, colour: str) -> str:

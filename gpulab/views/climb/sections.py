@@ -43,19 +43,18 @@ def headline(climb: Climb) -> Headline:
     whole = climb.whole
     if whole is None:
         gains = _listed([_faster(rung) for rung in climb.rungs if rung.kept])
-        sentence = f"{named}: faster when tried, but not yet confirmed against the cell as written at the end."
-        return Headline("climbed", sentence, f"One on top of the other: {gains} times as fast. {ending}", "notice")
+        sentence = f"{named}: faster when tried, but not yet confirmed against the baseline."
+        return Headline("climbed", sentence, f"Speedups, one on top of the other: {gains}. {ending}", "notice")
     if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
         return Headline("not_faster", comparison_headline(whole).sentence, f"{tries} {ending}", "unknown")
     middle, around = speed_within(whole.ratio, whole.interval)
     moved = _loss_moved(climb)
     if moved:
-        sentence = f"With {named} together the cell is {middle} times as fast, but its loss is no longer the same."
+        sentence = f"{middle}× speedup with {named}, but the loss is no longer the same."
         return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
-    interval = around.replace("–", " to ")
-    sentence = f"Faster: with {named} the cell is {middle} times as fast (95 % interval {interval})."
-    closing = f"{plural(whole.pairs, 'pair')} of blocks per {whole.unit} at the end, against the cell as written"
-    evidence = f"{closing}; the ladder has the figures of each try. {tries} {ending}"
+    sentence = f"Faster: {middle}× speedup with {named} (95 % interval {around})."
+    closing = f"Final check per {whole.unit}: {plural(whole.pairs, 'pair')} of blocks vs. baseline"
+    evidence = f"{closing}. {tries} {ending}"
     return Headline("climbed", sentence, evidence, "good")
 
 
@@ -63,7 +62,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
     doubtful = [rung for rung in climb.rungs if rung.outcome == "unsure"]
     if doubtful and climb.ended not in ("stopped", "error"):
         why = "; ".join(f"{plain(rung.label)}: {plain(rung.words)}" for rung in doubtful) + "."
-        cure = "Climb again while nothing else uses this machine, or with a larger --budget."
+        cure = "Climb again on a quiet machine, or with a larger --budget."
         return Headline("unsure", "Undecided: nothing made this cell faster for certain.", f"{why} {cure}", "unknown")
     if climb.ended in ("stopped", "error", "budget", "rungs"):
         count = f"After {_tries(climb)} nothing made the cell faster for certain."
@@ -73,7 +72,7 @@ def _nothing_kept(climb: Climb, ending: str) -> Headline:
     if left is None:
         first = climb.left.first if climb.left is not None else None
         if first is not None and kind_of(first.key).role == "open question":
-            sentence = "What this cell spends its time on cannot be told, so there is nothing to try."
+            sentence = "Where this cell spends its time is unknown, so there is nothing to try."
             return Headline(first.key, sentence, plain(first.summary), "unknown")
         return Headline("nothing_kept", sentence, plain(first.summary) if first is not None else "", "good")
     return Headline("nothing_kept", sentence, f"What is left: {decapitalized(plain(left.summary))}", "notice")
@@ -132,8 +131,8 @@ def _left(climb: Climb) -> Section | None:
     if not causes:
         return Section(title, lines=(plain(climb.left.first.summary),), wide=True)
     cells = ((plain(f.summary), _recoverable(f), plain(_cure(f))) for f in causes)
-    columns = (Column("", "wrap"), *numbers("at most"), Column("what to do by hand", "wrap"))
-    lines = ("At most: the time of each step that its cure could give back.",)
+    columns = (Column("", "wrap"), *numbers("potential saving"), Column("fix by hand", "wrap"))
+    lines = ("Potential saving: at most, per step.",)
     return Section.table(title, columns, cells, lines, wide=True, result=plain(causes[0].summary).rstrip("."))
 
 
@@ -163,9 +162,9 @@ def _measured(climb: Climb) -> Section:
     whole = climb.whole
     rows = how_measured(whole) if whole is not None else []
     lines = [
-        "Each setting ran against all that was kept before, in short blocks in turn and random order. It is kept only "
-        "where the whole 95 % interval lies beyond the noise floor, the gain is at least 2 %, and the loss is the same "
-        "or moves no further than another seed moves it.",
+        "Each setting ran against all that was kept before, in short interleaved blocks. It is kept only if the whole "
+        "95 % interval lies beyond the noise, the gain is at least 2 %, and the loss moves no further than with "
+        "another seed.",
         f"{ended_words(climb)}.",
     ]
     if whole is not None and whole.loss is not None:
@@ -181,7 +180,7 @@ def _tries(climb: Climb) -> str:
 
 def _faster(rung: Attempt) -> str:
     ratio = rung.comparison.ratio if rung.comparison is not None else None
-    return factor(1 / ratio) if ratio else "an unknown number of"
+    return f"{factor(1 / ratio)}×" if ratio else "unknown"
 
 
 def _listed(texts: Sequence[str]) -> str:

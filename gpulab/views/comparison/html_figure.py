@@ -30,7 +30,7 @@ from gpulab.views.html_rows import (
 )
 from gpulab.views.interval_places import FactorAxis, axis_of
 
-_OF_PROFILED = "divided as one profiled run of each divides"
+_OF_PROFILED = "split as in one profiled run each"
 _MOST_POINTS = 60
 _MOST_ROWS = 16
 
@@ -52,8 +52,9 @@ def of_many(experiment: Experiment) -> str:
     without = [_not_compared(c) for c in shown if c.b.label not in ranges]
     if not ranges:
         return picture(*without)
-    reference = f"1 is {name(experiment.sides[0])}, {duration(us(experiment.sides[0], experiment))} a {unit}"
-    title = html_bars.caption(f"How many times as fast, per {unit}; logarithmic; {reference}")
+    first = experiment.sides[0]
+    reference = f"{name(first)}, {duration(us(first, experiment))} per {unit}"
+    title = html_bars.caption(f"Speedup per {unit} vs. {reference} (log scale)")
     left_out = len(experiment.comparisons) - len(shown)
     more = html_bars.caption(f"{left_out} more stand in the table") if left_out else ""
     return picture(title, *rows, factor_axis(axis), _keys(list(ranges.values()), ""), *without, more)
@@ -81,7 +82,7 @@ def _both_times(comparison: Comparison) -> str:
     if not any(columns):
         return ""
     names = [f"A: {name(comparison.a)}", f"B: {name(comparison.b)}"]
-    title = f"Time of a {'sample' if of_samples else 'step'}"
+    title = f"Time per {'sample' if of_samples else 'step'}"
     figures = [duration(sum(parts.values())) if parts else NOT_MEASURABLE for parts in columns]
     return html_bars.caption(_titled(title, columns)) + time_rows(names, columns, figures)
 
@@ -100,7 +101,7 @@ def _factor(comparison: Comparison) -> str:
     points = pair_speeds(comparison)
     axis = axis_of([*shown.factors, *usual(points)])
     shown = FactorRange(shown.middle, shown.interval, shown.colour, shown.floor, points, shown.predicted)
-    title = f"How many times as fast per {comparison.unit}; logarithmic; 1 is {name(comparison.a)}"
+    title = f"Speedup per {comparison.unit} vs. {name(comparison.a)} (log scale)"
     marks = f"{len(points)} pairs of blocks" if len(points) == comparison.pairs else f"{len(points)} of the pairs"
     return (
         html_bars.caption(title)
@@ -137,7 +138,7 @@ def _keys(ranges: Sequence[FactorRange], marks: str) -> str:
     floor = max(one.floor for one in ranges)
     if floor:
         most = "at most " if len({one.floor for one in ranges}) > 1 else ""
-        entries.append((FLOOR, f"noise floor, {most}{percent(floor)}"))
+        entries.append((FLOOR, f"run-to-run noise, {most}{percent(floor)}"))
     if any(one.predicted for one in ranges):
         entries.append((PREDICTED, "predicted"))
     if marks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_figures, speed_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, speed_figures, speed_within, speedup
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
@@ -16,9 +16,10 @@ NONE = "no prediction"
 
 
 def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
-    """A ratio of times as a speed: "2.0 times as fast (1.8–2.3)"."""
-    middle, around = speed_within(ratio, interval)
-    return f"{middle} times as fast ({around})" if around else f"{middle} times as fast"
+    """A ratio of times in words: "2.0× speedup (1.8–2.3)"; "slower" only where no bound says otherwise."""
+    is_slower = ratio > 1 and (interval is None or interval[0] > 1)
+    times = None if interval is None else (1 / interval[1], 1 / interval[0])
+    return speedup(1 / ratio, times, ("{} speedup", "{} slower" if is_slower else ""))
 
 
 def predicted_words(prediction: Prediction) -> str:
@@ -27,7 +28,7 @@ def predicted_words(prediction: Prediction) -> str:
         return f"{NONE}: {plain(prediction.refused)}"
     if prediction.only_sign:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return f"{low} to {high} times as fast"
+        return f"{low}× to {high}× speedup"
     return speed_words(prediction.ratio, prediction.interval)
 
 
@@ -57,8 +58,8 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
     if not any(judged for *_, judged in cells):
         cells, columns = [line[:-1] for line in cells], columns[:-1]
     lines = [
-        "Predicted before the setting ran, from this experiment's run as written: from an earlier run it may differ. "
-        "The range of a prediction should hold the truth in 19 of 20 cases."
+        "Predicted before the setting ran, from this experiment's baseline; from an earlier run it may differ. The "
+        "range should hold the truth in 19 of 20 cases."
     ]
     for c, prediction in asked:
         side = "" if len(asked) == 1 else f"{name(c.b)}: "
@@ -72,14 +73,14 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
 
 
 def _in_short(comparison: Comparison, prediction: Prediction) -> str:
-    """ "workers=2: as predicted: 2.9 (1.1–6.3) times as fast predicted, 2.3 (1.6–2.6) measured"."""
+    """ "workers=2: as predicted: speedup 2.9 (1.1–6.3) predicted, 2.3 (1.6–2.6) measured"."""
     if prediction.ratio is None or prediction.interval is None:
         return f"{name(comparison.b)}: {NONE}"
     judged, outcome = _judged(comparison, prediction), "not measured"
     if (measured := _measured(comparison)) is not None:
         outcome = f"{speed_figures(*measured)} measured"
     verdict = f"{judged}: " if judged else ""
-    return f"{name(comparison.b)}: {verdict}{predicted_figures(prediction)} times as fast predicted, {outcome}"
+    return f"{name(comparison.b)}: {verdict}speedup {predicted_figures(prediction)} predicted, {outcome}"
 
 
 def _measured(comparison: Comparison) -> tuple[float, tuple[float, float] | None] | None:
@@ -110,5 +111,5 @@ def _judged(comparison: Comparison, prediction: Prediction) -> str:
     if inside:
         return "as predicted"
     if comparison.interval is not None and comparison.interval[0] <= high and low <= comparison.interval[1]:
-        return "cannot be told apart from the prediction"
+        return "consistent with the prediction"
     return "faster than predicted" if comparison.ratio < low else "slower than predicted"

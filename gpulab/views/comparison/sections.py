@@ -20,24 +20,20 @@ from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, presen
 from gpulab.views.report.sections import changes_section, device
 from gpulab.views.wording import plain
 
-LOSSES_DIFFER = "The losses of the two differ: look at them before you keep it."
+LOSSES_DIFFER = "The losses differ: check them before you keep it."
 SEQUENTIAL = (
-    "These runs were made one after the other, so a change of the machine between them looks like a difference "
-    "between the runs. To tell the two apart, compare blocks that run in turn: "
+    "These runs were sequential, so a change of the machine between them looks like a difference between the runs. "
+    "To rule that out, compare interleaved blocks: "
     "gpulab record --ab NAME=VALUE SCRIPT, or %%gpuprofile --ab NAME=VALUE in a notebook."
 )
 
 
 def opening(comparison: Comparison) -> str:
     """What was compared, where and how: one line."""
-    words = [f"{name(comparison.b)} against {name(comparison.a)}", device_of((comparison.b, comparison.a))]
+    words = [f"{name(comparison.b)} vs. {name(comparison.a)}", device_of((comparison.b, comparison.a))]
     if never_ran(comparison):
         return " · ".join(words)
-    how = (
-        f"{plural(comparison.pairs, 'pair')} of blocks"
-        if comparison.evidence == "interleaved"
-        else "one after the other"
-    )
+    how = f"{plural(comparison.pairs, 'pair')} of blocks" if comparison.evidence == "interleaved" else "sequential runs"
     return " · ".join([*words, how])
 
 
@@ -78,7 +74,7 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
     """
     comparisons = [c for c in comparisons if not c.b.failure]
     sequential = (
-        f"{c.ended_early}. These runs were made one after the other. A larger --budget compares blocks in turn."
+        f"{c.ended_early}. These runs were sequential. A larger --budget compares interleaved blocks."
         if c.ended_early
         else SEQUENTIAL
         for c in comparisons
@@ -93,13 +89,11 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
 
 
 def _parts(comparison: Comparison) -> Section:
-    title = (
-        f"Where the time of a {comparison.unit} goes" if comparison.unit == "sample" else "Where the step's time goes"
-    )
+    title = "Breakdown per sample" if comparison.unit == "sample" else "Step breakdown"
     if comparison.parts_left_out:
         return Section(title, lines=(f"Left out: {comparison.parts_left_out}.",), wide=True)
     if not comparison.parts:
-        return Section(title, lines=("Not measurable: one side has no accounting of profiled steps.",), wide=True)
+        return Section(title, lines=("Not measurable: one side has no profiled steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
     changed = comparison.verdict in ("faster", "slower")
     ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
@@ -110,7 +104,7 @@ def _parts(comparison: Comparison) -> Section:
     sums = (sum(us) for us in zip(*(both_us(c, per_sample=per_sample) for c in comparison.parts), strict=True))
     rows.append((f"a {comparison.unit if per_sample else 'step'}", *map(duration, sums), *([""] * changed)))
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)), *([Column("")] * changed))
-    lines = [f"The times above, divided as {ONE_RUN_EACH} divides."]
+    lines = [f"The times above, split as in {ONE_RUN_EACH}."]
     if comparison.unit == "sample" and not per_sample:
         lines.append("Per step: the samples of the profiled steps are not known.")
     result = in_one_line(comparison, *rows[0][:3])
@@ -162,7 +156,7 @@ def _curves(comparison: Comparison) -> Section | None:
         for name, curve in {**b, **a}.items()
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
-    lines = ("Over the whole of one profiled run of each.",)
+    lines = ("Over all of one profiled run each.",)
     table = Section.table("Device", columns, cells, lines, aside=True)
     return replace(table, drawing=html_curves.device_curves(comparison.a, comparison.b))
 
@@ -185,25 +179,25 @@ def how_measured(comparison: Comparison) -> list[tuple[str, str]]:
     """The figures that tell how far a comparison carries."""
     a, b = comparison.a, comparison.b
     pairs = [("evidence", _evidence(comparison)), ("steps counted in a block", _of_both(_steps(a), _steps(b)))]
-    pairs.append(("steps left out: warm-up and others", _of_both(_dropped(a, comparison), _dropped(b, comparison))))
+    pairs.append(("steps left out (warm-up and others)", _of_both(_dropped(a, comparison), _dropped(b, comparison))))
     floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
-    pairs.append(("noise floor", floor))
+    pairs.append(("run-to-run noise", floor))
     if comparison.evidence == "interleaved":
-        pairs.append(("state", plain(comparison.restored) or "not put back before each run"))
+        pairs.append(("restored before each run", plain(comparison.restored) or "nothing"))
     return pairs
 
 
 def _evidence(comparison: Comparison) -> str:
     if comparison.evidence == "interleaved":
         few = f" (too few to exclude a difference: {TOO_FEW} are needed)" if comparison.pairs < TOO_FEW else ""
-        return f"{plural(comparison.pairs, 'pair')} of blocks, in turn and in random order{few}"
+        return f"{plural(comparison.pairs, 'pair')} of interleaved blocks, in random order{few}"
     counts = f"{len(usable(comparison.a))} and {plural(len(usable(comparison.b)), 'block')}"
-    return f"{counts} of consecutive steps; the runs were made one after the other"
+    return f"{counts} of consecutive steps, of sequential runs"
 
 
 _BAND = (
-    "Faster or slower is said where the whole interval lies beyond the noise floor, no measurable difference where it "
-    f"lies within {percent(EQUIVALENT)}, undecided otherwise."
+    "Faster or slower: the whole interval lies beyond the noise. No measurable difference: it lies within "
+    f"{percent(EQUIVALENT)}. Otherwise undecided."
 )
 
 
@@ -217,18 +211,18 @@ def _interval_sentences(comparison: Comparison) -> list[str]:
     if interleaved:
         return [
             "The ratio is the median over the pairs.",
-            "Its interval comes from Student's t, because there are few pairs."
+            "Its interval is Student's t, because there are few pairs."
             if few
-            else "Its interval comes from drawing the pairs again and again (bootstrap).",
-            "The noise floor is how far A typically is from itself.",
+            else "Its interval is a bootstrap over the pairs.",
+            "Run-to-run noise: A vs. itself.",
             _BAND,
         ]
     return [
-        "The ratio divides the typical steps of both runs, as their reports have them.",
-        "Its interval comes from Student's t on blocks of their steps, because there are few."
+        "The ratio is that of the typical steps in both reports.",
+        "Its interval is Student's t on blocks of their steps, because there are few."
         if few
-        else "Its interval comes from drawing blocks of their steps again and again (bootstrap).",
-        "The noise floor is the difference between the first and the second half of a run.",
+        else "Its interval is a bootstrap over blocks of their steps.",
+        "Run-to-run noise: the second half of a run vs. its first.",
         _BAND,
     ]
 

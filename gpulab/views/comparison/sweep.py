@@ -65,20 +65,19 @@ def _lines(experiment: Experiment) -> Section:
     unit = "sample" if per_sample(experiment) else "step"
     columns = (
         Column("setting"),
-        *numbers(f"per {unit}", "× as fast", "95 % interval", "memory"),
+        *numbers(f"per {unit}", "speedup", "95 % interval", "memory"),
         Column("", "wrap"),
     )
     rows = [_line(experiment.sides[0], None, experiment)]
     rows += [_line(c.b, c, experiment) for c in experiment.comparisons]
     lines = [
-        f"Times as fast as {name(experiment.sides[0])}, per {unit}, by the blocks. "
-        "Memory: the peak of one profiled run of each."
+        f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one profiled run each."
     ]
     table = Section.table("All settings", columns, rows, lines, wide=True)
     return replace(
         table,
         pictured=True,
-        result="what each step's time goes to, and its memory",
+        result="step breakdown and memory of each",
         drawing=times_of_settings(experiment),
     )
 
@@ -89,7 +88,7 @@ def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tu
     ratio, interval = "–", ""
     if compared is not None and compared.ratio is not None:
         ratio, interval = speed_within(compared.ratio, compared.interval)
-    verdict = compared.verdict if compared is not None else "the reference"
+    verdict = compared.verdict if compared is not None else "reference"
     return name(side), duration(us(side, experiment)), ratio, interval or "–", size(memory_peak_bytes(side)), verdict
 
 

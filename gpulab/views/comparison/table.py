@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, number, percent, reading, size, speed_within
 from gpulab.tuning.compare.cost import spending
-from gpulab.tuning.compare.headline import AS_WRITTEN
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Section, numbers
@@ -18,12 +17,12 @@ Cells = tuple[str, ...]
 
 def name(side: Side) -> str:
     """What a side is called on screen."""
-    return AS_WRITTEN if side.label == "as written" else plain(side.label)
+    return "baseline" if side.label == "as written" else plain(side.label)
 
 
 def heading(side: Side) -> str:
     """What a side is called above a column."""
-    return cut(plain(side.label), _WIDEST)
+    return cut(name(side), _WIDEST)
 
 
 def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
@@ -63,19 +62,19 @@ def verdict_line(comparison: Comparison) -> str:
     middle, around = speed_within(comparison.ratio, comparison.interval)
     interval = f", 95 % interval {around}" if around else ""
     floor = NOT_MEASURABLE if comparison.noise_floor is None else percent(comparison.noise_floor)
-    alone = "of a step alone, " if comparison.verdict == "not comparable" else ""
-    figures = f"{alone}B is {middle} times as fast per {comparison.unit}{interval}; noise floor {floor}"
+    alone = "by steps alone, " if comparison.verdict == "not comparable" else ""
+    figures = f"{alone}B has a {middle}× speedup per {comparison.unit}{interval}; run-to-run noise {floor}"
     return f"{capitalized(comparison.verdict)}: {figures}."
 
 
 def _origin(comparison: Comparison) -> str:
     """What the rows rest on: two kinds of runs."""
-    profiled = "Memory is the peak of one profiled run of each."
+    profiled = "Memory: peak of one profiled run each."
     if comparison.ratio is None:
         return profiled
     if comparison.evidence != "interleaved":
-        return f"Times are those of each run's own report. {profiled}"
-    pairs = "Times are those of the blocks: of A the median, of B that time by the ratio of the pairs."
+        return f"Times: as in each run's own report. {profiled}"
+    pairs = "Times: A is the median of its blocks, B is A scaled by the ratio of the pairs."
     return f"{pairs} {profiled}"
 
 

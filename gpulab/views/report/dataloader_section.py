@@ -11,12 +11,12 @@ from gpulab.views.wording import Part
 TITLE = "Inside the DataLoader"
 WORTH_SAYING = 0.05  # of a part's time, or of the wait
 
-_READ = Part("reading", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
-_READ_ALL = Part("reading and preparing", "the dataset's own code, with whatever it does to an item", "#E69F00")
-_TRANSFORM = Part("transforms", "the dataset's transforms change the items", "#D55E00")
-_COLLATE = Part("putting together", "items become one batch (collate_fn)", "#56B4E9")
-_HAND_OVER = Part("handing over", "from the worker's process to the training, which waits for it", "#CC79A7")
-_PIN = Part("pinning", "copied into memory that the GPU can read by itself", "#999933")
+_READ = Part("read", "the dataset gets its items: opens, reads and decodes them", "#E69F00")
+_READ_ALL = Part("read and transform", "the dataset's __getitem__, with whatever it does to an item", "#E69F00")
+_TRANSFORM = Part("transform", "the dataset's transforms change the items", "#D55E00")
+_COLLATE = Part("collate", "items become one batch (collate_fn)", "#56B4E9")
+_HAND_OVER = Part("hand over", "from the worker to the main process, which waits for it", "#CC79A7")
+_PIN = Part("pin memory", "copied into page-locked memory", "#999933")
 _COPY = Part("copying to the GPU", "in a profiled step, after the DataLoader", "#0072B2")
 
 
@@ -42,7 +42,7 @@ def _batch(inside: LoadingFacts) -> Section:
         _row(part, us, waited, inside.batch_us) for part, us, waited in shown if part is not None and us is not None
     ]
     columns = (Column(""), *numbers("per batch"), Column("meaning", "wrap"))
-    lines, result = tuple(line for line in _lines(inside) if line), f"{duration(inside.batch_us)} to make a batch"
+    lines, result = tuple(line for line in _lines(inside) if line), f"{duration(inside.batch_us)} per batch"
     return Section(TITLE, columns, tuple(rows), lines, wide=True, result=result)
 
 
@@ -58,19 +58,19 @@ def _lines(inside: LoadingFacts) -> list[str]:
     items = "" if inside.items_per_batch is None else f" of {plural(round(inside.items_per_batch), 'item')}"
     core = inside.core_wait_fraction
     return [
-        f"One batch{items} takes {duration(inside.batch_us)} to make (median of {inside.batches:,}), {_where(inside)}.",
+        f"One batch{items} takes {duration(inside.batch_us)} to load (median of {inside.batches:,}), {_where(inside)}.",
         _waiting(inside),
         f"For {percent(core)} of the time that batches took, the loading code was runnable but not scheduled."
         if core is not None and core >= WORTH_SAYING
         else "",
-        "" if inside.transform_us else "The dataset has no separate transform, so its transforms count as reading.",
+        "" if inside.transform_us else "The dataset has no separate transform, so its transforms count as read.",
         "" if inside.pin_us is not None else "The time for pinning could not be measured.",
     ]
 
 
 def _where(inside: LoadingFacts) -> str:
     if [row.worker for row in inside.workers] == [-1]:
-        return "in the training process itself, which does nothing else meanwhile"
+        return "in the main process, which blocks meanwhile"
     count = len(inside.workers)
     return "in one worker process" if count == 1 else f"in each of {count:,} worker processes"
 
@@ -89,7 +89,7 @@ def _waiting(inside: LoadingFacts) -> str:
     }
     longest = sorted(((us, name) for name, us in parts.items() if us >= WORTH_SAYING * wait.total_us), reverse=True)
     shares = ", ".join(f"{percent(us / wait.total_us)} {name}" for us, name in longest)
-    return f"What the training waits for a batch goes to: {shares}."
+    return f"The wait for a batch splits into: {shares}."
 
 
 def _workers(workers: tuple[WorkerRow, ...]) -> Section:
@@ -105,10 +105,10 @@ def _workers(workers: tuple[WorkerRow, ...]) -> Section:
         for row in workers
     )
     columns = numbers(
-        "worker", "batches", "per batch", "reading", "transforms", "putting together", "handing over",
-        "waits for storage", "while it works", "had nothing to do",
+        "worker", "batches", "per batch", "read", "transform", "collate", "hand over",
+        "blocked on I/O", "while it works", "idle",
     )  # fmt: skip
-    line = "A worker that had nothing to do has loaded as far ahead as it may: it is not what the training waits for."
+    line = "An idle worker has prefetched as far as it may: training doesn't wait for it."
     idle = [row.idle_fraction for row in workers if row.idle_fraction is not None]
     result = f"{len(workers):,}" + (f", idle for {percent(min(idle))} of their time or more" if idle else "")
     return Section.table("Workers of the DataLoader", columns, cells, (line,), result=result)

@@ -158,7 +158,7 @@ def _predicted(prediction: Prediction | None) -> str:
         return f"not predicted; {plain(prediction.refused) or 'the evidence does not carry it'}"
     words = _speed(prediction.ratio, prediction.interval, only_range=prediction.only_sign)
     if prediction.memory_ratio is not None and prediction.memory_ratio != 1:
-        words += f"; the peak of the GPU's memory becomes {factor(prediction.memory_ratio)} of today's"
+        words += f"; the peak of the GPU's memory becomes {factor(prediction.memory_ratio)}× today's"
     elif prediction.memory_basis:
         words += f"; {plain(prediction.memory_basis)}"
     basis = plain(prediction.basis).rstrip(".")
@@ -166,13 +166,13 @@ def _predicted(prediction: Prediction | None) -> str:
 
 
 def _speed(ratio: float | None, interval: tuple[float, float], *, only_range: bool) -> str:
-    """ "1.25 times as fast, between 1.11 and 1.43": always as a speed, and where it may be slower that is said."""
+    """ "speedup 1.25× (1.11–1.43)", and where it may be slower that is said."""
     low, high = interval
     if high <= 0:
-        return "many times as fast"
-    between = f"between {factor(1 / high)} and {factor(1 / low) if low > 0 else 'many'}"
-    words = f"{between} times as fast" if only_range or not ratio else f"{factor(1 / ratio)} times as fast, {between}"
-    return f"{words}: {_SLOWER}" if _may_slow_down(interval) else words
+        return "speedup of many times"
+    between = f"{factor(1 / high)}–{factor(1 / low) if low > 0 else 'many'}"
+    words = f"speedup {between}" if only_range or not ratio else f"speedup {factor(1 / ratio)}× ({between})"
+    return f"{words}; it may also be slower" if _may_slow_down(interval) else words
 
 
 def _may_slow_down(interval: tuple[float, float] | None) -> bool:

@@ -138,12 +138,12 @@ def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Sec
     compared = {rank.rank: _rank_cells(rank, comparison.straggler) for rank in comparison.ranks}
     untraced = {rank: _untraced_cells(rank, f) for rank, f in facts.items() if rank not in compared and f.run.job}
     cells = [row for _, row in sorted({**untraced, **compared}.items())]
-    lines = ["Per step. Exchanging data: communication kernels run, hidden where compute runs beside them."]
+    lines = ["Per step. Communication is hidden where compute overlaps it."]
     if comparison.mismatch is None:
         kernels = plural(comparison.collectives or 0, "communication kernel")
         lines.append(
-            f"Each of {kernels} is compared over all ranks. The rank that arrives last only moves data; the time that "
-            "the others need beyond that is waiting."
+            f"Each of {kernels} is compared over all ranks. The last rank to arrive only moves data; what the others "
+            "need beyond that is waiting."
         )
     else:
         lines.append(f"Waiting cannot be told from moving data: {plain(comparison.mismatch)}.")

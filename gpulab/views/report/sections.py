@@ -42,9 +42,9 @@ WHOLE_CELL = "whole cell"
 TOO_SHORT = "too short to measure"
 
 _STATES = {"no effect": "NO EFFECT", "cannot tell": "could not verify"}  # in other words than the record has
-_OPERATORS_NOTE = "Time on the CPU in the operator itself, without the operators that it calls."
-_DEVICE_NOTE = "GPU time: of the kernels that the operator itself started, whenever they ran."
-_KERNELS_NOTE = "Time on the GPU. A kernel is one program that the GPU runs."
+_OPERATORS_NOTE = "Self CPU time."
+_DEVICE_NOTE = "GPU time: of the kernels that the operator itself launched."
+_KERNELS_NOTE = "Time on the GPU."
 
 
 def opening(facts: Facts) -> str:
@@ -165,9 +165,7 @@ def _step_lines(facts: Facts) -> list[str]:
     loaded = run.source == "trace"
     lines = []
     if has_no_step(run):
-        lines.append(
-            f"No {facts.step_name} was found in this {'trace' if loaded else 'code'}: it is accounted as one whole."
-        )
+        lines.append(f"No {facts.step_name} was found in this {'trace' if loaded else 'code'}: it counts as one whole.")
     elif loaded:
         lines.append(f"Steps were found by: {plain(run.step_source)}.")
     elif len(run.steps):
@@ -177,7 +175,7 @@ def _step_lines(facts: Facts) -> list[str]:
         lines.append(_of_rounds(facts) or "p10–p90: 80 % of the steps lie in this range.")
     lines.append("" if loaded else _left_out(facts))
     if facts.outside_steps_fraction:
-        lines.append(f"Outside any step (before, between and after): {percent(facts.outside_steps_fraction)}.")
+        lines.append(f"Outside steps (before, between and after): {percent(facts.outside_steps_fraction)}.")
     return [line for line in lines if line]
 
 
@@ -191,7 +189,7 @@ def _timed_where(facts: Facts) -> str:
     if not missing:
         return "A step lasts from when the GPU has finished the one before to when it has finished this one."
     if missing == len(rows):
-        return "These are times of the CPU, which may be ahead of the GPU: CUDA events were not available."
+        return "CPU times, which may run ahead of the GPU: CUDA events were not available."
     return f"{missing:,} of the {len(rows):,} steps have the CPU's time, which may be ahead of the GPU's."
 
 
@@ -430,7 +428,7 @@ def _missing(run: Run) -> Section | None:
 
 def _observer(facts: Facts) -> Section:
     observer = facts.run.observer
-    rows = [("gpulab's own code in each step, taken out of its time", duration(facts.observer_us_per_step))]
+    rows = [("gpulab's own code per step (already subtracted)", duration(facts.observer_us_per_step))]
     if observer.own_ns:
         rows.append(("gpulab's own time outside the steps, in all", _ns(observer.own_ns)))
     if facts.run.timeline is not None:
@@ -443,7 +441,7 @@ def _observer(facts: Facts) -> Section:
     ratio = facts.profiled_over_unprofiled
     if ratio is not None:
         longer, other = ("A profiled", "an unprofiled") if ratio >= 1 else ("An unprofiled", "a profiled")
-        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))} times as long as {other} one (medians).")
+        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× as long as {other} one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
     return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
@@ -541,7 +539,7 @@ KINDS: Mapping[PauseKind, str] = MappingProxyType(
 )
 _LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # of the run's time: less together is nobody's concern
 
-_NOTE = "The training stood still during these, within a step or between steps. One pause may lie within another."
+_NOTE = "Training paused during these, within a step or between steps. One pause may lie within another."
 _NO_STEPS = "No training step was found, so these times are of the whole code. One pause may lie within another."
 _SHORT = "Pauses under 1 ms count in the sum, but have no line of their own."
 

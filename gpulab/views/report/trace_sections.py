@@ -16,11 +16,11 @@ from gpulab.views.layout import PAIRS, Column, Section, numbers
 from gpulab.views.wording import plain
 
 _VERDICTS = {
-    "ok": "Nothing was found that makes these figures doubtful.",
+    "ok": "No problem found in this trace.",
     "degraded": "Something is wrong with this trace.",
-    "unusable": "This trace cannot carry a conclusion about the GPU.",
+    "unusable": "This trace supports no conclusion about the GPU.",
 }
-_NO_MATTER = "None of this makes the figures doubtful."
+_NO_MATTER = "None of this affects the figures."
 
 
 def trace_sections(facts: Facts) -> Iterator[Section]:
@@ -72,7 +72,7 @@ def _gpu_work(trace: TraceFacts, kernels: Kernels, steps: int, per: str) -> Sect
     short, of_time = percent(kernels.short_count_fraction), percent(kernels.short_time_fraction)
     rows = [
         (f"kernels {per}", number(kernels.count / steps)),
-        ("time in kernels that use tensor cores, by their names", percent(kernels.tensor_core_fraction)),
+        ("time in tensor-core kernels (by name)", percent(kernels.tensor_core_fraction)),
         (f"kernels shorter than {duration(SHORT_KERNEL_US)}", f"{short} ({of_time} of kernel time)"),
         ("est. SM efficiency", percent(trace.est_sm_efficiency)),
         ("est. achieved occupancy", percent(None if occupancy_pct is None else occupancy_pct / 100)),
@@ -80,15 +80,12 @@ def _gpu_work(trace: TraceFacts, kernels: Kernels, steps: int, per: str) -> Sect
     if launches is not None:
         rows += [
             (f"launches {per}", number(launches.count / steps)),
-            ("time of a launch on the CPU, median", duration(launches.median_us)),
-            ("from a launch to its kernel, median", duration(launches.median_queue_delay_us)),
+            ("launch call on the CPU, median", duration(launches.median_us)),
+            ("launch to kernel start, median", duration(launches.median_queue_delay_us)),
         ]
         if launches.kernels_without_launch:
             rows.append(("kernels launched before the trace began", f"{launches.kernels_without_launch:,}"))
-    lines = (
-        "A kernel is one program that the GPU runs, a launch the call that starts it. Where the time from launch to "
-        "kernel is long, work is queued and the GPU does not wait for the program.",
-    )
+    lines = ("A long time from launch to kernel start means that work is queued and the GPU doesn't wait for the CPU.",)
     result = f"{rows[0][1]} {rows[0][0]}, {short} shorter than {duration(SHORT_KERNEL_US)}"
     return Section.table("How the GPU was used", PAIRS, rows, lines, result=result)
 
@@ -107,7 +104,7 @@ def _copies(copies: Sequence[CopyRow], steps: int, per: str) -> Section:
     )
     lines = [f"Time and size {per}."]
     if any(row.host_memory == "pageable" for row in copies):
-        lines.append("Copies from pageable memory make the program wait; pin_memory=True in the DataLoader pins it.")
+        lines.append("Copies from pageable memory block the CPU; pin_memory=True in the DataLoader pins it.")
     result = f"{duration(sum(row.time_us for row in copies) / steps)} {per}"
     return Section.table("Copies", columns, cells, lines, result=result)
 
@@ -127,17 +124,17 @@ def exchanges_section(exchanges: Sequence[CollectiveFacts], per: str, *, waits_i
         for exchange in exchanges
     ]
     lines = [
-        f"Count {per}; size and time are means. Bus bandwidth: what each link carries, as nccl-tests define it; it can "
-        "be held against what the link is sold with."
+        f"Count {per}; size and time are means. Bus bandwidth as nccl-tests define it: compare it with the "
+        "link's specification."
     ]
     if waits_included:
-        lines.append("The time holds the waiting for other ranks, so the bandwidth may be higher than this.")
+        lines.append("The time includes waiting for other ranks, so the bandwidth may be higher.")
     costliest = exchanges[0]
     result = f"{number(costliest.count_per_step)} × {cells[0][0]} {per}"
     if costliest.bus_bytes_per_s is not None:
         least = "at least " if waits_included else ""
         result += f", {least}{reading(costliest.bus_bytes_per_s / 1e9, 'GB/s')} on the bus"
-    return Section.table("Exchanges with other ranks", columns, cells, lines, result=result)
+    return Section.table("Communication with other ranks", columns, cells, lines, result=result)
 
 
 def _group(exchange: CollectiveFacts) -> str:

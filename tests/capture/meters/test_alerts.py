@@ -90,7 +90,9 @@ def test_begin_and_end_against_looking_back(steps: list[tuple[float, float]]) ->
 
 def test_the_sentence_says_for_how_long_and_how_much() -> None:
     (alert,) = played([(0.5, 0.63)] * 60)
-    assert alert == Alert("data_starved", "Starving for 29 s: 63 % of each step waits for data.", 500_000_000, None)
+    assert alert == Alert(
+        "data_starved", "Input-bound for 29 s: 63 % of each step waits on the DataLoader.", 500_000_000, None
+    )
     assert played([(0.5, 0.63)] * 30) == (), "15 s are not long enough"
     assert played([(0.5, 0.2)] * 200) == ()
 
@@ -117,7 +119,7 @@ def test_an_idle_gpu_is_told_unless_the_data_is_why() -> None:
         alerts.utilization(0.5 * i, 4)
     (idle,) = alerts.all(30)
     assert idle.key == "gpu_idle"
-    assert idle.words == "The GPU has been idle for 30 s: 96 % of that time it had nothing to do."
+    assert idle.words == "GPU idle for 30 s: 96 % of that time it had no work."
     both = Alerts(DEFAULT)
     for i in range(60):
         both.utilization(0.5 * i, 4)
@@ -174,7 +176,7 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     finally:
         run, _ = capture.finish("completed")
         capture.close()
-    assert any(t.startswith("Starving for ") and "% of each step waits for data." in t for t in watch.told)
+    assert any(t.startswith("Input-bound for ") and "% of each step waits on the DataLoader." in t for t in watch.told)
     (alert,) = run.alerts
     assert alert.key == "data_starved" and alert.until_ns is None
     report = gpulab.report(run)
@@ -202,7 +204,7 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     stream, feed = io.StringIO(), Scripted()
     lines = AlertLines(stream, interval_s=0.001)
     lines.begin(feed)  # type: ignore[arg-type]
-    for words in ("Starving for 20 s", "Starving for 21 s", "", "The GPU has been idle for 20 s"):
+    for words in ("Input-bound for 20 s", "Input-bound for 21 s", "", "GPU idle for 20 s"):
         feed.alert = words
         deadline = time.monotonic() + 60
         while lines._said != bool(words) and time.monotonic() < deadline:
@@ -211,9 +213,9 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     lines.end()
     said = [line for line in stream.getvalue().splitlines() if line]
     assert said == [
-        "gpulab: Starving for 20 s",
+        "gpulab: Input-bound for 20 s",
         "gpulab: That is over.",
-        "gpulab: The GPU has been idle for 20 s",
+        "gpulab: GPU idle for 20 s",
     ]
     assert not [t for t in threading.enumerate() if t.name == "gpulab-alerts"]
 

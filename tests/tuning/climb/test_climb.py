@@ -174,7 +174,7 @@ NAN, INFINITE = ((*loss_curve()[:5], *[value] * 35) for value in (math.nan, math
             faster(blocks=blocks(1, 50.0, noise=0.5)),
             "",
             "unsure",
-            r"^undecided, 0\.\d+ times .* from 0\.\d+ to 1\.\d+$",
+            r"^undecided: 0\.\d+× .* 0\.\d+–1\.\d+$",
         ),
         (faster(blocks=blocks(1, 80.0, noise=0.5)), "", "no gain|slower", ""),  # as wide, but no gain is in it
         (faster(losses=MOVED), "", "loss moved", "--allow workers"),
@@ -382,8 +382,8 @@ def test_a_rung_shows_its_own_blocks_beside_the_prediction() -> None:
     machine = Machine(step_ms, starving, predicted=lambda s: Prediction(dict(s), 0.4, (0.3, 0.5), "by a formula"))
     climbed = Climbed(machine.climb(rungs=1))
     told = " ".join(climbed.text(full=True).split())
-    assert " times as fast, predicted 2.0–3.3)" in told and "×" not in told
-    assert "The rest is of one profiled run of each." in told
+    assert "×, predicted 2.0–3.3×)" in told
+    assert "The rest is from one profiled run each." in told
     rung = climbed.json()["rungs"][0]  # type: ignore[index]
     assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
     assert rung["ratio"] == pytest.approx(7 / 9, rel=0.02)
@@ -419,7 +419,7 @@ def test_what_its_last_comparison_does_not_confirm_is_no_edit(
 @pytest.mark.parametrize(
     ("bounds", "ended", "words"),
     [
-        ({}, "nothing left", "times as fast"),
+        ({}, "nothing left", "speedup"),
         ({"rungs": 1}, "rungs", "--rungs"),
         ({"budget_s": 1.0}, "budget", "The budget of 1 s is spent"),
         ({"stopped": True}, "stopped", "Nothing was tried"),

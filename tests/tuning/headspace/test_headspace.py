@@ -258,10 +258,10 @@ def measured(
     )  # fmt: skip
 
 
-NO_GAIN = "No work on the DataLoader would make this cell faster by 3 % or more."
-OPEN = "Undecided: with a perfect DataLoader the cell was 2.1 times as fast, but the interval goes from 1.0 to 4.9."
-GAIN = "A perfect DataLoader would make this cell 10 times as fast; no DataLoader can bring more."
-PAIRS = "(95 % interval 5 to 16), by 12 pairs of short runs in turn."
+NO_GAIN = "The DataLoader is no bottleneck: no change to it would gain 3 % or more."
+OPEN = "Undecided: a perfect DataLoader gave a 2.1× speedup, but the 95 % interval is 1.0–4.9."
+GAIN = "A perfect DataLoader would give a 10× speedup; no DataLoader can give more."
+PAIRS = "(95 % interval 5–16), by 12 pairs of short interleaved runs."
 
 
 @pytest.mark.parametrize(
@@ -282,6 +282,6 @@ def test_what_is_said_of_a_ceiling(
     text = " ".join((first + shown.text(full=True)).split())
     assert words in text and never not in text
     assert first.endswith("The rest: print(gpulab.headspaces[-1].text(full=True))\n")
-    assert ("Use more workers, or make the items cheaper." in first) is (said == "faster")
+    assert ("Use more workers, or make items cheaper to load." in first) is (said == "faster")
     assert shown.json()["verdicts"] == {"ideal": said}
     assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()

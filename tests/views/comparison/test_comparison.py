@@ -39,7 +39,7 @@ def test_only_what_is_faster_and_took_effect_is_to_be_kept() -> None:
     ):  # fmt: skip
         shown = Compared(made.a_comparison(b))
         assert ("KEEP IT" in shown.text()) is kept and (shown.json()["b"]["edit"] is not None) is kept  # type: ignore[index]
-        assert ("The losses of the two differ: look at them before you keep it." in shown.text()) is differ
+        assert ("The losses differ: check them before you keep it." in shown.text()) is differ
 
 
 def test_a_setting_that_failed_has_no_table() -> None:
@@ -63,7 +63,7 @@ def test_the_object_has_what_a_program_asks_for() -> None:
     with pytest.raises(UsageError, match="5 settings"):
         Compared(made.a_sweep()).verdict  # noqa: B018
     assert shown._repr_mimebundle_() == shown.bundle()
-    assert repr(shown).startswith("<Compared: Faster: workers=2 is 2.9")
+    assert repr(shown).startswith("<Compared: Faster: workers=2 gives a 2.9")
 
 
 def test_the_document_is_the_documented_one() -> None:
@@ -92,7 +92,7 @@ def test_nothing_but_the_blocks_has_a_ratio() -> None:
     shown = Compared(noisy())
     figures = shown.json()
     assert shown.verdict == figures["verdict"] == "undecided" and shown.headline.key == "undecided"
-    assert f"{shown.times_as_fast:.1f} times as fast per step, but" in shown.headline.sentence
+    assert f"{shown.times_as_fast:.1f}× speedup per step, but" in shown.headline.sentence
     assert figures["times_as_fast"] == shown.times_as_fast
     a, b = figures["a"], figures["b"]
     assert a["us_per_step"] / b["us_per_step"] == pytest.approx(shown.times_as_fast)  # type: ignore[index]
@@ -125,8 +125,8 @@ def test_compare_prints_stored_runs_by_name(stored: Store, capsys: pytest.Captur
     assert cli.main(["compare", "before", "after"]) == 0
     out = capsys.readouterr().out
     assert (
-        "Faster: after is 2.9" in out
-        and " times as fast as before per step" in out
+        "Faster: after gives a 2.9" in out
+        and "× speedup over before per step" in out
         and "BEFORE YOU RELY ON THIS" in out
     )
     assert gpulab.compare("before", "after").verdict == "faster"

@@ -29,8 +29,8 @@ def test_bars_are_as_long_as_the_times() -> None:
 def test_times_are_those_of_the_blocks() -> None:
     comparison = made.a_comparison()
     words = Markup(of_two(comparison)).words
-    assert "A: the cell as written" in words and "37.9 ms" in words and "13.0 ms" in words
-    assert any("2.91 times as fast (2.87–2.92): faster" in word for word in words)
+    assert "A: baseline" in words and "37.9 ms" in words and "13.0 ms" in words
+    assert any("2.91× speedup (2.87–2.92): faster" in word for word in words)
 
 
 def test_a_sweep_has_a_row_per_setting_on_one_axis() -> None:
@@ -59,9 +59,9 @@ def test_colours_are_those_of_the_verdict() -> None:
 
 def test_a_climb_ends_in_all_that_was_kept() -> None:
     read = Markup(Climbed(a_climb())._picture())
-    assert "All together, at the end: knob_1=on, knob_3=on" in read.words
-    assert "37.9 → 13.0 ms a step · 2.91 times as fast (2.87–2.92)" in read.words
-    assert "not kept: undecided" in read.words and "the reference" not in read.words
+    assert "All together: knob_1=on, knob_3=on" in read.words
+    assert "37.9 → 13.0 ms a step · 2.91× speedup (2.87–2.92)" in read.words
+    assert "not kept: undecided" in read.words and "reference" not in read.words
     assert not read.caught and "–" not in read.words
 
 
@@ -71,7 +71,7 @@ def test_bars_of_a_climb_begin_at_what_was_kept() -> None:
 
 def test_predictions_are_on_one_axis() -> None:
     words = Markup(Predicted("mine", PREDICTIONS)._picture()).words
-    assert "no prediction" in words and "0.91 to 2.0 times as fast" in words
+    assert "no prediction" in words and "0.91× to 2.0× speedup" in words
     assert Predicted("mine", ()).headline.sentence == "No finding of this run names a knob, so nothing is predicted."
 
 

@@ -41,9 +41,9 @@ def test_a_containers_quota_is_shown() -> None:
 def test_where_no_step_ran_no_training_stood_still() -> None:
     pauses = (Pause("gc", 0, 200 * MS), Pause("gc", 300 * MS, 500 * MS))
     (with_steps,) = pause_sections(run_of(pauses=pauses))
-    assert "training stood still" in with_steps.lines[0]
+    assert "Training paused" in with_steps.lines[0]
     (without,) = pause_sections(replace(run_of(pauses=pauses), steps=Steps.empty()))
-    assert "stood still" not in " ".join(without.lines)
+    assert "Training paused" not in " ".join(without.lines)
 
 
 def test_pauses_of_milliseconds_are_not_told() -> None:

@@ -42,9 +42,9 @@ def test_the_report_is_announced_after_a_long_run() -> None:
 
 def test_alerts_stand_among_them() -> None:
     lines, stream = at_a_terminal()
-    lines._heed(status(3.0, alert="Starving for 20 s"))
+    lines._heed(status(3.0, alert="Input-bound for 20 s"))
     assert stream.getvalue().split("\n")[1:3] == [
-        "gpulab: Starving for 20 s",
+        "gpulab: Input-bound for 20 s",
         "gpulab: running train.py, 3 s: step 3, timing",
     ]
 
