@@ -52,7 +52,7 @@ def test_inference_has_steps_and_training_has_training_steps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("times", "words"), [(0.4, "An unprofiled step took 2.5 times"), (2.5, "A profiled step took")]
+    ("times", "words"), [(0.4, "An unprofiled step took 2.5× as long"), (2.5, "A profiled step took 2.5× as long")]
 )
 def test_how_far_apart_is_told_as_times_as_long(times: float, words: str) -> None:
     facts = synthetic.cpu_case().facts
@@ -60,5 +60,4 @@ def test_how_far_apart_is_told_as_times_as_long(times: float, words: str) -> Non
     profiled = replace(facts.step_us, median=facts.step_us.median * times)
     apart = replace(facts, traced_step_us=profiled)
     text = Report(apart, diagnose(apart, predict_cures=False)).text(full=True)
-    told = " ".join(text.split("PROFILING OVERHEAD")[1].split())
-    assert words in told and "2.5 times as long" in told
+    assert words in " ".join(text.split())
