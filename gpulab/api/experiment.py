@@ -139,14 +139,14 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
 
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
-    """The cell as written, where its last run in this process has the trace already and read the same objects."""
+    """The cell as written, where its last such run in this process has a trace and read the same objects."""
     from gpulab.api.reading import runs
 
     observation = observation_of(code)
-    latest = next((run for run in reversed(runs.own) if run.code == code.text), None)
+    latest = next((run for run in reversed(runs.own) if run.code == code.text and not run.settings.knobs), None)
     if observation is None or latest is None or not plan.interleaved or plan.seeds or not plan.trace:
         return []
-    usable = latest.outcome in ("completed", "stopped") and not latest.settings.knobs and not latest.settings.whole
+    usable = latest.outcome in ("completed", "stopped") and not latest.settings.whole
     if not usable or latest.timeline is None or latest.settings.device != plan.device:
         return []
     return [(Arm(), Trial(latest, observation, {}, ()))]

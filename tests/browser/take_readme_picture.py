@@ -70,7 +70,9 @@ def main(folder: Path) -> None:
 
 def _measure(notebook: NotebookPage, bench: Locator, settings: dict[str, str]) -> None:
     """One row, as a user makes it."""
-    bench.get_by_role("button", name="Reset", exact=True).click()
+    reset = bench.get_by_role("button", name="Reset", exact=True)
+    if reset.is_enabled():
+        reset.click()
     for name, value in settings.items():
         control = bench.locator(f'[data-toggle="{name}"]').locator("input, select")
         if control.evaluate("e => e.tagName") == "SELECT":
@@ -115,4 +117,5 @@ def _with_report(cell: Locator) -> FloatRect:
 
 
 if __name__ == "__main__":
+    expect.set_options(timeout=PATIENCE_MS)
     main(Path(sys.argv[1]) if sys.argv[1:] else TARGET)
