@@ -190,9 +190,9 @@ def test_the_findings_follow_the_headline() -> None:
     case = synthetic.cpu_case()
     report = Report(case.facts, full_finding())
     text, page = report.text(full=True), report.html()
-    assert text.index("1. STARTING WORK ON THE GPU") < text.index("STEP TIME")
-    assert page.index("</header>") < page.index('class="picture"') < page.index("1. Starting work on the GPU")
-    assert report.fragment().index("1. Starting work") < report.fragment().index("Step time")
+    assert text.index("1. KERNEL LAUNCH OVERHEAD") < text.index("STEP TIME")
+    assert page.index("</header>") < page.index('class="picture"') < page.index("1. Kernel launch overhead")
+    assert report.fragment().index("1. Kernel launch") < report.fragment().index("<b>Step time</b>")
 
 
 def test_what_could_not_be_told_is_grouped_by_what_to_do(somewhere: Path) -> None:

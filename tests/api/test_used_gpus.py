@@ -124,7 +124,9 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
     monkeypatch.setattr(torch.cuda, "synchronize", once)
     assert gpus_in_use.lost() is None
     fake_cuda.error = ILLEGAL_ACCESS
-    with pytest.raises(DeviceLost, match=r"illegal memory access was encountered\. Restart the kernel: the GPU's con"):
+    with pytest.raises(
+        DeviceLost, match=r"illegal memory access was encountered\. Restart the kernel: after this error the CUDA con"
+    ):
         gpus_in_use.synchronize()
 
 

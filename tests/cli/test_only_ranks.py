@@ -25,13 +25,13 @@ from tests.support.strategies import tiny_run
 def test_names_and_numbers_of_ranks() -> None:
     assert only_ranks_type("0, last,slowest,00") == "0,last,slowest"
     for wrong in ("", "first", "-1", "0,,1", "1.5", "٣"):
-        with pytest.raises(UsageError, match="--only-ranks takes"):
+        with pytest.raises(UsageError, match="--only-ranks expects"):
             only_ranks_type(wrong)
     check_only_ranks(None, None)
     check_only_ranks("0,3,last", 4)
     with pytest.raises(UsageError, match="add --ranks N"):
         check_only_ranks("0", None)
-    with pytest.raises(UsageError, match="numbered from 0 to 3"):
+    with pytest.raises(UsageError, match="numbers run from 0 to 3"):
         check_only_ranks("0,4", 4)
 
 

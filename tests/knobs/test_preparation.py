@@ -89,7 +89,7 @@ def test_a_model_that_compiles_for_ever_runs_as_written(
         assert torch.equal(model(x, 3000), expected)
         assert torch.equal(model(x, 3000), expected), "it is not tried again"
     knob.forget()
-    assert len(effects.refused) == 1 and effects.refused[0].startswith("Unrolled was not compiled within ")
+    assert len(effects.refused) == 1 and effects.refused[0].startswith("Unrolled did not compile within ")
     assert "_compiled_call_impl" not in vars(model)
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))
     with knob.applied("default") as effects:

@@ -668,7 +668,7 @@ def test_peaks_by_the_names_of_drivers(name: str, fp16: float | None) -> None:
     [
         ("NVIDIA A40", "8.6", True, "amp=bf16"),
         ("NVIDIA TITAN RTX", "7.5", True, "amp=fp16"),
-        ("AMD Instinct MI250X", "9.0", None, "if it does"),
+        ("AMD Instinct MI250X", "9.0", None, "if at all"),
         ("NVIDIA GeForce GTX 1660", "7.5", False, ""),
         ("Tesla P100-PCIE-16GB", "6.0", False, ""),
     ],
@@ -698,7 +698,7 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     asked = repr(told)
     assert "speedup" in asked and "%%gpuprofile --ab workers=2" in asked
     assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
-    with pytest.raises(UsageError, match="no knob"):
+    with pytest.raises(UsageError, match="Unknown knob"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
     none = gpulab.predict(run, {"prefetch": 4, "workers": 2})

@@ -88,7 +88,7 @@ def logging(run: Run) -> Finding | None:
     return diagnose(facts(run)).of("logging_or_eval")
 
 
-AFTER, OWN = "work after the update of the parameters", "your own Python code"
+AFTER, OWN = "work after optimizer.step()", "your own Python code"
 
 
 @pytest.mark.parametrize(
