@@ -355,7 +355,9 @@ def test_the_bench_opens_with_what_the_cell_has(shell: InteractiveShell) -> None
     assert [torch.autograd.backward, torch.utils.data.DataLoader.__iter__] == before
     session = gpulab.lab()
     try:
-        loader = session._observation.loader.record
+        observation = session._observation
+        assert observation is not None and observation.loader is not None
+        loader = observation.loader.record
         assert (loader.batch_size, loader.num_workers) == (8, 0)
     finally:
         session.close()

@@ -387,7 +387,6 @@ class Bench {
         note.textContent = done
           ? "Applied to the cell above. Run it again."
           : "No unchanged copy of the cell in this notebook: copy the edit instead.";
-        if (done) this.#send("applied");
       });
     }
     this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {

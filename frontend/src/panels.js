@@ -2,6 +2,7 @@
 
 import { cappedAxis, roundUp } from "./axis.js";
 import { Chart, join } from "./chart.js";
+import { element } from "./dom.js";
 import { figure, grouped } from "./format.js";
 
 const GIB = 2 ** 30;
@@ -24,14 +25,6 @@ export function unitOf(info) {
 
 export function labelOf({ label, source }) {
   return !source || label.includes(`(${source})`) ? label : `${label} (${source})`;
-}
-
-function element(tag, className, parent, text) {
-  const node = document.createElement(tag);
-  node.className = className;
-  if (text !== undefined) node.textContent = text; // never innerHTML: names come from the user's machine
-  parent?.append(node);
-  return node;
 }
 
 class Panel {

@@ -3,7 +3,8 @@
 import uplotCss from "uplot/dist/uPlot.min.css";
 import css from "./live.css";
 import { elapsed, figure, horizon, progress } from "./format.js";
-import { element, MeterPanel, RatePanel, StepPanel, unitOf } from "./panels.js";
+import { element } from "./dom.js";
+import { MeterPanel, RatePanel, StepPanel, unitOf } from "./panels.js";
 import { isDark, palette, watchTheme } from "./theme.js";
 
 const NARROW_PX = 620;

@@ -29,6 +29,7 @@ from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.knob import Value, written
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Run
 from gpulab.store.folders import new_id
 from gpulab.tuning import bench as rows_of
@@ -196,7 +197,7 @@ class BenchSession:
     # -- what it knows of the cell -------------------------------------------------------------------------------
 
     @property
-    def _observation(self) -> Any:
+    def _observation(self) -> Observation | None:
         _, trial = self._trials.get(rows_of.AS_WRITTEN, (None, None))
         return trial.observation if trial is not None else observation_of(self.code)
 
@@ -456,7 +457,7 @@ class BenchSession:
         """Each rung is a row: what was kept before it and it, against the cell as written by way of what was kept."""
         if record.written is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
-        for rung in record.rungs:
+        for rung in record.rungs[-1:]:  # the others were taken when they ended
             if rung.comparison is not None:
                 self._take_rung(rung.comparison, f"rung {rung.number} of a climb: {rung.outcome}")
         if self._widget is not None:
@@ -528,14 +529,16 @@ class BenchSession:
         if bench is not None:
             self._show(table=table)
             return
-        self._show(table=table, detail=self._detail(marks) + self._prints, edit=self._edit_of(marks))
+        detail = self._detail(marks)
+        self._show(table=table, detail=detail + self._prints, edit=self._edit_of(marks))
         if self._output is not None:
-            self._output.save(self._key, self._page(), view.text(self.bench))
+            self._output.save(self._key, self._page(detail), view.text(self.bench))
 
-    def _page(self) -> str:
+    def _page(self, detail: str | None = None) -> str:
+        """What a saved notebook shows; `detail` where it was made already."""
         marks = self._widget.marks if self._widget is not None else []
         code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
-        return view.static_page(self.bench, code, self._detail(marks))
+        return view.static_page(self.bench, code, self._detail(marks) if detail is None else detail)
 
     def _detail(self, marks: Sequence[str]) -> str:
         rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]

@@ -17,7 +17,7 @@ from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars, wording
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment, safe
-from gpulab.views.html_rows import FLOOR, UNDECIDED, VERDICTS, FactorRange, factor_axis, factor_row, key
+from gpulab.views.html_rows import FLOOR, PREDICTED, UNDECIDED, VERDICTS, FactorRange, factor_axis, factor_row, key
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
@@ -54,7 +54,7 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     rows = ordered(bench)
     if not rows:
         return f'<p class="gp-quiet">{NOTHING}</p>'
-    axis = axis_of(factor for row in rows for factor in _range(row.speed).factors)
+    axis = axis_of(factor for row in rows for factor in _range(row).factors)
     devices = any(row.utilization is not None for row in rows)
     losses = any(row.loss for row in rows)
     columns = [
@@ -131,7 +131,7 @@ def _speed(row: Row, axis: FactorAxis) -> str:
         return f"<div>baseline</div>{factor_row(axis, FactorRange(1.0, None, UNDECIDED))}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
-    return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, _range(row.speed))}"
+    return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, _range(row))}"
 
 
 def _speed_words(speed: Speed) -> str:
@@ -147,12 +147,19 @@ def _speed_words(speed: Speed) -> str:
     return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {plural(speed.pairs, "pair")}{more}</span>'
 
 
-def _range(speed: Speed | None) -> FactorRange:
+def _range(row: Row) -> FactorRange:
+    """The speedup, with what was predicted of it before it ran."""
+    speed, prediction = row.speed, row.prediction
     if speed is None or speed.ratio is None:
         return FactorRange(None, None, UNDECIDED)
     interval = None if speed.interval is None else (1 / speed.interval[1], 1 / speed.interval[0])
+    predicted = (
+        None
+        if prediction is None or prediction.interval[0] <= 0
+        else (1 / prediction.interval[1], 1 / prediction.interval[0])
+    )
     colour = VERDICTS.get(speed.verdict, UNDECIDED)
-    return FactorRange(1 / speed.ratio, interval, colour, speed.noise_floor or 0.0, bar=True)
+    return FactorRange(1 / speed.ratio, interval, colour, speed.noise_floor or 0.0, predicted=predicted, bar=True)
 
 
 def _time(row: Row) -> str:
@@ -183,7 +190,9 @@ def _speed_legend(rows: Sequence[Row]) -> str:
     if not speeds:
         return ""
     colour = next((VERDICTS[speed.verdict] for speed in speeds if speed.verdict in VERDICTS), UNDECIDED)
-    return key([(colour, "speedup, tick: median, thick: 95 % interval"), (FLOOR, "run-to-run noise of the baseline")])
+    predicted = [(PREDICTED, "predicted")] if any(row.prediction is not None for row in rows) else []
+    median = (colour, "speedup, tick: median, thick: 95 % interval")
+    return key([median, (FLOOR, "run-to-run noise of the baseline"), *predicted])
 
 
 def _legend(rows: Sequence[Row]) -> str:

@@ -15,6 +15,7 @@ from pathlib import Path
 from playwright.sync_api import FloatRect, Locator, ViewportSize, expect, sync_playwright
 
 from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
+from tests.browser.test_bench_in_lab import toggle
 from tests.support.paths import ROOT
 
 QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
@@ -74,13 +75,7 @@ def _measure(notebook: NotebookPage, bench: Locator, settings: dict[str, str]) -
     if reset.is_enabled():
         reset.click()
     for name, value in settings.items():
-        control = bench.locator(f'[data-toggle="{name}"]').locator("input, select")
-        if control.evaluate("e => e.tagName") == "SELECT":
-            control.select_option(value)
-        else:
-            control.fill(value)
-            control.press("Enter")
-        expect(bench.locator(f'[data-toggle="{name}"][data-changed]')).to_be_visible()
+        toggle(bench, name, value)
     bench.get_by_role("button", name="Run", exact=True).click()
     expect(bench.get_by_role("button", name="Run", exact=True)).to_be_disabled()
     expect(bench.get_by_role("button", name="Run", exact=True)).to_be_enabled(timeout=PATIENCE_MS)

@@ -6,7 +6,7 @@ import re
 
 from msgspec.structs import replace
 
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, row_of, with_run
+from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
@@ -27,6 +27,9 @@ def test_every_row_is_a_line_of_the_table() -> None:
         "rung 2 of a climb", "undecided, 6 pairs", "waiting for the DataLoader",
     ):  # fmt: skip
         assert words in shown, words
+    assert "predicted" not in shown
+    predicted = replace(B, prediction=Prediction(0.4, (0.3, 0.5)))
+    assert "predicted" in Markup(view.table(Bench("x", (A, predicted)))).text
     assert shown.count("best") == 1 and "Decide it" not in shown, "a page without a kernel has no buttons"
     alive = view.table(BENCH, ["b", "a"], alive=True)
     assert alive.count('data-do="decide"') == 1 and alive.count('data-do="remove"') == 3

@@ -267,7 +267,7 @@ def because(comparison: Comparison) -> str:
     if part is None or of_starts > of_part:
         return f" {capitalized(starts)}."
     change = _change(*both_us(part, per_sample=per_sample))
-    return f" {capitalized(part.label)} {change} per {comparison.unit} ({ONE_RUN_EACH})."
+    return f" {capitalized(part.label)} {change} per {comparison.unit} (split as in {ONE_RUN_EACH})."
 
 
 def _disturbed(side: Side) -> str:
@@ -292,7 +292,7 @@ def _unnamed(comparison: Comparison, per_sample: bool) -> str:
     if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(comparison)):
         return NOT_SHOWN
     change = _change(*both_us(unknown, per_sample=per_sample))
-    return f" Time that the trace does not name (unknown) {change} per {comparison.unit} ({ONE_RUN_EACH})."
+    return f" Time that the trace does not name (unknown) {change} per {comparison.unit} (split as in {ONE_RUN_EACH})."
 
 
 def _difference_us(comparison: Comparison) -> float:
