@@ -59,9 +59,9 @@ class Entry(Struct, frozen=True):
 
 
 def new_id(now: datetime | None = None) -> str:
-    """An id no other process makes: the UTC second and 24 random bits that leave the global random state alone."""
+    """An id no other process makes: the UTC second and 40 random bits that leave the global random state alone."""
     moment = (now or datetime.now(UTC)).astimezone(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}-{os.urandom(3).hex()}"
+    return f"{moment:%Y%m%d-%H%M%S}-{os.urandom(5).hex()}"
 
 
 def default_root() -> Path:
