@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 import zlib
 from collections import Counter
@@ -28,6 +29,7 @@ from gpulab.torch_hooks.patching import replaced
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself
 UNNAMED = "none"  # torchrun's id of a job that nobody has given one
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")  # which torchrun --standalone makes: 8 digits do
 
 _RANKS: tuple[tuple[Launcher, str, str, str], ...] = (  # the variable of the rank, of how many, of the rank on the node
     ("torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK"),
@@ -124,7 +126,8 @@ def _id(environment: Mapping[str, str], launcher: Launcher) -> str:
     elastic = environment.get("TORCHELASTIC_RUN_ID", UNNAMED)
     restarts = environment.get("TORCHELASTIC_RESTART_COUNT", "0")
     if elastic != UNNAMED:
-        names.append(elastic if restarts == "0" else f"{elastic}.{restarts}")
+        name = elastic.split("-")[0] if _UUID.fullmatch(elastic) else elastic
+        names.append(name if restarts == "0" else f"{name}.{restarts}")
     elif launcher == "torchrun":
         one_node = environment.get("LOCAL_WORLD_SIZE") == environment.get("WORLD_SIZE")
         meeting = f"{environment.get('MASTER_ADDR', '')}:{environment.get('MASTER_PORT', '')}"
