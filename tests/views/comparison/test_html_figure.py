@@ -1,60 +1,68 @@
-"""The HTML picture of comparisons, climbs, headspace and predictions: what is drawn, and the words beside it."""
+"""The pictures of comparisons, climbs and predictions: what is drawn, and the words beside it."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from gpulab.formatting import duration
+from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison, Experiment
+from gpulab.views.bench import factor_ranges, picture
 from gpulab.views.climb.attempts import ladder
 from gpulab.views.climb.climb import Climbed
-from gpulab.views.comparison import html_figure
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.comparison.html_figure import of_many, of_two
-from gpulab.views.comparison.time_rows import segments, times_of_settings
 from gpulab.views.html_rows import UNDECIDED, VERDICTS
 from gpulab.views.predictions import Predicted
+from gpulab.views.side_by_side import drawn, segments
 from tests.support import comparisons as made
 from tests.support.markup import Markup
 from tests.views.every_view import PREDICTIONS, a_climb
 
 
 def test_bars_are_as_long_as_the_times() -> None:
-    parts = [{"data_wait": 20.0, "compute": 20.0}, {"compute": 10.0}]
-    of_a, of_b = (segments(one, 40.0) for one in parts)
-    assert sum(s.share for s in of_a) == pytest.approx(1) and sum(s.share for s in of_b) == pytest.approx(0.25)
+    of_a = segments({"data_wait": 0.5, "compute": 0.5}, 40.0, 40.0)
+    of_b, whole = segments({"compute": 1.0}, 10.0, 40.0), segments({}, 10.0, 40.0)
+    assert [sum(s.share for s in one) for one in (of_a, of_b, whole)] == pytest.approx([1, 0.25, 0.25])
     assert [s.label for s in of_a] == ["waiting for the DataLoader", "computing"]
 
 
-def test_times_are_those_of_the_blocks() -> None:
-    comparison = made.a_comparison()
-    words = Markup(of_two(comparison)).words
-    assert "A: baseline" in words and "37.9 ms" in words and "13.0 ms" in words
-    assert any("2.91× speedup (2.87–2.92): faster" in word for word in words)
+def test_rows_and_side_by_side_have_the_times_of_the_comparison() -> None:
+    """Of a step, or of a sample where that is compared; undivided where the parts are left out."""
+    for b in (made.faster(), made.batch(64, 40.0, 3)):
+        c = made.a_comparison(b)
+        first, row = rows_of((c,))
+        assert (first.step_us, row.step_us) == (c.a.us_per_step, c.b.us_per_step) and c.b.us_per_sample
+        assert row.samples_per_s == pytest.approx(1e6 / c.b.us_per_sample)
+        assert 1 / c.times_as_fast == pytest.approx(np.median(1 / np.array(pair_speeds(first, row))))  # type: ignore[operator]
+    words = Markup(drawn(first, row, c.a.facts, c.b.facts, row.speed)).words
+    assert "Time per sample; split as in one profiled run each" in words and duration(c.b.us_per_sample) in words
+    assert all(not row.shares for row in rows_of((replace(c, parts_left_out="they disagree"),)))
 
 
 def test_a_sweep_has_a_row_per_setting_on_one_axis() -> None:
-    words = Markup(of_many(made.a_sweep())).words
+    words = Markup(Compared(made.a_sweep())._picture()).words
     for setting in ("batch_size=64", "batch_size=128", "batch_size=256", "batch_size=4096"):
         assert words.count(setting) == 1
-    assert words.count("1") == 1 and "Out of memory at 3.1 GiB." in words
-    assert "900 MiB" in times_of_settings(made.a_sweep())
-
-
-def wild(comparison: Comparison, **changes: object) -> Comparison:
-    return replace(comparison, **changes)
+    assert words.count("1") == 1 and "Out of memory at 3.1 GiB" in words and "900 MiB" in words
 
 
 def test_a_huge_noise_floor_stays_on_the_axis() -> None:
-    shown = html_figure.factor_range(wild(made.a_comparison(), noise_floor=6.39, verdict="undecided"))
+    rows = rows_of((wild(made.a_comparison(), noise_floor=6.39, verdict="undecided"),))
+    _, shown = factor_ranges(rows)
     assert min(shown.factors) == pytest.approx(1 / 7.39) and shown.colour == UNDECIDED
-    assert not Markup(of_two(wild(made.a_comparison(), noise_floor=6.39))).caught
+    assert not Markup(picture(rows)).caught
 
 
 def test_colours_are_those_of_the_verdict() -> None:
     slower = made.a_comparison(made.faster(blocks=made.blocks(1, 76.0)))
-    found = {c.verdict: html_figure.factor_range(c).colour for c in (made.a_comparison(), slower)}
+    found = {c.verdict: factor_ranges(rows_of((c,)))[1].colour for c in (made.a_comparison(), slower)}
     assert found == {verdict: VERDICTS[verdict] for verdict in ("faster", "slower")}
+
+
+def wild(comparison: Comparison, **changes: object) -> Comparison:
+    return replace(comparison, **changes)
 
 
 def test_a_climb_ends_in_all_that_was_kept() -> None:
