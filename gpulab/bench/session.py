@@ -45,7 +45,7 @@ from gpulab.tuning.trial import Trial
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from gpulab.views.climb.attempts import result
+from gpulab.views.climb.attempts import origin
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.display import in_notebook
@@ -459,8 +459,7 @@ class BenchSession:
         if record.written is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
-            origin = f"rung {rung.number} of a climb, {result(rung)}"
-            self.bench = self.bench.with_rung(rung, new_id(), origin)
+            self.bench = self.bench.with_rung(rung, new_id(), origin(rung))
         if self._widget is not None:
             self._draw_rows()
 

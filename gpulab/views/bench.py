@@ -70,7 +70,7 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is the baseline"),
         ("time", "Step time"),
-        ("shares", "Where a step's time goes, traced run"),
+        *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
         ("memory", "Peak memory"),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
         *([("device", "GPU busy")] if any(row.utilization is not None for row in rows) else []),

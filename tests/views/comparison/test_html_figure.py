@@ -10,7 +10,6 @@ from gpulab.formatting import duration
 from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.views.bench import factor_ranges, picture
-from gpulab.views.climb.attempts import ladder
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.html_rows import UNDECIDED, VERDICTS
@@ -65,16 +64,16 @@ def wild(comparison: Comparison, **changes: object) -> Comparison:
     return replace(comparison, **changes)
 
 
-def test_a_climb_ends_in_all_that_was_kept() -> None:
-    read = Markup(Climbed(a_climb())._picture())
-    assert "All together: knob_1=on, knob_3=on" in read.words
-    assert "37.9 → 13.0 ms a step · 2.91× speedup (2.87–2.92)" in read.words
-    assert "not kept: undecided" in read.words and "reference" not in read.words
-    assert not read.caught and "–" not in read.words
-
-
-def test_bars_of_a_climb_begin_at_what_was_kept() -> None:
-    assert [row.bar for row in ladder(a_climb()).rows] == [1.0, 0.0, 0.0, pytest.approx(0.5 * 0.8)]
+def test_a_climb_has_a_row_per_try_each_against_the_baseline() -> None:
+    """The last by the final check, which is what the headline has; a try that never ran has its words."""
+    climb = a_climb()
+    refused = replace(climb.rungs[0], number=4, settings={"knob_4": "on"}, comparison=None, outcome="failed")
+    read = Markup(Climbed(replace(climb, rungs=(*climb.rungs, replace(refused, words="too large"))))._picture())
+    for words in ("knob_1=on", "2.0×", "knob_1=on, knob_2=on", "1.5×", "knob_1=on, knob_3=on", "2.91×", "knob_4=on"):
+        assert read.words.count(words) == 1, words
+    assert "rung 2 of a climb, not kept: undecided" in read.words and read.words.count("best") == 1
+    assert "rung 3 of a climb, kept: faster, and the loss is the same (measured 1.18–1.33×)" in read.words
+    assert "rung 4 of a climb, not kept: too large" in read.words and not read.caught
 
 
 def test_predictions_are_on_one_axis() -> None:
