@@ -38,6 +38,14 @@ class Speed(Struct, frozen=True):
     per: Unit = "step"
 
     @property
+    def times_as_fast(self) -> float | None:
+        return 1 / self.ratio if self.ratio else None
+
+    @property
+    def times_as_fast_interval(self) -> tuple[float, float] | None:
+        return inverse(self.interval)
+
+    @property
     def pairs_to_decide(self) -> int | None:
         """About how many pairs would decide it; None: it is decided, or needs a quieter machine."""
         if self.verdict != "undecided" or self.ratio is None:
@@ -266,7 +274,7 @@ def with_run(row: Row, side: Side) -> Row:
         step_us=step.median if step is not None else None,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
-        memory_bytes=_memory_bytes(figures),
+        memory_bytes=memory_peak_bytes(figures),
         utilization=_utilization(figures),
         losses=_thinned(side.losses),
         steps_per_loss=_every(side.losses),
@@ -311,9 +319,18 @@ def _shares(figures: Facts) -> dict[str, float]:
     return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
 
 
-def _memory_bytes(figures: Facts) -> int | None:
-    memory = figures.run.memory
-    return memory.peak_rss_bytes if figures.run.device.kind == "cpu" else memory.peak_allocated_bytes
+def memory_peak_bytes(figures: Facts | None) -> int | None:
+    """The memory that a setting needs: tensors on the GPU, else the process and its workers."""
+    on_cpu = figures is not None and figures.run.device.kind == "cpu"
+    return peak_bytes(figures, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
+
+
+def peak_bytes(figures: Facts | None, field: str) -> int | None:
+    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
+    if figures is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in figures.run.missing)):
+        return None
+    value: int | None = getattr(figures.run.memory, field)
+    return value
 
 
 def _utilization(figures: Facts) -> float | None:
@@ -415,10 +432,14 @@ def chained(first: Speed | None, then: Speed) -> Speed:
     return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
 
 
+def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Of the inverse of a ratio."""
+    return None if interval is None else (1 / interval[1], 1 / interval[0])
+
+
 def _inverse(speed: Speed) -> Speed:
     if speed.ratio is None:
         return speed
-    ratio = 1 / speed.ratio
-    interval = None if speed.interval is None else (1 / speed.interval[1], 1 / speed.interval[0])
+    ratio, interval = 1 / speed.ratio, inverse(speed.interval)
     said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
     return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
-from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, pair_speeds
+from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within, speedup
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
 from gpulab.views.html import fragment_section
@@ -124,7 +124,7 @@ def _cells(row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mar
 
 def _acts(row: Row, place: int, best: Row | None, *, marked: bool) -> str:
     """The attributes by which a row is sorted, chosen and read out."""
-    speed = 1 / row.speed.ratio if row.speed and row.speed.ratio else float(row.is_baseline)
+    speed = (row.speed and row.speed.times_as_fast) or float(row.is_baseline)
     keys = {"number": place, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
@@ -178,18 +178,14 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
     if speed is None or not speed.ratio or row.failure:
         return FactorRange(None, None, UNDECIDED)
     return FactorRange(
-        1 / speed.ratio,
-        _inverse(speed.interval),
+        speed.times_as_fast,
+        speed.times_as_fast_interval,
         VERDICTS.get(speed.verdict, UNDECIDED),
         speed.noise_floor or 0.0,
         points,
-        _inverse(predicted) if predicted is not None and predicted[0] > 0 else None,
+        inverse(predicted) if predicted is not None and predicted[0] > 0 else None,
         bar=True,
     )
-
-
-def _inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
-    return None if interval is None else (1 / interval[1], 1 / interval[0])
 
 
 def _time(row: Row) -> str:
@@ -247,10 +243,9 @@ def words(row: Row, best: Row | None) -> str:
         parts.append(row.failure)
     elif row.is_baseline:
         parts.append("baseline")
-    elif row.speed is not None and row.speed.ratio is not None:
-        middle, around = speed_within(row.speed.ratio, row.speed.interval)
-        interval = f" ({around})" if around else ""
-        parts.append(f"speedup {middle}×{interval}, {row.speed.verdict if around else 'so far'}")
+    elif row.speed is not None and row.speed.times_as_fast:
+        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
+        parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step")
     waits = sum(row.shares.get(name, 0.0) for name in _WAITS)

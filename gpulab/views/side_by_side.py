@@ -12,7 +12,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, number, percent, size, speed_within
+from gpulab.formatting import duration, number, percent, size, speedup
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
 from gpulab.views import curves, html_bars, html_rows
@@ -32,17 +32,16 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     if b.failure or a.failure:
         failed = b if b.failure else a
         return f"{failed.title} could not be measured: {failed.failure}."
-    if speed is None or speed.ratio is None:
+    if speed is None or speed.times_as_fast is None:
         return f"{b.title} and {a.title} cannot be compared."
-    middle, around = speed_within(speed.ratio, speed.interval)
-    figures = f"{middle}× ({around})" if around else f"{middle}×"
-    per = " per sample" if speed.per == "sample" else ""
+    figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
+    figures += " per sample" if speed.per == "sample" else ""
     how = {
-        "faster": f"{b.title} is faster than {a.title}: speedup {figures}{per}",
-        "slower": f"{b.title} is slower than {a.title}: speedup {figures}{per}",
-        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}{per}",
+        "faster": f"{b.title} is faster than {a.title}: speedup {figures}",
+        "slower": f"{b.title} is slower than {a.title}: speedup {figures}",
+        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures}{per} so far')}."
+    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures} so far')}."
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, durations, factor, percent, size, speed_within
+from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Comparison, Side
-from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.wording import plain
 
@@ -125,7 +125,7 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
     """Of its profiled run."""
     if side is None:
         return (NONE,) * 4
-    peak = memory_peak_bytes(side)
+    peak = memory_peak_bytes(side.facts)
     busy = busy_fraction(side.facts)
     waits = data_wait_fraction(side.facts)
     return (

@@ -11,7 +11,7 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
 from gpulab.prediction.prediction import Prediction
-from gpulab.tuning.bench import Bench, Row, with_run
+from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
@@ -20,7 +20,6 @@ from gpulab.views.climb import sections
 from gpulab.views.climb.attempts import busy_fraction, data_wait_fraction, origin, result
 from gpulab.views.climb.sections import headline, kept_edit
 from gpulab.views.comparison import document as comparison_document
-from gpulab.views.comparison.table import memory_peak_bytes
 from gpulab.views.layout import Section
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.running.progress import STOPPED_BY, Stoppable, words
@@ -131,7 +130,7 @@ def _side(side: Side | None) -> dict[str, object]:
         **picked(side, "us_per_step", "us_per_sample"),
         "busy_fraction": busy_fraction(facts),
         "data_wait_fraction": data_wait_fraction(facts),
-        "memory_bytes": memory_peak_bytes(side) if side is not None else None,
+        "memory_bytes": memory_peak_bytes(facts),
     }
 
 
