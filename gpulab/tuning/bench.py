@@ -78,7 +78,7 @@ class Row(Struct, frozen=True):
     loss: str = ""  # the verdict on the losses of both; empty: none
     loss_words: str = ""
     losses: tuple[float | None, ...] = ()
-    steps_per_loss: int = 1  # of a long run not every loss is kept
+    loss_steps: int = 0  # that these are of: not every loss of a long run is kept; 0: every one
     checks: tuple[Change, ...] = ()
     prediction: Prediction | None = None
     failure: str = ""
@@ -277,7 +277,7 @@ def with_run(row: Row, side: Side) -> Row:
         memory_bytes=memory_peak_bytes(figures),
         utilization=_utilization(figures),
         losses=_thinned(side.losses),
-        steps_per_loss=_every(side.losses),
+        loss_steps=len(side.losses),
         checks=side.checks,
     )
 
@@ -341,11 +341,8 @@ def _utilization(figures: Facts) -> float | None:
 
 
 def _thinned(losses: Sequence[float]) -> tuple[float | None, ...]:
-    return tuple(loss if math.isfinite(loss) else None for loss in losses[:: _every(losses)])
-
-
-def _every(losses: Sequence[float]) -> int:
-    return max(1, math.ceil(len(losses) / LOSSES_KEPT))
+    every = max(1, math.ceil(len(losses) / LOSSES_KEPT))
+    return tuple(loss if math.isfinite(loss) else None for loss in losses[::every])
 
 
 # several rows

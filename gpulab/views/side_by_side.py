@@ -146,11 +146,14 @@ def _losses(a: Row, b: Row) -> str:
         return ""
     low, high = float(finite.min()), float(finite.max())
     unit = "samples" if all(row.samples_per_step for row in (a, b)) else "steps"
-    per_loss = [row.steps_per_loss * ((row.samples_per_step or 1.0) if unit == "samples" else 1.0) for row in (a, b)]
-    longest = max(len(curve) * count for curve, count in zip(values, per_loss, strict=True))
+    ends = [
+        (row.loss_steps or len(row.losses)) * ((row.samples_per_step or 1.0) if unit == "samples" else 1.0)
+        for row in (a, b)
+    ]
+    longest = max(ends)
     lines = [
-        (np.arange(len(curve), dtype=np.float64) * (count / longest), _within(curve, low, high), colour)
-        for curve, count, colour in zip(values, per_loss, (A_COLOUR, B_COLOUR), strict=True)
+        (np.linspace(0, end / longest, len(curve), endpoint=False), _within(curve, low, high), colour)
+        for curve, end, colour in zip(values, ends, (A_COLOUR, B_COLOUR), strict=True)
     ]
     title = f"Loss over {unit}, from {low:.4g} to {high:.4g}"
     panel = html_bars.panel(html_bars.lines(lines), title, f"{longest:,.0f} {unit}")

@@ -10,7 +10,7 @@ from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from tests.support.comparisons import as_written, faster, out_of_memory
+from tests.support.comparisons import as_written, faster, loss_curve, out_of_memory
 from tests.support.markup import Markup
 
 A = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
@@ -74,6 +74,12 @@ def test_two_rows_side_by_side() -> None:
     assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
     assert side_by_side.sentence(a, LOST, LOST.speed).startswith("batch_size=4096 could not be measured: out of memory")
     assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith("Undecided between amp=bf16 and as written")
+
+
+def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
+    long = with_run(Row("a"), as_written(losses=loss_curve(1_000)))
+    assert len(long.losses) < 1_000
+    assert "32,000 samples" in Markup(side_by_side.fragment(long, B, None, None, None)).text
 
 
 def test_a_sum_in_words() -> None:

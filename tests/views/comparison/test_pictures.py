@@ -40,6 +40,15 @@ def test_rows_and_side_by_side_have_the_times_of_the_comparison() -> None:
     assert all(not row.shares for row in rows_of((replace(c, parts_left_out="they disagree"),)))
 
 
+def test_stored_runs_have_their_names_and_settings() -> None:
+    """The first may have settings of its own, and is the baseline; nothing of it was measured in pairs."""
+    a, b = made.as_written(label="before", settings={"workers": "1"}), made.faster(label="after", settings={})
+    c = replace(made.a_comparison(b, a), evidence="sequential", pairs=0)
+    words = Markup(picture(rows_of((c,)))).words
+    assert words.index("before") < words.index("workers=1") < words.index("baseline") < words.index("after")
+    assert "faster, sequential runs" in words and "as written" not in words
+
+
 def test_a_sweep_has_a_row_per_setting_on_one_axis() -> None:
     words = Markup(Compared(made.a_sweep())._picture()).words
     for setting in ("batch_size=64", "batch_size=128", "batch_size=256", "batch_size=4096"):
