@@ -35,7 +35,7 @@ from gpulab.views.wording import plain
 NOTHING = "Nothing has run yet."
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
-_NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU busy"}
+_NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU utilization"}
 _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
@@ -73,16 +73,18 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
         *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
         ("memory", "Peak memory"),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
-        *([("device", "GPU busy")] if any(row.utilization is not None for row in rows) else []),
+        *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
         *([("do", "")] if alive else []),
     ]
     sortable = {"setting", "speed", "time", "memory"} if alive else set[str]()
     head = "".join(_head_cell(kind, title, sortable) for kind, title in columns)
     best, kinds = best_of(rows), [kind for kind, _ in columns]
+    rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
     body = ""
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
-        cells = _cells(row, shown, axis, best, "AB"[marks.index(row.id)] if row.id in marks else "")
-        acts = _acts(row, place, best, marked=row.id in marks) if alive else ""
+        mark = "AB"[marks.index(row.id)] if row.id in marks else ""
+        cells = _cells(row, shown, axis, best, mark, rated=rated)
+        acts = _acts(row, place, best, marked=bool(mark)) if alive else ""
         named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
@@ -107,11 +109,13 @@ def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
     return f'<th scope="col" class="gp-{kind}" aria-sort="none">{button}</th>'
 
 
-def _cells(row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str) -> dict[str, str]:
+def _cells(
+    row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str, *, rated: bool
+) -> dict[str, str]:
     return {
         "setting": _setting(row, best, mark),
         "speed": _speed(row, shown, axis),
-        "time": _time(row),
+        "time": _time(row, rated=rated),
         "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14)
         if row.shares
         else _unknown("Where a step goes"),
@@ -188,10 +192,11 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
     )
 
 
-def _time(row: Row) -> str:
+def _time(row: Row, *, rated: bool) -> str:
     if not row.step_us:
         return _unknown("The time of a step")
-    per_s = f'<div class="gp-quiet">{number(row.samples_per_s)} samples/s</div>' if row.samples_per_s else ""
+    rate = row.samples_per_s if rated else None
+    per_s = f'<div class="gp-quiet">{number(rate)} samples/s</div>' if rate else ""
     return f"<div>{safe(duration(row.step_us))}</div>{per_s}"
 
 
