@@ -118,10 +118,10 @@ def _cells(
         "time": _time(row, rated=rated),
         "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14)
         if row.shares
-        else _unknown("Where a step goes"),
-        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown("Peak memory"),
+        else _unknown(row, "Where a step goes"),
+        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
         "loss": _loss(row),
-        "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown("Utilization"),
+        "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown(row, "Utilization"),
         "do": _menu(row),
     }
 
@@ -194,7 +194,7 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
 
 def _time(row: Row, *, rated: bool) -> str:
     if not row.step_us:
-        return _unknown("The time of a step")
+        return _unknown(row, "The time of a step")
     rate = row.samples_per_s if rated else None
     per_s = f'<div class="gp-quiet">{number(rate)} samples/s</div>' if rate else ""
     return f"<div>{safe(duration(row.step_us))}</div>{per_s}"
@@ -216,7 +216,7 @@ def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
 
 def _loss(row: Row) -> str:
     if not row.loss:
-        return "" if row.is_baseline else _unknown("The loss")
+        return "" if row.is_baseline else _unknown(row, "The loss")
     alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
@@ -234,8 +234,9 @@ def _menu(row: Row) -> str:
     return f'<details class="gp-menu">{summary}<div>{buttons}</div></details>'
 
 
-def _unknown(what: str) -> str:
-    return f'<span class="gp-quiet" title="{safe(what)} is not known">–</span>'
+def _unknown(row: Row, what: str) -> str:
+    """A row that failed has said so already."""
+    return "" if row.failure else f'<span class="gp-quiet" title="{safe(what)} is not known">–</span>'
 
 
 # in words
