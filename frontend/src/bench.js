@@ -3,16 +3,10 @@
 
 import { applyToCell } from "./apply.js";
 import { element } from "./dom.js";
-import { stopRun } from "./stop.js";
+import { STOP_NOTES, stopRun } from "./stop.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
-const STOP_NOTES = {
-  heard: "Stopping at the end of this step …",
-  over: "The run has already ended.",
-  interrupted: "The kernel did not respond, so it was interrupted.",
-  unreachable: "The kernel is not reachable from here: use the notebook's stop button.",
-};
 const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
 
 class Bench {

@@ -2,6 +2,13 @@
 
 export const STOP_TYPE = "gpulab_stop";
 const PATIENCE_MS = 2000;
+/** What its answers mean for the reader. */
+export const STOP_NOTES = {
+  heard: "Stopping at the end of this step …",
+  over: "The run has already ended.",
+  interrupted: "The kernel did not respond, so it was interrupted.",
+  unreachable: "The kernel is not reachable from here: use the notebook's stop button.",
+};
 
 function controlMessage(kernel, key) {
   return {

@@ -1,14 +1,7 @@
 // The Stop button of a comparison: its cell runs on the kernel's main thread, where a click would wait for its end,
 // so it asks on the control channel.
 
-import { stopRun } from "./stop.js";
-
-const NOTES = {
-  heard: "Stopping at the end of this step",
-  over: "The run has already ended",
-  interrupted: "The kernel did not respond, so it was interrupted",
-  unreachable: "The kernel is not reachable from here: use the notebook's stop button",
-};
+import { STOP_NOTES, stopRun } from "./stop.js";
 
 function render({ model, el }) {
   const button = document.createElement("button");
@@ -30,7 +23,7 @@ function render({ model, el }) {
     };
     const answer = await stopRun(model.widget_manager?.kernel, model.get("run_key"), viaComm);
     if (answer === "unreachable") draw();
-    button.title = NOTES[answer] ?? "";
+    button.title = STOP_NOTES[answer];
   });
   model.on("change:disabled", draw);
   draw();

@@ -2,16 +2,14 @@
 
 import { Curve, StepHistory } from "./history.js";
 import { decode } from "./message.js";
-import { stopRun } from "./stop.js";
+import { STOP_NOTES, stopRun } from "./stop.js";
 
 const NO_STEP_MS = 4000; // the kernel ends code without steps after two seconds; what it cannot end is said then
-const STOP_NOTES = {
+const NOTES = {
+  ...STOP_NOTES,
   asking: "Stopping …",
-  heard: "Stopping at the end of this step …",
   waiting: "No step has finished since. To stop mid-step, interrupt the kernel (■).",
   over: "",
-  interrupted: "The kernel did not respond, so it was interrupted.",
-  unreachable: "The kernel is not reachable from here: use the notebook's stop button.",
 };
 
 export class Store {
@@ -87,7 +85,7 @@ export class Store {
   }
 
   get stopNote() {
-    return this.ended || this.lost ? "" : STOP_NOTES[this.stop] ?? "";
+    return this.ended || this.lost ? "" : NOTES[this.stop] ?? "";
   }
 
   get canStop() {

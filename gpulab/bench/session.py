@@ -38,13 +38,14 @@ from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import Bounds, Climb
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
-from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.record import Block, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
+from gpulab.views.climb.attempts import origin
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.display import in_notebook
@@ -158,7 +159,7 @@ class BenchSession:
         """End what runs and put the bench away; its table stays as HTML."""
         self.stop()
         if self._output is not None:
-            self._output.close(self._page(), view.text(self.bench))
+            self._output.close(self._page(), view.text(view.ordered(self.bench)))
         if self._widget is not None:
             self._widget.close()
         if self._opener is not None:
@@ -185,7 +186,7 @@ class BenchSession:
         self._draw_all()
         if self._problem:
             self._say(self._problem, "bad")
-        self._output.show(self._widget.root, self._page(), view.text(self.bench))
+        self._output.show(self._widget.root, self._page(), view.text(view.ordered(self.bench)))
         self._main.later(0.0, self._predict)
 
     def _ipython_display_(self) -> None:
@@ -458,29 +459,14 @@ class BenchSession:
         if record.written is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
-            if rung.comparison is not None:
-                self._take_rung(rung.comparison, f"rung {rung.number} of a climb: {rung.outcome}")
+            self.bench = self.bench.with_rung(rung, new_id(), origin(rung))
         if self._widget is not None:
             self._draw_rows()
-
-    def _take_rung(self, comparison: Comparison, origin: str) -> None:
-        base = self.bench.of(comparison.a.settings)
-        row = self.bench.of(comparison.b.settings) or Row(new_id(), comparison.b.settings)
-        if row.blocks or base is None:
-            return  # measured against the cell as written itself
-        chained = rows_of.chained(base.speed, rows_of.speed_of(comparison))
-        measured = rows_of.row_of(replace(row, origin=origin), comparison, base, 0)
-        self.bench = self.bench.put(replace(measured, speed=chained, blocks=()))
 
     def _take_climb(self, record: Climb) -> str:
         self._take_rungs(record)
         if record.whole is not None:
-            row, baseline = self.bench.of(record.whole.b.settings), self.bench.baseline
-            if row is not None and baseline is not None:
-                turn = self.bench.next_turn
-                baseline = rows_of.baseline_row(baseline, record.whole.a, turn)
-                self.bench = self.bench.put(baseline)
-                self.bench = self.bench.put(rows_of.row_of(replace(row, blocks=()), record.whole, baseline, turn))
+            self.bench = self.bench.with_climb(record)
             self._last = Compared(record.whole)
             experiments.append(self._last)
         return Climbed(record).headline.sentence
@@ -525,20 +511,20 @@ class BenchSession:
     def _draw_rows(self, bench: Bench | None = None) -> None:
         """The table; with the bench at rest also what is open, the edit, and the HTML that is saved."""
         marks = self._widget.marks if self._widget is not None else []
-        table = view.table(bench or self.bench, marks, alive=True)
+        table = view.table(view.ordered(bench or self.bench), marks, alive=True)
         if bench is not None:
             self._show(table=table)
             return
         detail = self._detail(marks)
         self._show(table=table, detail=detail + self._prints, edit=self._edit_of(marks))
         if self._output is not None:
-            self._output.save(self._key, self._page(detail), view.text(self.bench))
+            self._output.save(self._key, self._page(detail), view.text(view.ordered(self.bench)))
 
     def _page(self, detail: str | None = None) -> str:
         """What a saved notebook shows; `detail` where it was made already."""
         marks = self._widget.marks if self._widget is not None else []
         code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
-        return view.static_page(self.bench, code, self._detail(marks) if detail is None else detail)
+        return view.static_page(view.ordered(self.bench), code, self._detail(marks) if detail is None else detail)
 
     def _detail(self, marks: Sequence[str]) -> str:
         rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]

@@ -35,7 +35,12 @@ class BenchWidget:
 
     def __init__(self, key: str, run_key: str, cell: str, code: str, heard: Heard) -> None:
         self.root: Any = _widget_class()(
-            key=key, run_key=run_key, cell=cell, code=code, style=static("bench.css"), status=_plain(Status())
+            key=key,
+            run_key=run_key,
+            cell=cell,
+            code=code,
+            style=static("rows.css") + static("bench.css"),
+            status=_plain(Status()),
         )
         self.root.on_msg(lambda _widget, content, _buffers: heard(str(content.get("do", "")), content))
         self._lock = threading.Lock()

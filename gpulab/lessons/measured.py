@@ -30,7 +30,7 @@ from gpulab.tuning.plan import PlanRequest
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import TOO_FEW, is_decided
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.comparison.time_rows import us
+from gpulab.views.comparison.sweep import us
 from gpulab.views.running.waiting import waiting
 
 EACH_S = 15.0  # of a comparison among several

@@ -15,8 +15,10 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.run import Change
-from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
+from gpulab.tuning.compare.verdicts import Unit
 from gpulab.tuning.plan import Arm
 from gpulab.tuning.record import Block, Comparison, Experiment, Side
 from gpulab.verdict import Verdict, verdict
@@ -33,7 +35,15 @@ class Speed(Struct, frozen=True):
     interval: tuple[float, float] | None = None  # 95 %
     noise_floor: float | None = None
     pairs: int = 0
-    per: str = "step"
+    per: Unit = "step"
+
+    @property
+    def times_as_fast(self) -> float | None:
+        return 1 / self.ratio if self.ratio else None
+
+    @property
+    def times_as_fast_interval(self) -> tuple[float, float] | None:
+        return inverse(self.interval)
 
     @property
     def pairs_to_decide(self) -> int | None:
@@ -68,6 +78,7 @@ class Row(Struct, frozen=True):
     loss: str = ""  # the verdict on the losses of both; empty: none
     loss_words: str = ""
     losses: tuple[float | None, ...] = ()
+    loss_steps: int = 0  # that these are of: not every loss of a long run is kept; 0: every one
     checks: tuple[Change, ...] = ()
     prediction: Prediction | None = None
     failure: str = ""
@@ -82,6 +93,10 @@ class Row(Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.name or self.label
+
+    @property
+    def is_baseline(self) -> bool:
+        return not self.settings and self.speed is None
 
     @property
     def samples_per_s(self) -> float | None:
@@ -107,9 +122,7 @@ class Bench(Struct, frozen=True):
 
     @property
     def best(self) -> Row | None:
-        """The fastest of those that are faster for certain."""
-        faster = [row for row in self.rows if row.speed is not None and row.speed.verdict == "faster"]
-        return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+        return best_of(self.rows)
 
     def step_us(self, row: Row) -> float | None:
         """A step of the row: of the first row the median of its blocks, of another that time by the ratio of the pairs.
@@ -152,8 +165,72 @@ class Bench(Struct, frozen=True):
             return self
         return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
 
+    def with_rung(self, rung: Attempt, row_id: str, origin: str) -> Bench:
+        """With a try of a climb as a row: it and what was kept before, against the first row by way of what was kept.
+
+        A row that was measured against the first itself stays as it is.
+        """
+        comparison = rung.comparison
+        settings = comparison.b.settings if comparison is not None else dict(rung.settings)
+        row = self.of(settings)
+        if comparison is None:
+            return self if row is not None else self.put(Row(row_id, settings, origin=origin))
+        base = self.of(comparison.a.settings)
+        if base is None or not settings or (row is not None and row.blocks):
+            return self
+        row = replace(row or Row(row_id, settings), origin=origin)
+        speed = chained(base.speed, speed_of(comparison))
+        return self.put(replace(row_of(row, comparison, base, 0), speed=speed, blocks=()))
+
+    def with_climb(self, climb: Climb) -> Bench:
+        """With all that a climb kept against the first row itself, as its headline has it."""
+        whole, baseline = climb.whole, self.baseline
+        row = self.of(whole.b.settings) if whole is not None else None
+        if whole is None or baseline is None or row is None:
+            return self
+        turn = self.next_turn
+        baseline = baseline_row(baseline, whole.a, turn)
+        return self.put(baseline).put(row_of(replace(row, blocks=()), whole, baseline, turn))
+
 
 # rows
+
+
+def best_of(rows: Sequence[Row]) -> Row | None:
+    """The fastest of those that are faster for certain."""
+    faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
+    return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+
+
+def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
+    """A row for what all were compared with, then one for each of them, with the times of the comparison.
+
+    Without the shares of runs with a trace that differ otherwise than the blocks do.
+    """
+    a = comparisons[0].a
+    written = AS_WRITTEN if not a.settings else Row("", a.settings).label
+    first = Row("0", name=_name(a, AS_WRITTEN), origin="" if written in (AS_WRITTEN, a.label) else written)
+    first = replace(_with_times(with_run(first, a), a), blocks=a.blocks, failure=a.failure)
+    if all(c.parts_left_out for c in comparisons):
+        first = replace(first, shares={})
+    rows = [first]
+    for i, c in enumerate(comparisons, 1):
+        row = Row(str(i), c.b.settings)
+        row = _with_times(row_of(replace(row, name=_name(c.b, row.label)), c, first, 0), c.b)
+        rows.append(replace(row, shares={}) if c.parts_left_out else row)
+    return tuple(rows)
+
+
+def _name(side: Side, label: str) -> str:
+    return side.label if side.label != label else ""
+
+
+def _with_times(row: Row, side: Side) -> Row:
+    """A sample's as well, which may be of blocks whose last batch was a small one."""
+    if not side.us_per_step:
+        return row
+    samples = side.us_per_step / side.us_per_sample if side.us_per_sample else None
+    return replace(row, step_us=side.us_per_step, samples_per_step=samples)
 
 
 def speed_of(comparison: Comparison) -> Speed:
@@ -165,6 +242,15 @@ def speed_of(comparison: Comparison) -> Speed:
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
     )
+
+
+def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
+    """How many times as fast the row was in each pair of blocks; none where the runs came one by one."""
+    if row.speed is None or not row.speed.pairs:
+        return ()
+    a, b = (Side("", {}, None, one.blocks) for one in (baseline, row))
+    speeds = 1 / pair_ratios(a, b, row.speed.per)
+    return tuple(speeds[np.isfinite(speeds)].tolist())
 
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
@@ -188,9 +274,10 @@ def with_run(row: Row, side: Side) -> Row:
         step_us=step.median if step is not None else None,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
-        memory_bytes=_memory_bytes(figures),
+        memory_bytes=memory_peak_bytes(figures),
         utilization=_utilization(figures),
         losses=_thinned(side.losses),
+        loss_steps=len(side.losses),
         checks=side.checks,
     )
 
@@ -232,9 +319,18 @@ def _shares(figures: Facts) -> dict[str, float]:
     return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
 
 
-def _memory_bytes(figures: Facts) -> int | None:
-    memory = figures.run.memory
-    return memory.peak_rss_bytes if figures.run.device.kind == "cpu" else memory.peak_allocated_bytes
+def memory_peak_bytes(figures: Facts | None) -> int | None:
+    """The memory that a setting needs: tensors on the GPU, else the process and its workers."""
+    on_cpu = figures is not None and figures.run.device.kind == "cpu"
+    return peak_bytes(figures, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
+
+
+def peak_bytes(figures: Facts | None, field: str) -> int | None:
+    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
+    if figures is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in figures.run.missing)):
+        return None
+    value: int | None = getattr(figures.run.memory, field)
+    return value
 
 
 def _utilization(figures: Facts) -> float | None:
@@ -333,10 +429,14 @@ def chained(first: Speed | None, then: Speed) -> Speed:
     return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
 
 
+def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    """Of the inverse of a ratio."""
+    return None if interval is None else (1 / interval[1], 1 / interval[0])
+
+
 def _inverse(speed: Speed) -> Speed:
     if speed.ratio is None:
         return speed
-    ratio = 1 / speed.ratio
-    interval = None if speed.interval is None else (1 / speed.interval[1], 1 / speed.interval[0])
+    ratio, interval = 1 / speed.ratio, inverse(speed.interval)
     said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
     return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)

@@ -1,30 +1,41 @@
-"""The rows of a bench as one table that is a picture: on a page with a kernel behind it, in a saved one, as text.
+"""Runs of a cell as one table that is a picture: the rows of a bench, the arms of a comparison, the tries of a climb.
 
-A pure function of the record. The same HTML stands in the live bench, whose script makes it answer to clicks, and in
-the saved notebook, where it only shows. Every text is escaped here.
+A pure function of the rows. The same HTML stands in the live bench, whose script makes it answer to clicks, and in
+pages and saved notebooks, where it only shows. Every text is escaped here.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
-from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within
-from gpulab.tuning.bench import Bench, Row, Speed, Sum
+from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within, speedup
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
 from gpulab.verdict import TOO_FEW
-from gpulab.views import html_bars, wording
+from gpulab.views import html_bars
 from gpulab.views.html import fragment_section
-from gpulab.views.html_bars import Segment, safe
-from gpulab.views.html_rows import FLOOR, PREDICTED, UNDECIDED, VERDICTS, FactorRange, factor_axis, factor_row, key
+from gpulab.views.html_bars import safe
+from gpulab.views.html_rows import (
+    FLOOR,
+    POINT,
+    PREDICTED,
+    UNDECIDED,
+    VERDICTS,
+    FactorRange,
+    factor_axis,
+    factor_row,
+    key,
+)  # fmt: skip
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
 NOTHING = "Nothing has run yet."
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
-_LEAST = 0.01  # of a step: a smaller part has no place in a legend
+_MOST_POINTS = 60
+_NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU utilization"}
 _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
@@ -49,34 +60,46 @@ def ordered(bench: Bench) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
-def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> str:
-    """All rows. `marks` are the ids of A and B; `alive`: with the buttons of each row."""
-    rows = ordered(bench)
+def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
+    """All rows, the first is the baseline. `marks` are the ids of A and B; `alive`: rows answer to clicks and keys."""
     if not rows:
         return f'<p class="gp-quiet">{NOTHING}</p>'
-    axis = axis_of(factor for row in rows for factor in _range(row).factors)
-    devices = any(row.utilization is not None for row in rows)
-    losses = any(row.loss for row in rows)
+    ranges = factor_ranges(rows)
+    axis = axis_of(factor for shown in ranges for factor in shown.factors)
     columns = [
         ("setting", "Setting"),
-        ("speed", "Speedup, log scale; 1 is as written"),
-        ("time", "Step time, in blocks"),
-        ("shares", "Where a step's time goes, traced run"),
+        ("speed", "Speedup, log scale; 1 is the baseline"),
+        ("time", "Step time"),
+        *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
         ("memory", "Peak memory"),
-        *([("loss", "Loss")] if losses else []),
-        *([("device", "GPU busy")] if devices else []),
+        *([("loss", "Loss")] if any(row.loss for row in rows) else []),
+        *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
         *([("do", "")] if alive else []),
     ]
     sortable = {"setting", "speed", "time", "memory"} if alive else set[str]()
     head = "".join(_head_cell(kind, title, sortable) for kind, title in columns)
-    body = "".join(_row(row, bench, axis, marks, [kind for kind, _ in columns], number=n) for n, row in enumerate(rows))
-    under = f'<tr class="gp-axis" aria-hidden="true"><td></td><td>{factor_axis(axis)}</td></tr>'
-    tail = under if any(row.speed is not None for row in rows) else ""
-    names = "Runs of this cell"
+    best, kinds = best_of(rows), [kind for kind, _ in columns]
+    rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
+    body = ""
+    for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
+        mark = "AB"[marks.index(row.id)] if row.id in marks else ""
+        cells = _cells(row, shown, axis, best, mark, rated=rated)
+        acts = _acts(row, place, best, marked=bool(mark)) if alive else ""
+        named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
+        inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
+        body += f"<tr{acts}>{inside}</tr>"
+    under = f'<tr class="gp-axis"><td></td><td>{factor_axis(axis)}</td></tr>'
+    tail = f"<tfoot>{under}</tfoot>" if any(shown.middle is not None for shown in ranges[1:]) else ""
+    names = ' role="grid" aria-label="Runs of this cell"' if alive else ""
     return (
-        f'<table class="gp-rows" role="grid" aria-label="{names}"><thead><tr>{head}</tr></thead>'
-        f"<tbody>{body}</tbody><tfoot>{tail}</tfoot></table>{_speed_legend(rows)}{_legend(rows)}"
+        f'<table class="gp-rows"{names}><thead><tr>{head}</tr></thead><tbody>{body}</tbody>{tail}</table>'
+        f"{_speed_legend(rows, ranges)}{html_bars.parts_legend(row.shares for row in rows)}"
     )
+
+
+def picture(rows: Sequence[Row]) -> str:
+    """The table in a page or an output that has the style sheet of its own."""
+    return f'<div class="gp-bench gp-static gp-plain">{table(rows)}</div>'
 
 
 def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
@@ -86,52 +109,51 @@ def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
     return f'<th scope="col" class="gp-{kind}" aria-sort="none">{button}</th>'
 
 
-def _row(row: Row, bench: Bench, axis: FactorAxis, marks: Sequence[str], kinds: Sequence[str], *, number: int) -> str:
-    mark = "AB"[marks.index(row.id)] if row.id in marks else ""
-    cells = {
-        "setting": _setting(row, bench, mark),
-        "speed": _speed(row, axis),
-        "time": _time(row),
-        "shares": _shares(row),
-        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown("Peak memory"),
+def _cells(
+    row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str, *, rated: bool
+) -> dict[str, str]:
+    return {
+        "setting": _setting(row, best, mark),
+        "speed": _speed(row, shown, axis),
+        "time": _time(row, rated=rated),
+        "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14)
+        if row.shares
+        else _unknown(row, "Where a step goes"),
+        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
         "loss": _loss(row),
-        "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown("Utilization"),
+        "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown(row, "Utilization"),
         "do": _menu(row),
     }
-    titles = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU busy"}
-    named = {kind: f' data-title="{title}"' for kind, title in titles.items() if cells[kind]}
-    inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
-    speed = 1 / row.speed.ratio if row.speed and row.speed.ratio else float(not row.settings)
-    keys = {"number": number, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
+
+
+def _acts(row: Row, place: int, best: Row | None, *, marked: bool) -> str:
+    """The attributes by which a row is sorted, chosen and read out."""
+    speed = (row.speed and row.speed.times_as_fast) or float(row.is_baseline)
+    keys = {"number": place, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
-        f'<tr data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
-        f'aria-selected="{"true" if mark else "false"}" aria-label="{safe(words(row, bench))}">{inside}</tr>'
+        f' data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
+        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(words(row, best))}"'
     )
 
 
-def _setting(row: Row, bench: Bench, mark: str) -> str:
+def _setting(row: Row, best: Row | None, mark: str) -> str:
     marked = f'<span class="gp-mark">{mark}</span> ' if mark else ""
-    best = _BEST if _is_best(row, bench) else ""
     pin = ' <span class="gp-quiet">pinned</span>' if row.pinned else ""
-    below = [row.label] if row.name and row.name != row.label else []
+    below = [row.label] if row.name and row.settings and row.name != row.label else []
     below += [row.origin] if row.origin else []
     quiet = f'<div class="gp-quiet">{safe("; ".join(below))}</div>' if below else ""
-    return f"{marked}<b>{safe(row.title)}</b>{best}{pin}{quiet}"
+    return f"{marked}<b>{safe(row.title)}</b>{_BEST if row is best else ''}{pin}{quiet}"
 
 
-def _is_best(row: Row, bench: Bench) -> bool:
-    return bench.best is not None and bench.best.id == row.id
-
-
-def _speed(row: Row, axis: FactorAxis) -> str:
+def _speed(row: Row, shown: FactorRange, axis: FactorAxis) -> str:
     if row.failure:
         return f'<span class="gp-bad">{safe(capitalized(row.failure))}</span>'
-    if not row.settings:
-        return f"<div>baseline</div>{factor_row(axis, FactorRange(1.0, None, UNDECIDED))}"
+    if row.is_baseline:
+        return f"<div>baseline</div>{factor_row(axis, shown)}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
-    return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, _range(row))}"
+    return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, shown)}"
 
 
 def _speed_words(speed: Speed) -> str:
@@ -144,69 +166,57 @@ def _speed_words(speed: Speed) -> str:
         pairs = speed.pairs_to_decide if speed.pairs >= TOO_FEW else None
         more = f"; about {pairs} pairs would decide" if pairs else ""
     unit = " per sample" if speed.per == "sample" else ""
-    return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {plural(speed.pairs, "pair")}{more}</span>'
+    how = plural(speed.pairs, "pair") if speed.pairs else "sequential runs"
+    return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {how}{more}</span>'
 
 
-def _range(row: Row) -> FactorRange:
-    """The speedup, with what was predicted of it before it ran."""
-    speed, prediction = row.speed, row.prediction
-    if speed is None or speed.ratio is None:
+def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
+    """Each speedup with its interval, the noise and what was predicted; of only two rows also the pairs."""
+    first = FactorRange(1.0, None, UNDECIDED) if rows[0].is_baseline else _range(rows[0])
+    points = pair_speeds(*rows)[:_MOST_POINTS] if len(rows) == 2 else ()
+    return [first, *(_range(row, points) for row in rows[1:])]
+
+
+def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
+    speed, predicted = row.speed, row.prediction.interval if row.prediction is not None else None
+    if speed is None or not speed.ratio or row.failure:
         return FactorRange(None, None, UNDECIDED)
-    interval = None if speed.interval is None else (1 / speed.interval[1], 1 / speed.interval[0])
-    predicted = (
-        None
-        if prediction is None or prediction.interval[0] <= 0
-        else (1 / prediction.interval[1], 1 / prediction.interval[0])
+    return FactorRange(
+        speed.times_as_fast,
+        speed.times_as_fast_interval,
+        VERDICTS.get(speed.verdict, UNDECIDED),
+        speed.noise_floor or 0.0,
+        points,
+        inverse(predicted) if predicted is not None and predicted[0] > 0 else None,
+        bar=True,
     )
-    colour = VERDICTS.get(speed.verdict, UNDECIDED)
-    return FactorRange(1 / speed.ratio, interval, colour, speed.noise_floor or 0.0, predicted=predicted, bar=True)
 
 
-def _time(row: Row) -> str:
+def _time(row: Row, *, rated: bool) -> str:
     if not row.step_us:
-        return _unknown("The time of a step")
-    rate = row.samples_per_s if row.speed is not None and row.speed.per == "sample" else None
+        return _unknown(row, "The time of a step")
+    rate = row.samples_per_s if rated else None
     per_s = f'<div class="gp-quiet">{number(rate)} samples/s</div>' if rate else ""
     return f"<div>{safe(duration(row.step_us))}</div>{per_s}"
 
 
-def _shares(row: Row) -> str:
-    if not row.shares:
-        return _unknown("Where a step goes")
-    return html_bars.bar(_segments(row.shares), height_px=14)
-
-
-def _segments(shares: Mapping[str, float]) -> tuple[Segment, ...]:
-    return tuple(
-        Segment(look.label, shares[name], look.colour, percent(shares[name]), bool(look.hatch))
-        for name, look in wording.PARTS.items()
-        if shares.get(name, 0) > 0
-    )
-
-
-def _speed_legend(rows: Sequence[Row]) -> str:
+def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
     """What is drawn of a speedup, in the colour of the first verdict there is."""
-    speeds = [row.speed for row in rows if row.speed is not None and row.speed.interval is not None]
-    if not speeds:
+    drawn = [shown for row, shown in zip(rows, ranges, strict=True) if row.speed is not None and shown.interval]
+    if not drawn:
         return ""
-    colour = next((VERDICTS[speed.verdict] for speed in speeds if speed.verdict in VERDICTS), UNDECIDED)
-    predicted = [(PREDICTED, "predicted")] if any(row.prediction is not None for row in rows) else []
-    median = (colour, "speedup, tick: median, thick: 95 % interval")
-    return key([median, (FLOOR, "run-to-run noise of the baseline"), *predicted])
-
-
-def _legend(rows: Sequence[Row]) -> str:
-    """What the colours of all bars mean."""
-    shown = {name for row in rows for name, share in row.shares.items() if share >= _LEAST}
-    parts = [look for name, look in wording.PARTS.items() if name in shown]
-    return (
-        html_bars.legend(Segment(look.label, 0.0, look.colour, "", bool(look.hatch)) for look in parts) if parts else ""
-    )
+    colour = next((shown.colour for shown in drawn if shown.colour != UNDECIDED), UNDECIDED)
+    floors = {shown.floor for shown in drawn}
+    most = "at most " if len(floors) > 1 else ""
+    entries = [(colour, "speedup, tick: median, thick: 95 % interval")]
+    entries += [(FLOOR, f"run-to-run noise of the baseline, {most}{percent(max(floors))}")] if max(floors) else []
+    entries += [(PREDICTED, "predicted")] if any(shown.predicted for shown in drawn) else []
+    return key([*entries, *[(POINT, "pairs of blocks")] * any(shown.points for shown in drawn)])
 
 
 def _loss(row: Row) -> str:
     if not row.loss:
-        return "" if not row.settings else _unknown("The loss")
+        return "" if row.is_baseline else _unknown(row, "The loss")
     alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
@@ -224,24 +234,24 @@ def _menu(row: Row) -> str:
     return f'<details class="gp-menu">{summary}<div>{buttons}</div></details>'
 
 
-def _unknown(what: str) -> str:
-    return f'<span class="gp-quiet" title="{safe(what)} was not measured">–</span>'
+def _unknown(row: Row, what: str) -> str:
+    """A row that failed has said so already."""
+    return "" if row.failure else f'<span class="gp-quiet" title="{safe(what)} is not known">–</span>'
 
 
 # in words
 
 
-def words(row: Row, bench: Bench) -> str:
+def words(row: Row, best: Row | None) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
     parts = [row.title]
     if row.failure:
         parts.append(row.failure)
-    elif not row.settings:
+    elif row.is_baseline:
         parts.append("baseline")
-    elif row.speed is not None and row.speed.ratio is not None:
-        middle, around = speed_within(row.speed.ratio, row.speed.interval)
-        interval = f" ({around})" if around else ""
-        parts.append(f"speedup {middle}×{interval}, {row.speed.verdict if around else 'so far'}")
+    elif row.speed is not None and row.speed.times_as_fast:
+        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
+        parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step")
     waits = sum(row.shares.get(name, 0.0) for name in _WAITS)
@@ -251,15 +261,14 @@ def words(row: Row, bench: Bench) -> str:
         parts.append(f"{size(row.memory_bytes)} peak memory")
     if row.loss:
         parts.append(f"loss {_SHORT_LOSS.get(row.loss, row.loss)}")
-    if _is_best(row, bench):
+    if row is best:
         parts.append("the best")
     return plain("; ".join(parts))
 
 
-def text(bench: Bench) -> str:
+def text(rows: Sequence[Row]) -> str:
     """A line per row."""
-    rows = ordered(bench)
-    return "\n".join(words(row, bench) for row in rows) if rows else NOTHING
+    return "\n".join(words(row, best_of(rows)) for row in rows) or NOTHING
 
 
 def sum_words(total: Sum) -> str:
@@ -292,10 +301,7 @@ def edit_html(row: Row) -> str:
     return fragment_section(Section("", code=row.edit))
 
 
-def static_page(bench: Bench, head: str, below: str = "") -> str:
+def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
-    return f'<div class="gp-bench gp-static">{style()}{head}{table(bench)}{below}</div>'
-
-
-def style() -> str:
-    return f"<style>{html_bars.static('bench.css')}</style>"
+    style = f"<style>{html_bars.static('rows.css')}</style>"
+    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'

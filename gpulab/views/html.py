@@ -67,7 +67,7 @@ _STACKED = """
 .SCOPE TABLE td:first-child { font-weight: 600; }
 .SCOPE TABLE td[data-title]::before { content: attr(data-title) ": "; opacity: 0.75; }
 .SCOPE .gpulab-source th:nth-child(2), .SCOPE .gpulab-source td:nth-child(2) { display: none !important; }
-""".replace("TABLE", "table:not(.gpulab-source)")  # source stays a table, without bars
+""".replace("TABLE", "table:not(.gpulab-source, .gp-rows)")  # source stays a table, without bars; rows have their own
 _FRAGMENT_STYLE = f"""<style>.gpulab {{ container-type: inline-size; }}
 @container (max-width: {_NARROW}) {{{_STACKED.replace("SCOPE", "gpulab")}}}</style>"""
 
@@ -92,7 +92,7 @@ def page(opening: str, headline: Headline, sections: Sequence[Section], picture:
     sentence, evidence, run = safe(headline.sentence), safe(headline.evidence), safe(opening)
     policy = _POLICY + (f"; script-src {script_policy()}" if timeline else "")
     stacked = _STACKED.replace(".SCOPE", "section:not(.gpulab-timeline)")
-    style = "\n" + static("page.css").replace("STACKED", stacked).replace("NARROW", _NARROW)
+    style = "\n" + static("page.css").replace("STACKED", stacked).replace("NARROW", _NARROW) + _rows_style(picture)
     sections = [section for section in sections if not section.text_only]
     shown = f'<div class="picture">{picture}</div>' if picture else ""
     opened = [section for section in sections if _is_open(section, picture)]
@@ -137,10 +137,15 @@ def fragment(headline: Headline, sections: Sequence[Section], picture: str = "",
         f'<div style="font-size:14px;opacity:0.85;overflow-wrap:anywhere">{safe(headline.evidence)}</div></div>'
     )
     lead = "".join(fragment_section(section) for section in sections if _is_open(section, picture))
+    rows = f"<style>{style}</style>" if (style := _rows_style(picture)) else ""
     return (
-        f'<div class="gpulab" style="max-width:1100px;overflow-x:auto">{_FRAGMENT_STYLE}{head}{picture}{lead}'
+        f'<div class="gpulab" style="max-width:1100px;overflow-x:auto">{_FRAGMENT_STYLE}{rows}{head}{picture}{lead}'
         f"{_fragment_folds(sections, picture, full=full)}</div>"
     )
+
+
+def _rows_style(picture: str) -> str:
+    return static("rows.css") if "gp-rows" in picture else ""
 
 
 def _is_open(section: Section, picture: str) -> bool:
@@ -154,8 +159,8 @@ _WHY = "Why, and what to expect"
 
 def _page_folds(sections: Sequence[Section], picture: str) -> str:
     folds = [
-        f'<section class="fold"><details><summary><h2>{safe(s.title)}</h2><span class="result">{safe(s.in_short)}'
-        f"</span></summary>{''.join(_inside(s, _PAGE))}</details></section>"
+        f'<section class="fold"><details{" open" if s.drawing else ""}><summary><h2>{safe(s.title)}</h2>'
+        f'<span class="result">{safe(s.in_short)}</span></summary>{"".join(_inside(s, _PAGE))}</details></section>'
         for s in sections
         if not (_is_open(s, picture) or s.aside)
     ]

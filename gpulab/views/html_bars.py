@@ -8,11 +8,12 @@ of many steps are inline SVG, which it then leaves out.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 
 from msgspec import Struct
 
+from gpulab.formatting import percent
 from gpulab.run import Float64
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.wording import PARTS, plain
@@ -56,6 +57,21 @@ def legend(segments: Iterable[Segment]) -> str:
         for s in segments
     )
     return f'<div style="display:flex;flex-wrap:wrap;line-height:1.6;font-size:13px">{keys}</div>'
+
+
+def of_parts(shares: Mapping[str, float], words: Callable[[float], str] = percent, width: float = 1.0) -> list[Segment]:
+    """The parts of a step in one order, their shares in words; all together `width` of a bar."""
+    return [
+        Segment(look.label, shares[name] * width, look.colour, words(shares[name]), bool(look.hatch))
+        for name, look in PARTS.items()
+        if shares.get(name, 0) > 0
+    ]
+
+
+def parts_legend(columns: Iterable[Mapping[str, float]]) -> str:
+    """What the colours of several such bars mean."""
+    drawn = {name: share for column in columns for name, share in column.items() if share >= _LEAST}
+    return legend(of_parts(drawn, lambda _: "")) if drawn else ""
 
 
 def caption(text: str) -> str:

@@ -18,9 +18,10 @@ from gpulab.analysis.facts import Facts, facts
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, speed_figures, time_unit
 from gpulab.run import Run, Series
+from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison
 from gpulab.views import curves, wording
-from gpulab.views.comparison.html_figure import factor_range, pair_speeds, usual
+from gpulab.views.bench import factor_ranges
 from gpulab.views.comparison.table import name
 from gpulab.views.interval_places import axis_of, factor_ticks
 from gpulab.views.report import html_figure, step_bars
@@ -148,16 +149,18 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
 
     Raises UsageError where no setting could be compared.
     """
-    ranges = [factor_range(c) if c.times_as_fast else None for c in comparisons]
-    pairs = [pair_speeds(c) if c.times_as_fast else () for c in comparisons]
-    if not any(ranges):
+    first, *rows = rows_of(comparisons)
+    ranges = factor_ranges([first, *rows])[1:]
+    pairs = [pair_speeds(first, row) for row in rows]
+    if not any(shown.middle for shown in ranges):
         raise UsageError("There is nothing to plot: no setting could be compared with the first.")
-    axis = axis_of([x for shown in ranges if shown for x in shown.factors] + [x for some in pairs for x in usual(some)])
+    usual = [float(x) for some in pairs if some for x in np.exp(np.percentile(np.log(some), (5, 95)))]
+    axis = axis_of([*usual, *(x for shown in ranges for x in shown.factors)])
     size_in = rcParams["figure.figsize"][0], _AXIS_IN + _ROW_IN * len(ranges)
     figure = NotebookFigure(figsize=size_in, layout="constrained")
     axes, words = figure.subplots(), []
     for row, (comparison, shown, points) in enumerate(zip(comparisons, ranges, pairs, strict=True)):
-        if shown is None or shown.middle is None or comparison.ratio is None:
+        if shown.middle is None or comparison.ratio is None:
             words.append(f"{comparison.verdict}")
             continue
         words.append(f"{comparison.verdict}\n{speed_figures(comparison.ratio, comparison.interval)}")
@@ -176,7 +179,7 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
     axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axes.minorticks_off()
     axes.set_yticks(range(len(ranges)), [_lines(name(c.b), _SETTING) for c in comparisons])
-    units = sorted({c.unit for c, shown in zip(comparisons, ranges, strict=True) if shown})
+    units = sorted({c.unit for c, shown in zip(comparisons, ranges, strict=True) if shown.middle})
     axes.set_xlabel(_lines(f"speedup vs. {name(comparisons[0].a)}, per {' or '.join(units)} (log scale)", _TITLE))
     beside = axes.secondary_yaxis("right")
     beside.set_yticks(range(len(ranges)), words, fontsize="small")

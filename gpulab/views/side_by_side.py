@@ -12,20 +12,18 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, number, percent, size, speed_within
+from gpulab.formatting import duration, number, percent, size, speedup
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
-from gpulab.tuning.record import Side
-from gpulab.views import html_bars
-from gpulab.views.comparison.html_curves import device_curves
-from gpulab.views.comparison.time_rows import time_rows
+from gpulab.views import curves, html_bars, html_rows
 from gpulab.views.html import fragment_section
+from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
 from gpulab.views.wording import operator_name, plain
 
-_OPERATORS = 8
+_OPERATORS, _POINTS = 8, 300
 _HIGH_PX = 64
 
 
@@ -34,17 +32,16 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     if b.failure or a.failure:
         failed = b if b.failure else a
         return f"{failed.title} could not be measured: {failed.failure}."
-    if speed is None or speed.ratio is None:
+    if speed is None or speed.times_as_fast is None:
         return f"{b.title} and {a.title} cannot be compared."
-    middle, around = speed_within(speed.ratio, speed.interval)
-    figures = f"{middle}× ({around})" if around else f"{middle}×"
-    per = " per sample" if speed.per == "sample" else ""
+    figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
+    figures += " per sample" if speed.per == "sample" else ""
     how = {
-        "faster": f"{b.title} is faster than {a.title}: speedup {figures}{per}",
-        "slower": f"{b.title} is slower than {a.title}: speedup {figures}{per}",
-        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}{per}",
+        "faster": f"{b.title} is faster than {a.title}: speedup {figures}",
+        "slower": f"{b.title} is slower than {a.title}: speedup {figures}",
+        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures}{per} so far')}."
+    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures} so far')}."
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
@@ -56,29 +53,60 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
         if gone
         else ""
     )
-    drawn = [_step_shares(a, b)]
-    if of_a is not None and of_b is not None:
-        drawn += [_steps(of_a, of_b), device_curves(Side("A", {}, of_a), Side("B", {}, of_b))]
-    drawn.append(_losses(a, b))
-    tables: list[Section | None] = [_figures(a, b)]
-    if of_a is not None and of_b is not None:
-        tables.append(_operators(of_a, of_b))
-    return title + note + "".join(drawn) + "".join(fragment_section(table) for table in tables if table is not None)
+    return title + note + drawn(a, b, of_a, of_b, speed) + fragment_section(_figures(a, b))
 
 
-def _step_shares(a: Row, b: Row) -> str:
-    """Both steps as bars on one axis, divided by their parts."""
-    shown = [(f"{mark}: {row.title}", row) for mark, row in (("A", a), ("B", b)) if row.step_us]
-    if not shown:
+def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
+    """What is drawn of both on one axis each, and their operators."""
+    parts = [_times(a, b, per_sample=speed is not None and speed.per == "sample")]
+    if of_a is not None and of_b is not None:
+        parts += [_steps(of_a, of_b), _device_curves(of_a, of_b)]
+    parts.append(_losses(a, b))
+    operators = _operators(of_a, of_b) if of_a is not None and of_b is not None else None
+    return "".join(parts) + (fragment_section(operators) if operators is not None else "")
+
+
+def _times(a: Row, b: Row, *, per_sample: bool) -> str:
+    """Both times as bars on one axis, divided by their parts."""
+    both = [(f"{mark}: {row.title}", row, row.step_us) for mark, row in (("A", a), ("B", b))]
+    per_sample = per_sample and all(row.samples_per_step for row in (a, b))
+    shown = [
+        (name, row.shares, us / (row.samples_per_step or 1.0) if per_sample else us) for name, row, us in both if us
+    ]
+    longest_us = max((us for _, _, us in shown), default=0.0)
+    bars = [
+        html_rows.row(name, duration(us), html_bars.bar(segments(shares, us, longest_us), height_px=16))
+        for name, shares, us in shown
+    ]
+    legend = html_bars.parts_legend(shares for _, shares, _ in shown)
+    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one profiled run each' if legend else ''}"
+    return picture(html_bars.caption(title), *bars, legend) if bars else ""
+
+
+def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:
+    """The parts of a time, as long as it is of the longest; grey where none is known."""
+    whole = [Segment("", us / longest_us, html_bars.GREY, duration(us))]
+    return html_bars.of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
+
+
+def _device_curves(of_a: Facts, of_b: Facts) -> str:
+    """How busy the device was in the profiled run of each; empty where that was read of neither."""
+    for kind in ("gpu_utilization_pct", "cpu_pct"):
+        readings = [(one.run.samples.get(kind), colour) for one, colour in ((of_a, A_COLOUR), (of_b, B_COLOUR))]
+        shown = [(series, colour) for series, colour in readings if series is not None and curves.has_readings(series)]
+        if shown:
+            break
+    else:
         return ""
-    columns = [_times(row) for _, row in shown]
-    figures = [duration(row.step_us) for _, row in shown]
-    return picture(html_bars.caption("Time of a step"), time_rows([name for name, _ in shown], columns, figures))
-
-
-def _times(row: Row) -> Mapping[str, float]:
-    assert row.step_us is not None
-    return {name: share * row.step_us for name, share in row.shares.items()} or {"whole": row.step_us}
+    end_ns = max(float(series.t_ns[-1]) for series, _ in shown) or 1.0
+    top = max(100.0, curves.highest([series for series, _ in shown]))
+    lines = []
+    for series, colour in shown:
+        t_ns, _, mean, _ = curves.at_most(series, _POINTS)
+        lines.append((t_ns / end_ns, mean / top, colour))
+    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one profiled run of each"
+    panel = html_bars.panel(html_bars.lines(lines), title, duration(end_ns / 1e3))
+    return picture(panel, key([(A_COLOUR, "A"), (B_COLOUR, "B")]))
 
 
 def _steps(of_a: Facts, of_b: Facts) -> str:
@@ -112,19 +140,20 @@ def _steps(of_a: Facts, of_b: Facts) -> str:
 
 def _losses(a: Row, b: Row) -> str:
     """Both losses over the samples that the model was shown; over steps where their number is not known."""
-    curves = [np.array([np.nan if x is None else x for x in row.losses], np.float64) for row in (a, b)]
-    finite = np.concatenate([curve[np.isfinite(curve)] for curve in curves])
+    values = [np.array([np.nan if x is None else x for x in row.losses], np.float64) for row in (a, b)]
+    finite = np.concatenate([curve[np.isfinite(curve)] for curve in values])
     if not len(finite):
         return ""
     low, high = float(finite.min()), float(finite.max())
-    per_step = [row.samples_per_step for row in (a, b)]
-    counts = [n or 1.0 for n in per_step] if all(per_step) else [1.0, 1.0]
-    unit = "samples" if all(per_step) else "steps"
-    ends = [len(curve) * count for curve, count in zip(curves, counts, strict=True)]
+    unit = "samples" if all(row.samples_per_step for row in (a, b)) else "steps"
+    ends = [
+        (row.loss_steps or len(row.losses)) * ((row.samples_per_step or 1.0) if unit == "samples" else 1.0)
+        for row in (a, b)
+    ]
     longest = max(ends)
     lines = [
-        (np.arange(len(curve), dtype=np.float64) * (count / longest), _within(curve, low, high), colour)
-        for curve, count, colour in zip(curves, counts, (A_COLOUR, B_COLOUR), strict=True)
+        (np.linspace(0, end / longest, len(curve), endpoint=False), _within(curve, low, high), colour)
+        for curve, end, colour in zip(values, ends, (A_COLOUR, B_COLOUR), strict=True)
     ]
     title = f"Loss over {unit}, from {low:.4g} to {high:.4g}"
     panel = html_bars.panel(html_bars.lines(lines), title, f"{longest:,.0f} {unit}")

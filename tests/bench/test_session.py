@@ -213,7 +213,7 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     click(alive, "pin", row=row.id)
     assert session.rows[1].pinned
     root = click(alive, "open", rows=[row.id, session.rows[0].id])
-    assert root.marks == [row.id, session.rows[0].id] and "Time of a step" in root.detail
+    assert root.marks == [row.id, session.rows[0].id] and "Time per step" in root.detail
     root = click(alive, "open", rows=[row.id])
     assert "Step breakdown" in root.detail, "the report of one row"
     click(alive, "choose", settings={})
@@ -251,7 +251,7 @@ def test_a_saved_page_holds_the_rows_without_a_kernel(bench: Bench) -> None:
     bench.session.run(workers=2)
     page = bench.session._page()
     assert "workers=2" in page and "gp-static" in page and "<button" not in page and "<script" not in page
-    assert view.text(bench.session.bench).splitlines()[0].startswith("as written; baseline")
+    assert view.text(bench.session.rows).splitlines()[0].startswith("as written; baseline")
 
 
 def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Path) -> None:

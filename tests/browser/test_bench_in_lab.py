@@ -98,7 +98,7 @@ def toggle(bench: Locator, name: str, value: str) -> None:
 
 
 def rows(bench: Locator) -> Locator:
-    return bench.locator("tr[data-row]")
+    return bench.locator(".gp-rows > tbody > tr")
 
 
 def press(bench: Locator, name: str) -> None:

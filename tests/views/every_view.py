@@ -83,16 +83,24 @@ def attempt(number: int, comparison: Comparison, *, kept: bool, words: str = "")
 
 def a_climb(words: str = "") -> Climb:
     """The first try was kept by whole runs, the second has one pair, the third is a fifth faster than the first."""
-    whole = made.a_comparison()
-    by_runs = replace(whole, evidence="sequential", ratio=0.5)
-    one_pair = replace(whole, ratio=1.3, interval=None, pairs=1)
-    in_blocks = replace(whole, ratio=0.8, interval=(0.75, 0.85))
+    names = [words or f"knob_{number}" for number in (1, 2, 3)]
+    first, both = {names[0]: "on"}, {names[0]: "on", names[2]: "on"}
+    whole = _with_settings(made.a_comparison(), {}, both)
+    by_runs = replace(
+        _with_settings(whole, {}, first), evidence="sequential", pairs=0, ratio=0.5, interval=(0.48, 0.52)
+    )
+    one_pair = replace(_with_settings(whole, first, {**first, names[1]: "on"}), ratio=1.3, interval=None, pairs=1)
+    in_blocks = replace(_with_settings(whole, first, both), ratio=0.8, interval=(0.75, 0.85))
     rungs = (
         attempt(1, by_runs, kept=True, words=words),
         attempt(2, one_pair, kept=False, words=words),
         attempt(3, in_blocks, kept=True, words=words),
     )
     return Climb(made.as_written(), rungs, "budget", 30.0, whole=whole)
+
+
+def _with_settings(comparison: Comparison, a: dict[str, str], b: dict[str, str]) -> Comparison:
+    return replace(comparison, a=replace(comparison.a, settings=a), b=replace(comparison.b, settings=b))
 
 
 def headspace(words: str = "the system does not tell which files it holds") -> Headspace:

@@ -10,18 +10,18 @@ from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from tests.support.comparisons import as_written, faster, out_of_memory
+from tests.support.comparisons import as_written, faster, loss_curve, out_of_memory
 from tests.support.markup import Markup
 
 A = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
 B = row_of(Row("b", {"workers": "2"}), compare_blocks(as_written(), faster()), A, 0)
 LOST = row_of(Row("c", {"batch_size": "4096"}), compare_blocks(as_written(), out_of_memory()), A, 0)
 UNDECIDED = Row("d", {"amp": "bf16"}, speed=Speed("undecided", 0.97, (0.9, 1.05), 0.02, 6), origin="rung 2 of a climb")
-BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
+ROWS = view.ordered(Bench("x = 1", (A, B, LOST, UNDECIDED)))
 
 
 def test_every_row_is_a_line_of_the_table() -> None:
-    shown = Markup(view.table(BENCH)).text
+    shown = Markup(view.table(ROWS)).text
     for words in (
         "as written", "baseline", "37.9 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
         "rung 2 of a climb", "undecided, 6 pairs", "waiting for the DataLoader",
@@ -29,9 +29,9 @@ def test_every_row_is_a_line_of_the_table() -> None:
         assert words in shown, words
     assert "predicted" not in shown
     predicted = replace(B, prediction=Prediction(0.4, (0.3, 0.5)))
-    assert "predicted" in Markup(view.table(Bench("x", (A, predicted)))).text
+    assert "predicted" in Markup(view.table((A, predicted))).text
     assert shown.count("best") == 1 and "Decide it" not in shown, "a page without a kernel has no buttons"
-    alive = view.table(BENCH, ["b", "a"], alive=True)
+    alive = view.table(ROWS, ["b", "a"], alive=True)
     assert alive.count('data-do="decide"') == 1 and alive.count('data-do="remove"') == 3
     assert (
         re.search(r'aria-selected="true"[^>]*aria-label="as written', alive)
@@ -40,10 +40,10 @@ def test_every_row_is_a_line_of_the_table() -> None:
 
 
 def test_text_and_table_say_the_same() -> None:
-    for row in view.ordered(BENCH):
-        label = view.words(row, BENCH)
-        assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(BENCH)
-    assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(Bench("x"))
+    for row in ROWS:
+        label = view.words(row, ROWS[1])
+        assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
+    assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
 
 
 def test_pinned_rows_stand_below_the_first() -> None:
@@ -58,12 +58,12 @@ def test_no_text_of_a_user_becomes_markup() -> None:
         replace(B, settings={nasty: nasty}, name=nasty, loss_words=nasty),
         replace(LOST, failure=nasty),
     )
-    for html in (view.table(Bench("x", rows), alive=True), side_by_side.fragment(rows[0], rows[1], None, None, None)):
+    for html in (view.table(rows, alive=True), side_by_side.fragment(rows[0], rows[1], None, None, None)):
         assert "<img" not in html and "&lt;img" in html
 
 
 def test_two_rows_side_by_side() -> None:
-    a, b, *_ = view.ordered(BENCH)
+    a, b, *_ = ROWS
     html = side_by_side.fragment(a, b, as_written().facts, faster().facts, B.speed)
     shown = Markup(html).text
     for words in (
@@ -74,6 +74,12 @@ def test_two_rows_side_by_side() -> None:
     assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
     assert side_by_side.sentence(a, LOST, LOST.speed).startswith("batch_size=4096 could not be measured: out of memory")
     assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith("Undecided between amp=bf16 and as written")
+
+
+def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
+    long = with_run(Row("a"), as_written(losses=loss_curve(1_000)))
+    assert len(long.losses) < 1_000
+    assert "32,000 samples" in Markup(side_by_side.fragment(long, B, None, None, None)).text
 
 
 def test_a_sum_in_words() -> None:

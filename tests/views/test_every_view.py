@@ -18,12 +18,28 @@ from tests.views.every_view import every_view
 
 VIEWS = every_view()
 EVERY = pytest.mark.parametrize("name", VIEWS)
-NOTEBOOK_TAGS = {"div", "span", "table", "thead", "tbody", "tr", "th", "td", "p", "b", "a", "details", "summary", "pre"}
-NOTEBOOK_ATTRIBUTES = {"style", "title", "class", "data-title", "href", "target"}
+NOTEBOOK_TAGS = {
+    "div",
+    "span",
+    "table",
+    "thead",
+    "tbody",
+    "tfoot",
+    "tr",
+    "th",
+    "td",
+    "p",
+    "b",
+    "a",
+    "details",
+    "summary",
+    "pre",
+}
+NOTEBOOK_ATTRIBUTES = {"style", "title", "class", "data-title", "href", "target", "scope"}
 WIDE = ("climb", "climb_hostile", "comparison_none", "comparison_sequential")  # their tables need up to 71 columns
 ATTRIBUTES = NOTEBOOK_ATTRIBUTES | {
     "charset", "name", "content", "http-equiv", "lang", "viewbox", "preserveaspectratio", "fill", "stroke",
-    "stroke-width", "vector-effect", "d",
+    "stroke-width", "vector-effect", "d", "open",
 }  # fmt: skip
 
 

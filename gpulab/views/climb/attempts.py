@@ -7,17 +7,17 @@ from collections.abc import Sequence
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, durations, factor, percent, size, speed_within
+from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Comparison, Side
-from gpulab.views.comparison.table import memory_peak_bytes
-from gpulab.views.layout import Column, Row, Section, numbers
-from gpulab.views.wording import PARTS, plain
+from gpulab.views.layout import Column, Section, numbers
+from gpulab.views.wording import plain
 
 NONE = "–"
 
 
 def ladder(climb: Climb) -> Section:
-    """From the cell as written on, its times drawn as well."""
+    """From the cell as written on."""
     assert climb.written is not None
     below = [rung.comparison.a for rung in climb.rungs[:1] if rung.comparison is not None]
     sides = [(*below, climb.written)[0], *(r.comparison.b if r.comparison is not None else None for r in climb.rungs)]
@@ -31,47 +31,32 @@ def ladder(climb: Climb) -> Section:
     )
     cells = [("baseline", NONE, "reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
     took = [_time(sides[0], None, per_sample), *(_time(None, r.comparison, per_sample) for r in climb.rungs)]
-    bars = _bars(climb)
-    rows = tuple(
-        Row((label, time, *_figures(side, step), gain, words), bar, PARTS["compute"].colour)
-        for (label, gain, words), side, time, bar in zip(cells, sides, took, bars, strict=True)
+    rows = (
+        (label, time, *_figures(side, step), gain, words)
+        for (label, gain, words), side, time in zip(cells, sides, took, strict=True)
     )
-    return Section("The ladder", columns, rows, _notes(climb, step), wide=True)
+    return Section.table("The ladder", columns, rows, _notes(climb, step), wide=True)
 
 
 def _time(side: Side | None, comparison: Comparison | None, per_sample: bool) -> str:
     """Of a try what it was compared with and what it took, both from the same blocks: "17.1 → 13.5 ms"."""
-    if comparison is not None and in_turn(comparison):
+    if comparison is not None and _in_turn(comparison):
         before, after = (_us(one, per_sample=per_sample) for one in (comparison.a, comparison.b))
         if before and after:
-            return change(before, after)
+            return _change(before, after)
     us = _us(side, per_sample=per_sample) if side is not None else None
     return NONE if us is None else duration(us)
 
 
-def change(before_us: float, after_us: float) -> str:
+def _change(before_us: float, after_us: float) -> str:
     """Two times with their unit once: "17.1 → 13.5 ms"."""
     before, after = durations(before_us, after_us)
     return f"{before.rpartition(' ')[0]} → {after}"
 
 
-def in_turn(comparison: Comparison) -> bool:
+def _in_turn(comparison: Comparison) -> bool:
     """Whether its figures are those of blocks, and of enough of them for an interval."""
     return comparison.evidence == "interleaved" and comparison.ratio is not None and comparison.interval is not None
-
-
-def _bars(climb: Climb) -> list[float]:
-    """The time of each line over the longest, by the gains: the machine may have changed from try to try.
-
-    What no blocks tell has no bar; where it was kept, those on top of it still begin at its gain.
-    """
-    base, lengths = 1.0, [1.0]
-    for rung in climb.rungs:
-        ratio = rung.comparison.ratio if rung.comparison is not None else None
-        measured = rung.comparison is not None and in_turn(rung.comparison)
-        lengths.append(base * (ratio or 0.0) if measured else 0.0)
-        base = base * ratio if rung.kept and ratio else base
-    return [length / max(lengths) for length in lengths]
 
 
 def result(rung: Attempt) -> str:
@@ -84,6 +69,11 @@ def result(rung: Attempt) -> str:
         ranges.append(f"predicted {_range(prediction.interval)}×")
     words = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
     return f"{words} ({', '.join(ranges)})" if ranges else words
+
+
+def origin(rung: Attempt) -> str:
+    """What stands below a try where it is a row among others."""
+    return f"rung {rung.number} of a climb, {result(rung)}"
 
 
 def busy_fraction(facts: Facts | None) -> float | None:
@@ -120,7 +110,7 @@ def _label(rung: Attempt) -> str:
 
 def _gain(rung: Attempt) -> str:
     comparison = rung.comparison
-    if comparison is None or not comparison.times_as_fast or not in_turn(comparison):
+    if comparison is None or not comparison.times_as_fast or not _in_turn(comparison):
         return NONE
     return factor(comparison.times_as_fast)
 
@@ -135,7 +125,7 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
     """Of its profiled run."""
     if side is None:
         return (NONE,) * 4
-    peak = memory_peak_bytes(side)
+    peak = memory_peak_bytes(side.facts)
     busy = busy_fraction(side.facts)
     waits = data_wait_fraction(side.facts)
     return (

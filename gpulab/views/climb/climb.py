@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,19 +11,16 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
 from gpulab.prediction.prediction import Prediction
+from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
-from gpulab.views import html, html_bars
+from gpulab.views import bench, html
 from gpulab.views.climb import sections
-from gpulab.views.climb.attempts import NONE, busy_fraction, change, data_wait_fraction, in_turn, ladder, result
+from gpulab.views.climb.attempts import busy_fraction, data_wait_fraction, origin, result
 from gpulab.views.climb.sections import headline, kept_edit
 from gpulab.views.comparison import document as comparison_document
-from gpulab.views.comparison.prediction import speed_words
-from gpulab.views.comparison.table import memory_peak_bytes
-from gpulab.views.html_bars import Segment
-from gpulab.views.html_rows import A_COLOUR, UNDECIDED, VERDICTS, key, picture, row
-from gpulab.views.layout import Row, Section
+from gpulab.views.layout import Section
 from gpulab.views.report.document import picked, plain_data
 from gpulab.views.running.progress import STOPPED_BY, Stoppable, words
 from gpulab.views.view import View
@@ -133,7 +130,7 @@ def _side(side: Side | None) -> dict[str, object]:
         **picked(side, "us_per_step", "us_per_sample"),
         "busy_fraction": busy_fraction(facts),
         "data_wait_fraction": data_wait_fraction(facts),
-        "memory_bytes": memory_peak_bytes(side) if side is not None else None,
+        "memory_bytes": memory_peak_bytes(facts),
     }
 
 
@@ -187,47 +184,11 @@ class Climbing(Stoppable):
         self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)
 
 
-_LABEL, _TIME, _GAIN = 0, 1, -2  # cells of a line of the ladder
-
-
 def picture_of(climb: Climb) -> str:
-    """The picture; empty before the cell as written was measured."""
+    """Each try as a row, as on the bench; empty before the cell as written was measured."""
     if climb.written is None or climb.written.facts is None:
         return ""
-    return of_ladder(ladder(climb), [rung.kept for rung in climb.rungs], _whole(climb))
-
-
-def of_ladder(lines: Section, kept: Sequence[bool], whole: str = "") -> str:
-    """The lines of the ladder; `kept` says of each try whether it was, `whole` is the line of all kept together."""
-    colours = [A_COLOUR, *(VERDICTS["faster"] if one else UNDECIDED for one in kept)]
-    title = f"Time of {lines.columns[_TIME].title}, by the blocks"
-    rows = [_row(line, colour) for line, colour in zip(lines.rows, colours, strict=True)]
-    entries = [(VERDICTS["faster"], "kept"), (UNDECIDED, "baseline, and not kept")]
-    return picture(html_bars.caption(title), *rows, whole, key(entries) if kept else "")
-
-
-def _row(line: Row, colour: str) -> str:
-    label, time, gain, words = line.cells[_LABEL], line.cells[_TIME], line.cells[_GAIN], line.cells[-1]
-    figures = [] if time == NONE else [time]
-    figures += [] if gain == NONE else [f"{gain}× speedup"]
-    note = words if words != "reference" else ""
-    return row(label, " · ".join(figures), _bar(label, line.bar or 0.0, colour), note=note)
-
-
-def _whole(climb: Climb) -> str:
-    """All that was kept against the cell as written, which is what the headline has."""
-    whole = climb.whole
-    if whole is None or not in_turn(whole) or whole.ratio is None or whole.ratio > 1:
-        return ""
-    before, after = whole.a.us_per_step, whole.b.us_per_step
-    if whole.unit == "sample":
-        before, after = whole.a.us_per_sample, whole.b.us_per_sample
-    figures = f"{change(before, after)} a {whole.unit} · " if before and after else ""
-    colour = VERDICTS.get(whole.verdict, UNDECIDED)
-    named = ", ".join(f"{name}={value}" for name, value in climb.kept.items())
-    figures += speed_words(whole.ratio, whole.interval)
-    return row(f"All together: {named}", figures, _bar(named, whole.ratio, colour))
-
-
-def _bar(label: str, share: float, colour: str) -> str:
-    return html_bars.bar([Segment(label, share, colour)], height_px=14) if share else ""
+    rows = Bench("", (with_run(Row("0"), climb.written),))
+    for rung in climb.rungs:
+        rows = rows.with_rung(rung, str(rung.number), origin(rung))
+    return bench.picture(bench.ordered(rows.with_climb(climb)))

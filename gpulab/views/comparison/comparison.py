@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.errors import UsageError
+from gpulab.tuning.bench import rows_of
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, PartChange
 from gpulab.verdict import Verdict
-from gpulab.views.comparison import document, html_figure, sections, sweep
+from gpulab.views import bench
+from gpulab.views.comparison import document, sections, sweep
 from gpulab.views.layout import Section
 from gpulab.views.view import View
 
@@ -123,5 +125,5 @@ class Compared(View):
         return sweep.sections(shown)
 
     def _picture(self) -> str:
-        shown = self._simple
-        return html_figure.of_two(shown) if isinstance(shown, Comparison) else html_figure.of_many(shown)
+        ran = any(not sections.never_ran(c) for c in self.comparisons)
+        return bench.picture(rows_of(self.comparisons)) if ran else ""

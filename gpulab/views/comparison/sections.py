@@ -8,16 +8,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
+from gpulab.tuning.bench import rows_of
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 from gpulab.views import wording
-from gpulab.views.comparison import html_curves, prediction
+from gpulab.views.comparison import prediction
 from gpulab.views.comparison.table import heading, in_one_line, name, side_by_side
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.report.sections import changes_section, device
+from gpulab.views.side_by_side import drawn
 from gpulab.views.wording import plain
 
 LOSSES_DIFFER = "The losses differ: check them before you keep it."
@@ -56,7 +58,7 @@ def sections(
         return ()
     return present(
         leading(first((comparison,))),
-        side_by_side(comparison, price_per_hour),
+        _side_by_side(comparison, price_per_hour),
         prediction.section((comparison,)),
         _parts(comparison),
         _loss(comparison),
@@ -83,6 +85,12 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
     differences = (plain(line) for c in comparisons for line in c.differences)
     lines = tuple(dict.fromkeys((*sequential, *differences)))
     return Section("Before you rely on this", lines=lines, wide=True) if lines else None
+
+
+def _side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
+    a, b = rows_of((comparison,))
+    drawing = drawn(a, b, comparison.a.facts, comparison.b.facts, b.speed)
+    return replace(side_by_side(comparison, price_per_hour), drawing=drawing)
 
 
 # parts
@@ -127,7 +135,7 @@ def _loss(comparison: Comparison) -> Section | None:
     ]
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)))
     table = Section.table("Loss", columns, cells, (f"{capitalized(loss.verdict)}. {plain(loss.words)}.",))
-    return replace(table, drawing=html_curves.losses(loss), result=capitalized(loss.verdict))
+    return replace(table, result=capitalized(loss.verdict))
 
 
 def _last(a: Sequence[float], b: Sequence[float]) -> int:
@@ -157,8 +165,7 @@ def _curves(comparison: Comparison) -> Section | None:
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
     lines = ("Over all of one profiled run each.",)
-    table = Section.table("Device", columns, cells, lines, aside=True)
-    return replace(table, drawing=html_curves.device_curves(comparison.a, comparison.b))
+    return Section.table("Device", columns, cells, lines, aside=True)
 
 
 # how it was measured, how to keep it

@@ -5,11 +5,11 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from gpulab.formatting import duration, plural, size, speed_within
+from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
-from gpulab.views.comparison.table import memory_peak_bytes, name
-from gpulab.views.comparison.time_rows import per_sample, times_of_settings, us
+from gpulab.views.comparison.table import name
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
 
@@ -74,12 +74,18 @@ def _lines(experiment: Experiment) -> Section:
         f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one profiled run each."
     ]
     table = Section.table("All settings", columns, rows, lines, wide=True)
-    return replace(
-        table,
-        pictured=True,
-        result="step breakdown and memory of each",
-        drawing=times_of_settings(experiment),
-    )
+    return replace(table, pictured=True, result=f"time per {unit} of each")
+
+
+def per_sample(experiment: Experiment) -> bool:
+    """Whether all settings are told per sample: some have another batch, and the samples of all are known."""
+    ran = [side for side in experiment.sides if not side.failure]
+    return any(c.unit == "sample" for c in experiment.comparisons) and all(side.us_per_sample for side in ran)
+
+
+def us(side: Side, experiment: Experiment) -> float | None:
+    """The time of a side in the unit of the experiment."""
+    return side.us_per_sample if per_sample(experiment) else side.us_per_step
 
 
 def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tuple[str, ...]:
@@ -89,7 +95,14 @@ def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tu
     if compared is not None and compared.ratio is not None:
         ratio, interval = speed_within(compared.ratio, compared.interval)
     verdict = compared.verdict if compared is not None else "reference"
-    return name(side), duration(us(side, experiment)), ratio, interval or "–", size(memory_peak_bytes(side)), verdict
+    return (
+        name(side),
+        duration(us(side, experiment)),
+        ratio,
+        interval or "–",
+        size(memory_peak_bytes(side.facts)),
+        verdict,
+    )
 
 
 def _losses(experiment: Experiment) -> Section | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, number, percent, reading, size, speed_within
+from gpulab.tuning.bench import peak_bytes
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
@@ -120,24 +121,7 @@ def _memory_rows(a: Side, b: Side) -> list[Cells]:
             ("peak memory reserved on the GPU", "peak_reserved_bytes"),
             *wanted,
         ]
-    return [_row(label, _memory(a, field), _memory(b, field), size) for label, field in wanted]
-
-
-def _memory(side: Side, field: str) -> int | None:
-    """None where an earlier run of the process hides the exact peak: a reading below it is no peak to compare."""
-    run = side.facts.run if side.facts is not None else None
-    if run is None or (field != "peak_rss_bytes" and any(m.key == "memory" for m in run.missing)):
-        return None
-    value: int | None = getattr(run.memory, field)
-    return value
-
-
-def memory_peak_bytes(side: Side) -> int | None:
-    """The memory that a setting needs: tensors on the GPU, else the process and its workers."""
-    if side.facts is None:
-        return None
-    on_cpu = side.facts.run.device.kind == "cpu"
-    return _memory(side, "peak_rss_bytes" if on_cpu else "peak_allocated_bytes")
+    return [_row(label, peak_bytes(a.facts, field), peak_bytes(b.facts, field), size) for label, field in wanted]
 
 
 def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Cells]:
