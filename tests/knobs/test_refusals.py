@@ -39,7 +39,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("workers", 0, FROM_MAIN["spawn"], ""),
     ("workers", 2, FROM_MAIN["fork"], ""),
     ("workers", 2, loading(start_method="spawn"), ""),
-    ("prefetch", 4, SCENE, "set workers=2 in the same command"),
+    ("prefetch", 4, SCENE, "set workers=2 together with it"),
     ("prefetch", 4, with_settings(SCENE, {"workers": 2, "prefetch": 4}), ""),
     ("prefetch", 4, with_settings(loading(num_workers=1), {"workers": 0}), "workers=2"),
     ("persistent_workers", True, SCENE, "workers=2"),

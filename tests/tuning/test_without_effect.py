@@ -49,7 +49,7 @@ THERE = "{}: the cell has this as written, so there is nothing to compare."
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": "many"}], "it is 4 in the code"),
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": 8}, {"batch_size": "many"}], "it is 4 in the"),
         (GIVEN, [{"batch_size": 5000}], "the largest is batch_size=12"),
-        (GIVEN, [{"prefetch": 4}], "set workers=2 in the same command"),
+        (GIVEN, [{"prefetch": 4}], "set workers=2 together with it"),
         (GIVEN, [{"tf32": True}], "TF32 needs an NVIDIA GPU"),
         (GIVEN, [{"workers": 1}], ""),
         (GIVEN, [{"workers": 0, "batch_size": 2}], ""),

@@ -100,7 +100,14 @@ class DatasetCache(Knob):
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if not value:
             return CodeEdit("")
-        return CodeEdit("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
+        kind = "Dataset" if observation.loader is None else observation.loader.record.dataset
+        return CodeEdit(
+            f"# before the DataLoader is built; write the name of your {kind} in place of `dataset`\n"
+            "dataset = [dataset[i] for i in range(len(dataset))]",
+            "DataLoader",
+            "dataset",
+            "[items[i] for items in [dataset] for i in range(len(items))]",
+        )
 
 
 class _Application:
