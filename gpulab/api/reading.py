@@ -111,7 +111,8 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
 
     A run that is a rank stands for its whole job, unless its id or folder is given; the job's own id names it as well.
-    Where a run and a file or folder share a name the run is meant: `./train.py` is the file. Without a `store` this process's runs come first. Raises StoreError or TraceError where there is none.
+    Where a run and a file or folder share a name the run is meant: `./train.py` is the file. Without a `store` this
+    process's runs come first. Raises StoreError or TraceError where there is none.
     """
     path, key = Path(what), str(what)
     if path.name != DOCUMENT and (path.is_file() or path.is_dir()) and not _is_stored(key, store):

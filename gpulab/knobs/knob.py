@@ -86,7 +86,7 @@ class CodeEdit(Struct, frozen=True):
     """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
-    `lines` and the end of the loop where that changes too. In `literal` the name `keyword` stands for what the cell has.
+    `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has.
     """
 
     lines: str

@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.dataloader.dataset_cache import DatasetCache
+from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP

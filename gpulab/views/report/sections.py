@@ -51,6 +51,8 @@ def opening(facts: Facts) -> str:
     """What was run, on which device, and how it ended: one line."""
     run = facts.run
     outcome = "a trace from elsewhere" if run.source == "trace" else wording.OUTCOMES[run.outcome]
+    if run.reached_step_limit:
+        outcome = "ended at the step limit"
     if run.origin is not None and run.origin.is_cut_short:
         outcome += ", cut short"
     if run.outcome in ("failed", "stopped") and run.outcome_detail:
