@@ -61,9 +61,9 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
     snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
-        return Edit("\n\n".join(snippets) or "# The cell already has these values.", False, cell)
+        return Edit("\n\n".join(snippets) or "# Your code already has these values.", False, cell)
     lines = difflib.unified_diff(
-        cell.split("\n"), changed.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
+        cell.split("\n"), changed.split("\n"), "your code", f"your code with {title}", n=_CONTEXT, lineterm=""
     )
     parts = [*(f"# {note}" for note in notes), "\n".join(lines)]
     if snippets:
@@ -103,7 +103,7 @@ def _changed(text: str, wanted: CodeEdit) -> tuple[str, str] | None:
         return None
     if len(numbers) == 1 or wanted.call != "DataLoader":
         return text, ""
-    which = f"All {count} DataLoader calls are changed: the cell does not show which one feeds the training."
+    which = f"All {count} DataLoader calls are changed: your code does not show which one feeds the training."
     return text, which if len(numbers) == count else ""
 
 

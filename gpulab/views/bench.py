@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
-from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within
+from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within
 from gpulab.tuning.bench import Bench, Row, Speed, Sum
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars, wording
@@ -93,7 +93,7 @@ def _row(row: Row, bench: Bench, axis: FactorAxis, marks: Sequence[str], kinds: 
         "speed": _speed(row, axis),
         "time": _time(row),
         "shares": _shares(row),
-        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown("Peak memory"),
+        "memory": safe(gib(row.memory_bytes)) if row.memory_bytes else _unknown("Peak memory"),
         "loss": _loss(row),
         "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown("Utilization"),
         "do": _menu(row),
@@ -248,7 +248,7 @@ def words(row: Row, bench: Bench) -> str:
     if row.shares:
         parts.append(f"{percent(waits)} of it waiting")
     if row.memory_bytes:
-        parts.append(f"{size(row.memory_bytes)} peak memory")
+        parts.append(f"{gib(row.memory_bytes)} peak memory")
     if row.loss:
         parts.append(f"loss {_SHORT_LOSS.get(row.loss, row.loss)}")
     if _is_best(row, bench):

@@ -12,7 +12,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, number, percent, size, speed_within
+from gpulab.formatting import duration, gib, number, percent, speed_within
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
 from gpulab.tuning.record import Side
@@ -140,7 +140,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("settings", a.label, b.label),
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
-        ("peak memory", *(size(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
+        ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
         ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]

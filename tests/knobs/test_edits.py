@@ -173,8 +173,8 @@ def test_formatting_is_kept(before: str, after: str) -> None:
 def test_the_text_is_a_diff_that_says_what_it_is() -> None:
     result = edit("a = 1\nloader = DataLoader(ds)\nb = 2", [WORKERS])
     assert result.text.split("\n") == [
-        "--- cell",
-        "+++ cell with num_workers=4",
+        "--- your code",
+        "+++ your code with num_workers=4",
         "@@ -1,3 +1,3 @@",
         " a = 1",
         "-loader = DataLoader(ds)",

@@ -397,7 +397,7 @@ SEEDS = tuple(made.loss_curve(seed=s) for s in (1, 2, 3))
         (SHORT, (), (), "not measurable", ""),
         (CURVE, OTHER, SEEDS, "within the band", ""),
         (CURVE, MOVED, SEEDS, "outside the band", ""),
-        (CURVE, SHIFTED, (CURVE, CURVE), "different", "the cell sets its own seed"),  # seeds that change nothing
+        (CURVE, SHIFTED, (CURVE, CURVE), "different", "your code sets its own seed"),  # seeds that change nothing
         (CURVE, SHIFTED, ((), (math.nan,)), "different", "was not measured"),
     ],
 )

@@ -85,7 +85,7 @@ class DatasetCache(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
         if not value:
-            return Verification("no effect", "the cell as written has no cache")
+            return Verification("no effect", "your code has no cache")
         if not effects.counts.get("loaders"):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:

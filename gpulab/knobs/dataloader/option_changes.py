@@ -39,7 +39,7 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
     if sampler is None:
         raise _left(loader, "automatic batching is off (batch_size=None)")
     if type(sampler) is not BatchSampler:
-        raise _left(loader, f"the cell passes its own batch_sampler ({type(sampler).__name__})")
+        raise _left(loader, f"your code passes its own batch_sampler ({type(sampler).__name__})")
     if sampler.batch_size == size:
         return sampler
     length = length_of(sampler.sampler)

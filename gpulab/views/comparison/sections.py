@@ -270,6 +270,6 @@ def keep(side: Side | None) -> Section | None:
     """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
     if side is None or not side.edit or not worth_keeping(side):
         return None
-    what = "This edit of the cell" if side.edit_is_diff else "This"
+    what = "This edit" if side.edit_is_diff else "This"
     code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
     return Section("Keep it", lines=(f"{what} makes {name(side)} permanent:",), code=code)

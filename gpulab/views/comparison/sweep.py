@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpulab.formatting import duration, plural, size, speed_within
+from gpulab.formatting import duration, gib, plural, speed_within
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
@@ -89,7 +89,7 @@ def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tu
     if compared is not None and compared.ratio is not None:
         ratio, interval = speed_within(compared.ratio, compared.interval)
     verdict = compared.verdict if compared is not None else "reference"
-    return name(side), duration(us(side, experiment)), ratio, interval or "–", size(memory_peak_bytes(side)), verdict
+    return name(side), duration(us(side, experiment)), ratio, interval or "–", gib(memory_peak_bytes(side)), verdict
 
 
 def _losses(experiment: Experiment) -> Section | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpulab.formatting import duration, size
+from gpulab.formatting import duration, gib
 from gpulab.tuning.compare.parts import both_us, comparable_accounts
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views import html_bars, wording
@@ -17,7 +17,7 @@ def times_of_settings(experiment: Experiment) -> str:
     """Each setting's time by its parts, with its memory."""
     sides = [side for side in experiment.sides if us(side, experiment)]
     columns = [of_setting(side, experiment) for side in sides]
-    figures = [f"{duration(sum(parts.values()))} · {size(memory_peak_bytes(side))}" for side, parts in
+    figures = [f"{duration(sum(parts.values()))} · {gib(memory_peak_bytes(side))}" for side, parts in
                zip(sides, columns, strict=True)]  # fmt: skip
     return picture(time_rows([name(side) for side in sides], columns, figures)) if len(sides) > 1 else ""
 

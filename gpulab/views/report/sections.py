@@ -18,6 +18,7 @@ from gpulab.formatting import (
     duration,
     duration_range,
     factor,
+    gib,
     number,
     percent,
     plain_values,
@@ -120,7 +121,7 @@ def _step(facts: Facts) -> Section:
     own = facts.step_us is not None and facts.run.device.kind == "cpu"  # else the breakdown has another figure
     parts = [
         _spread_row(f"   of it {'waiting for' if own else 'the loop blocked in'} the DataLoader", facts.data_wait_us),
-        _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
+        _spread_row("   of it inside Optimizer.step, with its operators", facts.optimizer_us),
     ]
     profiled = _spread_row("a step, with the profiler", facts.traced_step_us)
     if facts.run.source == "trace":
@@ -379,15 +380,15 @@ def _curves(facts: Facts) -> Section | None:
 
 def _memory(run: Run) -> Section:
     memory = run.memory
-    rows = [("peak of the process and its workers", size(memory.peak_rss_bytes))]
+    rows = [("peak of the process and its workers", gib(memory.peak_rss_bytes))]
     if run.device.kind == "cuda":
         rows += [
-            ("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes)),
-            ("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes)),
+            ("peak allocated by tensors on the GPU", gib(memory.peak_allocated_bytes)),
+            ("peak reserved by PyTorch on the GPU", gib(memory.peak_reserved_bytes)),
         ]
-    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes)))
+    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", gib(memory.total_bytes)))
     peak = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
-    result = f"peak {size(peak)} of {size(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
+    result = f"peak {gib(peak)} of {gib(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
     return Section.table("Memory", PAIRS, rows, result=result)
 
 
