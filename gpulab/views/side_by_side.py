@@ -104,9 +104,7 @@ def _steps(of_a: Facts, of_b: Facts) -> str:
         )
         for (mark, figures), (_, bars) in zip(both, charts, strict=True)
     )
-    limits = html_bars.caption(
-        f"Step time over the run; y-max {duration(top_ms * 1e3)}, both over {duration(longest_s * 1e6)}"
-    )
+    limits = html_bars.caption(f"Step time over the run; y-max {duration(top_ms * 1e3)}, both on one time axis")
     return picture(limits, drawn)
 
 

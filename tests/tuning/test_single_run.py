@@ -67,7 +67,7 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
     layout, batch, amp, lr = ran("lr = 0.1\n" + LOOP, names, channels_last=True, batch_size=4, amp="off", lr=0.5)
     assert {change.state for change in (layout, batch, amp, lr)} == {"no effect"}
     assert "2D convolution" in layout.evidence
-    assert "already has batch_size=4" in batch.evidence and "no autocast region" in amp.evidence
+    assert "already has batch_size=4" in batch.evidence and "in fp32 already" in amp.evidence
     assert lr.evidence == "nothing read the variable while the code ran"
 
 

@@ -118,7 +118,7 @@ class Amp(Knob):
             regions = effects.counts.get("autocast regions", 0)
             words = f"{regions} of your code's autocast regions were disabled"
             if not regions:
-                return Verification("no effect", "your code entered no autocast region that could be disabled")
+                return Verification("no effect", "your code runs in fp32 already, without autocast")
             return Verification("took effect", words)
         if value == self.value_in(observation):
             return Verification("no effect", f"your code already uses amp={value}")

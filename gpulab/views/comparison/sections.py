@@ -78,7 +78,7 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
         if c.ended_early
         else SEQUENTIAL
         for c in comparisons
-        if c.evidence == "sequential"
+        if c.evidence == "sequential" and c.ratio is not None
     )
     differences = (plain(line) for c in comparisons for line in c.differences)
     lines = tuple(dict.fromkeys((*sequential, *differences)))

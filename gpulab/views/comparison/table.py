@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, number, percent, reading, size, speed_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, gib, number, percent, reading, speed_within
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
@@ -120,7 +120,7 @@ def _memory_rows(a: Side, b: Side) -> list[Cells]:
             ("peak memory reserved on the GPU", "peak_reserved_bytes"),
             *wanted,
         ]
-    return [_row(label, _memory(a, field), _memory(b, field), size) for label, field in wanted]
+    return [_row(label, _memory(a, field), _memory(b, field), gib) for label, field in wanted]
 
 
 def _memory(side: Side, field: str) -> int | None:
