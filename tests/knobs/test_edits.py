@@ -212,7 +212,7 @@ def test_of_two_loaders_the_one_that_trains_is_changed(cell: str) -> None:
 
 
 @pytest.mark.parametrize("dataset", ["Digits(*paths)", "dataset=Digits(*paths)", "dataset =\n  Digits(*paths)"])
-def test_a_value_that_wraps_the_one_of_the_cell_has_its_expression(dataset: str) -> None:
+def test_a_value_that_wraps_the_cells_own_has_its_expression(dataset: str) -> None:
     made, paths = [], (3,)
 
     def digits(count: int) -> range:
