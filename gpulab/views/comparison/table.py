@@ -9,7 +9,7 @@ from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Section, numbers
-from gpulab.views.wording import cut, plain
+from gpulab.views.wording import plain, shortened
 
 _WIDEST = 22  # characters of a column's title
 Cells = tuple[str, ...]
@@ -22,7 +22,7 @@ def name(side: Side) -> str:
 
 def heading(side: Side) -> str:
     """What a side is called above a column."""
-    return cut(name(side), _WIDEST)
+    return shortened(name(side), _WIDEST)
 
 
 def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
