@@ -153,7 +153,7 @@ def _whole_row(run: Run) -> tuple[str, ...]:
         how = "with the profiler"
     else:
         how = f"of which the profiler recorded {_ns(recorded_ns)}"
-    return f"the whole cell, {how}", _ns(run.code_wall_ns)
+    return f"the whole run, {how}", _ns(run.code_wall_ns)
 
 
 def _spread_row(label: str, spread: Spread | None) -> tuple[str, ...]:
