@@ -98,7 +98,7 @@ def _telling(prediction: Prediction) -> Prediction:
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):
         return prediction
     speeds = f"{number(1 / high)}× to {number(1 / low)}× as fast"
-    why = f"{TO_TRY}from this run your code may become {speeds}: too wide to be of use"
+    why = f"{TO_TRY}from this run the cell may become {speeds}: too wide to be of use"
     return refused(prediction.settings, why)
 
 
