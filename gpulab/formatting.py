@@ -91,6 +91,11 @@ def size(count: float | None) -> str:
     return f"{number(count)} bytes"
 
 
+def gib(count: float | None) -> str:
+    """What a process or a device holds, in one unit whatever its size, so that runs are comparable: "0.48 GiB"."""
+    return NOT_MEASURABLE if count is None or not math.isfinite(count) else f"{_digits(count / 2**30)} GiB"
+
+
 def factor(ratio: float) -> str:
     """How many times: 1.07 → "1.07", 1.034 → "1.03", 1.62 → "1.6", 14.2 → "14", 0.03 → "0.030"."""
     return f"{ratio:,.{_factor_decimals(ratio)}f}" if ratio else "0"

@@ -739,6 +739,11 @@ class Run(Struct, frozen=True):
         return np.flatnonzero(np.isin(self.steps.number, self.traced_numbers))
 
     @property
+    def reached_step_limit(self) -> bool:
+        """Whether its steps were limited, and it was stopped because it had done them."""
+        return self.outcome == "stopped" and self.settings.steps is not None and len(self.steps) >= self.settings.steps
+
+    @property
     def code_wall_ns(self) -> int:
         """Wall time of the code itself: without what gpulab did before it began and to start and stop the profiler."""
         ours = self.observer

@@ -59,6 +59,7 @@ ABSENT = "The script 'absent.py' cannot be opened: No such file or directory."
     ("argv", "message"),
     [
         (["recrod", "x.py"], "There is no command 'recrod'. Did you mean 'record'?"),
+        (["climb"], "There is no command 'climb'. A notebook may have `%gpulab climb`; see `gpulab --help`."),
         (["report", "--jsno"], "gpulab report has no option --jsno; did you mean --json?"),
         (["record", "--stepz=5", "x.py"], "gpulab record has no option --stepz; did you mean --steps?"),
         (["record", "--num-workers", "2", "x.py"], "gpulab record has no option --num-workers; "),

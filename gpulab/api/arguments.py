@@ -40,7 +40,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(prog=prog, usage=f"{prog} {usage}", add_help=False, allow_abbrev=False)
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{self.prog}: {message}.")
+        raise UsageError(f"{self.prog}: {message}. `{self.prog} --help` has examples.")
 
     def read(self, words: Sequence[str]) -> argparse.Namespace:
         """The options and words. Raises UsageError."""
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str, words: Sequence[str]) -> str:
         if not word.startswith("-"):
-            return f"{self.prog}: unexpected argument {shown(word)!r}."
+            return f"{self.prog}: unexpected argument {shown(word)!r}. Drop it, or see `{self.prog} --help`."
         return unknown_option(self.prog, word, words, self._option_string_actions)
 
 

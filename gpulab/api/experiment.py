@@ -23,7 +23,10 @@ from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import Stoppable
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
-NO_CELL = "There is no profiled cell yet: put %%gpuprofile above a training cell and run it once. Runs of it are kept."
+NO_CELL = (
+    "No cell was profiled in this kernel yet: put %%gpuprofile above a training cell and run it once. "
+    "Its earlier runs and bench rows are kept, also over a restart."
+)
 
 experiments: list[Compared] = []
 

@@ -111,10 +111,11 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
     """A stored run by id, name or folder, or the trace or the folder of traces that `what` names.
 
     A run that is a rank stands for its whole job, unless its id or folder is given; the job's own id names it as well.
-    Without a `store` this process's runs come first. Raises StoreError or TraceError where there is none.
+    Where a run and a file or folder share a name the run is meant: `./train.py` is the file. Without a `store` this
+    process's runs come first. Raises StoreError or TraceError where there is none.
     """
     path, key = Path(what), str(what)
-    if path.name != DOCUMENT and (path.is_file() or (path.is_dir() and not _is_stored(key, store))):
+    if path.name != DOCUMENT and (path.is_file() or path.is_dir()) and not _is_stored(key, store):
         return load(path)
     if os.sep in key and not path.exists() and not _is_stored(key, store):
         raise TraceError(f"There is no file or folder {key!r}: check the path.")
@@ -133,7 +134,7 @@ def open_run(what: str | Path, store: Store | None = None) -> Run | Ranks:
 
 
 def _is_stored(key: str, store: Store | None) -> bool:
-    """Whether a run is meant: a folder of traces may have the name of one, and a name may look like a path."""
+    """Whether a run is meant: a script or a folder of traces may have the name of one, a name may look like a path."""
     try:
         (store or runs.store).find(key)
     except StoreError:

@@ -79,6 +79,8 @@ def _called(row: Row, run: Run) -> str:
 
 def _outcome(row: Row, run: Run) -> str:
     """Of several ranks the one that most of those share which did not complete, and of how many."""
+    if run.reached_step_limit and set(row.outcomes) <= {"stopped"}:
+        return "step limit"
     others = Counter(outcome for outcome in row.outcomes if outcome != "completed")
     if not others:
         return run.outcome

@@ -33,8 +33,11 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The options of a command line; `do` names the module and the function that does it. Raises UsageError."""
     parser, commands = _parsers()
     if argv and not argv[0].startswith("-") and argv[0] not in commands:
-        nearest = difflib.get_close_matches(argv[0], list(commands), n=1, cutoff=0.0)[0]
-        raise UsageError(f"There is no command {argv[0]!r}. Did you mean {nearest!r}?")
+        near = difflib.get_close_matches(argv[0], list(commands), n=1)
+        hint = (
+            f"Did you mean {near[0]!r}?" if near else f"A notebook may have `%gpulab {argv[0]}`; see `gpulab --help`."
+        )
+        raise UsageError(f"There is no command {argv[0]!r}. {hint}")
     options, rest = parser.parse_known_args(argv)
     if rest:
         chosen = commands[options.command] if options.command else parser

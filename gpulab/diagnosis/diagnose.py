@@ -81,7 +81,7 @@ def _ended(facts: Facts) -> str:
     run, count = facts.run, len(facts.run.steps)
     how = _EARLY.get(run.outcome) if run.source != "trace" else None
     asked = run.settings.steps
-    if how is None or (run.outcome == "stopped" and asked is not None and count >= asked):
+    if how is None or run.reached_step_limit:
         return ""
     if not count:
         return f"{how} before its first step."

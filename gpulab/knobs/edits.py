@@ -61,9 +61,9 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
     title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
     snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
-        return Edit("\n\n".join(snippets) or "# The cell already has these values.", False, cell)
+        return Edit("\n\n".join(snippets) or "# Your code already has these values.", False, cell)
     lines = difflib.unified_diff(
-        cell.split("\n"), changed.split("\n"), "cell", f"cell with {title}", n=_CONTEXT, lineterm=""
+        cell.split("\n"), changed.split("\n"), "your code", f"your code with {title}", n=_CONTEXT, lineterm=""
     )
     parts = [*(f"# {note}" for note in notes), "\n".join(lines)]
     if snippets:
@@ -103,7 +103,7 @@ def _changed(text: str, wanted: CodeEdit) -> tuple[str, str] | None:
         return None
     if len(numbers) == 1 or wanted.call != "DataLoader":
         return text, ""
-    which = f"All {count} DataLoader calls are changed: the cell does not show which one feeds the training."
+    which = f"All {count} DataLoader calls are changed: your code does not show which one feeds the training."
     return text, which if len(numbers) == count else ""
 
 
@@ -127,20 +127,22 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
     if any(isinstance(a, ast.Starred) for a in call.args):
         return None
     lines = _Text(text)
-    value = ast.parse(wanted.literal, mode="eval").body
     present = next((k for k in call.keywords if k.arg == wanted.keyword), None)
     by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
-    position = _DATA_LOADER.index(wanted.keyword) if by_position else None
-    if present is not None:
-        lines.put(present.value, wanted.literal)
-        present.value = value
-    elif position is not None and position < len(call.args):
-        lines.put(call.args[position], wanted.literal)
-        call.args[position] = value
-    elif any(k.arg is None for k in call.keywords):  # **options may have it
+    position = _DATA_LOADER.index(wanted.keyword) if by_position else len(call.args)
+    old = present.value if present is not None else next(iter(call.args[position:]), None)
+    literal = wanted.literal if old is None else wanted.literal_for(lines.of(old))
+    value = ast.parse(literal, mode="eval").body
+    if old is not None:
+        lines.put(old, literal)
+        if present is not None:
+            present.value = value
+        else:
+            call.args[position] = value
+    elif wanted.wraps or any(k.arg is None for k in call.keywords):  # **options may have it
         return None
     else:
-        lines.add(call, f"{wanted.keyword}={wanted.literal}")
+        lines.add(call, f"{wanted.keyword}={literal}")
         call.keywords.append(ast.keyword(wanted.keyword, value))
     return lines.text if _same(parse(lines.text), tree) else None
 
@@ -223,6 +225,10 @@ class _Text:
     def __init__(self, text: str) -> None:
         self.text = text
         self._starts = [0, *(m.end() for m in re.finditer("\n", text))]
+
+    def of(self, node: ast.expr) -> str:
+        begin, end = self._span(node)
+        return self.text[begin:end]
 
     def put(self, node: ast.expr, literal: str) -> None:
         begin, end = self._span(node)

@@ -6,6 +6,7 @@ All that a knob knows of itself stands in its own class: the command, the panel,
 from __future__ import annotations
 
 import difflib
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -85,7 +86,7 @@ class CodeEdit(Struct, frozen=True):
     """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
-    `lines` and the end of the loop where that changes too.
+    `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has.
     """
 
     lines: str
@@ -93,6 +94,14 @@ class CodeEdit(Struct, frozen=True):
     keyword: str = ""
     literal: str = ""
     loop_end: LoopEnd | None = None
+
+    @property
+    def wraps(self) -> bool:
+        """Whether the literal needs the value that the cell has."""
+        return bool(self.keyword) and self.literal_for("") != self.literal
+
+    def literal_for(self, old: str) -> str:
+        return re.sub(rf"\b{self.keyword}\b", lambda _: old, self.literal)
 
     @property
     def snippet(self) -> str:

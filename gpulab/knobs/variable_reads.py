@@ -41,7 +41,7 @@ class Lines(UserDict[str, Any]):
     def __getitem__(self, name: str) -> Any:
         value = self.data[name]
         if name in self.values_set and _is_set(value, self.values_set[name]):
-            _note(self.effects[name], "the cell read the variable")
+            _note(self.effects[name], "your code read the variable")
         return value
 
 

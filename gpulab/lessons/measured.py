@@ -6,6 +6,7 @@ By name, so that a guess or an answer written later is still held against the ex
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Iterable, Mapping
 from itertools import permutations
 
@@ -20,8 +21,9 @@ from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.options import is_quick
-from gpulab.run import Run
+from gpulab.run import Job, Run
 from gpulab.thresholds import DEFAULT
+from gpulab.tuning import cell_code as cells
 from gpulab.tuning.compare.blocks import pair_ratios
 from gpulab.tuning.compare.sequential import compare_runs
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
@@ -167,7 +169,11 @@ class Again(Struct, frozen=True):
     def run(self) -> None:
         """Measure it again, and show the comparison."""
         assert self.one.a.facts is not None
-        code = code_of(self.one.a.facts.run.code, main_names())
+        run = self.one.a.facts.run
+        if run.job is not None:
+            self._run_in_ranks(run, run.job)
+            return
+        code = code_of(run.code, main_names())
         request = PlanRequest(
             ab=tuple(f"{knob}={value}" for knob, value in self.one.b.settings.items()),
             steps=max(block.step_count for block in self.one.a.blocks),
@@ -175,6 +181,14 @@ class Again(Struct, frozen=True):
             name=f"{self.name}{AGAIN}",
         )
         conduct(code, request.plan(code.variables))
+
+    def _run_in_ranks(self, run: Run, job: Job) -> None:
+        """By the magic, which knows what the ranks need of the notebook."""
+        settings = ", ".join(f"{knob}={value}" for knob, value in self.one.b.settings.items())
+        steps = max(block.step_count for block in self.one.a.blocks)
+        words = [f"{self.name}{AGAIN}", "--ab", settings, "--ranks", str(job.world_size)]
+        line = shlex.join([*words, "--steps", str(steps), "--budget", f"{AGAIN_S:g}"])
+        cells.shell().run_cell_magic("gpuprofile", line, run.code)
 
 
 def left_open(name: str, knob: str = "", value: str = "") -> Again | None:
@@ -185,7 +199,7 @@ def left_open(name: str, knob: str = "", value: str = "") -> Again | None:
         return None
     run = one.a.facts.run if one.a.facts is not None else None
     pairs = _pairs_within(one, AGAIN_S)
-    in_a_cell = run is not None and run.job is None and run.source in ("cell", "statement")
+    in_a_cell = run is not None and run.source in ("cell", "statement")
     return Again(name, one, pairs) if pairs is not None and in_a_cell else None
 
 

@@ -167,7 +167,7 @@ class ResolvedArm(Struct, frozen=True):
         same = [d.value == others[d.name] if d.name in others else d.is_current for d in self.names]
         if not same or not all(same):
             return ""
-        return f"the cell has {'this' if len(same) == 1 else 'all of this'} as written, so there is nothing to compare"
+        return f"your code has {'this' if len(same) == 1 else 'all of this'} as written, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
         """Why it is another training, and not only another speed. `checks`: what was seen in its run.
@@ -179,7 +179,7 @@ class ResolvedArm(Struct, frozen=True):
         reasons = [d.knob.changes_training for d in changed if d.knob is not None]
         names = ", ".join(f"`{d.name}`" for d in changed if d.knob is None)
         if names:
-            reasons.append(f"the cell computes with another {names}")
+            reasons.append(f"your code computes with another {names}")
         return "; ".join(r for r in reasons if r)
 
     def edit(self, code: Code, observation: Observation, checks: Iterable[Change]) -> Edit | None:

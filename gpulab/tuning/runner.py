@@ -229,7 +229,7 @@ class Runner:
         changed = [name for name in done.left if name not in done.taken_from]
         if changed:
             self._note(
-                f"The cell changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
+                f"Your code changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
             )
         return True
 
@@ -715,7 +715,7 @@ def _quoted(names: Iterable[str]) -> str:
 def _used_up_words(names: list[str], *, loads: bool) -> str:
     goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
     words = (
-        f"The cell uses up {_quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
+        f"Your code uses up {_quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
     )
     if not loads:
         return words

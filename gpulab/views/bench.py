@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
-from gpulab.formatting import capitalized, duration, number, percent, plural, size, speed_within, speedup
+from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
 from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -119,7 +119,7 @@ def _cells(
         "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14)
         if row.shares
         else _unknown(row, "Where a step goes"),
-        "memory": safe(size(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
+        "memory": safe(gib(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
         "loss": _loss(row),
         "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown(row, "Utilization"),
         "do": _menu(row),
@@ -258,7 +258,7 @@ def words(row: Row, best: Row | None) -> str:
     if row.shares:
         parts.append(f"{percent(waits)} of it waiting")
     if row.memory_bytes:
-        parts.append(f"{size(row.memory_bytes)} peak memory")
+        parts.append(f"{gib(row.memory_bytes)} peak memory")
     if row.loss:
         parts.append(f"loss {_SHORT_LOSS.get(row.loss, row.loss)}")
     if row is best:

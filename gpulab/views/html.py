@@ -76,7 +76,7 @@ _CODE = (
     "white-space:pre-wrap;word-break:normal;overflow-wrap:anywhere;"
     "border:1px solid rgba(128,128,128,0.35);border-radius:8px;background:rgba(128,128,128,0.08)"
 )
-_SOURCE = "font:13px/1.5 ui-monospace,Menlo,Consolas,monospace;background:none;color:inherit;padding:0;white-space:pre"
+_SOURCE = "font:13px/1.5 ui-monospace,Menlo,monospace;background:none;color:inherit;padding:0;white-space:pre-wrap"
 _GROUNDS = {"+": "rgba(46,158,91,0.25)", "-": "rgba(217,83,79,0.25)"}  # under any ink, light or dark
 
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
@@ -224,8 +224,7 @@ def _table(section: Section, rows: Sequence[Row], look: Look, barred: bool) -> s
     body = "".join(_row(row, section.columns, look, barred) for row in rows)
     source = any(column.fit == "code" for column in section.columns)
     kind = ' class="gpulab-source"' if source else ""
-    table = f"<table{kind} {look['table']}>{_head(section, look, barred)}<tbody>{body}</tbody></table>"
-    return f'<div style="overflow-x:auto">{table}</div>' if source else table
+    return f"<table{kind} {look['table']}>{_head(section, look, barred)}<tbody>{body}</tbody></table>"
 
 
 def _code_line(line: str) -> str:
@@ -252,7 +251,7 @@ def _row(row: Row, columns: Sequence[Column], look: Look, barred: bool) -> str:
     for i, (cell, column) in enumerate(zip(row.cells, columns, strict=True)):
         kind = _kind(i, cell, column)
         hint = f' title="{safe(row.full)}"' if i == 0 and row.full and row.full != cell else ""
-        shown = wording.cut(cell, _LONGEST) if column.fit in ("cut", "code") else cell
+        shown = wording.cut(cell, _LONGEST) if column.fit == "cut" else cell
         hint = hint or (f' title="{safe(cell)}"' if shown != cell else "")
         named = f' data-title="{safe(column.title)}"' if i and column.title else ""
         inside = _linked(shown, row, look) if i == len(columns) - 1 else _indented(shown)

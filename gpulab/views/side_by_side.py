@@ -12,7 +12,7 @@ import numpy as np
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, number, percent, size, speedup
+from gpulab.formatting import duration, gib, number, percent, speedup
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
 from gpulab.views import curves, html_bars, html_rows
@@ -132,9 +132,7 @@ def _steps(of_a: Facts, of_b: Facts) -> str:
         )
         for (mark, figures), (_, bars) in zip(both, charts, strict=True)
     )
-    limits = html_bars.caption(
-        f"Step time over the run; y-max {duration(top_ms * 1e3)}, both over {duration(longest_s * 1e6)}"
-    )
+    limits = html_bars.caption(f"Step time over the run; y-max {duration(top_ms * 1e3)}, both on one time axis")
     return picture(limits, drawn)
 
 
@@ -169,7 +167,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("settings", a.label, b.label),
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
-        ("peak memory", *(size(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
+        ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
         ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
-from gpulab.formatting import number, percent, plural, reading, size
+from gpulab.formatting import gib, number, percent, plural, reading
 from gpulab.run import Job, StepFlag
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             on_cpu="the loop was blocked because the next batch was not ready",
         ),
         "optimizer": Part(
-            "optimizer",
+            "optimizer overhead",
             "the GPU was idle while the program was in the optimizer",
             "#009E73",
             on_cpu="the program was in the optimizer and ran no operator",
@@ -176,7 +176,7 @@ def short_name(name: str) -> str:
 def quantity(value: float, name: str, unit: str) -> str:
     """A reading in the unit that its curve's name ends with (definitions.md, "Units")."""
     if name.endswith("_bytes"):
-        return size(value)
+        return gib(value)
     if name.endswith("_fraction"):
         return percent(value)
     if name.endswith("_pct"):

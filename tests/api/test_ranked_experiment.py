@@ -71,7 +71,7 @@ def test_what_gloo_cannot_do_is_said(session: KernelSession) -> None:
 
 def test_without_ddp_there_is_nothing_to_turn(session: KernelSession) -> None:
     said = compared(session, "%%gpuprofile --ab bucket_cap_mb=1 --ranks 2\ntrain(STEPS)")
-    assert "no DistributedDataParallel is called in this cell" in " ".join(said.split())
+    assert "no DistributedDataParallel is called in your code" in " ".join(said.split())
 
 
 def test_the_failure_of_one_rank_is_everybodys(session: KernelSession) -> None:

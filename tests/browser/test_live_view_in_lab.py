@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.browser
 
 LIGHT_STEP_LINE = (0x1D, 0x63, 0xC4)
-ALERT = "Input-bound for 20 s: 63 % of each step waits on the DataLoader."
+ALERT = "Input-bound for 20 s: the steps wait on the DataLoader."
 
 SETUP = f"""
 import sys

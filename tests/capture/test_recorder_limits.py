@@ -100,8 +100,8 @@ def test_a_cell_that_ran_with_the_profiler_says_so() -> None:
     as_if = replace(run.timeline, window_ns=(start_ns, start_ns + run.wall_ns))
     everything = replace(run, timeline=as_if, observer=replace(run.observer, own_ns=1))
     rows = [row.cells for s in sections.sections(doors.report(everything).facts) for row in s.rows]
-    (whole,) = [cells for cells in rows if cells[0].startswith("the whole cell")]
-    assert whole[0] == "the whole cell, with the profiler" and "not measurable" not in " ".join(whole)
+    (whole,) = [cells for cells in rows if cells[0].startswith("the whole run")]
+    assert whole[0] == "the whole run, with the profiler" and "not measurable" not in " ".join(whole)
 
 
 def on_another_thread(train: Callable[[], Run]) -> Run:

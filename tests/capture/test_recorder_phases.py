@@ -237,7 +237,7 @@ def test_within_a_backward_pass_the_profiler_is_left_alone(monkeypatch: pytest.M
     ("settings", "code", "refuses", "reason"),
     [
         (Settings(), "", "another torch.profiler is active", "another torch.profiler is active"),
-        (Settings(), "with torch.profiler.profile() as prof:", "", "the cell uses torch's profiler itself"),
+        (Settings(), "with torch.profiler.profile() as prof:", "", "your code uses torch's profiler itself"),
         (Settings(), "", "", "the run ended after 2 steps, before the profiled window"),
     ],
     ids=["refused", "in the code", "too short"],

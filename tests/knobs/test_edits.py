@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from gpulab.knobs.dataloader.dataset_cache import DatasetCache
 from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.knob import CodeEdit, LoopEnd
 from gpulab.knobs.model.accumulation import ACCUMULATE
@@ -24,6 +25,7 @@ from gpulab.run import Device
 WORKERS = CodeEdit("DataLoader(..., num_workers=4)", "DataLoader", "num_workers", "4")
 BATCH = CodeEdit("DataLoader(..., batch_size=64)", "DataLoader", "batch_size", "64")
 FUSED = CodeEdit("AdamW(..., fused=True)", "AdamW", "fused", "True")
+CACHE = DatasetCache().code_edit(Observation(Device("cpu", "")), True)
 TF32 = CodeEdit('torch.set_float32_matmul_precision("high")')
 
 
@@ -171,8 +173,8 @@ def test_formatting_is_kept(before: str, after: str) -> None:
 def test_the_text_is_a_diff_that_says_what_it_is() -> None:
     result = edit("a = 1\nloader = DataLoader(ds)\nb = 2", [WORKERS])
     assert result.text.split("\n") == [
-        "--- cell",
-        "+++ cell with num_workers=4",
+        "--- your code",
+        "+++ your code with num_workers=4",
         "@@ -1,3 +1,3 @@",
         " a = 1",
         "-loader = DataLoader(ds)",
@@ -207,6 +209,21 @@ LOOP = "\n    f(x).backward()"
 )
 def test_of_two_loaders_the_one_that_trains_is_changed(cell: str) -> None:
     assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
+
+
+@pytest.mark.parametrize("dataset", ["Digits(*paths)", "dataset=Digits(*paths)", "dataset =\n  Digits(*paths)"])
+def test_a_value_that_wraps_the_cells_own_has_its_expression(dataset: str) -> None:
+    made, paths = [], (3,)
+
+    def digits(count: int) -> range:
+        made.append(count)
+        return range(5, 5 + count)
+
+    new = changed(f"loader = DataLoader({dataset}, batch_size=2)", CACHE)
+    names: dict[str, Any] = {"Digits": digits, "paths": paths, "DataLoader": bound}
+    exec(new, names)
+    assert names["loader"] == {"dataset": [5, 6, 7], "batch_size": 2}
+    assert made == [3]  # built once
 
 
 def test_where_one_cannot_be_chosen_all_are_changed() -> None:
@@ -245,6 +262,7 @@ def test_a_literal_of_the_cell_is_changed(cell: str, name: str, value: Any, afte
         ("DataLoader(ds, **options)", WORKERS),  # options may have it
         ("DataLoader(*arguments)", WORKERS),  # by position, perhaps
         ("DataLoader(x for x in y)", WORKERS),
+        ("DataLoader(batch_size=8)", CACHE),  # what it would wrap is not there
         ("this is no Python", WORKERS),
         ("DataLoader(ds)\r\nx", WORKERS),
         ("f(hidden)", code_edit("hidden", 512)),

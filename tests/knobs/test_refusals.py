@@ -39,7 +39,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("workers", 0, FROM_MAIN["spawn"], ""),
     ("workers", 2, FROM_MAIN["fork"], ""),
     ("workers", 2, loading(start_method="spawn"), ""),
-    ("prefetch", 4, SCENE, "set workers=2 in the same command"),
+    ("prefetch", 4, SCENE, "set workers=2 together with it"),
     ("prefetch", 4, with_settings(SCENE, {"workers": 2, "prefetch": 4}), ""),
     ("prefetch", 4, with_settings(loading(num_workers=1), {"workers": 0}), "workers=2"),
     ("persistent_workers", True, SCENE, "workers=2"),
@@ -192,7 +192,7 @@ def test_nonsense_is_answered_and_what_keeps_a_value_is_python(name: str) -> Non
     for value in KNOBS[name].options:
         edit = KNOBS[name].code_edit(SCENE, value)
         compile(edit.snippet.replace("…", "..."), "snippet", "exec")
-        if edit.call:
+        if edit.call and not edit.wraps:
             assert f"{edit.call}(" in edit.snippet and f"{edit.keyword}={edit.literal}" in edit.snippet
 
 

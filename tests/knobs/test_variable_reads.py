@@ -41,11 +41,11 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
 @pytest.mark.parametrize(
     ("cell", "earlier", "who"),
     [
-        ("y = x", "", "the cell read the variable"),
-        ("x = 1\ny = [x]", "", "the cell read the variable"),
-        ("for i in range(3):\n    y = x", "", "the cell read the variable"),
-        ("eval('x')", "", "the cell read the variable"),
-        ("exec('y = x')", "", "the cell read the variable"),
+        ("y = x", "", "your code read the variable"),
+        ("x = 1\ny = [x]", "", "your code read the variable"),
+        ("for i in range(3):\n    y = x", "", "your code read the variable"),
+        ("eval('x')", "", "your code read the variable"),
+        ("exec('y = x')", "", "your code read the variable"),
         ("f()", FUNCTION, "f ran, which reads the variable"),
         ("x = 1\n" + FUNCTION + "f()", "", "f ran, which reads the variable"),
         ("calls['f']()", FUNCTION + "calls = {'f': f}", "f ran, which reads the variable"),

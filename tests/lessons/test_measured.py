@@ -158,6 +158,15 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     assert named is not None and named.comparisons == open_.comparisons, "a table of the sweep is still of the sweep"
     ran("two-workers again", open_)
     assert left_open("two-workers") is None, "once"
+    ran("two-workers", in_a_cell(swept({2: 0.5}, spread=2.3), job=Job("a", 0, "torchrun", 2)))
+    again = left_open("two-workers")
+    assert again is not None
+    asked: list[tuple[str, ...]] = []
+    shell = SimpleNamespace(run_cell_magic=lambda *words: asked.append(words))
+    monkeypatch.setattr(measured.cells, "shell", lambda: shell)
+    again.run()
+    line = "'two-workers again' --ab workers=2 --ranks 2 --steps 10 --budget 60"
+    assert asked == [("gpuprofile", line, "train()")]
     few = in_a_cell(replace(open_, comparisons=(replace(open_.comparisons[0], pairs=2, interval=(0.01, 30.0)),)))
     ran("two-workers", few)
     again = left_open("two-workers")
@@ -170,7 +179,6 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
         lambda: in_a_cell(swept({2: 0.5}, spread=1.05)),  # decided
         lambda: in_a_cell(swept({2: 0.9}, spread=6.0)),  # as good as never
         lambda: in_a_cell(swept({2: 0.5}, spread=2.3), block_s=20.0),  # too long
-        lambda: in_a_cell(swept({2: 0.5}, spread=2.3), job=Job("a", 0, "torchrun", 2)),
         lambda: swept({2: None}),
     ],
 )

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpulab.api import runs_table
 from gpulab.api.cell_ranks import failure_words
 from gpulab.api.reading import open_run, report
-from gpulab.errors import StoreError
+from gpulab.errors import StoreError, TraceError
 from gpulab.run import Job, Ranks, Run, Settings
 from gpulab.store.folders import COLUMNS, Store
 from gpulab.store.jobs import await_job, job_of
@@ -141,6 +141,15 @@ def test_conditions_delete_whole_jobs_and_names_are_theirs(store: Store) -> None
     runs = Runs(store)
     assert runs.name("latest", "better") and [run.settings.name for run in Runs(store)] == ["better"] * 3
     assert len(runs.where(outcome="failed").deletions()) == 3
+
+
+def test_a_run_goes_before_a_file_of_its_name(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.save(replace(rank(0, of=1), settings=Settings(name="train.py")))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("import torch")
+    assert open_run("train.py", store).name == "train.py"
+    with pytest.raises(TraceError, match="is not JSON"):
+        open_run("./train.py", store)
 
 
 def test_a_rank_stands_for_its_job_unless_it_is_meant(store: Store) -> None:

@@ -15,7 +15,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
-from gpulab.run import Change, Float64, Phase, Samples, Series, StepFlag, Steps
+from gpulab.run import Change, Float64, Missing, Phase, Samples, Series, StepFlag, Steps
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import (
@@ -369,6 +369,12 @@ def test_a_run_without_a_step_is_the_reason() -> None:
     found = compare_runs([a.facts.run, none])
     assert isinstance(found, Comparison)
     assert "no training step was found in" in comparison_headline(found).sentence
+    empty = replace(
+        none, missing=(Missing("steps", "the DataLoader yielded 0 batches: list has 0 items", key="empty_loader"),)
+    )
+    found = compare_runs([empty, empty])
+    assert isinstance(found, Comparison)
+    assert comparison_headline(found).sentence.endswith(": the DataLoader yielded 0 batches: list has 0 items.")
 
 
 # loss
@@ -397,7 +403,7 @@ SEEDS = tuple(made.loss_curve(seed=s) for s in (1, 2, 3))
         (SHORT, (), (), "not measurable", ""),
         (CURVE, OTHER, SEEDS, "within the band", ""),
         (CURVE, MOVED, SEEDS, "outside the band", ""),
-        (CURVE, SHIFTED, (CURVE, CURVE), "different", "the cell sets its own seed"),  # seeds that change nothing
+        (CURVE, SHIFTED, (CURVE, CURVE), "different", "your code sets its own seed"),  # seeds that change nothing
         (CURVE, SHIFTED, ((), (math.nan,)), "different", "was not measured"),
     ],
 )

@@ -67,9 +67,9 @@ def test_nothing_was_profiled_yet_and_bad_lines(session: KernelSession) -> None:
     if session.value("'loader' in globals()"):
         pytest.skip("an earlier test has profiled a cell")
     for line, words in (
-        ("climb", "no profiled cell yet"),
+        ("climb", "No cell was profiled in this kernel yet"),
         ("climb --budget soon", "number of seconds"),
-        ("headspace", "no profiled cell"),
+        ("headspace", "No cell was profiled"),
         ("headspace --stps 3", "--steps"),
     ):
         answer = session.run(f"%gpulab {line}")

@@ -67,7 +67,7 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
     layout, batch, amp, lr = ran("lr = 0.1\n" + LOOP, names, channels_last=True, batch_size=4, amp="off", lr=0.5)
     assert {change.state for change in (layout, batch, amp, lr)} == {"no effect"}
     assert "2D convolution" in layout.evidence
-    assert "already has batch_size=4" in batch.evidence and "no autocast region" in amp.evidence
+    assert "already has batch_size=4" in batch.evidence and "in fp32 already" in amp.evidence
     assert lr.evidence == "nothing read the variable while the code ran"
 
 
@@ -191,7 +191,7 @@ def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]
     found = compared(names, "lr = 0.1\nscale = 1.0\nrate = [scale]\n" + LOOP, lr=0.5, scale=2.0, accumulate=1)
     assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
     decided = resolve_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
-    assert decided.changes_training(()) == "the cell computes with another `lr`"
+    assert decided.changes_training(()) == "your code computes with another `lr`"
     idle = Change("lr", "0.5", "0.1", "variable of the cell", "no effect", "")
     assert decided.changes_training((idle,)) == ""
 

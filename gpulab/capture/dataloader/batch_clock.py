@@ -100,7 +100,7 @@ class LoadingClock:
             why = f"gpulab failed while timing ({type(self._fault).__name__}: {self._fault})"
         elif self._untimed & {feeder, None} or (feeder is None and self._untimed):
             why = (
-                "its workers were started before this run; build the DataLoader in the cell, "
+                "its workers were started before this run; build the DataLoader in the profiled code, "
                 "or run without persistent_workers"
             )
         elif batches is None and feeder is not None:

@@ -1,8 +1,8 @@
 """What a live run says of itself when something goes wrong for long: one quiet line, gone when it is over. Pure.
 
-It is a hint while the run goes on, no diagnosis: the shares are smoothed, and begin and end at two different values, so
-that the line does not flicker. The record's alerts are found anew from its own steps and readings, so that a run
-without a live view has the same.
+It is a hint while the run goes on, no diagnosis, and names no share: the headline does. Shares are smoothed, and begin
+and end at two different values, so that the line does not flicker. The record's alerts are found anew from its own
+steps and readings, so that a run without a live view has the same.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections import deque
 import numpy as np
 from msgspec import Struct, field
 
-from gpulab.formatting import percent, while_s
+from gpulab.formatting import while_s
 from gpulab.run import Alert, Samples, Steps
 from gpulab.thresholds import Thresholds
 
@@ -24,8 +24,8 @@ _BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
 STARVING = "data_starved"
 IDLE = "gpu_idle"
 WORDS = {
-    STARVING: "Input-bound for {time}: {share} of each step waits on the DataLoader.",
-    IDLE: "GPU idle for {time}: {share} of that time it had no work.",
+    STARVING: "Input-bound for {time}: the steps wait on the DataLoader.",
+    IDLE: "GPU idle for {time}: it had no work most of that time.",
 }
 
 
@@ -56,18 +56,14 @@ class Lasting(Struct):
     after_s: float
     on: bool = False
     since_s: float | None = None  # from when on the share is high
-    _part: float = 0.0
-    _whole: float = 0.0
 
-    def tell(self, t_s: float, share: float, part: float, whole: float, *, held: bool = False) -> Alert | None:
-        """The smoothed share is `share`; `part` of `whole` is new. An alert that has ended. `held`: none begins now."""
+    def tell(self, t_s: float, share: float, *, held: bool = False) -> Alert | None:
+        """The smoothed share is `share`. An alert that has ended. `held`: none begins now."""
         if self.since_s is not None and share < ENDS_BELOW * self.begins_at:
             return self.end(t_s)
         if self.since_s is None and share >= self.begins_at:
-            self.since_s, self._part, self._whole = t_s, 0.0, 0.0
+            self.since_s = t_s
         if self.since_s is not None:
-            self._part += part
-            self._whole += whole
             enough = t_s - self.since_s >= self.after_s and share >= self.begins_at
             self.on = self.on or (enough and not held)
         return None
@@ -82,8 +78,7 @@ class Lasting(Struct):
         """As it stands at `t_s`; None where it is not on."""
         if not self.on or self.since_s is None:
             return None
-        share = self._part / self._whole if self._whole > 0 else 0.0
-        words = WORDS[self.key].format(time=while_s(t_s - self.since_s), share=percent(share))
+        words = WORDS[self.key].format(time=while_s(t_s - self.since_s))
         return Alert(self.key, words, int(self.since_s * 1e9), None if until_s is None else int(until_s * 1e9))
 
 
@@ -105,7 +100,7 @@ class Alerts:
         """`count` steps have ended, the last of them at `end_s`; together they took and waited so long."""
         self.look(end_s - wall_s / max(1, count))
         share = self._wait.add(end_s, wait_s, wall_s)
-        self._note(self._starving.tell(end_s, share, wait_s, wall_s))
+        self._note(self._starving.tell(end_s, share))
         self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
 
     def utilization(self, t_s: float, percent: float) -> None:
@@ -114,7 +109,7 @@ class Alerts:
         if self._starving.on:
             self._note(self._idle.end(t_s))
         else:
-            self._note(self._idle.tell(t_s, share, idle, 1.0, held=self._starving.since_s is not None))
+            self._note(self._idle.tell(t_s, share, held=self._starving.since_s is not None))
 
     def look(self, now_s: float) -> None:
         """The time is `now_s`: where no step has ended for long, nobody knows whether steps wait for data."""

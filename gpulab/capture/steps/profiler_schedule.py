@@ -306,5 +306,5 @@ _PROFILER = re.compile(
 def _profiler_in_code(code: str) -> str | None:
     """Torch allows one profiler at a time: leave it to a cell that brings its own."""
     if _PROFILER.search(code):
-        return "the cell uses torch's profiler itself, and only one can be active"
+        return "your code uses torch's profiler itself, and only one can be active"
     return None

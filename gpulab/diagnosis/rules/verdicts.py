@@ -88,7 +88,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
         return None  # what the GPU waited for can be told without steps
     busiest = max(account.share, key=lambda p: account.share[p])
     return cannot_tell_because(
-        f"No {context.facts.step_name} was found: this is the whole {'trace' if loaded else 'cell'}, {wall}, as one.",
+        f"No {context.facts.step_name} was found: this is the whole {'trace' if loaded else 'run'}, {wall}, as one.",
         f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time",
         "notice",
     )

@@ -85,7 +85,7 @@ class DatasetCache(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
         if not value:
-            return Verification("no effect", "the cell as written has no cache")
+            return Verification("no effect", "your code has no cache")
         if not effects.counts.get("loaders"):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
@@ -100,7 +100,14 @@ class DatasetCache(Knob):
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if not value:
             return CodeEdit("")
-        return CodeEdit("dataset = [dataset[i] for i in range(len(dataset))]  # before the DataLoader is built")
+        kind = "Dataset" if observation.loader is None else observation.loader.record.dataset
+        return CodeEdit(
+            f"# before the DataLoader is built; write the name of your {kind} in place of `dataset`\n"
+            "dataset = [dataset[i] for i in range(len(dataset))]",
+            "DataLoader",
+            "dataset",
+            "[items[i] for items in [dataset] for i in range(len(items))]",
+        )
 
 
 class _Application:

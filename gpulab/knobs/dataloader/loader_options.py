@@ -31,7 +31,7 @@ from gpulab.run import Loader, Run, Steps
 
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
 
-NO_LOADER = "the cell iterates no DataLoader"
+NO_LOADER = "your code iterates no DataLoader"
 LARGEST_PREFETCH = 8  # that a climb tries
 SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, through which all batches go
 
@@ -318,7 +318,7 @@ class BatchSize(LoaderOption):
         if record.iterable:
             return OWN_AFFAIR
         if observed.custom_batch_sampler:
-            return "the cell passes its own batch_sampler, which sets the batch size"
+            return "your code passes its own batch_sampler, which sets the batch size"
         if record.batch_size is None:
             return "automatic batching is off (batch_size=None): the dataset yields whole batches"
         if int(value) < 1:

@@ -22,7 +22,7 @@ UNFIT_FOR_SPAWN = (
     "the Dataset (or collate_fn, worker_init_fn) is defined in the notebook, where workers started by {method} cannot "
     "import it; move it to a .py file, or keep workers=0"
 )
-NO_WORKERS = "the DataLoader has no workers; set workers=2 in the same command"
+NO_WORKERS = "the DataLoader has no workers; set workers=2 together with it"
 NOTHING_TO_PIN_FOR = "there is no GPU: torch does not pin memory here"
 
 
@@ -39,7 +39,7 @@ def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
     if sampler is None:
         raise _left(loader, "automatic batching is off (batch_size=None)")
     if type(sampler) is not BatchSampler:
-        raise _left(loader, f"the cell passes its own batch_sampler ({type(sampler).__name__})")
+        raise _left(loader, f"your code passes its own batch_sampler ({type(sampler).__name__})")
     if sampler.batch_size == size:
         return sampler
     length = length_of(sampler.sampler)

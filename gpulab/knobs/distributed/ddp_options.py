@@ -17,7 +17,7 @@ from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
 
 WRAPPED = "wrapped models"
-NO_DDP = "no DistributedDataParallel is called in this cell"
+NO_DDP = "no DistributedDataParallel is called in your code"
 NONE_WRAPPED = "the code created no DistributedDataParallel while it ran; one created earlier keeps its options"
 LEAST_MB = 0.01
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
 
 SET = "sharded modules"
-NONE_SHARDED = "no module under fully_shard is called in this cell"
+NONE_SHARDED = "no module under fully_shard is called in your code"
 
 
 class ReshardAfterForward(Knob):

@@ -51,12 +51,12 @@ class Accumulate(Knob):
         if value == 1:
             return None
         if not observation.optimizers:
-            return "no optimizer steps in this cell"
+            return "no optimizer steps in your code"
         closures = next((o for o in observation.optimizers if o.takes_closure), None)
         if closures is not None:
             return f"{closures.class_name} computes its gradients inside step(), from a closure"
         if observation.grad_scaler:
-            return "the cell's GradScaler steps on gradients that are still scaled; amp=bf16 needs no scaler"
+            return "your code's GradScaler steps on gradients that are still scaled; amp=bf16 needs no scaler"
         return None
 
     @contextmanager
@@ -79,7 +79,7 @@ class Accumulate(Knob):
             counts = run.steps.batch_count
             batches = int(np.median(counts)) if len(counts) else 0
             if batches > 1:
-                words.append(f"the cell itself accumulates {batches} batches per step")
+                words.append(f"your code itself accumulates {batches} batches per step")
             if EXCHANGED in effects.counts:
                 words.append(f"the ranks all-reduced gradients {effects.counts[EXCHANGED]} times")
             return Verification("took effect", "; ".join([*words, *effects.refused]))
@@ -113,10 +113,10 @@ class Accumulation(Watcher):
         """The k-th time the parameters get the mean gradient, else none: then the optimizer passes them over."""
         self.taken.give_back()
         if closure:
-            self._effects.refuse("the cell passes a closure to step(), which computes the gradients inside")
+            self._effects.refuse("your code passes a closure to step(), which computes the gradients inside")
             return
         if getattr(optimizer, "grad_scale", None) is not None:
-            self._effects.refuse("the cell's GradScaler steps on gradients that are still scaled")
+            self._effects.refuse("your code's GradScaler steps on gradients that are still scaled")
             return
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         if all(p.grad is None for p in parameters):

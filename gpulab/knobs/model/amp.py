@@ -68,7 +68,7 @@ class Amp(Knob):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Nothing to wrap, nothing to gain, or a loss that the cell scales itself."""
         if not observation.modules:
-            return "this cell calls no torch.nn.Module: there is nothing to autocast"
+            return "your code calls no torch.nn.Module: there is nothing to autocast"
         if value in ("off", self.value_in(observation)):
             return None
         dtypes = {d for m in observation.modules for d in m.parameter_dtypes}
@@ -81,7 +81,7 @@ class Amp(Knob):
                 return None
             return f"{observation.device.name} has no bf16 hardware (needs Ampere or newer); use amp=fp16"
         if observation.grad_scaler:
-            return "the cell has its own GradScaler, and gpulab would scale the loss twice; use amp=bf16"
+            return "your code has its own GradScaler, and gpulab would scale the loss twice; use amp=bf16"
         if any(o.takes_closure for o in observation.optimizers):
             return "an optimizer that takes a closure cannot skip a step on overflow; use amp=bf16"
         if "float16" in dtypes:
@@ -116,12 +116,12 @@ class Amp(Knob):
         """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the cell as written has not."""
         if value == "off":
             regions = effects.counts.get("autocast regions", 0)
-            words = f"{regions} of the cell's autocast regions were disabled"
+            words = f"{regions} of your code's autocast regions were disabled"
             if not regions:
-                return Verification("no effect", "the cell entered no autocast region that could be disabled")
+                return Verification("no effect", "your code runs in fp32 already, without autocast")
             return Verification("took effect", words)
         if value == self.value_in(observation):
-            return Verification("no effect", f"the cell as written already uses amp={value}")
+            return Verification("no effect", f"your code already uses amp={value}")
         calls = effects.counts.get("module calls", 0)
         if not calls:
             return Verification("no effect", "no module ran under autocast")

@@ -14,7 +14,7 @@ from gpulab.run import Run
 
 BACKENDS = {"math": "MATH", "efficient": "EFFICIENT_ATTENTION", "flash": "FLASH_ATTENTION"}
 NOT_TRACED = (
-    "whether the cell uses scaled_dot_product_attention shows only in a trace, and no step was traced: "
+    "whether your code uses scaled_dot_product_attention shows only in a trace, and no step was traced: "
     "run more steps, without --no-trace"
 )
 OPERATOR = "scaled_dot_product"
@@ -43,7 +43,7 @@ class Attention(Knob):
         if not _has_attention(observation) and not observation.operators:
             return NOT_TRACED
         if not _has_attention(observation):
-            return "the cell never calls scaled_dot_product_attention; hand-written attention has no backends"
+            return "your code never calls scaled_dot_product_attention; hand-written attention has no backends"
         if value == "efficient" and observation.device.kind == "cpu":
             return "efficient attention needs a GPU; on the CPU choose math or flash"
         return None
@@ -74,7 +74,7 @@ class Attention(Knob):
         operator, count = max(ran.items(), key=lambda item: item[1])
         words = f"{count} calls of {operator}"
         if value == "auto":
-            return Verification("no effect", f"{words}; the cell as written lets torch choose, too")
+            return Verification("no effect", f"{words}; your code lets torch choose, too")
         if str(value) not in operator:
             return Verification("no effect", f"{words}: {value} attention does not support these inputs")
         if observation.attention == value:

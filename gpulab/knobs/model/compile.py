@@ -97,11 +97,11 @@ class Compile(Knob):
         """Without a module or a compiler, or where the cell compiles itself."""
         modules = [m for m in observation.modules if m.parameter_count]
         if not modules:
-            return "this cell calls no torch.nn.Module with parameters"
+            return "your code calls no torch.nn.Module with parameters"
         if value == "off":
             return None
         if any(m.compiled for m in modules):
-            return "the cell already calls torch.compile: change that call"
+            return "your code already calls torch.compile: change that call"
         if observation.device.kind == "cuda":
             return _no_gpu_compiler(observation)
         if value == "reduce-overhead":
@@ -177,7 +177,7 @@ def _eager() -> AbstractContextManager[object]:
 
 def _verified_off(observation: Observation, run: Run) -> Verification:
     if not any(m.compiled for m in observation.modules):
-        return Verification("no effect", "the cell as written compiles nothing")
+        return Verification("no effect", "your code compiles nothing")
     counts = trace_counts.counts(run)
     if counts is None:
         return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")

@@ -42,7 +42,7 @@ class FusedOptimizer(Knob):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         """Where no optimizer has a fused form, or not for its parameters."""
         if not observation.optimizers:
-            return "no optimizer steps in this cell"
+            return "no optimizer steps in your code"
         if not value:
             return None
         reasons = [_cannot(o) for o in observation.optimizers]
@@ -61,7 +61,7 @@ class FusedOptimizer(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         changed = effects.counts.get("optimizers", 0)
         if not changed:
-            words = f"the cell's optimizer is already {'fused' if value else 'not fused'}"
+            words = f"your code's optimizer is already {'fused' if value else 'not fused'}"
             return Verification("no effect", "; ".join(effects.refused) or words)
         counts = trace_counts.counts(run)
         if counts is None:

@@ -42,7 +42,7 @@ class ChannelsLast(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         if not any(m.has_convolution and m.memory_format is not None for m in observation.modules):
-            return "no module in this cell has a 2D convolution, and channels_last affects nothing else"
+            return "no module in your code has a 2D convolution, and channels_last affects nothing else"
         return None
 
     @contextmanager

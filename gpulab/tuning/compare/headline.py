@@ -165,11 +165,13 @@ def _why_not(comparison: Comparison) -> str:
             return side.failure if side is comparison.b else f"{_name(side)}: {side.failure}"
     if comparison.ended_early and comparison.ratio is None:
         return _continued(comparison.ended_early)
-    stepless = [
-        _name(side) for side in (comparison.a, comparison.b) if side.facts is not None and not len(side.facts.run.steps)
-    ]
+    stepless = {
+        _name(side): next((m.reason for m in side.facts.run.missing if m.key == "empty_loader"), "")
+        for side in (comparison.a, comparison.b)
+        if side.facts is not None and not len(side.facts.run.steps)
+    }
     if stepless:
-        return f"no training step was found in {' and '.join(stepless)}"
+        return next(filter(None, stepless.values()), f"no training step was found in {' and '.join(stepless)}")
     if comparison.notes:
         return _continued(comparison.notes[0])
     return "no step of both could be measured"

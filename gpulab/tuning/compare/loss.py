@@ -13,7 +13,7 @@ from gpulab.tuning.compare.statistics import student_975
 from gpulab.tuning.record import LossComparison, Side
 
 SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
-UNMOVED = "the other seeds changed nothing: the cell sets its own seed, or draws no random numbers"
+UNMOVED = "the other seeds changed nothing: your code sets its own seed, or draws no random numbers"
 UNSEEDED = "how far another seed alone moves them was not measured (--seeds 3 does)"
 Losses = tuple[float, ...]
 

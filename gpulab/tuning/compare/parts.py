@@ -35,7 +35,7 @@ LABELS: Mapping[str, str] = MappingProxyType(
         "sync_wait": "waiting for results",
         "blocking_copy": "blocked by a copy",
         "allocator": "allocating memory",
-        "optimizer": "optimizer",
+        "optimizer": "optimizer overhead",
         "launch": "launching",
         "queued": "queued, not started",
         "start_up": "starting up, once",

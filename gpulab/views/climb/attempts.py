@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import duration, durations, factor, percent, size, speed_within
+from gpulab.formatting import duration, durations, factor, gib, percent, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.record import Comparison, Side
@@ -131,7 +131,7 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
     return (
         NONE if busy is None else percent(busy),
         NONE if waits is None else percent(waits),
-        NONE if peak is None else size(peak),
+        NONE if peak is None else gib(peak),
         _loss_at(side, step),
     )
 

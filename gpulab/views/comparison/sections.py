@@ -80,7 +80,7 @@ def first(comparisons: Sequence[Comparison]) -> Section | None:
         if c.ended_early
         else SEQUENTIAL
         for c in comparisons
-        if c.evidence == "sequential"
+        if c.evidence == "sequential" and c.ratio is not None
     )
     differences = (plain(line) for c in comparisons for line in c.differences)
     lines = tuple(dict.fromkeys((*sequential, *differences)))
@@ -277,6 +277,6 @@ def keep(side: Side | None) -> Section | None:
     """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
     if side is None or not side.edit or not worth_keeping(side):
         return None
-    what = "This edit of the cell" if side.edit_is_diff else "This"
+    what = "This edit" if side.edit_is_diff else "This"
     code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
     return Section("Keep it", lines=(f"{what} makes {name(side)} permanent:",), code=code)

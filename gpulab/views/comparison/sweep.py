@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from gpulab.formatting import duration, plural, size, speed_within
+from gpulab.formatting import duration, gib, plural, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
@@ -100,7 +100,7 @@ def _line(side: Side, compared: Comparison | None, experiment: Experiment) -> tu
         duration(us(side, experiment)),
         ratio,
         interval or "–",
-        size(memory_peak_bytes(side.facts)),
+        gib(memory_peak_bytes(side.facts)),
         verdict,
     )
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, number, percent, reading, size, speed_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, gib, number, percent, reading, speed_within
 from gpulab.tuning.bench import peak_bytes
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Section, numbers
-from gpulab.views.wording import cut, plain
+from gpulab.views.wording import plain, shortened
 
 _WIDEST = 22  # characters of a column's title
 Cells = tuple[str, ...]
@@ -23,7 +23,7 @@ def name(side: Side) -> str:
 
 def heading(side: Side) -> str:
     """What a side is called above a column."""
-    return cut(name(side), _WIDEST)
+    return shortened(name(side), _WIDEST)
 
 
 def side_by_side(comparison: Comparison, price_per_hour: float | None) -> Section:
@@ -121,7 +121,7 @@ def _memory_rows(a: Side, b: Side) -> list[Cells]:
             ("peak memory reserved on the GPU", "peak_reserved_bytes"),
             *wanted,
         ]
-    return [_row(label, peak_bytes(a.facts, field), peak_bytes(b.facts, field), size) for label, field in wanted]
+    return [_row(label, peak_bytes(a.facts, field), peak_bytes(b.facts, field), gib) for label, field in wanted]
 
 
 def _spending_rows(a: Side, b: Side, price_per_hour: float | None) -> list[Cells]:

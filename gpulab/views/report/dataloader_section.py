@@ -49,7 +49,7 @@ def _batch(inside: LoadingFacts) -> Section:
 def _row(part: Part, us: float, waited: float | None, batch_us: float) -> Row:
     meaning = part.meaning
     if waited is not None and waited >= WORTH_SAYING:
-        meaning += f"; for {percent(waited)} of it the process is blocked on I/O or locks"
+        meaning += f"; blocked on I/O or locks for {duration(waited * us)} of it"
     share = min(1.0, us / batch_us) if batch_us > 0 else 0.0
     return Row((part.label, duration(us), meaning), bar=share, colour=part.colour)
 

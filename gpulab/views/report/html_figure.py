@@ -108,6 +108,6 @@ def shown_ns(facts: Facts) -> tuple[int, int]:
 
 
 def _end(facts: Facts) -> str:
-    begin_ns, end_ns = shown_ns(facts)
+    begin_ns, _ = shown_ns(facts)
     begin = f"the first step, {duration(begin_ns / 1e3)} after the start," if begin_ns else "the start"
-    return f"from {begin} to {duration(end_ns / 1e3)}"
+    return f"from {begin} to the end"

@@ -16,6 +16,7 @@ from gpulab.views.report.html_figure import picture
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import View
+from gpulab.views.wording import plain
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,12 @@ class Report(View):
         return document.document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
-        """ "84.0 ms per step, was 179 ms (as written)."; empty for a run as written."""
-        change = self.change
-        if change is None:
-            return ""
-        return f"{duration(change.now_us)} per {change.unit}, was {duration(change.before_us)} (as written)."
+        """ "84.0 ms per step, was 179 ms (as written).", after what had no effect; empty for a run as written."""
+        changes, change = self.facts.run.changes, self.change
+        words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
+        if change is not None and len(words) < len(changes):
+            words.append(f"{duration(change.now_us)} per {change.unit}, was {duration(change.before_us)} (as written).")
+        return " ".join(words)
 
     def _opening(self) -> str:
         return opening(self.facts)

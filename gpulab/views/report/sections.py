@@ -18,6 +18,7 @@ from gpulab.formatting import (
     duration,
     duration_range,
     factor,
+    gib,
     number,
     percent,
     plain_values,
@@ -51,6 +52,8 @@ def opening(facts: Facts) -> str:
     """What was run, on which device, and how it ended: one line."""
     run = facts.run
     outcome = "a trace from elsewhere" if run.source == "trace" else wording.OUTCOMES[run.outcome]
+    if run.reached_step_limit:
+        outcome = "ended at the step limit"
     if run.origin is not None and run.origin.is_cut_short:
         outcome += ", cut short"
     if run.outcome in ("failed", "stopped") and run.outcome_detail:
@@ -118,7 +121,7 @@ def _step(facts: Facts) -> Section:
     own = facts.step_us is not None and facts.run.device.kind == "cpu"  # else the breakdown has another figure
     parts = [
         _spread_row(f"   of it {'waiting for' if own else 'the loop blocked in'} the DataLoader", facts.data_wait_us),
-        _spread_row("   of it inside Optimizer.step", facts.optimizer_us),
+        _spread_row("   of it inside Optimizer.step, with its operators", facts.optimizer_us),
     ]
     profiled = _spread_row("a step, with the profiler", facts.traced_step_us)
     if facts.run.source == "trace":
@@ -150,7 +153,7 @@ def _whole_row(run: Run) -> tuple[str, ...]:
         how = "with the profiler"
     else:
         how = f"of which the profiler recorded {_ns(recorded_ns)}"
-    return f"the whole cell, {how}", _ns(run.code_wall_ns)
+    return f"the whole run, {how}", _ns(run.code_wall_ns)
 
 
 def _spread_row(label: str, spread: Spread | None) -> tuple[str, ...]:
@@ -377,15 +380,15 @@ def _curves(facts: Facts) -> Section | None:
 
 def _memory(run: Run) -> Section:
     memory = run.memory
-    rows = [("peak of the process and its workers", size(memory.peak_rss_bytes))]
+    rows = [("peak of the process and its workers", gib(memory.peak_rss_bytes))]
     if run.device.kind == "cuda":
         rows += [
-            ("peak allocated by tensors on the GPU", size(memory.peak_allocated_bytes)),
-            ("peak reserved by PyTorch on the GPU", size(memory.peak_reserved_bytes)),
+            ("peak allocated by tensors on the GPU", gib(memory.peak_allocated_bytes)),
+            ("peak reserved by PyTorch on the GPU", gib(memory.peak_reserved_bytes)),
         ]
-    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", size(memory.total_bytes)))
+    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", gib(memory.total_bytes)))
     peak = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
-    result = f"peak {size(peak)} of {size(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
+    result = f"peak {gib(peak)} of {gib(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
     return Section.table("Memory", PAIRS, rows, result=result)
 
 
