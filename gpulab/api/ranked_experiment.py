@@ -1,4 +1,4 @@
-"""`%%gpuprofile --ab … --ranks N`: the cell as written and changed, in turn in the same processes, then one result."""
+"""`%%gpuprofile --ab … --ranks N`: the baseline and changed, in turn in the same processes, then one result."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def working_shares(name: str) -> dict[str, float]:
 
 
 class Faster(Struct, frozen=True):
-    """The speedup of a setting over the cell as written; `sure`: whether that is more than chance gives."""
+    """The speedup of a setting over the baseline; `sure`: whether that is more than chance gives."""
 
     times: float
     sure: bool
@@ -255,7 +255,7 @@ class Swept(Struct, frozen=True):
 
 
 def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[float, float]]) -> tuple[float, float]:
-    """B against A by their blocks; without blocks, by where the time of each may lie against the cell as written."""
+    """B against A by their blocks; without blocks, by where the time of each may lie against the baseline."""
     (side_a, (least_a, most_a)), (side_b, (least_b, most_b)) = a, b
     counted_a, counted_b, _ = counted(side_a, side_b)
     unit, unfair = chosen_unit(counted_a, counted_b)
@@ -266,7 +266,7 @@ def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[flo
 
 
 def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
-    """Nothing is certain of a time without an interval; the cell as written is what all are measured by."""
+    """Nothing is certain of a time without an interval; the baseline is what all are measured by."""
     if compared is None:
         return time_us, time_us
     if compared.interval is None or not compared.ratio:

@@ -1,6 +1,6 @@
 """What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
 
-The first row is the cell as written. Every other row has blocks that ran in turn with blocks of the first: their
+The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
 pairs give its speed. Pure.
 """
 
@@ -17,12 +17,10 @@ from gpulab.analysis.facts import Facts
 from gpulab.run import Change
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
-from gpulab.tuning.plan import Arm
-from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.verdict import Verdict, verdict
 
 LOSSES_KEPT = 400  # of a run, for its curve
-AS_WRITTEN = Arm().label
 
 
 class Speed(Struct, frozen=True):
@@ -54,7 +52,7 @@ class Row(Struct, frozen=True):
     """One setting of the cell. The run in full is in the store, under `run_id`; empty: it has none."""
 
     id: str
-    settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: as written
+    settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: the baseline
     name: str = ""  # the user's own
     pinned: bool = False
     run_id: str = ""
@@ -77,7 +75,7 @@ class Row(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or AS_WRITTEN
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or BASELINE
 
     @property
     def title(self) -> str:
@@ -89,7 +87,7 @@ class Row(Struct, frozen=True):
 
 
 class Bench(Struct, frozen=True):
-    """All rows of one cell, the first as written, then in the order in which they came."""
+    """All rows of one cell, the baseline first, then in the order in which they came."""
 
     code: str
     rows: tuple[Row, ...] = ()
@@ -140,7 +138,7 @@ class Bench(Struct, frozen=True):
         return 1 + max((block.turn for row in self.rows for block in row.blocks), default=-1)
 
     def put(self, row: Row) -> Bench:
-        """With this row in the place of the one of the same id, else below all; as written it is the first."""
+        """With this row in the place of the one of the same id, else below all; the baseline is the first."""
         if self.row(row.id) is not None:
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
@@ -169,7 +167,7 @@ def speed_of(comparison: Comparison) -> Speed:
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
     """From blocks alone, while a row is measured; None without a pair."""
-    a, b = Side(AS_WRITTEN, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
+    a, b = Side(BASELINE, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
     compared = compare_blocks(a, b)
     return speed_of(compared) if compared.ratio is not None else None
 
@@ -196,7 +194,7 @@ def with_run(row: Row, side: Side) -> Row:
 
 
 def baseline_row(row: Row, side: Side, turn: int) -> Row:
-    """The first row with what an experiment measured of the cell as written; its turns come after `turn`."""
+    """The first row with what an experiment measured of the baseline; its turns come after `turn`."""
     return with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
 
 

@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
+from gpulab.tuning.record import BASELINE
 
 
 class Code(Protocol):
@@ -43,13 +44,13 @@ class Code(Protocol):
 
 
 class Arm(Struct, frozen=True):
-    """One setting of the knobs; no setting at all is the cell as written."""
+    """One setting of the knobs; no setting at all is the baseline."""
 
     settings: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or "as written"
+        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or BASELINE
 
     @property
     def shown(self) -> dict[str, str]:
@@ -57,10 +58,10 @@ class Arm(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Arms beside the cell as written, and bounds. None: gpulab chooses, and says so."""
+    """Arms beside the baseline, and bounds. None: gpulab chooses, and says so."""
 
     arms: tuple[Arm, ...]
-    base: Arm = field(default_factory=Arm)  # what they are compared with: the cell as written
+    base: Arm = field(default_factory=Arm)  # what they are compared with: the baseline
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
     budget_s: float | None = None  # all that the user waits

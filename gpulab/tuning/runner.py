@@ -1,4 +1,4 @@
-"""The whole experiment: the cell as written, each arm once with its trace, then short blocks of all in random order."""
+"""The whole experiment: the baseline, each arm once with its trace, then short blocks of all in random order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, keep
-from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
+from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import (
     ResolvedArm,
     ResolvedSetting,
@@ -142,7 +142,7 @@ class Runner:
         self._time_spent: tuple[str, ...] = ()
         self._early = ""
         self._stopped = False  # of several ranks, which no run may notice before its end
-        self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
+        self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the baseline
         self.trials: list[Trial] = []
 
     @property
@@ -152,7 +152,7 @@ class Runner:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Those that ran so far: `Block.arm` counts from the cell as written, 0, in the order of the plan."""
+        """Those that ran so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
         return tuple(self._blocks)
 
     def stop(self) -> None:
@@ -261,7 +261,7 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _trials(self) -> None:
-        """The cell as written, or under the plan's base, then each arm, once; none that was run before."""
+        """The baseline, or under the plan's base, then each arm, once; none that was run before."""
         first = self._first()
         arms = self._arms = [first]
         self._say(first.arm.label, 0)
@@ -347,8 +347,8 @@ class Runner:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(Setting(self._code, {}, "as written", within=self._ranks.one_run), base, trial=written)
-        assert written is not None, "a base needs the run as written"
+            return _Arm(Setting(self._code, {}, BASELINE, within=self._ranks.one_run), base, trial=written)
+        assert written is not None, "a base needs the run of the baseline"
         return self._make_ready(base, written.observation)
 
     def _before(self, arm: Arm) -> Trial | None:
@@ -357,7 +357,7 @@ class Runner:
 
     @property
     def _written(self) -> Trial | None:
-        """The full run of the cell as written."""
+        """The full run of the baseline."""
         return self._before(Arm()) or (self._arms[0].trial if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: _Arm) -> None:
@@ -367,7 +367,7 @@ class Runner:
         for seed in range(1, self._plan.seeds + 1):
             if self._ended:
                 return
-            self._say(f"as written, seed {seed}", 0)
+            self._say(f"{BASELINE}, seed {seed}", 0)
             if not self._all_restore():
                 return
             with seeded(seed):
@@ -801,4 +801,4 @@ def check_plan(plan: Plan) -> None:
     if plan.budget_s is not None:
         check_seconds("--budget", plan.budget_s)
     if not plan.arms:
-        raise UsageError("There is nothing to compare: name a knob, for example --ab workers=4.")
+        raise UsageError("There is nothing to compare: name a setting, for example --ab workers=4.")

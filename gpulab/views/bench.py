@@ -44,7 +44,7 @@ _ACTIONS = (
 
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
-    """As written first, then pinned ones, then the others as they came; each with its step by the speedup."""
+    """The baseline first, then pinned ones, then the others as they came; each with its step by the speedup."""
     rows = (replace(row, step_us=bench.step_us(row)) for row in bench.rows)
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
@@ -59,7 +59,7 @@ def table(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> st
     losses = any(row.loss for row in rows)
     columns = [
         ("setting", "Setting"),
-        ("speed", "Speedup, log scale; 1 is as written"),
+        ("speed", "Speedup, log scale; 1 is the baseline"),
         ("time", "Step time, in blocks"),
         ("shares", "Where a step's time goes, traced run"),
         ("memory", "Peak memory"),
@@ -128,7 +128,7 @@ def _speed(row: Row, axis: FactorAxis) -> str:
     if row.failure:
         return f'<span class="gp-bad">{safe(capitalized(row.failure))}</span>'
     if not row.settings:
-        return f"<div>baseline</div>{factor_row(axis, FactorRange(1.0, None, UNDECIDED))}"
+        return f"<div>1×</div>{factor_row(axis, FactorRange(1.0, None, UNDECIDED))}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
     return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, _range(row))}"
@@ -233,11 +233,9 @@ def _unknown(what: str) -> str:
 
 def words(row: Row, bench: Bench) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
-    parts = [row.title]
+    parts = [row.title] if row.settings else list(dict.fromkeys((row.title, row.label)))
     if row.failure:
         parts.append(row.failure)
-    elif not row.settings:
-        parts.append("baseline")
     elif row.speed is not None and row.speed.ratio is not None:
         middle, around = speed_within(row.speed.ratio, row.speed.interval)
         interval = f" ({around})" if around else ""

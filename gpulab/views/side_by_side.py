@@ -15,7 +15,7 @@ from gpulab.analysis.operators import CostRow
 from gpulab.formatting import duration, number, percent, size, speed_within
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
-from gpulab.tuning.record import Side
+from gpulab.tuning.record import BASELINE, Side
 from gpulab.views import html_bars
 from gpulab.views.comparison.html_curves import device_curves
 from gpulab.views.comparison.time_rows import time_rows
@@ -34,17 +34,18 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     if b.failure or a.failure:
         failed = b if b.failure else a
         return f"{failed.title} could not be measured: {failed.failure}."
+    of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.ratio is None:
-        return f"{b.title} and {a.title} cannot be compared."
+        return f"No comparison of {of_b} and {of_a}."
     middle, around = speed_within(speed.ratio, speed.interval)
     figures = f"{middle}× ({around})" if around else f"{middle}×"
     per = " per sample" if speed.per == "sample" else ""
     how = {
-        "faster": f"{b.title} is faster than {a.title}: speedup {figures}{per}",
-        "slower": f"{b.title} is slower than {a.title}: speedup {figures}{per}",
-        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}{per}",
+        "faster": f"{of_b} is faster than {of_a}: speedup {figures}{per}",
+        "slower": f"{of_b} is slower than {of_a}: speedup {figures}{per}",
+        "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}{per}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures}{per} so far')}."
+    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures}{per} so far')}."
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:

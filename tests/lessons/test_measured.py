@@ -60,7 +60,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 def swept(
     times: dict[int, float | None], knob: str = "workers", unit: Unit = "step", spread: float = 1.02
 ) -> Experiment:
-    """A sweep whose values took this many times as long as the cell as written; None: it failed."""
+    """A sweep whose values took this many times as long as the baseline; None: it failed."""
     compared = [_of(knob, value, time, unit, spread) for value, time in times.items()]
     return Experiment((compared[0].a, *(c.b for c in compared)), tuple(compared), 1.0)
 

@@ -698,7 +698,7 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     asked = repr(told)
     assert "speedup" in asked and "%%gpuprofile --ab workers=2" in asked
     assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
-    with pytest.raises(UsageError, match="Unknown knob"):
+    with pytest.raises(UsageError, match="Unknown setting"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
     none = gpulab.predict(run, {"prefetch": 4, "workers": 2})

@@ -23,7 +23,7 @@ BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
 def test_every_row_is_a_line_of_the_table() -> None:
     shown = Markup(view.table(BENCH)).text
     for words in (
-        "as written", "baseline", "37.9 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
+        "baseline", "37.9 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
         "rung 2 of a climb", "undecided, 6 pairs", "waiting for the DataLoader",
     ):  # fmt: skip
         assert words in shown, words
@@ -34,8 +34,8 @@ def test_every_row_is_a_line_of_the_table() -> None:
     alive = view.table(BENCH, ["b", "a"], alive=True)
     assert alive.count('data-do="decide"') == 1 and alive.count('data-do="remove"') == 3
     assert (
-        re.search(r'aria-selected="true"[^>]*aria-label="as written', alive)
-        and 'class="gp-mark">B</span> <b>as' in alive
+        re.search(r'aria-selected="true"[^>]*aria-label="baseline', alive)
+        and 'class="gp-mark">B</span> <b>base' in alive
     )
 
 
@@ -67,13 +67,15 @@ def test_two_rows_side_by_side() -> None:
     html = side_by_side.fragment(a, b, as_written().facts, faster().facts, B.speed)
     shown = Markup(html).text
     for words in (
-        "workers=2 is faster than as written: speedup 2.91× (2.87–2.92).", "A: as written", "B: workers=2",
+        "workers=2 is faster than the baseline: speedup 2.91× (2.87–2.92).", "A: baseline", "B: workers=2",
         "Loss over samples", "Step time over the run", "Figures", "took effect",
     ):  # fmt: skip
         assert words in shown, words
     assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
     assert side_by_side.sentence(a, LOST, LOST.speed).startswith("batch_size=4096 could not be measured: out of memory")
-    assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith("Undecided between amp=bf16 and as written")
+    assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith(
+        "Undecided between amp=bf16 and the baseline"
+    )
 
 
 def test_a_sum_in_words() -> None:

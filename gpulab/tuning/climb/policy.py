@@ -42,7 +42,7 @@ class Tried(Struct, frozen=True):
 
 
 class ClimbState(Struct, frozen=True):
-    """Where the climb stands. `observation`: of the cell as written; `facts`: of the cell with all that is kept."""
+    """Where the climb stands. `observation`: of the baseline; `facts`: of the cell with all that is kept."""
 
     facts: Facts
     observation: Observation
@@ -254,7 +254,7 @@ def _step_us(facts: Facts) -> float:
 
 
 def _now(name: str, state: ClimbState) -> Plain | None:
-    """The value that the kept settings or the cell as written have."""
+    """The value that the kept settings or the baseline have."""
     if name in state.kept:
         return state.kept[name]
     return KNOBS[name].value_in(state.observation) if name in KNOBS else None

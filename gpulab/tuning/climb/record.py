@@ -57,7 +57,7 @@ class Attempt(Struct, frozen=True):
 
     `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
     `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
-    before. `loss` is the verdict that decided: against the cell as written with its band, where seeds were run.
+    before. `loss` is the verdict that decided: against the baseline with its band, where seeds were run.
     `words` say why it was kept or not: a sentence without a full stop.
     """
 
@@ -85,7 +85,7 @@ class Attempt(Struct, frozen=True):
 class Climb(Struct, frozen=True):
     """The whole climb.
 
-    `written` is the cell as written, None where that did not run. `whole` compares it with all kept settings, in turn;
+    `written` is the baseline, None where that did not run. `whole` compares it with all kept settings, in turn;
     None where nothing was kept or the climb was ended before. `left` is the diagnosis at the end.
     """
 

@@ -47,7 +47,7 @@ class Climbed(View):
 
     @property
     def ratio(self) -> float | None:
-        """Time of all kept settings over the cell as written: below 1 is faster; None where they were not compared."""
+        """Time of all kept settings over the baseline: below 1 is faster; None where they were not compared."""
         return self.result.whole.ratio if self.result.whole is not None else None
 
     @property
@@ -191,7 +191,7 @@ _LABEL, _TIME, _GAIN = 0, 1, -2  # cells of a line of the ladder
 
 
 def picture_of(climb: Climb) -> str:
-    """The picture; empty before the cell as written was measured."""
+    """The picture; empty before the baseline was measured."""
     if climb.written is None or climb.written.facts is None:
         return ""
     return of_ladder(ladder(climb), [rung.kept for rung in climb.rungs], _whole(climb))
@@ -215,7 +215,7 @@ def _row(line: Row, colour: str) -> str:
 
 
 def _whole(climb: Climb) -> str:
-    """All that was kept against the cell as written, which is what the headline has."""
+    """All that was kept against the baseline, which is what the headline has."""
     whole = climb.whole
     if whole is None or not in_turn(whole) or whole.ratio is None or whole.ratio > 1:
         return ""

@@ -41,11 +41,11 @@ class Report(View):
         return document.document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
-        """ "84.0 ms per step, was 179 ms (as written)."; empty for a run as written."""
+        """ "84.0 ms per step; baseline: 179 ms."; empty for a run of the baseline."""
         change = self.change
         if change is None:
             return ""
-        return f"{duration(change.now_us)} per {change.unit}, was {duration(change.before_us)} (as written)."
+        return f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}."
 
     def _opening(self) -> str:
         return opening(self.facts)
