@@ -98,7 +98,7 @@ def _parser() -> _Parser:
         "--ab",
         action="append",
         metavar="NAME=VALUE",
-        help="compare the changed cell with the baseline: the cell as it is",
+        help="compare the changed cell with the unchanged one, the baseline",
     )
     add("--sweep", action="append", metavar="NAME=A,B,C", help="compare several values; two sweeps form a grid")
     add_whole_number(

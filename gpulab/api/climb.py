@@ -1,4 +1,4 @@
-"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` let gpulab try settings one by one and keep what helps."""
+"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` try settings one by one and keep what helps."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def climb(
 
     `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
     the cell that was profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`
-    counted steps make a block, `pairs` of blocks a comparison. `without` are settings to leave alone; `allow` those that
-    may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs; what
-    the baseline raises passes.
+    counted steps make a block, `pairs` of blocks a comparison. `without` are settings to leave alone; `allow` those
+    that may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs;
+    what the baseline raises passes.
     """
     bounds = Bounds(
         budget_s=budget_s,

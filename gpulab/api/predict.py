@@ -53,8 +53,8 @@ def scoreboard() -> ScoreboardView:
 def predict(run: Run | str | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
     """The speedup that settings should give a run, before they are tried; None: all that its findings name.
 
-    `run` may be the name or id of a run; without it, the latest one of the baseline. Raises UsageError for a name or value
-    that is no setting's, and where there is no run; StoreError where none has that name.
+    `run` may be the name or id of a run; without it, the latest one of the baseline. Raises UsageError for a name or
+    value that is no setting's, and where there is no run; StoreError where none has that name.
     """
     if not isinstance(run, Run):
         run = _latest() if run is None else runs[run]

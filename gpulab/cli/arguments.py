@@ -130,7 +130,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
         "--ab",
         action="append",
         metavar="NAME=VALUE",
-        help="compare the changed script with the baseline: the script as it is",
+        help="compare the changed script with the unchanged one, the baseline",
     )
     add_whole_number(parser, "--pairs", 1, "with --ab: pairs of blocks to measure (default: as many as fit the budget)")
     parser.add_argument(

@@ -264,7 +264,7 @@ class Sum(Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """ "less", "more", "as much" or "undecided": what they bring together against each by itself."""
+        """ "less", "more", "as much" or "undecided": the gain together against that of each by itself."""
         if self.interval is None:
             return "undecided"
         said = verdict(self.measured / self.expected, self.interval, None, 99)

@@ -265,10 +265,10 @@ def sum_words(total: Sum) -> str:
     expected, _ = speed_within(total.expected, None)
     measured, _ = speed_within(total.measured, None)
     how = {
-        "less": f"Together they bring less than each by itself promises: {measured}× where {expected}× would add up",
-        "more": f"Together they bring more than each by itself promises: {measured}× where {expected}× would add up",
-        "as much": f"They add up: {measured}× together, {expected}× expected from each by itself",
-        "undecided": f"Undecided whether they add up: {measured}× together, {expected}× expected from each by itself",
+        "less": f"The gains do not add up: {measured}× together, {expected}× expected",
+        "more": f"Together they gain more than expected: {measured}×, {expected}× expected",
+        "as much": f"The gains add up: {measured}× together, {expected}× expected",
+        "undecided": f"Undecided whether the gains add up: {measured}× together, {expected}× expected",
     }
     return f"{how[total.verdict]}."
 

@@ -81,7 +81,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "the program waited for a copy between host and GPU; the GPU did nothing else",
             "#AA4499",
         ),
-        "allocator": Part("allocating memory", "the GPU was idle while memory was requested or given back", "#999933"),
+        "allocator": Part("allocating memory", "the GPU was idle while memory was allocated or freed", "#999933"),
         "launch": Part(
             "launching",
             "the GPU had nothing queued: the program was still preparing its next operation",

@@ -80,4 +80,4 @@ def test_two_rows_side_by_side() -> None:
 
 def test_a_sum_in_words() -> None:
     said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
-    assert said == "Together they bring less than each by itself promises: 2.0× where 4.0× would add up."
+    assert said == "The gains do not add up: 2.0× together, 4.0× expected."

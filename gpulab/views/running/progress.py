@@ -24,7 +24,7 @@ from gpulab.views.running.widgets import accept_stop, close
 
 RENEWED_S = 0.2
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
-STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
+STOPPED_BY = "To stop: the button above, or the notebook's own. Weights and optimizer are restored."
 
 
 class Shown(Protocol):
