@@ -34,7 +34,7 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     _require_loader(projection)
     if count == today.workers:
         return projection.as_it_is(
-            "the DataLoader already has as many workers" if count else "the DataLoader already has no workers"
+            f"the DataLoader already has {_workers(count)}"
         )
     if projection.making is None:
         raise Refused(
