@@ -345,7 +345,7 @@ QUESTIONS: Mapping[str, Question] = {
         setting=("bucket_cap_mb", "2"),
     ),
     "tiny": times(
-        "And a bucket for each layer, over one bucket for all? (0.5: half as fast)",
+        "And a bucket for each layer, over one bucket for all? (0.5: 2× slower)",
         "buckets",
         "with a bucket for each layer",
         setting=("bucket_cap_mb", "0.01"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-WANTED = 1.1  # times as fast: forward and backward, at the size of the check
+WANTED = 1.1  # speedup: forward and backward, at the size of the check
 SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a head
 TIMED_SHAPE = (4, 4, 256, 32)
 TOLERANCE = 1e-9  # in double precision
@@ -341,7 +341,7 @@ def _chain(x: Tensor) -> Tensor:
 
 
 def compile_chain(size: int = 2_000_000) -> Table | Note:
-    """Compile a chain of small operators: the seconds it took, and its time per call as written and compiled, in turn.
+    """Compile a chain of small operators: the seconds it took, and its time per call eager and compiled, interleaved.
 
     Where this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
     """
@@ -361,7 +361,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
     return Table(
         (
             f"compiled once in {seconds:.1f} s; the same results: {same}",
-            f"as written {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
+            f"eager {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
             speed.words,
         )
     )

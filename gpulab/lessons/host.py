@@ -18,7 +18,7 @@ from gpulab.lessons.check import Checked, NoAnswer, exercise, right, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 
-WANTED = 2.0  # times as fast: some hundred small operators against a handful
+WANTED = 2.0  # speedup: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
 MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
 STEPS, LOG_EVERY = 40, 10

@@ -68,7 +68,7 @@ def ranks_named(name: str) -> list[Run]:
 
 
 def faster_than(before: str, after: str) -> Faster | None:
-    """How many times as fast the latest run of one name is as that of another; None where that is not known.
+    """The speedup of the latest run of one name over that of another; None where that is not known.
 
     They ran one after the other, which is weaker evidence than blocks in turn.
     """
@@ -282,7 +282,7 @@ def compare_each(
     pairs: int,
     budget_s: float = EACH_S,
 ) -> None:
-    """Compare each setting with `code` as written, in `budget_s` seconds each, and print the verdict; of fewer than
+    """Compare each setting with the baseline `code`, in `budget_s` seconds each, and print the verdict; of fewer than
     `pairs` that decide nothing no factor, and of what cannot be compared here, why.
     """
     for setting in settings:
@@ -345,7 +345,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")
     longer = swept.times_us[answer] / swept.times_us[swept.best]
     if answer < swept.enough:
-        return wrong(f"{knob}={swept.best} is {factor(longer)}× as fast as {knob}={answer}. Go further.")
+        return wrong(f"{knob}={swept.best} gives a {factor(longer)}× speedup over {knob}={answer}. Go further.")
     return wrong(
         f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
     )

@@ -229,7 +229,7 @@ def product_share(measured: Facts | None) -> float | None:
 
 
 def at_most(share: float, times: float) -> float:
-    """The speedup of a step where only `share` of it becomes `times` as fast: Amdahl's law."""
+    """The speedup of a step where only `share` of it gets the speedup `times`: Amdahl's law."""
     return 1 / (1 - share + share / times)
 
 
@@ -246,8 +246,8 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
         ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
     shares = np.linspace(0, 1, 101)
     limit = np.array([at_most(float(x), ratio) for x in shares])
-    title = f"your steps; line: Amdahl, products {factor(ratio)}× as fast"
-    label = "share of matrix products in the step as written, %"
+    title = f"your steps; line: Amdahl, {factor(ratio)}× speedup of matmuls"
+    label = "share of matmuls in the baseline step, %"
     with plot(8, 3.2, title, label, "speedup with bf16") as (figure, axes):
         axes.plot(100 * shares, limit, color=GREY, lw=1.5)
         axes.axhline(1, color="#BBBBBB", lw=1)
@@ -687,7 +687,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: product_share(facts_named("full-precision")),
         "of each step goes to matrix products",
     ),
-    "bf16": times("What speedup does bf16 give? (0.5: half as fast)", "in-bf16", "with bf16"),
+    "bf16": times("What speedup does bf16 give? (0.5: 2× slower)", "in-bf16", "with bf16"),
     "moving": times(
         "What speedup does bf16 give to a step of normalizations and activations?",
         "moving",

@@ -110,7 +110,7 @@ def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") 
     if high < wanted:
         return undecided(
             f"{speed.words}, and {factor(wanted)}× is wanted. But other programs took "
-            f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. {QUIETER} "
+            f"{percent(speed.others_fraction or 0.0)} of the CPU meanwhile, and may be the cause. {QUIETER} "
             f"{hint}".strip()
         )
     return undecided(

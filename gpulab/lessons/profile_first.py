@@ -44,7 +44,7 @@ ROW_IN, MARGIN_IN = 0.36, 1.0
 LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
 LABELLED = 0.07  # of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
-WANTED = 3.0  # times as fast as the given function
+WANTED = 3.0  # speedup over the given function
 SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
 TIMED_SHAPE = (64, 32, 32)
 CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
@@ -360,7 +360,7 @@ def _for_the_training() -> str:
     if most is None or not most.sure:
         return "Now put it into the training, and measure again."
     return (
-        f"Without any shifting: {speedup(most.times)}, the most that this line can bring. Put it in, and measure again."
+        f"Without any shifting: {speedup(most.times)}, the potential saving of this line. Put it in, and measure again."
     )
 
 

@@ -545,7 +545,7 @@ def check_should_stop(should_stop: object) -> Checked:
     if not callable(should_stop):
         return wrong(f"`should_stop` is a {type(should_stop).__name__}, and a function is wanted.")
     stopped: list[int] = []
-    for scale, machine in ((1.0, ""), (0.04, "On a machine 25× as fast: "), (30.0, "On one 30× slower: ")):
+    for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
         best = BEST.later_us * scale
         ends: dict[Curve, int | None] = {}
         for curve in CURVES:
@@ -585,7 +585,7 @@ def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
         if after is None or curve.times_as_long(BEST.later_us) > WORTHWHILE:
             continue
         who = "the best trial itself" if curve is BEST else f"{curve.words!r}, which is worth its rest,"
-        took = f"{curve.step_us[after - 1] / curve.later_us:.0f} times as long as its later ones"
+        took = f"{curve.step_us[after - 1] / curve.later_us:.0f}× the time of its later ones"
         if after == 1:
             return (
                 f"It stops {who} after the first step, which took {took}. The first step of every training is slow "
@@ -602,7 +602,7 @@ def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
         worst = max(missed, key=lambda curve: curve.later_us)
         return (
             f"It lets {len(missed)} of {len(hopeless)} hopeless trials run to their end, such as {worst.words!r}, "
-            f"which takes {worst.times_as_long(BEST.later_us):.0f} times as long as the best."
+            f"which takes {worst.times_as_long(BEST.later_us):.0f}× the time of the best."
         )
     if late:
         curve, after = late[0]

@@ -33,9 +33,7 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     count, today = at_least(0, value), projection.today
     _require_loader(projection)
     if count == today.workers:
-        return projection.as_it_is(
-            f"the DataLoader already has {_workers(count)}"
-        )
+        return projection.as_it_is(f"the DataLoader already has {_workers(count)}")
     if projection.making is None:
         raise Refused(
             "training hardly waits for data, so more workers do not help; the time to load a batch, which fewer "

@@ -237,7 +237,7 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
         lambda: capstone.Ladder().add("none"),
         lambda: cost.bill("none", 2.5),
         lambda: cost.draw_gpus("none"),
-        lambda: cost.times_as_dear("none"),
+        lambda: cost.cost_ratio("none"),
         lambda: cost.check_cheaper("workers"),
         lambda: fused_kernels.swaps_table({"none": "a swap"}),
         lambda: mixed_precision.draw_gains({"none": "a step"}, mixed_precision.on_device()),
