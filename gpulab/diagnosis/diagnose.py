@@ -111,9 +111,9 @@ def _alarm(facts: Facts) -> str:
         return ""
     times = factor(max(ratio, 1 / max(ratio, 1e-9)))
     which = (
-        f"a profiled step took {times} times as long as an unprofiled one"
+        f"a profiled step took {times}× the time of an unprofiled one"
         if ratio > 1
-        else f"an unprofiled step took {times} times as long as a profiled one"
+        else f"an unprofiled step took {times}× the time of a profiled one"
     )
     return f"Take care: {which}, so what the profiled steps show may not hold for the others. Run it again."
 

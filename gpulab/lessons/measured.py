@@ -337,7 +337,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
     if answer in possible and len(possible) > 1:
         others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
         return undecided(
-            f"It may be {knob}={answer}, as far as this measurement tells, but also {others}. {QUIETER} Or run the "
+            f"It may be {knob}={answer}, but also {others}: this measurement leaves both open. {QUIETER} Or run the "
             "sweep again with more pairs (--pairs 10). The lesson goes on without it, and this check can be run at any "
             "time."
         )

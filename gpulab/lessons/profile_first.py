@@ -56,7 +56,7 @@ CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 def draw_limit() -> Figure:
     """The largest possible speedup of a step, by the share of it that is taken away: Amdahl's law."""
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
-    title, x = "the most that a share can bring: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
+    title, x = "the largest speedup of a share: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
     note = "a formula, not a measurement"
     with plot(8, 2.6, title, x, "speedup", note=note, bare="top right") as (figure, axes):
         axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)

@@ -400,7 +400,7 @@ def check_statements(true_statements: object) -> Checked:
     for letter, (is_true, words) in STATEMENTS.items():
         if is_true != (letter in letters):
             return wrong(f"{letter} is {'true' if is_true else 'not true'}. {words}")
-    return right("The table tells that the GPU was never without a kernel, and nothing of what the kernels achieved.")
+    return right("The table shows that the GPU always had a kernel, but not what the kernels achieved.")
 
 
 class Given(Struct, frozen=True):

@@ -23,7 +23,7 @@ from gpulab.views.html import fragment_section
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
-from gpulab.views.wording import operator_name, plain
+from gpulab.views.wording import effect, operator_name, plain
 
 _OPERATORS = 8
 _HIGH_PX = 64
@@ -142,7 +142,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(size(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
-        ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
+        ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
     both = (("A", a), ("B", b))

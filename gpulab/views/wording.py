@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from gpulab.formatting import number, percent, plural, reading, size
-from gpulab.run import Job, StepFlag
+from gpulab.run import Change, Job, StepFlag
 
 if TYPE_CHECKING:
     from gpulab.analysis.breakdown import Breakdown
@@ -171,6 +171,12 @@ def short_name(name: str) -> str:
     name = operator_name(name).removeprefix("aten::").removeprefix("autograd::engine::evaluate_function: ")
     cuts = [i for i in (name.find("<"), name.find("(")) if i > 0]
     return name[: min(cuts)] if cuts else name
+
+
+def effect(change: Change) -> str:
+    """Whether a setting took effect, in the words of the screen."""
+    shown = {"no effect": "NO EFFECT", "cannot tell": "could not verify"}
+    return shown.get(change.state, plain(change.state))
 
 
 def quantity(value: float, name: str, unit: str) -> str:

@@ -26,9 +26,9 @@ def training(machine: Machine) -> None:
 @pytest.mark.parametrize(
     ("unprofiled_us", "words"),
     [
-        (3_000, "a profiled step took 3.3 times as long as an unprofiled one"),
-        (33_000, "an unprofiled step took 3.3 times as long as a profiled one"),
-        (21_000, "an unprofiled step took 2.1 times as long as a profiled one"),
+        (3_000, "a profiled step took 3.3× the time of an unprofiled one"),
+        (33_000, "an unprofiled step took 3.3× the time of a profiled one"),
+        (21_000, "an unprofiled step took 2.1× the time of a profiled one"),
         (19_000, ""),
         (5_500, ""),
         (None, ""),

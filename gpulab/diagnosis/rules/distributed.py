@@ -37,7 +37,7 @@ def exposed_communication(context: RuleContext) -> Finding | None:
                 f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and {who} computes nothing "
                 "meanwhile"
             ),
-            Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
+            Evidence("part of it may be waiting for a slower rank: compare the traces of all ranks"),
         ),
         lost,
         "measured",
@@ -98,13 +98,13 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
     usual = float(np.median(others))
     if own < usual * (1 + thresholds.uneven_samples):
         return None
-    more = f"{own / usual:.3g} times as many"
+    more = f"{own / usual:.3g}×"
     if ranks.counts_rows:
-        sentence = f"Its model is given {more} rows in a step as theirs."
-        figures = f"the model of rank {late_rank} is given {own:.4g} rows in a step, those of the others {usual:.4g}"
+        sentence = f"Its model gets {more} the rows per step of theirs."
+        figures = f"the model of rank {late_rank} gets {own:.4g} rows per step, those of the others {usual:.4g}"
     else:
-        sentence = f"It has {more} samples in a step as they have."
-        figures = f"rank {late_rank} has {own:.4g} samples in a step, the others {usual:.4g}"
+        sentence = f"It has {more} their samples per step."
+        figures = f"rank {late_rank} has {own:.4g} samples per step, the others {usual:.4g}"
     return replace(
         late,
         key="uneven_data",

@@ -235,7 +235,7 @@ def _consider(
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return chosen.pass_over(label, f"predicted to bring nothing ({low}–{high}× speedup)")
+        return chosen.pass_over(label, f"no gain predicted ({low}–{high}× speedup)")
     chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 

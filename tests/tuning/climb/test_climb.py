@@ -101,7 +101,7 @@ def test_a_prediction_outranks_the_upper_bound(ratio: float, first: dict[str, Pl
 
     assert able([STARVED, UNFUSED], state(), predict)[0] == first
     passed = {p.label: p.why for p in candidates(Diagnosis((STARVED, UNFUSED)), state(), predict)[1]}
-    assert ("bring nothing" in passed.get("workers=2", "")) is (ratio == 1.0)
+    assert ("no gain predicted" in passed.get("workers=2", "")) is (ratio == 1.0)
 
 
 def test_other_knobs_come_when_the_named_ones_are_spent() -> None:

@@ -72,7 +72,7 @@ def test_bars_of_a_climb_begin_at_what_was_kept() -> None:
 def test_predictions_are_on_one_axis() -> None:
     words = Markup(Predicted("mine", PREDICTIONS)._picture()).words
     assert "no prediction" in words and "0.91× to 2.0× speedup" in words
-    assert Predicted("mine", ()).headline.sentence == "No finding of this run names a knob, so nothing is predicted."
+    assert Predicted("mine", ()).headline.sentence == "No finding of this run names a setting, so nothing is predicted."
 
 
 def test_an_undecided_sweep_says_how_to_decide_it() -> None:
