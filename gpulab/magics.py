@@ -71,7 +71,7 @@ The cell behaves as it does without the magic. The run is saved in .gpulab/runs 
 --ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
 optimizer state, RNG state and data order. These runs stop inside the loop, so code after the loop does not run.
 Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].
-{knobs}
+{settings}
 %config GPUProfile lists the defaults; %config GPUProfile.steps = 50 sets one."""
 
 
@@ -627,7 +627,7 @@ def complete(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def help_text() -> str:
-    """What `--help` prints: the options, examples, and every knob of the catalogue."""
+    """What `--help` prints: the options, examples, and every setting of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
     return _help(
@@ -635,8 +635,8 @@ def help_text() -> str:
     )
 
 
-def _help(knobs: str) -> str:
-    return f"{PARSER.format_help()}\n{_EPILOG.replace('{knobs}', fill(knobs, 116))}\n"
+def _help(settings: str) -> str:
+    return f"{PARSER.format_help()}\n{_EPILOG.replace('{settings}', fill(settings, 116))}\n"
 
 
 def register(shell: Any) -> None:
