@@ -46,7 +46,7 @@ NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 
 
 def scoreboard() -> ScoreboardView:
-    """The predictions that were held against a measurement here: per knob how far they were off, and the last ones."""
+    """The predictions that were measured on this machine: per setting how far they were off, and the last ones."""
     return ScoreboardView(Scoreboard().read())
 
 
@@ -131,8 +131,8 @@ def _display(shown: object) -> None:
 SHOWN = 10
 WIDEST = 40
 EMPTY = (
-    "No prediction has been held against a measurement yet. Compare a setting, for example with "
-    "%%gpuprofile --ab workers=2: what was predicted and what was measured is then kept here."
+    "No prediction has been compared with a measurement yet. Compare a setting, for example with "
+    "%%gpuprofile --ab workers=2: the predicted and the measured speedup are then kept here."
 )
 _DEVICE = "device"
 _KNOBS = ("setting", "predictions", "median error", "inside the predicted range")

@@ -115,7 +115,7 @@ def _alarm(facts: Facts) -> str:
         if ratio > 1
         else f"an unprofiled step took {times}× the time of a profiled one"
     )
-    return f"Take care: {which}, so what the profiled steps show may not hold for the others. Run it again."
+    return f"Caution: {which}, so what the profiled steps show may not hold for the others. Run it again."
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

@@ -210,10 +210,8 @@ class Runner:
             self._whole = False
         else:
             copied = f" ({size(self._state.bytes)})" if self._state.bytes >= 2**20 else ""
-            self._restored = (
-                "Before each run weights, optimizer, random numbers and data order were put back to where they were"
-                f"{copied}, and again at the end."
-            )
+            what = "Weights, optimizer, random numbers and data order"
+            self._restored = f"{what} were restored before each run and at the end{copied}."
 
     def _restore(self) -> bool:
         """Put all back. False where nothing can run any more."""
@@ -224,12 +222,12 @@ class Runner:
         except DeviceLost as e:
             self._lose(e)
             return False
-        self._note(*(f"Could not be put back: {what}." for what in done.could_not))
+        self._note(*(f"Could not be restored: {what}." for what in done.could_not))
         self._used_up += [name for name in done.taken_from if name not in self._used_up]
         changed = [name for name in done.left if name not in done.taken_from]
         if changed:
             self._note(
-                f"The cell changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
+                f"The cell changed {_quoted(changed)}, which cannot be restored: it may not behave the same twice."
             )
         return True
 
@@ -240,7 +238,7 @@ class Runner:
     def _lose(self, lost: DeviceLost) -> None:
         """Nothing can be put back: the experiment ends, with the error of the user's code, if there is one."""
         self._lost, self._state = True, None
-        self._note(f"Not put back: {lost}")
+        self._note(f"Not restored: {lost}")
         if self.error is None:
             self.error = lost
         elif not isinstance(self.error, DeviceLost):
@@ -592,7 +590,7 @@ class Runner:
             comparison = compare_blocks(
                 sides[0],
                 side,
-                restored=self._restored + (f" Not put back: {_quoted(self._used_up)}." if self._used_up else ""),
+                restored=self._restored + (f" Not restored: {_quoted(self._used_up)}." if self._used_up else ""),
                 same_start=self._whole,
                 changes_training=arm.decided.changes_training(side.checks, self._plan.base.settings),
                 notes=tuple(self._notes),
@@ -698,7 +696,7 @@ class Runner:
         needed_s = self._needed_s
         if needed_s is None or needed_s <= self._budget.limit_s:
             return ()
-        return (f"The budget of {self._budget.words} is short: the least takes about {while_s(needed_s)}.",)
+        return (f"The budget of {self._budget.words} is short: the minimum takes about {while_s(needed_s)}.",)
 
 
 def _losses(trial: Trial | None, blocks: Sequence[Block]) -> tuple[float, ...]:
@@ -720,8 +718,8 @@ def _used_up_words(names: list[str], *, loads: bool) -> str:
     if not loads:
         return words
     return (
-        f"{words} A DataLoader inside {it} takes new options only when it begins anew, in a run of whichever setting: "
-        "the runs may not differ as they should."
+        f"{words} A DataLoader inside {it} applies new options only when it restarts, so the runs may not differ as "
+        "they should."
     )
 
 

@@ -35,7 +35,7 @@ _SHORT_LOSS = {
 }
 _ACTIONS = (
     ("decide", "Decide it", "Measure more pairs of blocks until it is faster, slower or the same"),
-    ("again", "Run again", "Measure this setting anew, on top of what is known"),
+    ("again", "Run again", "Measure this setting again; replaces its earlier pairs"),
     ("use", "Set toggles", "Put the toggles above to this row's settings"),
     ("rename", "Rename", "Give the row a name of your own"),
     ("pin", "Pin", "Keep the row on top"),

@@ -343,7 +343,7 @@ def test_a_withheld_breakdown_has_no_parts() -> None:
     b = made.faster()
     assert b.facts is not None
     found = made.a_comparison(replace(b, facts=replace(b.facts, breakdown=None)))
-    assert found.parts == () and any("no accounting" in note for note in found.notes)
+    assert found.parts == () and any("step breakdowns" in note for note in found.notes)
     assert part_changes(replace(b, facts=None), b, per_sample=False) == ()
 
 
@@ -566,7 +566,7 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
     assert told[0] == "workers=4 had no effect: 2 worker processes were seen."
     assert "workers=2: 4 workers were asked for, 2 loaded." in told
     assert "workers=2: 2 other processes used the GPU meanwhile." in told
-    assert "workers=2: the GPU was held down by power cap." in told
+    assert "workers=2: the GPU was throttled (power cap)." in told
 
 
 # energy

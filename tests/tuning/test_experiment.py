@@ -214,7 +214,7 @@ def test_a_cell_that_uses_up_an_iterator_is_told(names: dict[str, Any]) -> None:
     names["batches"] = iter([(torch.randn(4, 8), torch.randint(0, 3, (4,))) for _ in range(90)])
     found = quick(CELL.replace("in loader", "in batches"), {"fused_optimizer": "on"}, names)
     assert "uses up `batches`" in found.only.differences[0], "it is said at the top"
-    assert found.only.restored.endswith("Not put back: `batches`.")
+    assert found.only.restored.endswith("Not restored: `batches`.")
 
 
 ENDLESS = """

@@ -128,17 +128,17 @@ def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Fi
     return replace(
         exposed,
         key="small_collectives",
-        summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small exchanges.",
+        summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small collectives.",
         evidence=(
             Evidence(
                 f"{count:.0f} collectives in each step, {duration(time_us)} each without waiting (medians): most of "
-                "that is the way, not the load"
+                "that is latency, not bandwidth"
             ),
             *exposed.evidence,
         ),
-        cure="Exchange more at once. Gradients: DistributedDataParallel with larger buckets (bucket_cap_mb=25 is "
-        "PyTorch's own), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
-        "exchange that every few steps.",
+        cure="Use fewer, larger collectives. Gradients: DistributedDataParallel with larger buckets (PyTorch's own: "
+        "bucket_cap_mb=25), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
+        "reduce that every few steps.",
         settings=(("bucket_cap_mb", "25"),),
     )
 
@@ -172,7 +172,7 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
         parts=("communication",),
         cure=_PIPELINE
         if ranks.only_messages
-        else "Exchange less, or beside the backward pass: DistributedDataParallel with buckets of another size "
+        else "Communicate less, or overlap it with the backward pass: DistributedDataParallel with another bucket size "
         "(bucket_cap_mb), no_sync() while gradients are accumulated, gradients compressed to 16 bits.",
         level="bad" if share > thresholds.exposed_bad else "notice",
         shares_with=("straggler",) if waited_us else (),

@@ -308,7 +308,7 @@ class Climber:
         if loss is None or loss.verdict in ("same", "not measurable") or any(map(changes_steps, new)):
             return loss
         if not self._same_start:
-            words = "The cell's state could not be put back, so that losses cannot be compared"
+            words = "The cell's state could not be restored, so losses cannot be compared"
             return replace(loss, verdict="not measurable", words=words)
         seeds = self._seed_losses() if comparison.verdict == "faster" else ()
         if not seeds or self._side is None:

@@ -29,7 +29,7 @@ from gpulab.verdict import Verdict
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})
-NO_LOADER = "The cell takes no data from a DataLoader: there is no loading to take away."
+NO_LOADER = "The cell uses no DataLoader: there is no loading to measure."
 
 
 class Headspace(Struct, frozen=True):

@@ -463,7 +463,7 @@ def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
         )
         for c in changes
     )
-    columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
+    columns = (Column("setting"), Column("before"), Column("kind"), Column("", "wrap"))
     result = ", ".join(f"{plain(c.name)}={plain(c.value)}: {wording.effect(c)}" for c in changes)
     return Section.table(title, columns, cells, wide=True, result=result)
 

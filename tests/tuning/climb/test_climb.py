@@ -149,7 +149,7 @@ def test_runs_one_after_the_other_keep_nothing() -> None:
     found = compare_sequential(as_written(), faster(), same_start=True)
     assert (found.evidence, found.verdict) == ("sequential", "faster")
     said = judged(found, found.loss, ("workers",), ())
-    assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for blocks in turn")
+    assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for interleaved blocks")
 
 
 def full_memory() -> Side:
