@@ -414,7 +414,7 @@ def check_train(my_train: Any) -> Checked:
     if not mine.samples and not mine.updates:
         raise NoAnswer
     if mine.samples < SAMPLES:
-        return wrong(f"The model was given {mine.samples} samples in training, and {SAMPLES} are wanted.")
+        return wrong(f"The model was given {mine.samples} samples in training; expected {SAMPLES}.")
     if mine.updates < FEWEST_UPDATES or not mine.moved:
         return wrong(
             f"The weights were updated {plural(mine.updates, 'time')} for {mine.samples} samples. With fewer than "

@@ -148,12 +148,12 @@ def check_cost(cost_per_million: Any) -> Checked:
         wanted = price * 1e6 / rate / 3600
         got = cost_per_million(rate, price)
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"It gives {got!r} for {rate:g} samples per second, and a number is wanted.")
+            return wrong(f"It gives {got!r} for {rate:g} samples per second; expected a number.")
         if math.isclose(got, wanted, rel_tol=1e-6):
             continue
         hint = _cost_mistake(got / wanted, rate)
         return wrong(
-            f"{rate:g} samples per second at {price:g} per hour: it gives {got:.6g}, and {wanted:.6g} is right. {hint}"
+            f"{rate:g} samples per second at {price:g} per hour: it gives {got:.6g}; expected {wanted:.6g}. {hint}"
         )
     return right("A million samples take 1,000,000 ÷ rate seconds, and an hour has 3,600 of them.")
 
@@ -186,9 +186,9 @@ def check_step(step_ms: Any) -> Checked:
         load, compute, workers, gpu = case
         wanted, got = step_time(load, compute, workers, gpu), step_ms(*case)
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"step_ms{case} gives {got!r}, and a number is wanted.")
+            return wrong(f"step_ms{case} gives {got!r}; expected a number.")
         if not math.isclose(got, wanted, rel_tol=1e-6):
-            return wrong(f"step_ms{case} gives {got:g}, and {wanted:g} is right. {_step_mistake(case, got)}")
+            return wrong(f"step_ms{case} gives {got:g}; expected {wanted:g}. {_step_mistake(case, got)}")
     slow = step_time(30.0, 10.0, 0, 1000.0)
     return right(f"With a GPU 1000× faster and no workers the step still takes {slow:.0f} of its 40 ms.")
 

@@ -389,7 +389,7 @@ def check_attention(my_attention: Any) -> Checked:
     if _is_empty(my_attention):
         raise NoAnswer
     if not callable(my_attention):
-        return wrong(f"That is a {type(my_attention).__name__}, and a function of query, key and value is wanted.")
+        return wrong(f"That is a {type(my_attention).__name__}; expected a function of query, key and value.")
     for shape in SHAPES:
         problem = _difference(my_attention, shape)
         if problem:
@@ -414,7 +414,7 @@ def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
     wanted = four_operators(query, key, value)
     got: object = attention(query, key, value)
     if not isinstance(got, Tensor):
-        return f"It gives a {type(got).__name__}, and a tensor is wanted: does the function return its result?"
+        return f"It gives a {type(got).__name__}; expected a tensor: does the function return its result?"
     if got.shape != wanted.shape:
         return (
             f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as value has: "

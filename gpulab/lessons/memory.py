@@ -342,10 +342,10 @@ def check_state(adamw_bytes: Any) -> Checked:
         if got is None:
             raise NoAnswer
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"It gives {got!r}, and a number of bytes is wanted.")
+            return wrong(f"It gives {got!r}; expected a number of bytes.")
         hint = _state_mistake(model, float(got))
         if hint:
-            return wrong(f"For a model {words}: it gives {got:,}, and {_adamw_bytes(model):,} is right. {hint}")
+            return wrong(f"For a model {words}: it gives {got:,}; expected {_adamw_bytes(model):,}. {hint}")
     return right("Four times the bytes of each trained parameter: weight, gradient and two averages.")
 
 
@@ -388,7 +388,7 @@ def check_checkpointing(my_network: Any) -> Checked:
     if mine is None:
         raise NoAnswer
     if not callable(mine):
-        return wrong(f"It gives a {type(mine).__name__}, and a module (or a function of x) is wanted.")
+        return wrong(f"It gives a {type(mine).__name__}; expected a module (or a function of x).")
     wanted_kept, wanted = kept_bytes(plain, lambda: plain(x).square().mean())
     my_kept, got = kept_bytes(plain, lambda: mine(x).square().mean())
     if not torch.allclose(got, wanted):

@@ -529,7 +529,7 @@ _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients 
 def check_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
     if not callable(amp_step):
-        return wrong(f"That is a {type(amp_step).__name__}, and a function is wanted.")
+        return wrong(f"That is a {type(amp_step).__name__}; expected a function.")
     device = on_device()
     mine, wanted = _Bench(device), _Bench(device)
     raw_norms: list[float] = []
@@ -593,7 +593,7 @@ def _problem_of_forward(diary: _Diary) -> str:
     if diary.autocast is not torch.float16:
         return (
             f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; "
-            "here float16 is wanted, which does: dtype=torch.float16."
+            "use float16 here, which does: dtype=torch.float16."
         )
     return ""
 
@@ -660,7 +660,7 @@ def _problem_of_update(diary: _Diary, raw_norm: float) -> str:
     if abs(diary.norm / raw_norm - 1) <= _NEAR:
         return f"The gradients are unscaled, but not clipped: {clip}, before scaler.step."
     if abs(diary.norm / CLIPPED_NORM - 1) > _NEAR:
-        return f"The gradients' norm is {factor(diary.norm)} at the update, and {CLIPPED_NORM:g} is wanted: {clip}."
+        return f"The gradients' norm is {factor(diary.norm)} at the update; expected {CLIPPED_NORM:g}: {clip}."
     if "update" not in diary.calls:
         return "scaler.update() is missing at the end: the scale would never adapt."
     return ""

@@ -330,7 +330,7 @@ def _why(run: Run | None, reported: str) -> str:
 def check_rewrite(my_shift: object, shift: Shift) -> Checked:
     """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
     if not callable(my_shift):
-        return wrong(f"That is a {type(my_shift).__name__}, and a function of images and offsets is wanted.")
+        return wrong(f"That is a {type(my_shift).__name__}; expected a function of images and offsets.")
     if my_shift is shift:
         return wrong("That is the function you were given: it cannot be faster than itself.")
     for number, shape in enumerate(SHAPES):
@@ -387,7 +387,7 @@ def _difference(got: object, images: Images, offsets: Images) -> str:
     """What is wrong with the result; empty where nothing is."""
     wanted = _rolled(images, offsets)
     if not isinstance(got, np.ndarray):
-        return f"It gives a {type(got).__name__}, and a NumPy array is wanted, as shift gives."
+        return f"It gives a {type(got).__name__}; expected a NumPy array, as shift gives."
     if got.shape != wanted.shape:
         return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
     if np.array_equal(got, wanted):

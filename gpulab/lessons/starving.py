@@ -161,7 +161,7 @@ def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train)
     if is_unanswered(my_loader):
         return unanswered("Put a DataLoader(…) in place of the dots, then run that cell and this one again.")
     if not isinstance(my_loader, DataLoader):
-        return wrong(f"That is a {type(my_loader).__name__}, and a DataLoader is wanted: DataLoader(digits, …).")
+        return wrong(f"That is a {type(my_loader).__name__}; expected a DataLoader: DataLoader(digits, …).")
     other = _other_training(my_loader, given_loader)
     if other:
         return wrong(other)

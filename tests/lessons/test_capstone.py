@@ -210,7 +210,7 @@ def one_update(dataset: Any, model: Any, samples: int) -> None:
     ("answer", "state", "hint"),
     [
         (dots, "unanswered", "in place of the dots"),
-        (few_samples, "wrong", "was given 8 samples in training, and 48 are wanted"),
+        (few_samples, "wrong", "was given 8 samples in training; expected 48"),
         (never_updates, "wrong", "updated 0 times"),
         (one_update, "wrong", "it is another training"),
     ],

@@ -40,7 +40,7 @@ def test_twice_as_fast_is_twice_as_fast() -> None:
     speed = time_pairs(scripted(0.2), scripted(0.1))
     assert speed.times == pytest.approx(2) and speed.interval == pytest.approx((2, 2)) and speed.count == 7
     assert judge_speed(speed, 1.5, good="So it is.").state == "right"
-    assert judge_speed(speed, 3, hint="Try more.").hint.endswith("and 3.0× is wanted. Try more.")
+    assert judge_speed(speed, 3, hint="Try more.").hint.endswith("the goal is 3.0×. Try more.")
 
 
 def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
