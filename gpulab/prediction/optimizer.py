@@ -125,7 +125,7 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
     inside = _inside(projection.today)
     kept = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)
-    words = f"the optimizer ({duration(inside.time_us)} of a step) runs only every {rounds}th batch"
+    words = f"the optimizer ({duration(inside.time_us)} of a step) runs once per {rounds} batches"
     if projection.today.on_gpu:
         changes = _scaled(projection.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(projection, changes=projection.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)

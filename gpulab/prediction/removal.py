@@ -126,7 +126,7 @@ def _without_waits(today: Baseline, cause: Waits, intervals: Intervals | None) -
         raise Refused("the trace shows no call that waits for the GPU there")
     ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
-    words = f"Replay of the profiled steps without the wait in {len(rows)} calls"
+    words = f"Replay of the profiled steps without the wait in {plural(len(rows), 'call')}"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
 
 

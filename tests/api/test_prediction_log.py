@@ -338,7 +338,7 @@ def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str])
     from gpulab.api.reading import runs
 
     shell.run_line_magic("gpulab", "scoreboard")
-    assert "No prediction has been held" in capsys.readouterr().out
+    assert "No prediction has been compared" in capsys.readouterr().out
     runs.add(made.facts_with(40, {"data_wait": 0.6, "compute": 0.4}).run, None)
     shell.run_line_magic("gpulab", "predict workers=2, amp=bf16")
     assert "no prediction" in capsys.readouterr().out

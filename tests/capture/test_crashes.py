@@ -187,7 +187,7 @@ def test_nothing_is_foretold_where_no_kernel_comes_back(names: dict[str, Any]) -
         exec(CELL, names)
     assert profile.run.timeline is not None and not profile.run.timeline.has_device_events
     predicted = predict(facts(profile.run), {"workers": "1"})
-    assert predicted.refused == "there is no trace of the GPU's work to play again" and predicted.ratio is None
+    assert predicted.refused == "there is no trace of the GPU's work to replay" and predicted.ratio is None
 
 
 def test_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:

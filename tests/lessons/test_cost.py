@@ -83,8 +83,8 @@ def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("faster", "costs 2.0 times as much"),
-        ("undecided", "does not tell"),
+        ("faster", "costs 2.0× less"),
+        ("undecided", "other programs"),
         ("no measurable difference", "No setting"),
         ("slower", "No setting"),
     ],

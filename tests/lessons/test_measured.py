@@ -86,13 +86,13 @@ SWEEP = {1: 0.8, 2: 0.44, 4: 0.4, 8: 0.41}
     [
         (..., 1.02, "unanswered", "0, 1, 2, 4, 8"),
         (2, 1.02, "right", "smallest"),
-        (1, 1.02, "wrong", "workers=4 is 2.0× as fast as workers=1"),
-        (0, 1.02, "wrong", "workers=4 is 2.5× as fast"),
+        (1, 1.02, "wrong", "workers=4 gives a 2.0× speedup over workers=1"),
+        (0, 1.02, "wrong", "workers=4 gives a 2.5× speedup"),
         (4, 1.02, "wrong", "workers=2 is smaller"),
         (3, 1.02, "wrong", "3 is not among the values tried: 0, 1, 2, 4, 8"),
         ("2", 1.02, "wrong", "'2' is a text: write the number without quotes."),
         (True, 1.02, "wrong", "True is not among"),
-        (0, 1.2, "wrong", "× as fast"),
+        (0, 1.2, "wrong", "× speedup over"),
         (2, 1.2, "undecided", "It may be "),
         *((answer, 3.5, "undecided", "It may be ") for answer in SWEEP),  # as a busy machine gives them
     ],

@@ -66,7 +66,7 @@ def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyP
     runs, experiment = conducted(monkeypatch, Plan(arms(1), budget_s=10.0, save=False), 0.5, known=0.5)
     first = runs.told[0]
     assert (first.most_s, first.about_s, first.elapsed_s) == (10.0, None, 0.0), "blocks end as soon as they decide it"
-    assert first.note.startswith("The budget of 10 s is short: the least takes about ")
+    assert first.note.startswith("The budget of 10 s is short: the minimum takes about ")
     assert any("10 s is short" in note for note in experiment.notes)
     plan = Plan(arms(1), pairs=9, save=False)
     known, unknown = (conducted(monkeypatch, plan, 0.01, known=k)[0].told for k in (0.01, None))
