@@ -51,7 +51,7 @@ def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPa
     assert speed.is_disturbed and judge_speed(speed, 1.5).state == "right"
     slow = judge_speed(replace(speed, others_fraction=0.62), 3, hint="Try more.")
     assert slow.state == "undecided"
-    assert "other programs took 62 % of the processor" in slow.hint and slow.hint.endswith("Try more.")
+    assert "other programs took 62 % of the CPU" in slow.hint and slow.hint.endswith("Try more.")
 
 
 @pytest.mark.parametrize("others_s", [0.0, None])
