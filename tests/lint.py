@@ -53,8 +53,7 @@ OLD_WORDS = {  # in what a user reads, and what the field says
     r"KNOB=|\b(knob|cure)s?\b": "NAME=VALUE, setting, fix",
 }
 PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
-    "CONTRIBUTING.md", "docs/README.md", "docs/accuracy.md", "docs/definitions.md", "docs/extending.md",
-    "docs/glossary.md",
+    "CONTRIBUTING.md", "docs/README.md", "docs/accuracy.md", "docs/extending.md", "docs/glossary.md",
 }  # fmt: skip
 
 READERS_OF_FINDINGS = (

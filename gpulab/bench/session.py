@@ -133,7 +133,7 @@ class BenchSession:
     def run(self, **settings: object) -> Self:
         """Measure these settings against the baseline: one more row. Without any, the baseline.
 
-        Raises UsageError, also while a run goes on, and what the cell raises as written.
+        Raises UsageError, also while a run goes on, and what the baseline raises.
         """
         return self._begin("run", _parsed(settings))
 
@@ -594,7 +594,7 @@ def first_line(cell: str) -> str:
 
 
 def _printed(prints: KeptPrints) -> str:
-    """What the cell printed as written, folded."""
+    """What the baseline printed, folded."""
     if not prints.text.strip():
         return ""
     text = escape(("…" if prints.cut else "") + prints.text.rstrip())

@@ -76,7 +76,7 @@ class Plan(Struct, frozen=True):
     save: bool = True
 
     def run_name(self, arm: Arm) -> str:
-        """By which a user finds the run of an arm among others: "workers=2,4: as written", "workers=2"."""
+        """By which a user finds the run of an arm among others: "workers=2,4: baseline", "workers=2"."""
         if self.name:
             return f"{self.name}: {arm.label}"
         tried = dict.fromkeys(pair for other in self.arms for pair in other.shown.items())
@@ -88,7 +88,7 @@ class Plan(Struct, frozen=True):
 class Progress(Struct, frozen=True):
     """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
 
-    what: str  # "as written: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
+    what: str  # "baseline: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
     done: float
     total: int
     seconds_left: float | None

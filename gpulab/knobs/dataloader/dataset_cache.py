@@ -57,7 +57,7 @@ class DatasetCache(Knob):
         self._left: dict[int, tuple[Reference, str]] = {}  # datasets looked at before, and what spoke against it
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Off, wherever there is a loader: a cell cannot have it as written."""
+        """Off, wherever there is a loader: a baseline has none."""
         return None if observation.loader is None else False
 
     def refuses(self, observation: Observation, value: Value) -> str | None:

@@ -77,7 +77,7 @@ class Climber:
         self._attempts: list[Attempt] = []
         self._passed: list[Passed] = []
         self._trials: dict[str, Trial] = {}  # the full runs of the baseline and of kept settings, by label
-        self._side: Side | None = None  # as written
+        self._side: Side | None = None  # the baseline
         self._top: Facts | None = None  # of the cell with all that is kept
         self._seeds: tuple[tuple[float, ...], ...] | None = None
         self._diagnosis: Diagnosis | None = None

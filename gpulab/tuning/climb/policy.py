@@ -60,7 +60,7 @@ class Candidate(Struct, frozen=True):
     finding: Finding | None  # None: none names it, earlier blocks of it looked faster
     prediction: Prediction | None
     gain_us: float
-    back: tuple[str, ...] = ()  # kept knobs that it leaves as written
+    back: tuple[str, ...] = ()  # kept knobs that it sets back to the baseline
 
     @property
     def slow_to_prepare(self) -> bool:

@@ -55,7 +55,7 @@ class Passed(Struct, frozen=True):
 class Attempt(Struct, frozen=True):
     """One attempt: what was set on top of all that was kept before, why, and what came of it.
 
-    `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
+    `back` are knobs that were kept and are tried at the baseline again; `settings` then has their values there.
     `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
     before. `loss` is the verdict that decided: against the baseline with its band, where seeds were run.
     `words` say why it was kept or not: a sentence without a full stop.
@@ -112,6 +112,6 @@ class Climb(Struct, frozen=True):
 
     @property
     def top(self) -> Side | None:
-        """The cell with all that was kept: the last kept attempt's, else as written."""
+        """The cell with all that was kept: the last kept attempt's, else the baseline."""
         tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
         return tops[-1] if tops else self.written

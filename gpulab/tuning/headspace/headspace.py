@@ -42,7 +42,7 @@ class Headspace(Struct, frozen=True):
 
     run: Run  # the baseline
     experiment: Experiment
-    step_us: float | None  # as written, the files in memory as far as they fit
+    step_us: float | None  # the baseline, its files in memory as far as they fit
     ideal_us: float | None
     cold_us: float | None
     ceiling: float | None

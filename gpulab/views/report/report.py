@@ -23,7 +23,7 @@ class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
     `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `change`: what
-    its settings did to the step, where the same code was measured as written before.
+    its settings did to the step, where its baseline was measured before.
     """
 
     facts: Facts
