@@ -31,6 +31,7 @@ from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb.climb import Climbed, Climbing
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.running.progress import RESTORED, STOPPED_BY
 
 HELP = f"""\
 %gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]
@@ -38,7 +39,7 @@ HELP = f"""\
 Tries one setting after another on the last profiled cell: first those that should help most. Each is measured in short
 interleaved blocks, against the cell with all that was kept before. When the findings name no more, each other setting
 that leaves the training unchanged gets a few blocks, and the fastest of them a try. A setting is kept only if the
-blocks show a speedup and the loss stays the same. The last line is the edit that makes all kept settings permanent.
+blocks show a speedup and the loss stays the same. At the end gpulab prints the edit that makes them permanent.
 
   --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
   --rungs N          at most N settings
@@ -50,8 +51,8 @@ blocks show a speedup and the loss stays the same. The last line is the edit tha
   --allow NAME,…     settings that may change the training; batch_size and accumulate are tried only if named here
   --no-save          do not keep the runs on disk
 
-Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-the bar, or the notebook's own. The result is also gpulab.climbs[-1]."""
+{RESTORED}
+{STOPPED_BY} The result is also gpulab.climbs[-1]."""
 
 climbs: list[Climbed] = []
 

@@ -19,7 +19,7 @@ from gpulab.options import (
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
-from gpulab.views.running.progress import Stoppable
+from gpulab.views.running.progress import RESTORED, STOPPED_BY, Stoppable
 
 _BUDGET_S = DEFAULT_BUDGET_S + FURTHER_BUDGET_S  # of two settings
 
@@ -34,8 +34,8 @@ with batches already on the device is that of a perfect DataLoader: no change to
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 
-Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-the bar, or the notebook's own. The result is also gpulab.headspaces[-1]."""
+{RESTORED}
+{STOPPED_BY} The result is also gpulab.headspaces[-1]."""
 
 headspaces: list[HeadspaceReport] = []
 
