@@ -360,7 +360,7 @@ def _for_the_training() -> str:
     if most is None or not most.sure:
         return "Now put it into the training, and measure again."
     return (
-        f"Without any shifting: {speedup(most.times)}, the potential saving of this line. Put it in, and measure again."
+        f"Without any shifting: {speedup(most.times)}, the limit for this line. Put it in, and measure again."
     )
 
 
