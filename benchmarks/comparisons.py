@@ -184,7 +184,7 @@ def experiments_slowdown(count: int) -> dict[str, Any]:
 
 
 def _step_ms(depth: int) -> float:
-    """The median step of the cell as written, in a run without a trace."""
+    """The median step of the baseline, in a run without a trace."""
     run = _plain_run(SLOWER_CELL, _notebook(IMPORTS + SLOWER.format(depth=depth)), STEPS_TIMED)
     return float(statistics.median(run.steps.wall_ns[5:])) / 1e6
 

@@ -1,4 +1,4 @@
-"""What a cure really gains: the cell as written, cured, and with the advised knobs, in short runs that alternate."""
+"""What a cure really gains: the baseline, cured, and with the advised knobs, in short runs that alternate."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def arms_of(planted: Planted, advised: Mapping[str, str]) -> list[Arm]:
 
 
 def measured(planted: Planted, advised: Mapping[str, str]) -> dict[str, Any]:
-    """Of each arm time per sample over that of the cell as written, with an interval; or why it could not run."""
+    """Of each arm time per sample over that of the baseline, with an interval; or why it could not run."""
     arms, budget_s = arms_of(planted, advised), BUDGET_S["sick" if planted.causes else "healthy"]
     names = {arm.label: notebook(arm.text[0], planted.name) for arm in arms}
     ratios: dict[str, list[float]] = {arm.label: [] for arm in arms[1:]}

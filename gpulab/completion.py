@@ -74,7 +74,7 @@ class LineCompletion:
             return [(name, "command") for name in self._commands]
         command, option = used[0], _option_and_value(used, word)[0]
         if option in _KNOB_LISTS:
-            return [(name, "knob") for name in KNOBS]
+            return [(name, "setting") for name in KNOBS]
         if option == "--outcome":
             return [(name, "value") for name in _OUTCOMES]
         if option == "--device":
@@ -101,7 +101,7 @@ def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
     pair = begun if several_values else begun.rpartition(",")[2]
     name, given, value = pair.strip().partition("=")
     if not given:
-        return [(f"{knob}=", "knob") for knob in KNOBS]
+        return [(f"{knob}=", "setting") for knob in KNOBS]
     if name not in KNOBS:
         return ()
     used = value.split(",")[:-1] if several_values else ()

@@ -71,7 +71,7 @@ The cell behaves as it does without the magic. The run is saved in .gpulab/runs 
 --ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
 optimizer state, RNG state and data order. These runs stop inside the loop, so code after the loop does not run.
 Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].
-{knobs}
+{settings}
 %config GPUProfile lists the defaults; %config GPUProfile.steps = 50 sets one."""
 
 
@@ -93,14 +93,14 @@ def _parser() -> _Parser:
     add = parser.add_argument
     add("name", nargs="?", default="", metavar="NAME", help="a name for the run")
     add_run_options(parser, "cell")
-    add("--set", action="append", metavar="KNOB=VALUE", help="run with this setting changed; repeat for several")
+    add("--set", action="append", metavar="NAME=VALUE", help="run with this setting changed; repeat for several")
     add(
         "--ab",
         action="append",
-        metavar="KNOB=VALUE",
-        help="compare the cell as written (the baseline) with the changed cell",
+        metavar="NAME=VALUE",
+        help="compare the changed cell with the unchanged one, the baseline",
     )
-    add("--sweep", action="append", metavar="KNOB=A,B,C", help="compare several values; two sweeps form a grid")
+    add("--sweep", action="append", metavar="NAME=A,B,C", help="compare several values; two sweeps form a grid")
     add_whole_number(
         parser, "--pairs", 1, "pairs of blocks to measure (default: as many as fit the budget, at most 30)"
     )
@@ -240,7 +240,7 @@ def _check_combination(options: argparse.Namespace) -> None:
     comparing = [name for name in _COMPARING if getattr(options, name)]
     for name in _OF_COMPARISONS:
         if getattr(options, name) is not None and not comparing:
-            raise UsageError(f"--{name} needs a comparison: add --ab KNOB=VALUE or --sweep KNOB=A,B,C.")
+            raise UsageError(f"--{name} needs a comparison: add --ab NAME=VALUE or --sweep NAME=A,B,C.")
     elsewhere = "ranks" if options.ranks is not None else "on"
     if getattr(options, elsewhere) is not None and options.no_save:
         raise UsageError(f"--no-save and --{elsewhere} cannot be combined: drop one.")
@@ -627,23 +627,23 @@ def complete(context: CompletionContext) -> SimpleMatcherResult:
 
 
 def help_text() -> str:
-    """What `--help` prints: the options, examples, and every knob of the catalogue."""
+    """What `--help` prints: the options, examples, and every setting of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
     return _help(
-        f"Knobs: {', '.join(KNOBS)}, or any variable that the cell reads, or assigns a literal at its top level."
+        f"Settings: {', '.join(KNOBS)}, or any variable that the cell reads, or assigns a literal at its top level."
     )
 
 
-def _help(knobs: str) -> str:
-    return f"{PARSER.format_help()}\n{_EPILOG.replace('{knobs}', fill(knobs, 116))}\n"
+def _help(settings: str) -> str:
+    return f"{PARSER.format_help()}\n{_EPILOG.replace('{settings}', fill(settings, 116))}\n"
 
 
 def register(shell: Any) -> None:
     """Make the magics known, their options completable."""
     magics = GPUProfile(shell=shell)
     # without the catalogue: to import it takes longer than all else that the extension needs
-    GPUProfile.gpuprofile.__doc__ = _help("Knobs: see %gpuprofile --help.")
+    GPUProfile.gpuprofile.__doc__ = _help("Settings: see %gpuprofile --help.")
     GPUProfile.gpulab.__doc__ = COMMANDS_HELP
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)

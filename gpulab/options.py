@@ -13,7 +13,7 @@ from gpulab.errors import UsageError
 
 Number = TypeVar("Number", int, float)
 
-DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the cell as written
+DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the baseline
 FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment

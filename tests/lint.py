@@ -40,6 +40,21 @@ SPELLED = (
     "planted/README.md", "gpulab",
 )  # fmt: skip
 MEANT = "childs,ackward"  # names and a beginning of a word, within code
+OLD_WORDS = {  # in what a user reads, and what the field says
+    r"as written|reference run|the cell as found": "baseline",
+    r"noise floor": "run-to-run noise",
+    r"(times|×) as (fast|long|many|much)|(half|twice) as fast": "speedup, 2× the time",
+    r"g[ia]v(e|es|en|ing) back": "potential saving",
+    r"cannot be told": "unknown",
+    r"costliest (operator|kernel)": "top operators",
+    r"eight of ten|ms high": "p10-p90, y-max",
+    r"takes? your CPU|processor core": "CPU contention, CPU core",
+    r"compare no times|holds? the truth": "range, interval",
+    r"KNOB=|\b(knob|cure)s?\b": "NAME=VALUE, setting, fix",
+}
+PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
+    "CONTRIBUTING.md", "docs/README.md", "docs/accuracy.md", "docs/extending.md", "docs/glossary.md",
+}  # fmt: skip
 
 READERS_OF_FINDINGS = (
     "diagnosis/diagnose.py", "diagnosis/ranks.py",
@@ -296,6 +311,33 @@ def figures_of_accuracy(root: Path) -> Iterator[Fault]:
                 yield page, 1, f"{cells}: {end}"
 
 
+def texts_for_users(root: Path) -> Iterator[tuple[Path, int, str]]:
+    """Pages, sentences in Python that are no docstrings, and lines of the front end that are no comments."""
+    for page in [*pages(root), *sorted((root / "notebooks" / "lessons").glob("*.md"))]:
+        if page.parent.name != "benchmarks":
+            text = re.sub(r"`[^`\n]*`", lambda code: "`" * len(code[0]), text_of(page))
+            yield page, 1, text
+    for path in sources(root, "gpulab"):
+        tree = tree_of(path)
+        documented = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in documented:
+                yield path, node.lineno, node.value
+    for path in sorted((root / "frontend" / "src").glob("*.js")):
+        yield path, 1, re.sub(r"^\s*(//|/?\*).*$", "", text_of(path), flags=re.MULTILINE)
+
+
+def old_words(root: Path) -> Iterator[Fault]:
+    for path, line, text in texts_for_users(root):
+        if " " not in text:
+            continue  # a key
+        for pattern, word in OLD_WORDS.items():
+            if "knob" in pattern and path.relative_to(root).as_posix() in PAGES_OF_NAMES:
+                continue
+            for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
+                yield path, line + text.count("\n", 0, match.start()), f"{' '.join(match[0].split())}: {word}"
+
+
 # Packaging
 
 
@@ -360,6 +402,7 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("format", formats_of_their_own, "gpulab/formatting.py writes figures, wherever they stand"),
     ("citation", citations, "cite a heading of the page, in quotes"),
     ("link", links, "it leads nowhere"),
+    ("old word", old_words, "users read another word"),
     ("folders", folders_in_contributing, "the table of folders and the folders of gpulab differ"),
     ("documents", list_of_documents, "each document is listed once"),
     ("front door", length_of_readme, f"at most {README_LINES} lines"),

@@ -300,11 +300,11 @@ def test_what_a_scripts_report_proposes_is_done_where_it_is_read(
     assert error.endswith("The rest: the same command with --all or --html FILE\n")
     assert json.loads(figures.read_text())
     entries = [entry.name for entry in Store(root).list()]
-    assert entries == ["train.py", "train.py: as written", "train.py: workers=1"]
+    assert entries == ["train.py", "train.py: baseline", "train.py: workers=1"]
     listed = python("-m", "gpulab", "runs", "--store", str(root), cwd=tmp_path).stdout
     assert re.findall(r"train\.py.*?(?=  )", listed) == [
         "train.py: workers=1",
-        "train.py: as written",
+        "train.py: baseline",
         "train.py · batch=8",
     ]
 

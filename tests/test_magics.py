@@ -131,8 +131,8 @@ def test_help_is_the_docstring_and_the_knobs(shell: InteractiveShell, capsys: py
     run(shell, "%gpuprofile --help")
     printed = capsys.readouterr().out
     assert printed == magics.help_text() + "\n"
-    assert f"Knobs: {', '.join(KNOBS)}, or any variable" in " ".join(printed.split())
-    without_knobs = printed[: printed.index("Knobs: ")]
+    assert f"Settings: {', '.join(KNOBS)}, or any variable" in " ".join(printed.split())
+    without_knobs = printed[: printed.index("Settings: ")]
     assert shell.find_line_magic("gpuprofile").__doc__.startswith(without_knobs)
     assert max(len(line) for line in printed.splitlines()) <= 120
     run(shell, "%gpuprofile")

@@ -31,7 +31,7 @@ def main() -> None:
     parser.add_argument("--until", choices=parts, default=parts[-1], metavar="PART", help=", ".join(parts))
     parser.add_argument("--results", type=Path, default=KEPT, metavar="FOLDER", help="default: benchmarks/results")
     parser.add_argument("--factor", type=float, default=1.0, help="all time limits times this, to try it out")
-    parser.add_argument("--threads", type=int, help="compute threads of the script as written (default: all cores)")
+    parser.add_argument("--threads", type=int, help="compute threads of the baseline (default: all cores)")
     parser.add_argument("--list", action="store_true", help="only say which checkouts are needed, and how to get them")
     asked = parser.parse_args()
     if asked.list:

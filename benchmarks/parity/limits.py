@@ -18,7 +18,7 @@ class Limits:
     confirming_s: float = 60.0  # the best three once more: those that chose them flatter them
     climb_s: float = 300.0
     judgement_s: float = 90.0
-    threads: int | None = None  # of the cell as written; None: as many as cores, as torch would have it
+    threads: int | None = None  # of the baseline; None: as many as cores, as torch would have it
 
     @property
     def search_s(self) -> float:

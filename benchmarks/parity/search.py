@@ -1,6 +1,6 @@
 """The best setting of a training, by search over all knobs: each alone, what helped together, and what completes it.
 
-All ratios are of gpulab's own experiment, blocks in turn: time of a step over that of the script as written. Only
+All ratios are of gpulab's own experiment, blocks in turn: time of a step over that of the baseline. Only
 settings count with which the training stays the same, by the rule of the climb: equal losses, or no further apart than
 other seeds bring them.
 """
@@ -168,7 +168,7 @@ class Search:
 
 
 def conducted(code: TextCode, plan: Plan, written: Trial) -> Experiment:
-    """The plan, beside the script as written, which ran before. Raises what ended it."""
+    """The plan, beside the baseline, which ran before. Raises what ended it."""
     runner = Runner(code, plan, done=[(Arm(), written)])
     experiment = runner.run()
     if runner.error is not None:

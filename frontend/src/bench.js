@@ -43,7 +43,7 @@ class Bench {
   #controls() {
     const bar = element("div", "gp-controls", this.root);
     const line = element("div", "gp-buttons", bar);
-    this.run = this.#button(line, "Run", "Measure these settings against the baseline (the cell as written): adds a row", () =>
+    this.run = this.#button(line, "Run", "Measure these settings against the baseline: adds a row", () =>
       this.#begin("run"),
     );
     this.run.classList.add("gp-primary");
@@ -56,7 +56,7 @@ class Bench {
     this.climb = this.#button(line, "Climb", "Let gpulab try the most promising settings one by one; each attempt adds a row", () =>
       this.#begin("climb"),
     );
-    this.reset = this.#button(line, "Reset", "Reset all toggles to the values as written", () => this.#send("choose", { settings: {} }));
+    this.reset = this.#button(line, "Reset", "Reset all toggles to the values of the baseline", () => this.#send("choose", { settings: {} }));
     const now = (this.now = element("div", "gp-now", bar));
     this.stop = this.#button(now, "Stop", "Stop at the next step; keeps what was measured", () => this.#stopRun());
     this.stop.classList.add("gp-stop");
@@ -175,7 +175,7 @@ class Bench {
     if (!this.running) this.each.disabled = chosen.length < 2;
     this.each.hidden = !able.length;
     this.reset.disabled = !chosen.length || this.running;
-    this.run.textContent = chosen.length ? "Run" : "Run as written";
+    this.run.textContent = chosen.length ? "Run" : "Run the baseline";
     if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
   }
 
@@ -187,7 +187,7 @@ class Bench {
     const words = element("span", "", label, toggle.title);
     words.title = toggle.help;
     this.#control(toggle, label);
-    element("span", "gp-quiet", line, toggle.value === null ? "" : `was ${toggle.shown}`);
+    element("span", "gp-quiet", line, toggle.value === null ? "" : `baseline: ${toggle.shown}`);
     this.#expected(toggle, line);
     if (toggle.lesson) {
       const link = element("a", "gp-quiet", line, "lesson");
@@ -213,7 +213,7 @@ class Bench {
       input.value = value;
       input.addEventListener("change", () => input.value !== "" && this.#choose(toggle, Math.round(Number(input.value))));
     } else {
-      const options = value === null ? [{ value: null, words: "as written" }, ...toggle.options] : toggle.options;
+      const options = value === null ? [{ value: null, words: "baseline" }, ...toggle.options] : toggle.options;
       options.forEach((option, i) => {
         const choice = element("option", "", input, option.words);
         choice.value = i;

@@ -1,6 +1,6 @@
 // What the bench decides by itself, without a page.
 
-/** The toggles that are not as written, by name. */
+/** The toggles that differ from the baseline, by name. */
 export function settingsOf(toggles) {
   return Object.fromEntries(toggles.filter((t) => t.value !== null).map((t) => [t.name, t.value]));
 }

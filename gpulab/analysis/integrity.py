@@ -113,8 +113,8 @@ def _no_device_events(seen: _Seen) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
     count = len(seen.starts_work) if len(seen.device) == 0 else 0
     meaning = (
-        f"{count:,} calls started work on a GPU and the trace holds none of it: CUPTI, which records it, was refused "
-        "or in use by another tool (gpulab doctor tells)"
+        f"{count:,} calls started GPU work, and the trace has none of it: CUPTI was refused or in use by another tool "
+        "(see gpulab doctor)"
     )
     return check_of_count("no_device_events", count, "unusable", meaning, ALL_OF_THE_DEVICE)
 
@@ -136,8 +136,8 @@ def _kernels_before_launch(seen: _Seen) -> Check:
     early = int((seen.early_ns > CLOCK_TOLERANCE_NS).sum())
     bad = early > EARLY_NOTICE * len(seen.early_ns)
     meaning = (
-        f"{early:,} kernels or copies begin before the call that started them: the clocks of CPU and GPU are "
-        "apart in this trace, so what the CPU did while the GPU idled cannot be told"
+        f"{early:,} kernels or copies begin before their launch: the CPU and GPU clocks of this trace disagree, so "
+        "the causes of GPU idle time are unknown"
     )
     state: State = "degraded" if bad else "ok"
     return check_of_count("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
@@ -156,8 +156,8 @@ def _clock_shift(seen: _Seen) -> Check:
         begun = before >= 0
         shifted = int((latest[before[begun]] > t.end_ns[waits[begun]] + CLOCK_TOLERANCE_NS).sum())
     meaning = (
-        f"after {shifted:,} calls that wait for the GPU, work that they waited for goes on: the GPU's times are "
-        "shifted to the right in this trace, so what the CPU did while the GPU idled cannot be told"
+        f"after {shifted:,} calls that wait for the GPU, the awaited work goes on: the GPU's times are shifted in this "
+        "trace, so the causes of GPU idle time are unknown"
     )
     return check_of_count("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 
@@ -170,8 +170,8 @@ def _host_ahead(seen: _Seen) -> Check:
     wall_ns = float(np.median(host[:, 1] - host[:, 0]))
     count = sum(ns > max(HOST_AHEAD_NS, HOST_AHEAD_STEPS * wall_ns) for ns in ahead_ns)
     meaning = (
-        f"the CPU runs up to {duration(max(ahead_ns, default=0) / 1e3)} ahead of the GPU: a step counts from when the "
-        "GPU has finished the step before it"
+        f"the CPU runs up to {duration(max(ahead_ns, default=0) / 1e3)} ahead of the GPU: a step begins when the GPU "
+        "has finished the previous one"
     )
     return check_of_count("host_ahead", count, "ok", meaning)
 
@@ -180,20 +180,20 @@ def _graph_replays(seen: _Seen) -> Check:
     """One launch, many kernels: counting launches says nothing about such a trace."""
     t = seen.timeline
     count = int((spans.runtime_calls(t) & spans.named(t, spans.is_graph_launch)).sum())
-    meaning = f"{count:,} launches of CUDA graphs, each of many kernels at once: kernels per launch are not counted"
+    meaning = f"{count:,} CUDA graph launches, each of many kernels: kernels per launch are not counted"
     return check_of_count("graph_replays", count, "ok", meaning, ("launch_statistics",))
 
 
 def _duplicated_steps(seen: _Seen) -> Check:
     """Marks of a step that was there already. Copies on the device are Kineto's own and are never counted as steps."""
     count = _marks(seen).duplicate_marks
-    meaning = f"{count:,} marks repeat a step that was there already; each step counts once"
+    meaning = f"{count:,} duplicate step marks; each step counts once"
     return check_of_count("duplicated_steps", count, "degraded", meaning)
 
 
 def _missing_steps(seen: _Seen) -> Check:
     count = _marks(seen).missing_numbers
-    meaning = f"{count:,} numbers are missing between the first step and the last: nothing is known of those steps"
+    meaning = f"{count:,} step numbers are missing between the first and the last: nothing is known of those steps"
     return check_of_count("missing_steps", count, "degraded", meaning)
 
 
@@ -206,14 +206,14 @@ def _marks(seen: _Seen) -> FoundSteps:
 def _truncated_tail(seen: _Seen) -> Check:
     """PyTorch writes the host's events first: what a file cut short lacks is the GPU's work, uncounted."""
     count = min(1, seen.damaged("truncated tail"))
-    meaning = "the file ends in the middle: nobody knows how much of it is missing, the GPU's work first of all"
+    meaning = "the file is truncated: an unknown part is missing, the GPU's work first"
     return check_of_count("truncated_tail", count, "unusable", meaning, (*ALL_OF_THE_DEVICE, *SUMS_OVER_A_STEP))
 
 
 def _broken_gzip(seen: _Seen) -> Check:
     """Whether text is missing is the affair of `truncated_tail`."""
     count = min(1, seen.damaged("broken gzip"))
-    meaning = "the compressed file is damaged or goes on after its end; all text that could be read is in the figures"
+    meaning = "the gzip file is damaged or has trailing data; the figures use all that could be read"
     return check_of_count("broken_gzip", count, "degraded", meaning)
 
 
@@ -230,15 +230,13 @@ def _broken_durations(seen: _Seen) -> Check:
         withholds = HOST_AGAINST_DEVICE
     count = on_device + on_host
     state: State = "unusable" if "breakdown" in withholds else "degraded"
-    meaning = (
-        f"{count:,} spans have no duration, or a negative one, {on_device:,} of them on the GPU: how long is unknown"
-    )
+    meaning = f"{count:,} spans have no duration, or a negative one ({on_device:,} on the GPU): their time is unknown"
     return check_of_count("broken_durations", count, state, meaning, withholds)
 
 
 def _empty_window(seen: _Seen) -> Check:
     start, end = seen.timeline.window_ns
-    meaning = "nothing in this trace took any time"
+    meaning = "no event of this trace has a duration"
     return check_of_count("empty_window", int(end <= start), "unusable", meaning, ALL_OF_THE_DEVICE)
 
 
@@ -256,14 +254,14 @@ def _missing_device_properties(seen: _Seen) -> Check:
     """Without them nothing can be set against what the GPU could do."""
     origin = seen.run.origin
     count = len(spans.devices(seen.timeline)) if origin is not None and not origin.device_properties else 0
-    meaning = "the trace does not say which GPU it was: its memory is not known"
+    meaning = "the trace does not name its GPU: its memory is not known"
     return check_of_count("missing_device_properties", count, "degraded", meaning, ("device_memory",))
 
 
 def _zero_duration_kernels(seen: _Seen) -> Check:
     t = seen.timeline
     count = int((t.duration_ns[seen.device] == 0).sum())
-    meaning = f"{count:,} kernels or copies are shorter than the clock can tell; they count as no time"
+    meaning = f"{count:,} kernels or copies are shorter than the clock resolution and count as no time"
     return check_of_count("zero_duration_kernels", count, "ok", meaning)
 
 

@@ -54,7 +54,7 @@ _FIGURES: Mapping[str, tuple[ColumnType, Callable[[Facts], Cell]]] = {
     "setting_trace": (bool, lambda f: f.run.settings.trace),
     "setting_device": (str, lambda f: f.run.settings.device),
     "setting_whole": (bool, lambda f: f.run.settings.whole),
-    "knobs": (str, lambda f: _changes(f.run)),  # what was changed for the run; empty: the code as written
+    "knobs": (str, lambda f: _changes(f.run)),  # what was changed for the run; empty: the baseline
     "python": (str, lambda f: f.run.environment.python),
     "torch": (str, lambda f: f.run.environment.packages.get("torch")),
     "cpu": (str, lambda f: f.run.environment.cpu),

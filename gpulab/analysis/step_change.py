@@ -1,4 +1,4 @@
-"""What a setting brought to a run: the step of the same code as written, where this process measured it before."""
+"""What a setting did to a run: the step of the baseline, where this process measured it before."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _SAME_BATCH = 0.01  # as a comparison has it: an epoch's shorter last batch is n
 
 
 class StepChange(Struct, frozen=True):
-    """µs per `unit` without the profiler, now and as written. One run after the other: no verdict."""
+    """µs per `unit` without the profiler, now and in the baseline. One run after the other: no verdict."""
 
     now_us: float
     before_us: float
@@ -22,7 +22,7 @@ class StepChange(Struct, frozen=True):
 
 
 def step_change(run: Run, earlier: Sequence[Run]) -> StepChange | None:
-    """Against the latest run as written of that code; None for a run as written, and without a time to compare."""
+    """Against the latest baseline run of that code; None for a baseline, and without a time to compare."""
     if not run.settings.knobs or not run.code.strip():
         return None
     words = run.code.split()

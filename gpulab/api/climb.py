@@ -1,4 +1,4 @@
-"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` let gpulab turn every knob that helps, one by one."""
+"""What a user calls to climb: `%gpulab climb` and `gpulab.climb` try settings one by one and keep what helps."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb.climb import Climbed, Climbing
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.running.progress import RESTORED, STOPPED_BY
 
 HELP = f"""\
-%gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]
+%gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]
 
-Turns one knob after another on the cell that was profiled last. Each try is the knob that should help most, against
-the cell with all that was kept before, in short blocks in turn. Where no finding names another, every other knob that
-can act on the cell and leaves the training as it is gets a few short blocks, and the fastest of them a try. A setting
-is kept only where the blocks show that it is faster, and the loss stays the same. At the end gpulab prints the edit
-of the cell that keeps all these settings.
+Tries one setting after another on the last profiled cell: first those that should help most. Each is measured in short
+interleaved blocks, against the cell with all that was kept before. When the findings name no more, each other setting
+that leaves the training unchanged gets a few blocks, and the fastest of them a try. A setting is kept only if the
+blocks show a speedup and the loss stays the same. At the end gpulab prints the edit that makes them permanent.
 
   --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
   --rungs N          at most N settings
-  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only where a setting moves the loss, to see
-                     whether another seed moves the loss as far
+  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only if a setting moves the loss: does another
+                     seed move it as far?
   --steps N          counted steps of a block
   --pairs N          pairs of blocks of each comparison
-  --without KNOB,…   do not turn these knobs
-  --allow KNOB,…     knobs that may change the training; batch_size and accumulate are tried only where named here
+  --without NAME,…   leave these settings alone
+  --allow NAME,…     settings that may change the training; batch_size and accumulate are tried only if named here
   --no-save          do not keep the runs on disk
 
-Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-the bar, or the notebook's own. The result is also gpulab.climbs[-1]."""
+{RESTORED}
+{STOPPED_BY} The result is also gpulab.climbs[-1]."""
 
 climbs: list[Climbed] = []
 
@@ -73,13 +73,13 @@ def climb(
     save: bool = True,
     show: bool = True,
 ) -> Climbed:
-    """Turn every knob that helps a cell, one by one, each proven by blocks in turn; give the record and the edit.
+    """Try settings one by one in interleaved blocks and keep each that helps; give the record and the edit.
 
     `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
     the cell that was profiled last. At most `rungs` settings are tried, within about `budget_s` seconds. `steps`
-    counted steps make a block, `pairs` of blocks a comparison. `without` are knobs to leave alone; `allow` those that
-    may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs; what
-    the code raises as written passes.
+    counted steps make a block, `pairs` of blocks a comparison. `without` are settings to leave alone; `allow` those
+    that may change the training: batch_size and accumulate are tried only so. Raises UsageError before anything runs;
+    what the baseline raises passes.
     """
     bounds = Bounds(
         budget_s=budget_s,
@@ -136,7 +136,7 @@ def magic(line: str) -> None:
 
 def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
     """The bounds that a line asks for. Raises UsageError naming the option."""
-    parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without KNOB,…] [--allow KNOB,…]")
+    parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]")
     parser.add_argument("--budget", type=seconds_type("--budget"), default=DEFAULT_BUDGET_S)
     for option, least in _LEAST.items():
         add_whole_number(parser, f"--{option}", least)
@@ -180,8 +180,8 @@ def _knobs(option: str, names: Iterable[str]) -> frozenset[str]:
     chosen = frozenset((names,) if isinstance(names, str) else names)
     for name in sorted(chosen - KNOBS.keys()):
         near = nearest_knob(name)
-        meant = f" Did you mean {near}?" if near else f" Knobs: {', '.join(KNOBS)}."
-        raise UsageError(f"--{option} {name}: no such knob.{meant}")
+        meant = f" Did you mean {near}?" if near else f" Settings: {', '.join(KNOBS)}."
+        raise UsageError(f"--{option} {name}: no such setting.{meant}")
     return chosen
 
 

@@ -88,7 +88,7 @@ def _sentences(states: Mapping[str, str]) -> Iterator[str]:
 def _depth(counters: bool, traced: bool) -> str:
     if counters:
         return "is measured by its hardware counters"
-    return "is estimated from the trace, not measured" if traced else "cannot be told"
+    return "is estimated from the trace, not measured" if traced else "is not known"
 
 
 def _filled(text: str, width: int, head: str) -> list[str]:

@@ -44,14 +44,14 @@ def experiment(
     save: bool = True,
     show: bool = True,
 ) -> Compared:
-    """Compare code as written with the same code under knobs.
+    """Compare the same code with settings changed against the baseline: the code as it is.
 
     `code` is a function without arguments or the text of a cell, whose names are then those of `namespace`; without one
     those of the notebook, or none at all where there is no notebook. `knobs`
     gives each knob or variable a value, or a list of values for a sweep; several lists make a grid. `steps` counted
     steps make a block, `pairs` of blocks a comparison, within `budget_s` seconds in all (None: 60, and 30 more for each
-    further setting), after which the result so far stands. Raises UsageError before anything runs; what the code raises
-    as written passes.
+    further setting), after which the result so far stands. Raises UsageError before anything runs; what the
+    baseline raises passes.
     """
     plan = Plan(
         arms=arms_of(knobs), block_steps=steps, pairs=pairs, budget_s=budget_s, seeds=seeds, name=name, save=save
@@ -142,7 +142,7 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
 
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
-    """The cell as written, where its last such run in this process has a trace and read the same objects."""
+    """The baseline, where its last such run in this process has a trace and read the same objects."""
     from gpulab.api.reading import runs
 
     observation = observation_of(code)

@@ -1,4 +1,4 @@
-"""What a user calls to see what a perfect DataLoader would bring: `%gpulab headspace` and `gpulab.headspace`."""
+"""What a user calls to see the speedup of a perfect DataLoader: `%gpulab headspace` and `gpulab.headspace`."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from gpulab.options import (
 from gpulab.tuning.headspace.headspace import Differential
 from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
-from gpulab.views.running.progress import Stoppable
+from gpulab.views.running.progress import RESTORED, STOPPED_BY, Stoppable
 
 _BUDGET_S = DEFAULT_BUDGET_S + FURTHER_BUDGET_S  # of two settings
 
 HELP = f"""\
 %gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]
 
-Runs the cell that was profiled last in short blocks, in turn: as written, with batches that are on the device already,
-and with files that must be read from the disk again. That tells what preparing the data costs and what fetching it
-costs, and how fast the cell would be with a perfect DataLoader: no work on the loading can bring more than that.
+Runs the last profiled cell in short interleaved blocks: the baseline, batches that are already on the device, and files
+that must be read from disk again. Their differences are the cost of preparing the data and of fetching it. The speedup
+with batches already on the device is that of a perfect DataLoader: no change to the loading can give more.
 
   --budget SECONDS   time for all of it (default: {_BUDGET_S:g}); then the result so far stands
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 
-Weights, optimizer, random numbers and data order are put back before each run and at the end. Stop: the button beside
-the bar, or the notebook's own. The result is also gpulab.headspaces[-1]."""
+{RESTORED}
+{STOPPED_BY} The result is also gpulab.headspaces[-1]."""
 
 headspaces: list[HeadspaceReport] = []
 
@@ -51,12 +51,12 @@ def headspace(
     pairs: int | None = None,
     show: bool = True,
 ) -> HeadspaceReport:
-    """How many times as fast a cell would be with a perfect DataLoader, and what its data costs each step.
+    """The speedup that a perfect DataLoader would give a cell, and what its data costs each step.
 
     `code` is a function without arguments, the text of a cell, whose names are then those of `namespace`, or None for
     the cell that was profiled last. `steps` counted steps make a block, `pairs` of blocks are compared, within
-    `budget_s` seconds in all. Raises UsageError where the cell takes no data from a DataLoader; what the code raises as
-    written passes.
+    `budget_s` seconds in all. Raises UsageError where the cell takes no data from a DataLoader; what the baseline
+    raises passes.
     """
     if budget_s is not None:
         check_seconds("--budget", budget_s)

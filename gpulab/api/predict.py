@@ -29,32 +29,32 @@ from gpulab.views.text import aligned
 from gpulab.views.wording import cut, plain
 
 PREDICT_HELP = """\
-%gpulab predict                    what each knob that the findings name should bring
-%gpulab predict KNOB=VALUE[,…]     what this setting should bring
+%gpulab predict                    the expected speedup of each setting that the findings name
+%gpulab predict NAME=VALUE[,…]     the expected speedup of this setting
 
-Predicts from the last run of the cell as written; nothing runs. Each prediction is a speed (times as fast) and a range
-that should hold the truth in 19 of 20 cases.
+Predicts from the last run of the baseline; nothing runs. Each prediction is a speedup and a range that should contain
+the measured one in 19 of 20 cases.
 
-To measure a setting, write above the cell: %%gpuprofile --ab KNOB=VALUE"""
+To measure a setting, write above the cell: %%gpuprofile --ab NAME=VALUE"""
 SCOREBOARD_HELP = """\
-%gpulab scoreboard   the predictions made here, beside what comparisons measured
+%gpulab scoreboard   predictions on this machine, beside what comparisons measured
 
-For each knob: how many predictions, how far they were off, and how many measured figures lay inside the predicted
-range. Below: the latest predictions one by one. Comparisons that decided nothing are left out."""
+For each setting: the number of predictions, their median error, and how many measured speedups lay inside the predicted
+range. Below: the latest predictions one by one. Undecided comparisons are left out."""
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 
 
 def scoreboard() -> ScoreboardView:
-    """The predictions that were held against a measurement here: per knob how far they were off, and the last ones."""
+    """The predictions that were measured on this machine: per setting how far they were off, and the last ones."""
     return ScoreboardView(Scoreboard().read())
 
 
 def predict(run: Run | str | None = None, settings: Mapping[str, object] | None = None) -> Predicted:
-    """What settings of the knobs would bring to a run, before they are tried; None: all that its findings name.
+    """The speedup that settings should give a run, before they are tried; None: all that its findings name.
 
-    `run` may be the name or id of a run; without it, the latest one as written. Raises UsageError for a name or value
-    that is no knob's, and where there is no run; StoreError where none has that name.
+    `run` may be the name or id of a run; without it, the latest one of the baseline. Raises UsageError for a name or
+    value that is no setting's, and where there is no run; StoreError where none has that name.
     """
     if not isinstance(run, Run):
         run = _latest() if run is None else runs[run]
@@ -72,7 +72,7 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
 
 
 def magic_predict(line: str) -> None:
-    """`%gpulab predict [KNOB=VALUE …]`: of the last run as written. Raises UsageError."""
+    """`%gpulab predict [NAME=VALUE …]`: of the last run of the baseline. Raises UsageError."""
     if _asks_for_help(line):
         print(PREDICT_HELP)
         return
@@ -95,14 +95,14 @@ def _asks_for_help(line: str) -> bool:
 
 
 def _latest() -> Run:
-    """The last run of code as written: what a knob brings is asked of that, and not of a run in which knobs are turned.
+    """The last run of a baseline: the speedup of a setting is relative to that, and not to a run with settings.
 
-    Where every run of this process has a knob turned, the last one. Raises UsageError without any run.
+    Where every run of this process has settings, the last one. Raises UsageError without any run.
     """
     if not len(runs):
         raise UsageError(NO_RUN)
-    as_written = [run for run in runs.own if not run.settings.knobs]
-    return as_written[-1] if as_written else runs[-1]
+    baselines = [run for run in runs.own if not run.settings.knobs]
+    return baselines[-1] if baselines else runs[-1]
 
 
 def _doubt(diagnosis: Diagnosis) -> str:
@@ -115,7 +115,7 @@ def _doubt(diagnosis: Diagnosis) -> str:
 
 def _text(name: str, value: object) -> str:
     if name not in KNOBS:
-        raise UsageError(f"Unknown knob {name!r}. Knobs: {', '.join(KNOBS)}.")
+        raise UsageError(f"Unknown setting {name!r}. Settings: {', '.join(KNOBS)}.")
     return written(KNOBS[name].parse(written(value)))
 
 
@@ -131,12 +131,12 @@ def _display(shown: object) -> None:
 SHOWN = 10
 WIDEST = 40
 EMPTY = (
-    "No prediction has been held against a measurement yet. Compare a setting, for example with "
-    "%%gpuprofile --ab workers=2: what was predicted and what was measured is then kept here."
+    "No prediction has been compared with a measurement yet. Compare a setting, for example with "
+    "%%gpuprofile --ab workers=2: the predicted and the measured speedup are then kept here."
 )
 _DEVICE = "device"
-_KNOBS = ("knob", "predictions", "median error", "inside the predicted range")
-_LAST = ("when", "setting", "predicted: times as fast", "measured: times as fast", "off by", _DEVICE)
+_KNOBS = ("setting", "predictions", "median error", "inside the predicted range")
+_LAST = ("when", "setting", "predicted speedup", "measured speedup", "off by", _DEVICE)
 _NUMBERS = frozenset({"predictions", "median error", "off by"})
 Table = tuple[tuple[str, ...], list[tuple[str, ...]]]
 
@@ -221,13 +221,12 @@ def off_by(record: Record) -> float:
 
 def _how() -> str:
     return (
-        "Times as fast: of the cell with the setting, against the cell as written. In brackets: the predicted range, "
-        "which should hold the measured figure in 19 of 20 cases, and the measured 95 % interval. Errors seen here "
-        "make later ranges wider or narrower."
+        "Speedup vs. baseline. In brackets: the predicted range, which should contain the measured speedup in 19 of 20 "
+        "cases, and the measured 95 % interval. Errors seen here widen or narrow later ranges."
     )
 
 
 def _remarks(board: Board) -> list[str]:
-    lines = [f"Left out: {plural(board.undecided, 'comparison')} that decided nothing."] if board.undecided else []
+    lines = [f"Left out: {plural(board.undecided, 'comparison')} that stayed undecided."] if board.undecided else []
     lines += [f"{plural(board.damaged, 'line')} of the file could not be read."] if board.damaged else []
     return lines + ([plain(board.problem)] if board.problem else [])

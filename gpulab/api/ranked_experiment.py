@@ -1,4 +1,4 @@
-"""`%%gpuprofile --ab … --ranks N`: the cell as written and changed, in turn in the same processes, then one result."""
+"""`%%gpuprofile --ab … --ranks N`: the baseline and changed, in turn in the same processes, then one result."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class RankedExperiment(Struct, frozen=True):
         there = [one for one in read if one is not None and one.comparisons]
         if there:
             silent = [i for i, one in enumerate(read) if one is None or not one.comparisons]
-            notes = [f"{self.plan.arms[i].label} brought no result: {self.cell.ending_words(followed)}" for i in silent]
+            notes = [f"{self.plan.arms[i].label} gave no result: {self.cell.ending_words(followed)}" for i in silent]
             whole = joined(there)
             return msgspec.structs.replace(whole, notes=(*whole.notes, *notes))
         if followed.interrupted:

@@ -38,7 +38,7 @@ from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import Bounds, Climb
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
-from gpulab.tuning.record import Block, Experiment, Side
+from gpulab.tuning.record import BASELINE, Block, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
@@ -132,9 +132,9 @@ class BenchSession:
         return self._last
 
     def run(self, **settings: object) -> Self:
-        """Measure these settings against the cell as written: one more row. Without any, the cell as written.
+        """Measure these settings against the baseline: one more row. Without any, the baseline.
 
-        Raises UsageError, also while a run goes on, and what the cell raises as written.
+        Raises UsageError, also while a run goes on, and what the baseline raises.
         """
         return self._begin("run", _parsed(settings))
 
@@ -199,7 +199,7 @@ class BenchSession:
 
     @property
     def _observation(self) -> Observation | None:
-        _, trial = self._trials.get(rows_of.AS_WRITTEN, (None, None))
+        _, trial = self._trials.get(BASELINE, (None, None))
         return trial.observation if trial is not None else observation_of(self.code)
 
     def _take_latest_run(self) -> None:
@@ -209,7 +209,7 @@ class BenchSession:
 
     def _take(self, arm: Arm, trial: Trial) -> None:
         self._trials[arm.label] = (arm, trial)
-        for old in [label for label in self._trials if label != rows_of.AS_WRITTEN][:-IN_MEMORY]:
+        for old in [label for label in self._trials if label != BASELINE][:-IN_MEMORY]:
             del self._trials[old]
         if not arm.settings:
             side = Side(arm.label, {}, self._facts(trial.run), losses=trial.losses)
@@ -311,7 +311,7 @@ class BenchSession:
         rows = tuple(self._row_for(arm, kind) for arm in arms)
         done = dict(self._trials)
         if kind != "decide":
-            done = {label: trial for label, trial in done.items() if label == rows_of.AS_WRITTEN and arms}
+            done = {label: trial for label, trial in done.items() if label == BASELINE and arms}
         plan = Plan(
             arms=arms,
             block_steps=self.steps,
@@ -455,7 +455,7 @@ class BenchSession:
         return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
-        """Each rung is a row: what was kept before it and it, against the cell as written by way of what was kept."""
+        """Each rung is a row: what was kept before it and it, against the baseline by way of what was kept."""
         if record.written is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
@@ -580,7 +580,7 @@ def first_line(cell: str) -> str:
 
 
 def _printed(prints: KeptPrints) -> str:
-    """What the cell printed as written, folded."""
+    """What the baseline printed, folded."""
     if not prints.text.strip():
         return ""
     text = escape(("…" if prints.cut else "") + prints.text.rstrip())

@@ -38,7 +38,7 @@ class Toggle(Struct, frozen=True):
 
     @property
     def proposal(self) -> str:
-        """The value that promises most, as written; empty where nothing is predicted."""
+        """The value that promises most, as text; empty where nothing is predicted."""
         return self.prediction.settings.get(self.knob.name, "") if self.prediction is not None else ""
 
 
@@ -131,7 +131,7 @@ def _data(toggle: Toggle, observation: Observation | None, choice: Value | None)
         "lesson": lesson_path(knob.lesson) or "",
         **_control(knob, current, choice),
         "current": current,
-        "shown": written(current) if current is not None else "as written",
+        "shown": written(current) if current is not None else "unknown",
         "value": choice,
         "reason": reason,
         "problem": problem,

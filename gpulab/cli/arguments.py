@@ -130,7 +130,10 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--name", default="", help="a name for the run (default: the script's)")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="run with this setting changed")
     parser.add_argument(
-        "--ab", action="append", metavar="NAME=VALUE", help="compare the script as written with the changed script"
+        "--ab",
+        action="append",
+        metavar="NAME=VALUE",
+        help="compare the changed script with the unchanged one, the baseline",
     )
     add_whole_number(parser, "--pairs", 1, "with --ab: pairs of blocks to measure (default: as many as fit the budget)")
     parser.add_argument(

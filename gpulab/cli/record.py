@@ -169,7 +169,7 @@ def _check_comparison(options: argparse.Namespace) -> None:
 
 
 def _compare(options: argparse.Namespace, script: _Script) -> int:
-    """`--ab`: the script as written and changed, in turn in this process."""
+    """`--ab`: the baseline and changed, in turn in this process."""
     from gpulab.api.experiment import conduct, experiments
     from gpulab.devices.machine import detect_device
     from gpulab.tuning.plan import PlanRequest

@@ -80,7 +80,7 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
     if comparison.integrity.reason("comparison") is not None:
         return cannot_tell_because(
             "These traces are not of one job, so they are not compared.",
-            "Put the traces of each job into a folder of its own; the table below tells which do not belong together",
+            "Put the traces of each job into a folder of its own; the table below shows which do not belong together",
         )
     if not any(r.communication_us for r in comparison.ranks):
         return cannot_tell_because(
@@ -164,6 +164,6 @@ def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
     return (
         Evidence(
             f"All ranks wait for a CPU core for {percent(share)} of their step or more. A rank that makes the others "
-            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} cannot be told from that noise"
+            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} is lost in that noise"
         ),
     )

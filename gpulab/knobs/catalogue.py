@@ -193,9 +193,8 @@ def _unknown(name: str, variables: Collection[str]) -> UsageError:
     if name == "ranks":
         return UsageError("To compare the number of ranks, use --sweep ranks=1,2 on its own.")
     near = _nearest(name, [*variables, *KNOBS])
-    if near is not None:
-        return UsageError(f"{name} is neither a knob nor a variable of the code. Did you mean {near}?")
-    return UsageError(f"{name} is neither a knob nor a variable of the code. Knobs: {', '.join(KNOBS)}.")
+    meant = f"Did you mean {near}?" if near is not None else f"Settings: {', '.join(KNOBS)}."
+    return UsageError(f"{name} is neither a setting nor a variable of the code. {meant}")
 
 
 def _nearest(name: str, candidates: Sequence[str]) -> str | None:

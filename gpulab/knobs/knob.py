@@ -187,7 +187,7 @@ class Knob(ABC):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible.
 
-        `observation` is of the cell as written.
+        `observation` is of the baseline.
         """
 
     def without(self, observation: Observation) -> Observation:

@@ -172,7 +172,7 @@ def check_accumulation(one_step: OneStep) -> Checked:
         raise NoAnswer
     if mine.steps[0] > 1:
         return wrong(
-            f"The optimizer made {mine.steps[0]} steps for {BATCHES[0]} batches, and one is wanted: "
+            f"The optimizer made {mine.steps[0]} steps for {BATCHES[0]} batches; expected one: "
             "optimizer.step() belongs after the loop, not into it."
         )
     if mine.largest_batch > BATCH_SIZE:

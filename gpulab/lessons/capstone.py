@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-WANTED = 3.0  # times as fast as the given training
+WANTED = 3.0  # speedup over the given training
 SAMPLES = 256  # of a measurement
 FETCH_MS = 16  # of the exercise: what eight workers gain is more than what starting them costs, on one core too
 FEWEST_UPDATES = 3  # of so many samples: fewer would be another training
 
-AS_FOUND = "as-found"
+BASELINE = "baseline"  # the run that the lesson begins with
 DATA, BATCH, BATCH_ON_DATA, PRECISION = "data-first", "batch-first", "then-batch", "then-amp"
 EVERYTHING = "then-metric"
 GOAL = 0.9  # share of the profiled steps in which the device works
@@ -49,7 +49,7 @@ MOST_PARTS = 3  # of what is left
 CORE_WAIT = PARTS["core_wait"].label
 
 Interval = tuple[float, float]
-NO_GAIN: Interval = (1.0, 1.0)  # as fast as before
+NO_GAIN: Interval = (1.0, 1.0)  # no speedup
 
 
 def wide_network() -> nn.Module:
@@ -89,9 +89,9 @@ class Gain(Struct, frozen=True):
 
 
 class Rung(Struct, frozen=True):
-    """One step up, measured: its speedup over the cell as found, and what the device then does.
+    """One step up, measured: its speedup over the baseline, and what the device then does.
 
-    `working` is the share of the profiled steps in which the device works, `before` that of the cell as found in the
+    `working` is the share of the profiled steps in which the device works, `before` that of the baseline in the
     same experiment; `rest` has the shares of the other parts, by their labels. `on` names the rung that it stands on.
     """
 
@@ -109,7 +109,7 @@ class Rung(Struct, frozen=True):
 
     @classmethod
     def of(cls, name: str, comparison: Comparison, on: str = "") -> Rung:
-        """Of the B side of a comparison with the cell as found."""
+        """Of the B side of a comparison with the baseline."""
         a, b = (None if side.facts is None else side.facts.run for side in (comparison.a, comparison.b))
         return cls(
             name=name,
@@ -139,7 +139,7 @@ class Rung(Struct, frozen=True):
         return f"{speedup(self.times, self.interval)}{doubt}"
 
     def gain_on(self, below: Rung) -> Gain | None:
-        """Against another rung; both were measured against the cell as found.
+        """Against another rung; both were measured against the baseline.
 
         The interval has all quotients of both intervals, so it is rather too wide than too narrow.
         """
@@ -203,13 +203,13 @@ class Ladder(Struct):
 
     @property
     def before(self) -> float | None:
-        """The share in which the device works as found: of that run, else of the first rung's own."""
-        measured = working_share(run_named(AS_FOUND))
+        """The share in which the device works in the baseline: of that run, else of the first rung's own."""
+        measured = working_share(run_named(BASELINE))
         return measured if measured is not None or not self.rungs else self.rungs[0].before
 
     def rows(self) -> list[tuple[str, str, str]]:
-        """Each rung, the share in which its device works, and its speed, as shown; the cell as found comes first."""
-        first = (AS_FOUND, _share_words(self.before), "the cell as found")
+        """Each rung, the share in which its device works, and its speed, as shown; the baseline comes first."""
+        first = (BASELINE, _share_words(self.before), "–")
         rows = [
             (f"{rung.name}: {rung.label}", _share_words(rung.working), self.speed_words(rung)) for rung in self.rungs
         ]
@@ -240,7 +240,7 @@ class Ladder(Struct):
         return f'<table style="color:inherit"><tr>{names}</tr>{rows}</table>' if self.rungs else f"<div>{self!r}</div>"
 
 
-_HEAD = ("rung", "the device works", "against the cell as found")
+_HEAD = ("rung", "the device works", "speedup vs. baseline")
 
 
 def _share_words(working: float | None) -> str:
@@ -267,7 +267,7 @@ def draw_ladder(ladder: Ladder) -> Figure | Note:
             _bar(axes, row, rung.working, speed, counts=rung.counts)
         axes.axvline(100 * GOAL, color=GREY, lw=1, ls="--", zorder=0)
         names = ([ink(rung.name), *ink_lines(rung.label, _LABEL_LETTERS, 2)] for rung in ladder.rungs)
-        labels = [AS_FOUND, *map("\n".join, names)]
+        labels = [BASELINE, *map("\n".join, names)]
         axes.set_yticks(range(rows), labels, fontsize=9)
         axes.set_ylim(rows - 0.5, -0.6)
         axes.set_xlim(0, 100)
@@ -310,13 +310,13 @@ def judge_order(ladder: Ladder) -> Note:
 def _data_before_batch(data: Rung, batch: Rung) -> tuple[str, bool | None]:
     words = f"Data first: {data.words}. Batch first: {batch.words}."
     holds = _ahead(data.interval, batch.interval)
-    said = {True: "Data brought more.", False: "The batch brought more.", None: "Which brought more is undecided."}
+    said = {True: "Data gave more.", False: "The batch gave more.", None: "Which gave more is undecided."}
     return f"{words} {said[holds]}", holds
 
 
 def _batch_once_fed(alone: Rung, on_data: Gain | None) -> tuple[str, bool | None]:
     if on_data is None:
-        return "What the batch brings on top of the data is not measured.", None
+        return "The batch on top of the data is not measured.", None
     holds = _ahead(on_data.interval, alone.interval)
     said = {
         True: "more than alone.",
@@ -348,7 +348,7 @@ def what_is_left(ladder: Ladder) -> Note:
     if any(CORE_WAIT in part for part in parts):
         words += f" {CORE_WAIT.capitalize()} comes from other programs, or from more processes than cores."
     if abs(top.working - GOAL) < GOAL_MARGIN:
-        return Note("Undecided.", f"{words} One profiled run does not tell whether that is 90 % or not.")
+        return Note("Undecided.", f"{words} One profiled run cannot decide whether that is 90 % or not.")
     if top.working > GOAL:
         return Note("90 % is reached.", words)
     return Note("90 % is not reached.", f"{words} To come further, that is what would have to go.")
@@ -372,9 +372,7 @@ def compare_with_climb(ladder: Ladder) -> Note:
         return Note("So far.", f"{words} No rung of yours is faster for certain yet.")
     words += f" Your best rung, {mine.name} ({mine.label}): {mine.words}."
     if mine.unit != theirs.unit:
-        words += (
-            f" Yours is per {mine.unit}, the climb's per {theirs.unit}: where the batch is as found, both are the same."
-        )
+        words += f" Yours is per {mine.unit}, the climb's per {theirs.unit}: with equal batches both are the same."
     mine_is_ahead = _ahead(mine.interval, theirs.interval)
     if mine_is_ahead is None:
         return Note("Nobody is ahead for certain.", words)
@@ -385,7 +383,7 @@ def compare_with_climb(ladder: Ladder) -> Note:
 
 
 def given_train(dataset: Any, model: nn.Module, samples: int) -> None:
-    """The training as found: one image after the other, small batches, and an accuracy counted in Python."""
+    """The training to speed up: one image after the other, small batches, and an accuracy counted in Python."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     seen = correct = 0
     for images, labels in DataLoader(dataset, batch_size=8, shuffle=True, drop_last=True):
@@ -410,13 +408,13 @@ class _Training(Struct):
 
 @exercise()
 def check_train(my_train: Any) -> Checked:
-    """Whether `my_train(dataset, model, samples)` trains on as many samples, and at least three times as fast."""
+    """Whether `my_train(dataset, model, samples)` trains on as many samples, and with a speedup of at least 3×."""
     dataset = DistantDigits(fetch_ms=FETCH_MS)
     mine = _tried(my_train, dataset)
     if not mine.samples and not mine.updates:
         raise NoAnswer
     if mine.samples < SAMPLES:
-        return wrong(f"The model was given {mine.samples} samples in training, and {SAMPLES} are wanted.")
+        return wrong(f"The model was given {mine.samples} samples in training; expected {SAMPLES}.")
     if mine.updates < FEWEST_UPDATES or not mine.moved:
         return wrong(
             f"The weights were updated {plural(mine.updates, 'time')} for {mine.samples} samples. With fewer than "
@@ -465,7 +463,7 @@ def note_share(run: str) -> float | None:
     """Keep the share of a run in which the device works, for the guess."""
     measured = working_share(run_named(run))
     if measured is not None:
-        _shares[AS_FOUND] = measured
+        _shares[BASELINE] = measured
     return measured
 
 
@@ -488,10 +486,10 @@ def check_order(order: object) -> Checked:
 
 QUESTIONS: Mapping[str, Question] = {
     "working": share(
-        "What share of each step does the device work, as found?",
-        lambda: _shares.get(AS_FOUND),
+        "In what share of each step does the device work?",
+        lambda: _shares.get(BASELINE),
         "of each step the device works",
     ),
-    "all": times("What speedup do all of your knobs give together?", EVERYTHING, "with all of them"),
+    "all": times("What speedup do all of your settings give together?", EVERYTHING, "with all of them"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {"order": check_order, "train": check_train}

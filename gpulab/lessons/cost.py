@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from gpulab.run import Run
 
 GPUS = ("T4", "V100", "A10", "L4", "A100 80", "RTX 3090", "RTX 4090", "L40S", "H100", "H200", "B200")
-TWICE = 2.0  # the GPU of the decision is so many times as fast, and so many times as dear
+TWICE = 2.0  # the GPU of the decision has this speedup, and costs as much more
 NEAR = 0.03  # two prices that differ by less are the same
 
 
@@ -148,12 +148,12 @@ def check_cost(cost_per_million: Any) -> Checked:
         wanted = price * 1e6 / rate / 3600
         got = cost_per_million(rate, price)
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"It gives {got!r} for {rate:g} samples per second, and a number is wanted.")
+            return wrong(f"It gives {got!r} for {rate:g} samples per second; expected a number.")
         if math.isclose(got, wanted, rel_tol=1e-6):
             continue
         hint = _cost_mistake(got / wanted, rate)
         return wrong(
-            f"{rate:g} samples per second at {price:g} per hour: it gives {got:.6g}, and {wanted:.6g} is right. {hint}"
+            f"{rate:g} samples per second at {price:g} per hour: it gives {got:.6g}; expected {wanted:.6g}. {hint}"
         )
     return right("A million samples take 1,000,000 ÷ rate seconds, and an hour has 3,600 of them.")
 
@@ -186,11 +186,11 @@ def check_step(step_ms: Any) -> Checked:
         load, compute, workers, gpu = case
         wanted, got = step_time(load, compute, workers, gpu), step_ms(*case)
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"step_ms{case} gives {got!r}, and a number is wanted.")
+            return wrong(f"step_ms{case} gives {got!r}; expected a number.")
         if not math.isclose(got, wanted, rel_tol=1e-6):
-            return wrong(f"step_ms{case} gives {got:g}, and {wanted:g} is right. {_step_mistake(case, got)}")
+            return wrong(f"step_ms{case} gives {got:g}; expected {wanted:g}. {_step_mistake(case, got)}")
     slow = step_time(30.0, 10.0, 0, 1000.0)
-    return right(f"With a GPU a thousand times as fast and no workers the step still takes {slow:.0f} of its 40 ms.")
+    return right(f"With a GPU 1000× faster and no workers the step still takes {slow:.0f} of its 40 ms.")
 
 
 def _step_mistake(case: tuple[float, float, int, float], got: float) -> str:
@@ -200,9 +200,9 @@ def _step_mistake(case: tuple[float, float, int, float], got: float) -> str:
     if workers and math.isclose(got, load / workers + compute / gpu):
         return "With workers both happen at the same time: the step takes as long as the slower of the two."
     if workers and math.isclose(got, max(load, compute / gpu)):
-        return "Several workers share the loading: together they bring a batch sooner."
+        return "Several workers share the loading: together they deliver a batch sooner."
     if math.isclose(got, step_time(load, compute * gpu * gpu, workers, gpu)):
-        return "A GPU that is twice as fast takes half the time: divide by gpu_times."
+        return "A GPU with a 2× speedup takes half the time: divide by gpu_times."
     if gpu != 1 and math.isclose(got, step_time(load / gpu, compute, workers, gpu)):
         return "A faster GPU loads nothing: only computing gets shorter."
     return "Without workers: load + compute. With workers: the longer of load ÷ workers and compute."
@@ -230,18 +230,18 @@ def _judged_cheaper(cheaper: str, experiment: Experiment, parts: tuple[float, fl
     low, high = comparison.interval
     words = (
         f"Two workers cost {factor(comparison.ratio)} of today's price per sample ({factor(low)}–{factor(high)}) "
-        f"on the same machine. A GPU {TWICE:g}× as fast at {TWICE:g}× the price costs "
+        f"on the same machine. A GPU with a {TWICE:g}× speedup at {TWICE:g}× the price costs "
         f"{factor(gpu_cost)}: waiting for data is {wait_ms / (wait_ms + work_ms):.0%} of each step, and only its price "
         "grows."
     )
     if low * (1 - NEAR) <= gpu_cost <= high * (1 + NEAR):
-        return undecided(f"{words} The two lie too near to each other to tell.")
+        return undecided(f"{words} The two are too close to decide.")
     better = "workers" if high < gpu_cost else "gpu"
     return right(words) if cheaper == better else wrong(words)
 
 
-def times_as_dear(experiment: str) -> Note:
-    """How many times as much a sample costs as written, against the best setting that is faster for certain."""
+def cost_ratio(experiment: str) -> Note:
+    """How many times less a sample costs with the best setting that is faster for certain."""
     record = experiment_named(experiment)
     if record is None or not record.comparisons:
         return Note("Not measured.", f"There is no experiment {experiment!r} yet: run that cell first.")
@@ -250,13 +250,11 @@ def times_as_dear(experiment: str) -> Note:
         best = min(faster, key=lambda comparison: comparison.ratio or math.inf)
         return Note(
             "Measured.",
-            f"As written a sample costs {factor(1 / (best.ratio or 1))} times as much as with {best.b.label}.",
+            f"A sample costs {factor(1 / (best.ratio or 1))}× less with {best.b.label} than in the baseline.",
         )
     if all(is_decided(c.verdict) for c in record.comparisons):
         return Note("Measured.", "No setting that was tried makes a sample cheaper.")
-    return Note(
-        "Undecided.", "The measurement does not tell: if other programs are running, run that cell again later."
-    )
+    return Note("Undecided.", "If other programs are running, run that cell again later.")
 
 
 QUESTIONS: Mapping[str, Question] = {

@@ -149,7 +149,7 @@ def _wrong_sum(before: Sequence[Tensor], after: Sequence[Tensor], ended: Ended) 
     if len(right_ones) == len(after):
         return ""
     if all(torch.allclose(tensor, wanted / len(after)) for tensor in after):
-        return "that is the mean; the sum is wanted."
+        return "that is the mean; expected the sum."
     if right_ones:
         return f"the sum is right on rank {', '.join(map(str, right_ones))} alone; all ranks need it."
     places = (after[0] == wanted).nonzero().flatten().tolist()
@@ -253,9 +253,7 @@ def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
 
     if equals():
         if exchanges > STEPS // EVERY:
-            return (
-                f"The weights are right, but the ranks exchange after {exchanges} steps; {STEPS // EVERY} are wanted."
-            )
+            return f"The weights are right, but the ranks exchange after {exchanges} steps; expected {STEPS // EVERY}."
         return ""
     if not exchanges:
         return "The ranks never exchange anything, so each learns a model of its own: call dist.all_reduce."
@@ -268,7 +266,7 @@ def _wrong_training(mine: Sequence[Tensor], exchanges: int, ranks: int) -> str:
         )
     if exchanges > STEPS // EVERY:
         return (
-            f"The ranks exchange after {exchanges} of {STEPS} steps, and every {EVERY} steps are wanted: count the "
+            f"The ranks exchange after {exchanges} of {STEPS} steps; expected every {EVERY} steps: count the "
             "steps from 1, and exchange when number % every is 0."
         )
     return (
@@ -300,7 +298,7 @@ def _wrong_shards(shards: Sequence[Any], lengths: Sequence[int]) -> str:
     counts = Counter(at for shard in positions for at in shard)
     strange = [at for at in counts if not 0 <= at < len(lengths)]
     if strange:
-        return f"there is no text at position {strange[0]}: are these lengths? Their positions are wanted."
+        return f"there is no text at position {strange[0]}: are these lengths? Expected their positions."
     twice = [at for at, count in counts.items() if count > 1]
     if twice:
         return f"the text at position {twice[0]} is given to several ranks, or twice to one."
@@ -345,7 +343,7 @@ QUESTIONS: Mapping[str, Question] = {
         setting=("bucket_cap_mb", "2"),
     ),
     "tiny": times(
-        "And a bucket for each layer, over one bucket for all? (0.5: half as fast)",
+        "And a bucket for each layer, over one bucket for all? (0.5: 2× slower)",
         "buckets",
         "with a bucket for each layer",
         setting=("bucket_cap_mb", "0.01"),

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
-WANTED = 1.1  # times as fast: forward and backward, at the size of the check
+WANTED = 1.1  # speedup: forward and backward, at the size of the check
 SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a head
 TIMED_SHAPE = (4, 4, 256, 32)
 TOLERANCE = 1e-9  # in double precision
@@ -341,7 +341,7 @@ def _chain(x: Tensor) -> Tensor:
 
 
 def compile_chain(size: int = 2_000_000) -> Table | Note:
-    """Compile a chain of small operators: the seconds it took, and its time per call as written and compiled, in turn.
+    """Compile a chain of small operators: the seconds it took, and its time per call eager and compiled, interleaved.
 
     Where this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
     """
@@ -361,7 +361,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
     return Table(
         (
             f"compiled once in {seconds:.1f} s; the same results: {same}",
-            f"as written {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
+            f"eager {duration(1e6 * speed.before_s)}, compiled {duration(1e6 * speed.after_s)} per call",
             speed.words,
         )
     )
@@ -389,7 +389,7 @@ def check_attention(my_attention: Any) -> Checked:
     if _is_empty(my_attention):
         raise NoAnswer
     if not callable(my_attention):
-        return wrong(f"That is a {type(my_attention).__name__}, and a function of query, key and value is wanted.")
+        return wrong(f"That is a {type(my_attention).__name__}; expected a function of query, key and value.")
     for shape in SHAPES:
         problem = _difference(my_attention, shape)
         if problem:
@@ -414,7 +414,7 @@ def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
     wanted = four_operators(query, key, value)
     got: object = attention(query, key, value)
     if not isinstance(got, Tensor):
-        return f"It gives a {type(got).__name__}, and a tensor is wanted: does the function return its result?"
+        return f"It gives a {type(got).__name__}; expected a tensor: does the function return its result?"
     if got.shape != wanted.shape:
         return (
             f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as value has: "

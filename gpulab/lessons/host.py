@@ -18,7 +18,7 @@ from gpulab.lessons.check import Checked, NoAnswer, exercise, right, wrong
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 
-WANTED = 2.0  # times as fast: some hundred small operators against a handful
+WANTED = 2.0  # speedup: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
 MOST_OPERATORS = 40  # of one call: a handful, with room for another way of writing it
 STEPS, LOG_EVERY = 40, 10
@@ -92,19 +92,19 @@ def _difference(mine: Any, shape: tuple[int, int, int]) -> str:
     if got is None:
         raise NoAnswer
     if not isinstance(got, Tensor):
-        return f"It gives a {type(got).__name__}, and a tensor is wanted."
+        return f"It gives a {type(got).__name__}; expected a tensor."
     if got.shape != wanted.shape:
         return (
-            f"For points of the shape {list(shape)} it gives the shape {list(got.shape)}; {list(wanted.shape)} is "
-            "right: one number per sample. Over which dimensions do you take the sum and the mean?"
+            f"For points of the shape {list(shape)} it gives the shape {list(got.shape)}; expected "
+            f"{list(wanted.shape)}, one number per sample. Over which dimensions do you take the sum and the mean?"
         )
     if not torch.allclose(got, wanted):
         if torch.allclose(got, wanted * shape[1]):
-            return "That is the sum of the distances; their mean is wanted."
+            return "That is the sum of the distances; expected their mean."
         if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1)):
             return "The square root is missing."
         if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1).sqrt()):
-            return "The root is taken of the mean; the mean of the roots is wanted."
+            return "The root is taken of the mean; expected the mean of the roots."
         return f"Its values differ: for the first sample {got[0].item():.6g} instead of {wanted[0].item():.6g}."
     gradient, right_gradient = _gradient(mine, points, centre), _gradient(as_given, points, centre)
     if gradient is None or right_gradient is None:
@@ -167,7 +167,7 @@ def check_loop(my_loop: Any) -> Checked:
     wanted, weights = _reference()
     if len(logs) != STEPS // LOG_EVERY:
         return wrong(
-            f"It logs {len(logs)} values for {STEPS} steps, and {STEPS // LOG_EVERY} are wanted: the mean loss of "
+            f"It logs {len(logs)} values for {STEPS} steps; expected {STEPS // LOG_EVERY}: the mean loss of "
             f"every {LOG_EVERY} steps."
         )
     strange = next((value for value in logs if not isinstance(value, Real)), None)

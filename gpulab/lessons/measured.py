@@ -70,7 +70,7 @@ def ranks_named(name: str) -> list[Run]:
 
 
 def faster_than(before: str, after: str) -> Faster | None:
-    """How many times as fast the latest run of one name is as that of another; None where that is not known.
+    """The speedup of the latest run of one name over that of another; None where that is not known.
 
     They ran one after the other, which is weaker evidence than blocks in turn.
     """
@@ -115,7 +115,7 @@ def working_shares(name: str) -> dict[str, float]:
 
 
 class Faster(Struct, frozen=True):
-    """The speedup of a setting over the cell as written; `sure`: whether that is more than chance gives."""
+    """The speedup of a setting over the baseline; `sure`: whether that is more than chance gives."""
 
     times: float
     sure: bool
@@ -269,7 +269,7 @@ class Swept(Struct, frozen=True):
 
 
 def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[float, float]]) -> tuple[float, float]:
-    """B against A by their blocks; without blocks, by where the time of each may lie against the cell as written."""
+    """B against A by their blocks; without blocks, by where the time of each may lie against the baseline."""
     (side_a, (least_a, most_a)), (side_b, (least_b, most_b)) = a, b
     counted_a, counted_b, _ = counted(side_a, side_b)
     unit, unfair = chosen_unit(counted_a, counted_b)
@@ -280,7 +280,7 @@ def _times_as_long(a: tuple[Side, tuple[float, float]], b: tuple[Side, tuple[flo
 
 
 def _around(time_us: float, compared: Comparison | None) -> tuple[float, float]:
-    """Nothing is certain of a time without an interval; the cell as written is what all are measured by."""
+    """Nothing is certain of a time without an interval; the baseline is what all are measured by."""
     if compared is None:
         return time_us, time_us
     if compared.interval is None or not compared.ratio:
@@ -296,7 +296,7 @@ def compare_each(
     pairs: int,
     budget_s: float = EACH_S,
 ) -> None:
-    """Compare each setting with `code` as written, in `budget_s` seconds each, and print the verdict; of fewer than
+    """Compare each setting with the baseline `code`, in `budget_s` seconds each, and print the verdict; of fewer than
     `pairs` that decide nothing no factor, and of what cannot be compared here, why.
     """
     for setting in settings:
@@ -351,7 +351,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
     if answer in possible and len(possible) > 1:
         others = " or ".join(f"{knob}={value}" for value in possible if value != answer)
         return undecided(
-            f"It may be {knob}={answer}, as far as this measurement tells, but also {others}. {QUIETER} Or run the "
+            f"It may be {knob}={answer}, but also {others}: this measurement leaves both open. {QUIETER} Or run the "
             "sweep again with more pairs (--pairs 10). The lesson goes on without it, and this check can be run at any "
             "time."
         )
@@ -359,7 +359,7 @@ def check_enough(answer: object, name: str, knob: str, as_written: int) -> Check
         return right(f"{knob}={answer} is the smallest value within {percent(AS_GOOD)} of the fastest. {cost}")
     longer = swept.times_us[answer] / swept.times_us[swept.best]
     if answer < swept.enough:
-        return wrong(f"{knob}={swept.best} is {factor(longer)}× as fast as {knob}={answer}. Go further.")
+        return wrong(f"{knob}={swept.best} gives a {factor(longer)}× speedup over {knob}={answer}. Go further.")
     return wrong(
         f"{knob}={swept.enough} is smaller and takes at most {percent(AS_GOOD)} longer than the fastest. {cost}"
     )

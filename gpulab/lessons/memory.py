@@ -137,7 +137,7 @@ def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figur
 
 
 def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
-    """The activations that a step keeps, as written and with every block checkpointed; both train alike."""
+    """The activations that a step keeps, in the baseline and with every block checkpointed; both train alike."""
     kept: list[int] = []
     gradients: list[Tensor] = []
     with waiting("counting the bytes of a step with and without checkpoints"):
@@ -153,7 +153,7 @@ def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -
     _measured["kept"] = kept[1] / max(kept[0], 1)
     return Table(
         (
-            f"as written        {size(kept[0])} of activations",
+            f"baseline          {size(kept[0])} of activations",
             f"with checkpoints  {size(kept[1])}: {factor(kept[0] / max(kept[1], 1))} times less",
             f"largest difference of a gradient: {(gradients[0] - gradients[1]).abs().max().item():.3g}",
         )
@@ -342,10 +342,10 @@ def check_state(adamw_bytes: Any) -> Checked:
         if got is None:
             raise NoAnswer
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"It gives {got!r}, and a number of bytes is wanted.")
+            return wrong(f"It gives {got!r}; expected a number of bytes.")
         hint = _state_mistake(model, float(got))
         if hint:
-            return wrong(f"For a model {words}: it gives {got:,}, and {_adamw_bytes(model):,} is right. {hint}")
+            return wrong(f"For a model {words}: it gives {got:,}; expected {_adamw_bytes(model):,}. {hint}")
     return right("Four times the bytes of each trained parameter: weight, gradient and two averages.")
 
 
@@ -388,7 +388,7 @@ def check_checkpointing(my_network: Any) -> Checked:
     if mine is None:
         raise NoAnswer
     if not callable(mine):
-        return wrong(f"It gives a {type(mine).__name__}, and a module (or a function of x) is wanted.")
+        return wrong(f"It gives a {type(mine).__name__}; expected a module (or a function of x).")
     wanted_kept, wanted = kept_bytes(plain, lambda: plain(x).square().mean())
     my_kept, got = kept_bytes(plain, lambda: mine(x).square().mean())
     if not torch.allclose(got, wanted):
@@ -431,7 +431,7 @@ QUESTIONS: Mapping[str, Question] = {
         "of the activations are kept with checkpoints",
     ),
     "checkpointing": times(
-        "What speedup does checkpointing give? (0.5: half as fast)",
+        "What speedup does checkpointing give? (0.5: 2× slower)",
         "checkpointing",
         "with checkpointing",
     ),

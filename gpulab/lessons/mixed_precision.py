@@ -229,7 +229,7 @@ def product_share(measured: Facts | None) -> float | None:
 
 
 def at_most(share: float, times: float) -> float:
-    """The speedup of a step where only `share` of it becomes `times` as fast: Amdahl's law."""
+    """The speedup of a step where only `share` of it gets the speedup `times`: Amdahl's law."""
     return 1 / (1 - share + share / times)
 
 
@@ -246,8 +246,8 @@ def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
         ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
     shares = np.linspace(0, 1, 101)
     limit = np.array([at_most(float(x), ratio) for x in shares])
-    title = f"your steps; line: Amdahl, products {factor(ratio)}× as fast"
-    label = "share of matrix products in the step as written, %"
+    title = f"your steps; line: Amdahl, {factor(ratio)}× speedup of matmuls"
+    label = "share of matmuls in the baseline step, %"
     with plot(8, 3.2, title, label, "speedup with bf16") as (figure, axes):
         axes.plot(100 * shares, limit, color=GREY, lw=1.5)
         axes.axhline(1, color="#BBBBBB", lw=1)
@@ -529,7 +529,7 @@ _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients 
 def check_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
     if not callable(amp_step):
-        return wrong(f"That is a {type(amp_step).__name__}, and a function is wanted.")
+        return wrong(f"That is a {type(amp_step).__name__}; expected a function.")
     device = on_device()
     mine, wanted = _Bench(device), _Bench(device)
     raw_norms: list[float] = []
@@ -593,7 +593,7 @@ def _problem_of_forward(diary: _Diary) -> str:
     if diary.autocast is not torch.float16:
         return (
             f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; "
-            "here float16 is wanted, which does: dtype=torch.float16."
+            "use float16 here, which does: dtype=torch.float16."
         )
     return ""
 
@@ -660,7 +660,7 @@ def _problem_of_update(diary: _Diary, raw_norm: float) -> str:
     if abs(diary.norm / raw_norm - 1) <= _NEAR:
         return f"The gradients are unscaled, but not clipped: {clip}, before scaler.step."
     if abs(diary.norm / CLIPPED_NORM - 1) > _NEAR:
-        return f"The gradients' norm is {factor(diary.norm)} at the update, and {CLIPPED_NORM:g} is wanted: {clip}."
+        return f"The gradients' norm is {factor(diary.norm)} at the update; expected {CLIPPED_NORM:g}: {clip}."
     if "update" not in diary.calls:
         return "scaler.update() is missing at the end: the scale would never adapt."
     return ""
@@ -687,7 +687,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: product_share(facts_named("full-precision")),
         "of each step goes to matrix products",
     ),
-    "bf16": times("What speedup does bf16 give? (0.5: half as fast)", "in-bf16", "with bf16"),
+    "bf16": times("What speedup does bf16 give? (0.5: 2× slower)", "in-bf16", "with bf16"),
     "moving": times(
         "What speedup does bf16 give to a step of normalizations and activations?",
         "moving",

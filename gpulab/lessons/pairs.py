@@ -106,15 +106,15 @@ def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") 
     if is_quick():
         return undecided(f"{speed.words}: {QUICK_VARIABLE} is set, and so little is measured that no answer is slow.")
     if high < wanted and not speed.is_disturbed:
-        return wrong(f"{speed.words}, and {factor(wanted)}× is wanted. {hint}".strip())
+        return wrong(f"{speed.words}; the goal is {factor(wanted)}×. {hint}".strip())
     if high < wanted:
         return undecided(
-            f"{speed.words}, and {factor(wanted)}× is wanted. But other programs took "
-            f"{percent(speed.others_fraction or 0.0)} of the processor meanwhile, and may be the cause. {QUIETER} "
+            f"{speed.words}; the goal is {factor(wanted)}×. But other programs took "
+            f"{percent(speed.others_fraction or 0.0)} of the CPU meanwhile, and may be the cause. {QUIETER} "
             f"{hint}".strip()
         )
     return undecided(
-        f"{speed.words}, and {factor(wanted)}× is wanted: the measurement leaves open whether it is reached. {QUIETER}"
+        f"{speed.words}; the goal is {factor(wanted)}×: the measurement leaves open whether it is reached. {QUIETER}"
     )
 
 

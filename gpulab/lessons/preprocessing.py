@@ -46,7 +46,7 @@ Sample = tuple[Tensor, Tensor]
 COUNT = 600  # pictures
 STORED_PIXELS, PIXELS = 160, 32  # sides: of a stored picture, and of what the model sees
 SHARDS = 4
-WANTED = 3.0  # times as fast: to decode a picture against to read a row
+WANTED = 3.0  # speedup: to decode a picture against to read a row
 READ_BYTES = 1 << 16
 IMAGES, LABELS, HDF5 = "images.npy", "labels.npy", "pictures.h5"
 SHARD_NAMES = tuple(f"shard-{shard}.tar" for shard in range(SHARDS))
@@ -484,7 +484,7 @@ def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str
         if sample is None:
             raise NoAnswer
         if not isinstance(sample, tuple) or len(sample) != 2:
-            return f"Sample {index} is a {type(sample).__name__}, and a pair (image, label) is wanted."
+            return f"Sample {index} is a {type(sample).__name__}; expected a pair (image, label)."
         image, label = sample
         if not isinstance(image, Tensor):
             return f"The image is a {type(image).__name__}: torch.from_numpy makes a tensor of an array."
@@ -507,7 +507,7 @@ def _whole_array_in_memory(mine: Any) -> bool:
 def check_random(still_random: object) -> Checked:
     """Which transforms may be done once, offline, without changing the training."""
     if not isinstance(still_random, (set, frozenset, list, tuple)):
-        return wrong(f"That is a {type(still_random).__name__}, and a set of names is wanted, such as {{'decode'}}.")
+        return wrong(f"That is a {type(still_random).__name__}; expected a set of names, such as {{'decode'}}.")
     names, wanted = {str(name) for name in still_random}, {"random crop", "random flip"}
     if unknown := names - {"decode", "resize", "normalize", *wanted}:
         return wrong(f"{sorted(unknown)[0]!r} is none of the five.")

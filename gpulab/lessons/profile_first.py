@@ -44,7 +44,7 @@ ROW_IN, MARGIN_IN = 0.36, 1.0
 LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
 LABELLED = 0.07  # of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
-WANTED = 3.0  # times as fast as the given function
+WANTED = 3.0  # speedup over the given function
 SHAPES = ((4, 8, 6), (1, 3, 5), (7, 5, 5))  # images, rows, columns
 TIMED_SHAPE = (64, 32, 32)
 CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
@@ -56,7 +56,7 @@ CULPRIT = "shifted[i, row] = np.roll(images[i, row], offsets[i])"
 def draw_limit() -> Figure:
     """The largest possible speedup of a step, by the share of it that is taken away: Amdahl's law."""
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
-    title, x = "the most that a share can bring: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
+    title, x = "the largest speedup of a share: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
     note = "a formula, not a measurement"
     with plot(8, 2.6, title, x, "speedup", note=note, bare="top right") as (figure, axes):
         axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)
@@ -330,7 +330,7 @@ def _why(run: Run | None, reported: str) -> str:
 def check_rewrite(my_shift: object, shift: Shift) -> Checked:
     """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
     if not callable(my_shift):
-        return wrong(f"That is a {type(my_shift).__name__}, and a function of images and offsets is wanted.")
+        return wrong(f"That is a {type(my_shift).__name__}; expected a function of images and offsets.")
     if my_shift is shift:
         return wrong("That is the function you were given: it cannot be faster than itself.")
     for number, shape in enumerate(SHAPES):
@@ -359,9 +359,7 @@ def _for_the_training() -> str:
     most = times_faster("limit")
     if most is None or not most.sure:
         return "Now put it into the training, and measure again."
-    return (
-        f"Without any shifting: {speedup(most.times)}, the most that this line can bring. Put it in, and measure again."
-    )
+    return f"Without any shifting: {speedup(most.times)}, the limit for this line. Put it in, and measure again."
 
 
 def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
@@ -387,7 +385,7 @@ def _difference(got: object, images: Images, offsets: Images) -> str:
     """What is wrong with the result; empty where nothing is."""
     wanted = _rolled(images, offsets)
     if not isinstance(got, np.ndarray):
-        return f"It gives a {type(got).__name__}, and a NumPy array is wanted, as shift gives."
+        return f"It gives a {type(got).__name__}; expected a NumPy array, as shift gives."
     if got.shape != wanted.shape:
         return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
     if np.array_equal(got, wanted):

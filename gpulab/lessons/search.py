@@ -319,7 +319,7 @@ TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a tra
 def check_pareto(pareto: object) -> Checked:
     """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
     if not callable(pareto):
-        return wrong(f"`pareto` is a {type(pareto).__name__}, and a function is wanted.")
+        return wrong(f"`pareto` is a {type(pareto).__name__}; expected a function.")
     for number, trials in enumerate(_tables()):
         try:
             given = pareto(list(trials))
@@ -359,7 +359,7 @@ def _front_hint(trials: Sequence[Pair], given: object) -> str:
     try:
         mine = [(float(t), float(loss)) for t, loss in given]  # type: ignore[attr-defined]
     except (TypeError, ValueError):
-        return f"It returns {given!r}, and a list of pairs (time, loss) is wanted, taken from the table."
+        return f"It returns {given!r}; expected a list of pairs (time, loss) of the table."
     if any(math.isnan(loss) for _, loss in mine):
         return (
             "A trial whose training diverged (its loss is nan) is on your front. Every comparison with nan is False, "
@@ -398,7 +398,7 @@ def _written(trials: Sequence[Pair]) -> str:
 def check_choice(choose: object) -> Checked:
     """Whether `choose(trials, most_us)` is the trial with the lowest loss that keeps to the budget, or None."""
     if not callable(choose):
-        return wrong(f"`choose` is a {type(choose).__name__}, and a function is wanted.")
+        return wrong(f"`choose` is a {type(choose).__name__}; expected a function.")
     answers: list[object] = []
     for trials, most_us in _budgets():
         case = f"choose({_written(trials)}, {most_us:g})"
@@ -407,7 +407,7 @@ def check_choice(choose: object) -> Checked:
         except Exception as e:
             if not any(t <= most_us for t, _ in trials):
                 return wrong(
-                    f"With {case} no trial keeps to the budget, and None is wanted. {type(e).__name__}: {e} "
+                    f"With {case} no trial keeps to the budget; expected None. {type(e).__name__}: {e} "
                     "(min() takes default=None.)"
                 )
             return wrong(f"It does not run with {case}. {type(e).__name__}: {e}")
@@ -435,7 +435,7 @@ def _choice_hint(trials: Sequence[Pair], most_us: float, given: object) -> str:
     if given == wanted:
         return ""
     if wanted is None:
-        return "No trial with a loss keeps to that budget: None is wanted."
+        return "No trial with a loss keeps to that budget: expected None."
     if given is None:
         return f"{wanted} keeps to the budget."
     chosen = next((t for t in trials if t == given), None)
@@ -543,9 +543,9 @@ def draw_curves() -> Figure:
 def check_should_stop(should_stop: object) -> Checked:
     """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and ends the hopeless."""
     if not callable(should_stop):
-        return wrong(f"`should_stop` is a {type(should_stop).__name__}, and a function is wanted.")
+        return wrong(f"`should_stop` is a {type(should_stop).__name__}; expected a function.")
     stopped: list[int] = []
-    for scale, machine in ((1.0, ""), (0.04, "On a machine 25× as fast: "), (30.0, "On one 30× slower: ")):
+    for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
         best = BEST.later_us * scale
         ends: dict[Curve, int | None] = {}
         for curve in CURVES:
@@ -585,7 +585,7 @@ def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
         if after is None or curve.times_as_long(BEST.later_us) > WORTHWHILE:
             continue
         who = "the best trial itself" if curve is BEST else f"{curve.words!r}, which is worth its rest,"
-        took = f"{curve.step_us[after - 1] / curve.later_us:.0f} times as long as its later ones"
+        took = f"{curve.step_us[after - 1] / curve.later_us:.0f}× the time of its later ones"
         if after == 1:
             return (
                 f"It stops {who} after the first step, which took {took}. The first step of every training is slow "
@@ -602,7 +602,7 @@ def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
         worst = max(missed, key=lambda curve: curve.later_us)
         return (
             f"It lets {len(missed)} of {len(hopeless)} hopeless trials run to their end, such as {worst.words!r}, "
-            f"which takes {worst.times_as_long(BEST.later_us):.0f} times as long as the best."
+            f"which takes {worst.times_as_long(BEST.later_us):.0f}× the time of the best."
         )
     if late:
         curve, after = late[0]

@@ -307,9 +307,9 @@ def check_hours(wasted_gpu_hours: Any) -> Checked:
                 return wrong(f"A job whose idle share is None: it gives {got!r}. What is not measurable stays None.")
             continue
         if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"wasted_gpu_hours{case} gives {got!r}, and a number is wanted.")
+            return wrong(f"wasted_gpu_hours{case} gives {got!r}; expected a number.")
         if not math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12):
-            return wrong(f"wasted_gpu_hours{case} gives {got:g}, and {wanted:g} is right. {_hours_mistake(case, got)}")
+            return wrong(f"wasted_gpu_hours{case} gives {got:g}; expected {wanted:g}. {_hours_mistake(case, got)}")
     for job in jobs_of():
         got = wasted_gpu_hours(job.gpus, job.wall_s, job.idle_fraction)
         if job.ranks == 1 and not math.isclose(got, job.wasted_gpu_hours or 0.0, rel_tol=1e-3, abs_tol=1e-9):
@@ -394,7 +394,7 @@ def _fits(names: Sequence[str], jobs: Mapping[str, Demand], most: float) -> bool
 def _problem(groups: Any, jobs: Mapping[str, Demand]) -> str:
     """What is wrong with an answer; empty where nothing is."""
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple, set)) for group in groups):
-        return f"It gives {groups!r}. A list with a list of names for each device is wanted."
+        return f"It gives {groups!r}; expected a list with a list of names per device."
     names = [name for group in groups for name in group]
     for name in jobs:
         if names.count(name) != 1:

@@ -122,7 +122,7 @@ def check_micro_batches(my_micro_batches: Any) -> Checked:
     if answer in (None, ...):
         raise NoAnswer
     if isinstance(answer, bool) or not isinstance(answer, int) or answer < 1:
-        return wrong(f"{answer!r} is no number of micro-batches: a whole number from 1 to 64 is wanted.")
+        return wrong(f"{answer!r} is no number of micro-batches: expected an integer from 1 to 64.")
     ranks = ranks_named(CHOSEN)
     ran_with = micro_batches_of(ranks[0]) if ranks else None
     if ran_with != answer:
@@ -185,7 +185,7 @@ def check_schedule(my_schedule: Any) -> Checked:
 def _incomplete(order: Any, micro_batches: int, stage: int) -> str:
     """Why it is no order of all passes of a stage; empty where it is one."""
     if not isinstance(order, list | tuple):
-        return f"for stage {stage} it gives a {type(order).__name__}, and a list is wanted."
+        return f"for stage {stage} it gives a {type(order).__name__}; expected a list."
     strange = next((one for one in order if not _is_operation(one)), None)
     if strange is not None:
         return (
@@ -252,7 +252,7 @@ def _part_hint(my_part: Any, ranks: int) -> str:
             raise NoAnswer
         if not isinstance(part, Tensor) or part.shape != wanted.shape:
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
-            return f"rank {rank} gives {shape}, and a tensor of the shape {list(wanted.shape)} is wanted."
+            return f"rank {rank} gives {shape}; expected a tensor of the shape {list(wanted.shape)}."
         parts.append(part)
         flops.append(counter.get_total_flops())
     total = torch.stack(parts).sum(dim=0)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 EVERY = 3  # of the 1797 digits: an epoch is short, a cache soon filled
 COUNTED = 8  # steps of a measurement: whole rounds of 1, 2, 4 or 8 workers
 PAIRS, BUDGET_S = 5, 20.0
-WANTED = 2.0  # times as fast
+WANTED = 2.0  # speedup
 CLAIMED = 0.9  # of a step the device works, where the pipeline is in order
 CLOSE = 0.03  # one profiled run tells a share no better: nearer to the claimed one it decides nothing
 USUAL_STEP_US, LONGEST_MS = 10_000.0, 250.0  # where no step was measured; on a busy machine
@@ -161,7 +161,7 @@ def check_loader(my_loader: object, given_loader: DataLoader[Any], train: Train)
     if is_unanswered(my_loader):
         return unanswered("Put a DataLoader(…) in place of the dots, then run that cell and this one again.")
     if not isinstance(my_loader, DataLoader):
-        return wrong(f"That is a {type(my_loader).__name__}, and a DataLoader is wanted: DataLoader(digits, …).")
+        return wrong(f"That is a {type(my_loader).__name__}; expected a DataLoader: DataLoader(digits, …).")
     other = _other_training(my_loader, given_loader)
     if other:
         return wrong(other)
@@ -232,7 +232,7 @@ def _judged(workers: int, speed: Speed, mine: Feeding) -> Checked:
         loading_s = speed.before_s - (speed.after_s - mine.wait_s)
         times_longer = max(loading_s / max(speed.after_s - mine.wait_s, 1e-6), 1.0)
         hint = (
-            f"{waits}. To load a batch takes {factor(times_longer)} times as long as to train on it, so about "
+            f"{waits}. Loading a batch takes {factor(times_longer)}× the time of training on it, so about "
             f"{min(math.ceil(times_longer), 8)} workers could keep up."
         )
     return judge_speed(speed, WANTED, good=f"That is with {who}. {waits}.", hint=hint)
@@ -249,9 +249,9 @@ def judge_claim(*names: str) -> Note:
     best = max(tried, key=lambda loader: loader.works)
     figures = f"The most is {percent(best.works)}, with {best.label}; the claim is above {percent(CLAIMED)}."
     if not best.is_decided:
-        return Note("Undecided.", f"{figures} Whether that loader is faster, its experiment could not tell.")
+        return Note("Undecided.", f"{figures} Its experiment did not decide whether that loader is faster.")
     if abs(best.works - CLAIMED) < CLOSE:
-        return Note("Undecided.", f"{figures} That is too close for one profiled run to tell.")
+        return Note("Undecided.", f"{figures} That is too close for one profiled run to decide.")
     if best.works > CLAIMED:
         return Note("It holds here.", figures)
     if any(loader.is_disturbed for loader in tried):

@@ -336,7 +336,7 @@ _STEPS_DOWN = {  # why the first of two neighbours is never less than the second
 def check_ladder(my_ladder: object) -> Checked:
     """Whether that is the ladder from the largest to the smallest share, without the one that is no rung."""
     if isinstance(my_ladder, str) or not isinstance(my_ladder, Iterable):
-        return wrong('A list of names is wanted: ["wall", …].')
+        return wrong('Expected a list of names: ["wall", …].')
     names = [" ".join(str(name).split()) for name in my_ladder]
     every = {name.lower(): name for name in (*LADDER, "SM occupancy")}
     strange = [name for name in names if name.lower() not in every]
@@ -390,7 +390,7 @@ STATEMENTS: Mapping[str, tuple[bool, str]] = {  # whether it is true, and what i
 def check_statements(true_statements: object) -> Checked:
     """Whether these are the true statements about the table of nvidia-smi: letters, in a string, list or set."""
     if not isinstance(true_statements, Iterable):
-        return wrong('Letters are wanted, as "AB".')
+        return wrong('Expected letters, e.g. "AB".')
     letters = {letter for part in true_statements for letter in str(part).upper() if letter.isalnum()}
     strange = sorted(letters - set(STATEMENTS))
     if strange:
@@ -400,7 +400,7 @@ def check_statements(true_statements: object) -> Checked:
     for letter, (is_true, words) in STATEMENTS.items():
         if is_true != (letter in letters):
             return wrong(f"{letter} is {'true' if is_true else 'not true'}. {words}")
-    return right("The table tells that the GPU was never without a kernel, and nothing of what the kernels achieved.")
+    return right("The table shows that the GPU always had a kernel, but not what the kernels achieved.")
 
 
 class Given(Struct, frozen=True):
@@ -459,7 +459,7 @@ _MISTAKES: tuple[tuple[str, Callable[[Given], float]], ...] = (
         "The backward pass is missing, and a figure with sparsity is twice the dense peak.",
         lambda given: mfu(given) / 3 / (2 if given.with_sparsity else 1),
     ),
-    ("That is in per cent. A fraction is wanted, from 0 to 1.", lambda given: 100 * mfu(given)),
+    ("That is in percent; expected a fraction from 0 to 1.", lambda given: 100 * mfu(given)),
     ("The peak is in TFLOP/s, the rest in FLOP: 1 TFLOP is 1e12 FLOP.", lambda given: 1e12 * mfu(given)),
     ("That is the peak over what is reached. MFU is the other way round.", lambda given: 1 / mfu(given)),
     (
@@ -477,13 +477,13 @@ _MISTAKES: tuple[tuple[str, Callable[[Given], float]], ...] = (
 def check_mfu(my_mfu: Any) -> Checked:
     """Whether `my_mfu(forward_flop, samples_per_s, sheet_tflops, with_sparsity)` is right for some trainings."""
     if not callable(my_mfu):
-        return wrong(f"That is a {type(my_mfu).__name__}, and a function is wanted.")
+        return wrong(f"That is a {type(my_mfu).__name__}; expected a function.")
     got = [_asked(my_mfu, given) for given in CASES]
     if all(answer is None for answer in got):
         raise NoAnswer
     for answer in got:
         if isinstance(answer, bool) or not isinstance(answer, (int, float)):
-            return wrong(f"It gives {answer!r}, and a number is wanted: does the function return its result?")
+            return wrong(f"It gives {answer!r}; expected a number: does the function return its result?")
     numbers = [float(answer) for answer in got if isinstance(answer, (int, float))]
     if _agree(numbers, mfu):
         return right(

@@ -88,7 +88,7 @@ class Baseline(Struct, frozen=True, dict=True):
             raise Refused("there is no trace of the GPU's kernels")
         without_us = self.played_with_us(Changes(device_factor=np.zeros(len(work.timeline))))
         if self.played.busy_fraction > HIDDEN and without_us > HIDDEN * self.played.step_us:
-            raise Refused("the GPU works all the time, but the trace does not show where the program waits for it")
+            raise Refused("the GPU is always busy, but the trace does not show where the program waits for it")
         return work
 
     @property
@@ -103,7 +103,7 @@ class Baseline(Struct, frozen=True, dict=True):
             return None
         account = self.facts.breakdown
         if account is None or account.device_index is None:
-            raise Refused("there is no trace of the GPU's work to play again")
+            raise Refused("there is no trace of the GPU's work to replay")
         try:
             return Replay(self.run, account.device_index, MOST_TASKS)
         except ValueError as e:

@@ -62,15 +62,15 @@ def batch_size(projection: Projection, value: str, evidence: PriorEvidence) -> P
     """Samples of a step; the ratio is of the time per sample."""
     size, before = at_least(1, value), size_before(projection, evidence)
     if size == before:
-        return projection.as_it_is("it has this batch size already")
+        return projection.as_it_is("the batch size is already that")
     scale = size / before
     if len(evidence.sizes) < 2:
         return _range(projection, scale)
     times_us = {b: us for b, (us, _) in evidence.sizes.items()}
     line = fitted(times_us)
-    runs = ", ".join(f"{b} took {duration(us)}" for b, us in sorted(times_us.items()))
+    runs = ", ".join(f"batch {b} took {duration(us)}" for b, us in sorted(times_us.items()))
     beyond = max(0.0, float(np.log2(size / max(evidence.sizes))), float(np.log2(min(evidence.sizes) / size)))
-    words = f"a line through short runs, in which a step of {runs}"
+    words = f"linear fit of step time over batch size in short runs: {runs}"
     changed = replace(
         projection,
         pure_factor=projection.pure_factor * line.at(size) / line.at(before),
@@ -110,7 +110,7 @@ def size_before(projection: Projection, evidence: PriorEvidence) -> int:
     if before.isdigit() and int(before):
         return int(before)
     if loader is None or not loader.batch_size:
-        raise Refused("the batch size that the code has is not known")
+        raise Refused("the current batch size is not known")
     return loader.batch_size
 
 
@@ -139,7 +139,7 @@ def _range(projection: Projection, scale: float) -> Projection:
     worst = 1 - idle * (1 - 1 / scale) if scale < 1 else 1.0
     low, high = min(best, worst), max(best, worst)
     middle = (low + high) / 2
-    words = "from one run alone it is not known how a step grows with its batch"
+    words = "one run does not show how step time grows with batch size"
     ranged = replace(
         projection,
         pure_factor=projection.pure_factor * middle * scale,
@@ -166,7 +166,7 @@ def _of_calls(projection: Projection, scale: float, calls: float) -> Projection:
     """Calls are shared by more samples, and of the rest the more grows with them, the more of a step it is."""
     fixed = 1 - (1 - calls) ** 2
     likely, *ends = (f / scale + 1 - f for f in (fixed, 1.0, calls))
-    words = f"{percent(calls)} of a step goes to calling operators and to the parameters, whatever the batch"
+    words = f"{percent(calls)} of a step is operator calls and optimizer, which do not grow with the batch"
     shared = replace(
         projection, pure_factor=projection.pure_factor * likely * scale, samples=projection.samples * scale
     )

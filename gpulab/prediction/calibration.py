@@ -140,8 +140,8 @@ def recalibrated(prediction: Prediction, errors: Sequence[float]) -> Prediction:
     ratio = prediction.ratio * math.exp(bias)
     interval = (ratio * math.exp(-below * scale), ratio * math.exp(above * scale))
     count = plural(len(usable), "earlier prediction")
-    words = f"interval from the formula and {count} held against a measurement here"
-    moved = f"; moved by {signed_percent(math.expm1(bias))}, as far as those were off" if bias else ""
+    words = f"range from the formula and {count} measured on this machine"
+    moved = f"; corrected by {signed_percent(math.expm1(bias))}, their median error" if bias else ""
     return replace(prediction, ratio=ratio, interval=interval, basis=f"{prediction.basis}; {words}{moved}")
 
 

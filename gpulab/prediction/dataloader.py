@@ -33,11 +33,11 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     count, today = at_least(0, value), projection.today
     _require_loader(projection)
     if count == today.workers:
-        return projection.as_it_is("it has as many workers already" if count else "it loads without workers already")
+        return projection.as_it_is(f"the DataLoader already has {_workers(count)}")
     if projection.making is None:
         raise Refused(
-            "how long a batch takes to make was not measured, and training hardly waits for one: "
-            "more workers bring nothing, and what fewer would cost is not known"
+            "training hardly waits for data, so more workers do not help; the time to load a batch, which fewer "
+            "workers would need, was not measured"
         )
     making = replace(projection, workers=count, remade=True, **_restarting(projection, count))
     cores = today.run.environment.usable_cores
@@ -45,11 +45,9 @@ def workers(projection: Projection, value: str, evidence: PriorEvidence) -> Proj
     making_us, step_us = projection.making.batch_us, today.compute_us
     inside = today.facts.loading
     crowded = inside is not None and (inside.core_wait_fraction or 0.0) >= CROWDED
-    alone = "with a core of its own " if crowded else ""
-    words = f"{alone}a batch takes {duration(making_us)} to make and a step {duration(step_us)} without waiting: " + (
-        f"{_workers(count)}{bound} make batches while the training computes"
-        if count
-        else "without workers the two follow each other"
+    alone = " on a free core" if crowded else ""
+    words = f"loading a batch takes {duration(making_us)}{alone}, a step without data wait {duration(step_us)}; " + (
+        f"{_workers(count)}{bound} load in parallel with training" if count else "without workers they run in turn"
     )
     return making.doubted(WORKERS_SD if cores else 2 * WORKERS_SD, words)
 
@@ -76,21 +74,21 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
     """Workers that stay save the start of each epoch: what its first step takes longer than the others."""
     run = projection.today.run
     if not projection.workers:
-        raise Refused("there are no workers that could stay")
+        raise Refused("there are no workers to keep")
     if not is_on(value):
-        raise Refused("what ending the workers after each epoch would cost is not known")
+        raise Refused("the cost of restarting workers each epoch is not known")
     if run.loader is not None and run.loader.remade:
-        raise Refused("the loop makes the DataLoader anew for each epoch, so its workers cannot stay")
+        raise Refused("the loop creates a new DataLoader each epoch, so workers cannot persist")
     if projection.starting_us or projection.at_most_us:  # of workers that another setting brings
         return replace(projection, starting_us=0.0, at_most_us=0.0)
     seen, length = seen_us(run), run.loader.length if run.loader is not None else None
     if seen is None or not length:
-        raise Refused("the run holds no second epoch, so what starting the workers costs was not seen")
+        raise Refused("the run has no second epoch, so the cost of starting workers was not measured")
     extra_us, sd_us = seen
     steps = max(1.0, length / projection.today.batches)
     whole_us = epoch_us(projection.today, steps) + extra_us
     first_us = first_batch_us(projection)
-    words = f"an epoch begins {duration(extra_us)} late, once in {number(steps)} steps"
+    words = f"each epoch starts {duration(extra_us)} late, every {number(steps)} steps"
     if first_us is None:
         ratio = 1 - extra_us / whole_us
         return replace(
@@ -100,7 +98,7 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
         )
     saved_us = max(0.0, extra_us - first_us)
     ratio = 1 - saved_us / whole_us
-    words += f"; workers that stay still have to make its first batch ({duration(first_us)})"
+    words += f"; its first batch still has to be loaded ({duration(first_us)})"
     doubted = projection.doubted(float(np.hypot(RESTART_SD, sd_us / whole_us / ratio)), words)
     return replace(doubted, pure_factor=projection.pure_factor * ratio)
 
@@ -108,19 +106,19 @@ def persistent_workers(projection: Projection, value: str, evidence: PriorEviden
 def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Items kept as they leave the dataset: reading and transforming fall away, putting them together stays."""
     if not is_on(value):
-        return projection.as_it_is("it has no cache already")
+        return projection.as_it_is("there is no cache")
     today = projection.today
     inside = today.facts.loading
     _require_loader(projection)
     if today.run.loader is None or today.run.loader.own_collate is not False:
-        raise Refused("try it: a collate_fn of your own is handed a copy of each item, whatever the item holds")
+        raise Refused("try it: your collate_fn gets a copy of each item, and the cost of that was not measured")
     if inside is not None:
         left = inside.collate_us
-        words = f"of {duration(inside.batch_us)} to make a batch, putting it together ({duration(left)}) is left"
+        words = f"of {duration(inside.batch_us)} to load a batch, only collate ({duration(left)}) remains"
         return replace(projection, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
     if today.wait_us >= SMALL_WAIT * today.step.median:
-        raise Refused("try it: reading items falls away, but how much of the wait that is was not measured")
-    return projection.doubted(CACHE_SD, "training hardly waits for data, whatever making them takes")
+        raise Refused("try it: reading items is saved, but its part of the data wait was not measured")
+    return projection.doubted(CACHE_SD, "training hardly waits for data")
 
 
 def _require_loader(projection: Projection) -> None:
@@ -128,7 +126,7 @@ def _require_loader(projection: Projection) -> None:
     if projection.today.run.loader is None and projection.today.facts.data_wait_us is None:
         raise Refused("no DataLoader fed the steps")
     if projection.today.workers is None:
-        raise Refused("how many workers load the data is not known")
+        raise Refused("the number of workers is not known")
 
 
 def _workers(count: int) -> str:

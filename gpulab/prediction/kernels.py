@@ -32,12 +32,12 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
     timeline = projection.today.run.timeline
     plain = None if timeline is None else spans.named(timeline, spans.among(_MATH_ATTENTION))
     if timeline is None or plain is None or not plain.any():
-        raise Refused("no attention by its plain formula was seen in the trace")
+        raise Refused("the trace has no math attention")
     if value == "math":
-        return projection.as_it_is("it is computed by its plain formula already")
+        return projection.as_it_is("it is already math attention")
     if not projection.today.on_gpu:
         share = min(0.9, training_spans_us(projection.today, plain) / projection.today.step.median)
-        words = "attention by its plain formula takes part of a step; without large matrices it takes less of it"
+        words = "math attention takes part of a step; fused attention writes no large matrices and takes less"
         return _ranged(projection, 1 - share, 1.02, words)
     work = projection.today.work
     launched = work.call >= 0
@@ -45,18 +45,16 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
     inside[launched] = covers(spans.covered(timeline, plain), timeline.start_ns[work.call[launched]])
     backward = np.array(["softmax" in n.lower() and "backward" in n.lower() for n in work.names_of(work.rows)], bool)
     low = _played_ratio(projection, (inside & ~work.of("matrix")) | backward, 0.0)
-    return _ranged(projection, low, 1.0, "kernels that only write and read the matrix of all pairs fall away")
+    return _ranged(projection, low, 1.0, "kernels that only write and read the attention matrix are saved")
 
 
 def compiled(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """A sign and a range: which kernels a compiler fuses is not known before."""
     if value == "off":
-        return projection.as_it_is("it is not compiled already")
+        return projection.as_it_is("the model is not compiled")
     if not projection.today.on_gpu:
-        raise Refused(
-            "try it: what a compiler saves on a CPU, and what its checks before each call cost, only a run shows"
-        )
-    words = "how many kernels a compiler fuses is not known before: only a range"
+        raise Refused("try it: only a run shows what torch.compile saves on a CPU, and what its guards cost")
+    words = "the number of kernels that torch.compile fuses is not known in advance: only a range"
     account = projection.today.facts.breakdown
     low = _played_ratio(projection, projection.today.work.of("pointwise", "normalization", "reduction"), FUSED_AWAY)
     launching = account.typical_share("launch") if account is not None else 0.0
@@ -84,20 +82,20 @@ _KEPT = re.compile(r"softmax|layer_?norm|nll|loss|exp|pow", re.IGNORECASE)  # au
 def amp(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Mixed precision: "bf16" or "fp16"."""
     if not projection.today.on_gpu:
-        raise Refused("what 16-bit numbers bring on a CPU depends on its instructions, which no formula here knows")
+        raise Refused("the speedup of 16 bits on a CPU depends on its instruction set, for which there is no formula")
     if value not in ("bf16", "fp16"):
-        raise Refused("what leaving out mixed precision would cost is not predicted")
+        raise Refused("the cost of turning mixed precision off is not predicted")
     peaks = _peaks(projection)
     fast = peaks.fp16_tflops if value == "fp16" else peaks.bf16_tflops
     if fast is None:
-        raise Refused(f"{projection.today.run.device.name} has no units for {value}: fp16 is the format it has")
+        raise Refused(f"{projection.today.run.device.name} has no {value} units; its 16-bit format is fp16")
     full, gain = fast / peaks.fp32_tflops, fast / (peaks.tf32_tflops or peaks.fp32_tflops)
     fp32, tf32, moved = _classes(projection)
     best, least = np.ones(len(moved)), np.ones(len(moved))
     for rows, of_peaks in ((fp32, full), (tf32, gain)):
         best[rows], least[rows] = 1 / of_peaks, 1 / min(LEAST_GAIN, of_peaks)
     best[moved], least[moved] = MOVED, (1 + MOVED) / 2
-    words = f"matrix products of 32 bits become up to {factor(full)}× as fast, kernels that move data up to twice"
+    words = f"fp32 matmuls: speedup up to {factor(full)}×; memory-bound kernels: up to 2×"
     return _between(projection, best, least, words)
 
 
@@ -106,13 +104,13 @@ def tf32(projection: Projection, value: str, evidence: PriorEvidence) -> Project
     if not projection.today.on_gpu:
         raise Refused("TF32 is a number format of NVIDIA's GPUs")
     if not is_on(value):
-        raise Refused("what leaving out TF32 would cost is not predicted")
+        raise Refused("the cost of turning TF32 off is not predicted")
     peaks = _peaks(projection)
     if peaks.tf32_tflops is None or "AMD" in projection.today.run.device.name:
-        raise Refused(f"{projection.today.run.device.name} has no units for TF32 that torch switches")
+        raise Refused(f"{projection.today.run.device.name} has no TF32 units that PyTorch can switch")
     gain = peaks.tf32_tflops / peaks.fp32_tflops
     fp32, _, _ = _classes(projection)
-    words = f"matrix products of 32 bits become up to {factor(gain)}× as fast"
+    words = f"fp32 matmuls: speedup up to {factor(gain)}×"
     return _between(projection, np.where(fp32, 1 / gain, 1.0), np.where(fp32, 1 / np.sqrt(gain), 1.0), words)
 
 
@@ -132,7 +130,7 @@ def _peaks(projection: Projection) -> Peaks:
     name = projection.today.run.device.name
     peaks = peaks_of(name)
     if peaks is None:
-        raise Refused(f"how fast {name} computes in each number format is not known here")
+        raise Refused(f"the peaks of {name} per number format are not known")
     return peaks
 
 

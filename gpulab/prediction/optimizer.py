@@ -55,7 +55,7 @@ def _inside(today: Baseline) -> Inside:
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
     work = None if timeline is None or account is None else optimizer_work(timeline, account)
     if timeline is None or account is None or time is None or work is None or not len(work.step_times):
-        raise Refused("the trace shows no step of an optimizer")
+        raise Refused("the trace has no optimizer step")
     plain = work.name == "SGD" and not work.has_momentum
     name = "aten::add_" if plain else "aten::mul_"
     once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
@@ -93,23 +93,23 @@ def fused_optimizer(projection: Projection, value: str, evidence: PriorEvidence)
     inside = _inside(projection.today)
     fused, name = inside.work.style == "fused", inside.work.name
     if is_on(value) == fused:
-        return projection.as_it_is(f"the optimizer is {'fused' if fused else 'not fused'} already")
+        return projection.as_it_is(f"the optimizer is already {'fused' if fused else 'not fused'}")
     if fused:
-        raise Refused("what an optimizer that is not fused would take cannot be told from a fused one")
+        raise Refused("a fused optimizer does not show what an unfused one takes")
     moved = inside.work.update_bytes
     if moved is None:
-        raise Refused(f"how many bytes a fused {name} moves is not known")
+        raise Refused(f"the bytes that a fused {name} moves are not known")
     share = moved.fused_fraction
     if projection.today.on_gpu:
         changes = _scaled(projection.today, inside, device=share, host=FUSED_HOST)
-        words = f"a fused {name} moves {percent(share)} of the bytes and has few launches"
+        words = f"a fused {name} moves {percent(share)} of the bytes, with few launches"
         return replace(projection, changes=projection.changes.and_also(changes)).doubted(FUSED_SD, words)
     if inside.pass_us is None:
-        raise Refused(f"the operators of {name} do not tell what one pass over its parameters takes")
+        raise Refused(f"the operators of {name} do not show the time of one pass over its parameters")
     after = min(inside.time_us, _overhead_us(inside) + moved.fused_bytes / inside.pass_bytes * inside.pass_us)
     words = (
-        f"the optimizer takes {duration(inside.time_us)} of a step; fused it moves each parameter once, "
-        f"about {duration(after)}"
+        f"the optimizer takes {duration(inside.time_us)} of a step; fused, about {duration(after)}: one pass over the "
+        "parameters"
     )
     step = projection.today.step.median
     spread = [(step - inside.time_us + after * by) / (step - inside.time_us + after) for by in FUSED_DOUBT]
@@ -121,11 +121,11 @@ def accumulate(projection: Projection, value: str, evidence: PriorEvidence) -> P
     """The optimizer steps every k-th time; the others put their gradients aside."""
     rounds = at_least(1, value)
     if rounds == 1:
-        return projection.as_it_is("each batch is a step already")
+        return projection.as_it_is("each batch is already a step")
     inside = _inside(projection.today)
     kept = 1 - 1 / rounds
     aside = ASIDE_BYTES / _moved_bytes(inside.work)
-    words = f"the optimizer, {duration(inside.time_us)} of a step, really steps only every {rounds}th time"
+    words = f"the optimizer ({duration(inside.time_us)} of a step) runs once per {rounds} batches"
     if projection.today.on_gpu:
         changes = _scaled(projection.today, inside, device=1 / rounds + aside, host=1 / rounds + ASIDE_HOST)
         return replace(projection, changes=projection.changes.and_also(changes)).doubted(ACCUMULATE_SD, words)

@@ -17,7 +17,7 @@ from gpulab.prediction.step import Projection, plan_of
 
 Predictor = Callable[[Projection, str, PriorEvidence], Projection]
 
-CLEARLY = 1.25  # times as fast or as slow; ours, more than most knobs bring
+CLEARLY = 1.25  # ratio, up or down; ours, more than most knobs bring
 WIDEST = 5.0  # times, from end to end of a range that holds the speed of now; ours: four times the batch has 4.3
 
 Memory = Literal["unchanged", "predicted", "unknown"]
@@ -30,17 +30,17 @@ class Formula(Struct, frozen=True):
     memory: Memory = "unknown"
 
 
-_OF_RANKS = "try it: how much of an exchange the ranks hide behind computing shows only when they run"
+_OF_RANKS = "try it: only a run shows how much communication the ranks overlap with computing"
 
 # By knob, in the order in which they are asked: what changes the making of data before what rests on it. A text in
 # place of a formula is the reason why nothing can be predicted.
 PREDICTORS: dict[str, Formula | str] = {
     "cache": Formula(dataloader.cache, "unchanged"),
     "workers": Formula(dataloader.workers, "unchanged"),
-    "prefetch": "try it: batches loaded ahead even out slow ones, and only a run shows how much that brings",
-    "pin_memory": "try it: how much of a copy to the GPU other work already hides shows only when it is faster",
+    "prefetch": "try it: batches loaded ahead even out slow ones, and only a run shows by how much",
+    "pin_memory": "try it: only a run shows how much of each copy to the GPU is already overlapped",
     "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
-    "compute_threads": "try it: what threads take from each other and from loader workers shows only when they run",
+    "compute_threads": "try it: only a run shows how threads and DataLoader workers compete for cores",
     "bucket_cap_mb": _OF_RANKS,
     "gradient_as_bucket_view": _OF_RANKS,
     "static_graph": _OF_RANKS,
@@ -52,7 +52,7 @@ PREDICTORS: dict[str, Formula | str] = {
     "attention": Formula(kernels.attention),
     "fused_optimizer": Formula(optimizer.fused_optimizer),
     "compile": Formula(kernels.compiled),
-    "channels_last": "try it: by the sizes of its convolutions this layout makes a model faster or slower",
+    "channels_last": "try it: depending on its convolutions, a model becomes faster or slower in this layout",
     "accumulate": Formula(optimizer.accumulate),
     "batch_size": Formula(batch.batch_size, "predicted"),
 }
@@ -79,7 +79,7 @@ def predict_from(projection: Projection, settings: Mapping[str, str], evidence: 
             try:
                 projection = formula.apply(projection, chosen[name], evidence)
             except ValueError:
-                raise Refused(f"{name}={chosen[name]} is no value of this knob") from None
+                raise Refused(f"{name}={chosen[name]} is no value of this setting") from None
         if not chosen:
             raise Refused("nothing is changed")
         if len(projection.already) == len(chosen):
@@ -97,14 +97,14 @@ def _telling(prediction: Prediction) -> Prediction:
     low, high = prediction.interval
     if low >= 1 or high <= 1 or ((low * CLEARLY > 1 or high < CLEARLY) and high <= WIDEST * low):
         return prediction
-    speeds = f"{number(1 / high)}× to {number(1 / low)}× as fast"
-    why = f"{TO_TRY}from this run the cell may become {speeds}: too wide to be of use"
+    speedup = f"{number(1 / high)}× to {number(1 / low)}×"
+    why = f"{TO_TRY}this run allows a speedup of {speedup}, which is too wide to be useful"
     return refused(prediction.settings, why)
 
 
 def _formula(name: str) -> Formula:
     """Raises Refused."""
-    formula = PREDICTORS.get(name, f"no formula tells what another {name} does to a step")
+    formula = PREDICTORS.get(name, f"there is no formula for another {name}")
     if isinstance(formula, str):
         raise Refused(formula)
     return formula
@@ -135,10 +135,10 @@ def _memory(projection: Projection, settings: Mapping[str, str]) -> tuple[float 
         return None, ""
     kinds = {_formula(name).memory for name in settings}
     if kinds <= {"unchanged"}:
-        return 1.0, "nothing in the GPU's memory changes"
+        return 1.0, "GPU memory stays the same"
     if projection.memory_ratio is None or "unknown" in kinds:
-        return None, "what it does to the GPU's memory is not predicted"
-    return projection.memory_ratio, "the GPU's memory by a line through the peaks of short runs"
+        return None, "its effect on GPU memory is not predicted"
+    return projection.memory_ratio, "GPU memory by a linear fit through the peaks of short runs"
 
 
 __all__ = ["NOTHING", "PREDICTORS", "PriorEvidence", "knobs_named", "predict", "predict_from", "refused"]

@@ -126,7 +126,7 @@ def _without_waits(today: Baseline, cause: Waits, intervals: Intervals | None) -
         raise Refused("the trace shows no call that waits for the GPU there")
     ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
-    words = f"The profiled steps played again with {len(rows)} calls that no longer wait"
+    words = f"Replay of the profiled steps without the wait in {plural(len(rows), 'call')}"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
 
 
@@ -147,7 +147,10 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
     ratio = 1 - float(np.median(shares))
     spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD
     return Prediction(
-        {}, ratio, (max(1e-3, ratio - Z_975 * spread), min(1.0, ratio + Z_975 * spread)), "The time of it in each step"
+        {},
+        ratio,
+        (max(1e-3, ratio - Z_975 * spread), min(1.0, ratio + Z_975 * spread)),
+        "Its time per profiled step",
     )
 
 

@@ -51,7 +51,7 @@ class Projection(Struct, frozen=True):
     only_sign: bool = False
     memory_ratio: float | None = None
     basis: tuple[str, ...] = ()
-    already: tuple[str, ...] = ()  # of settings that the code has as written: a sentence each
+    already: tuple[str, ...] = ()  # of settings that the baseline has: a sentence each
 
     def as_it_is(self, why: str) -> Projection:
         """One of the settings changes nothing."""

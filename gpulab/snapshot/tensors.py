@@ -38,7 +38,7 @@ class TooLarge(GpulabError):
         self.bytes, self.free_bytes = needed_bytes, free_bytes
         super().__init__(
             f"A copy of the training's state takes {size(needed_bytes)} and the host has "
-            f"{size(free_bytes)} free: the state cannot be put back between runs."
+            f"{size(free_bytes)} free: the state cannot be restored between runs."
         )
 
 

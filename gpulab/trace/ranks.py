@@ -134,7 +134,7 @@ def _by_rank(by_file: dict[Path, Run]) -> tuple[dict[int, Run], list[Missing]]:
     doubled = []
     nameless = [file.name for file, run in by_file.items() if _rank(file, run) is None]
     if len(nameless) > 1:
-        reason = "neither the files nor their names tell their rank: they are numbered in order of their names"
+        reason = "neither the files nor their names give a rank: they are numbered by name"
         doubled.append(Missing(", ".join(sorted(nameless)[:4]), reason, key="unnumbered_rank"))
     for file, run in sorted(by_file.items(), key=lambda item: (_rank(*item) is None, item[0].name)):
         rank = _rank(file, run)

@@ -1,6 +1,6 @@
 """What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
 
-The first row is the cell as written. Every other row has blocks that ran in turn with blocks of the first: their
+The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
 pairs give its speed. Pure.
 """
 
@@ -19,12 +19,10 @@ from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import Unit
-from gpulab.tuning.plan import Arm
-from gpulab.tuning.record import Block, Comparison, Experiment, Side
+from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.verdict import Verdict, verdict
 
 LOSSES_KEPT = 400  # of a run, for its curve
-AS_WRITTEN = Arm().label
 
 
 class Speed(Struct, frozen=True):
@@ -64,7 +62,7 @@ class Row(Struct, frozen=True):
     """One setting of the cell. The run in full is in the store, under `run_id`; empty: it has none."""
 
     id: str
-    settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: as written
+    settings: dict[str, str] = field(default_factory=dict)  # as shown; empty: the baseline
     name: str = ""  # the user's own
     pinned: bool = False
     run_id: str = ""
@@ -88,7 +86,7 @@ class Row(Struct, frozen=True):
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or AS_WRITTEN
+        return ", ".join(f"{name}={value}" for name, value in self.settings.items()) or BASELINE
 
     @property
     def title(self) -> str:
@@ -104,7 +102,7 @@ class Row(Struct, frozen=True):
 
 
 class Bench(Struct, frozen=True):
-    """All rows of one cell, the first as written, then in the order in which they came."""
+    """All rows of one cell, the baseline first, then in the order in which they came."""
 
     code: str
     rows: tuple[Row, ...] = ()
@@ -153,7 +151,7 @@ class Bench(Struct, frozen=True):
         return 1 + max((block.turn for row in self.rows for block in row.blocks), default=-1)
 
     def put(self, row: Row) -> Bench:
-        """With this row in the place of the one of the same id, else below all; as written it is the first."""
+        """With this row in the place of the one of the same id, else below all; the baseline is the first."""
         if self.row(row.id) is not None:
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
@@ -208,8 +206,8 @@ def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
     Without the shares of runs with a trace that differ otherwise than the blocks do.
     """
     a = comparisons[0].a
-    written = AS_WRITTEN if not a.settings else Row("", a.settings).label
-    first = Row("0", name=_name(a, AS_WRITTEN), origin="" if written in (AS_WRITTEN, a.label) else written)
+    written = Row("", a.settings).label
+    first = Row("0", name=_name(a, BASELINE), origin="" if written in (BASELINE, a.label) else written)
     first = replace(_with_times(with_run(first, a), a), blocks=a.blocks, failure=a.failure)
     if all(c.parts_left_out for c in comparisons):
         first = replace(first, shares={})
@@ -255,7 +253,7 @@ def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
     """From blocks alone, while a row is measured; None without a pair."""
-    a, b = Side(AS_WRITTEN, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
+    a, b = Side(BASELINE, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
     compared = compare_blocks(a, b)
     return speed_of(compared) if compared.ratio is not None else None
 
@@ -283,7 +281,7 @@ def with_run(row: Row, side: Side) -> Row:
 
 
 def baseline_row(row: Row, side: Side, turn: int) -> Row:
-    """The first row with what an experiment measured of the cell as written; its turns come after `turn`."""
+    """The first row with what an experiment measured of the baseline; its turns come after `turn`."""
     return with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
 
 
@@ -362,7 +360,7 @@ class Sum(Struct, frozen=True):
 
     @property
     def verdict(self) -> str:
-        """ "less", "more", "as much" or "undecided": what they bring together against each by itself."""
+        """ "less", "more", "as much" or "undecided": the gain together against that of each by itself."""
         if self.interval is None:
             return "undecided"
         said = verdict(self.measured / self.expected, self.interval, None, 99)

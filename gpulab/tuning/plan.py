@@ -10,6 +10,7 @@ from msgspec import Struct, field
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
+from gpulab.tuning.record import BASELINE
 
 
 class Code(Protocol):
@@ -43,13 +44,13 @@ class Code(Protocol):
 
 
 class Arm(Struct, frozen=True):
-    """One setting of the knobs; no setting at all is the cell as written."""
+    """One setting of the knobs; no setting at all is the baseline."""
 
     settings: Mapping[str, Plain] = field(default_factory=dict)
 
     @property
     def label(self) -> str:
-        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or "as written"
+        return ", ".join(f"{k}={v}" for k, v in self.shown.items()) or BASELINE
 
     @property
     def shown(self) -> dict[str, str]:
@@ -57,10 +58,10 @@ class Arm(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """Arms beside the cell as written, and bounds. None: gpulab chooses, and says so."""
+    """Arms beside the baseline, and bounds. None: gpulab chooses, and says so."""
 
     arms: tuple[Arm, ...]
-    base: Arm = field(default_factory=Arm)  # what they are compared with: the cell as written
+    base: Arm = field(default_factory=Arm)  # what they are compared with: the baseline
     block_steps: int | None = None  # counted steps of a block
     pairs: int | None = None
     budget_s: float | None = None  # all that the user waits
@@ -75,7 +76,7 @@ class Plan(Struct, frozen=True):
     save: bool = True
 
     def run_name(self, arm: Arm) -> str:
-        """By which a user finds the run of an arm among others: "workers=2,4: as written", "workers=2"."""
+        """By which a user finds the run of an arm among others: "workers=2,4: baseline", "workers=2"."""
         if self.name:
             return f"{self.name}: {arm.label}"
         tried = dict.fromkeys(pair for other in self.arms for pair in other.shown.items())
@@ -87,7 +88,7 @@ class Plan(Struct, frozen=True):
 class Progress(Struct, frozen=True):
     """Where an experiment stands. `seconds_left` is None while it cannot be told yet."""
 
-    what: str  # "as written: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
+    what: str  # "baseline: step 12 of 40", "workers=2", "block 7 of 40: workers=2"
     done: float
     total: int
     seconds_left: float | None

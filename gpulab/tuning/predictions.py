@@ -39,7 +39,7 @@ class ArmPredictions(Struct):
         wanted = {d.name: d for d in arm.names if d.name not in base or base[d.name] != settings.get(d.name)}
         strange = [d.name for d in wanted.values() if d.knob is None and not names_batch(d)]
         if strange:
-            return refused(settings, f"what another {strange[0]} changes is known to the code alone")
+            return refused(settings, f"the effect of another {strange[0]} is not predictable")
         asked = {BATCH if names_batch(d) else d.name: d.shown for d in wanted.values()}
         before = {BATCH if names_batch(d) else d.name: str(d.current) for d in wanted.values() if d.current is not None}
         prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))

@@ -1,7 +1,7 @@
 """Two runs of a cell, or many short ones: how they differ, and whether that is more than noise. Pure.
 
 Follows definitions.md, "Honest comparison": paired blocks, the median of their ratios, a percentile bootstrap over
-blocks, a verdict only beyond 2 % and the noise floor of the session, "undecided" where nothing is shown.
+blocks, a verdict only beyond 2 % and the run-to-run noise of the session, "undecided" where nothing is shown.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from gpulab.run import Change
 from gpulab.verdict import Verdict
 
 Evidence = Literal["interleaved", "sequential"]
+BASELINE = "baseline"  # the label of a side without settings: the cell as it is
 NO_EFFECT = "no effect: "  # so a side's failure begins whose knobs did nothing in its own run
 
 
 class Block(Struct, frozen=True):
     """One short run of the code: its counted steps. `turn` numbers the rounds; in each, every arm ran once or twice."""
 
-    arm: int  # 0 is A, as written
+    arm: int  # 0 is A, the baseline
     turn: int
     order: int  # over the whole experiment
     step_count: int  # counted, warm-up not included
@@ -34,7 +35,7 @@ class Block(Struct, frozen=True):
 
 
 class Side(Struct, frozen=True):
-    """One side of a comparison. `settings` as shown ("workers=2"), empty for the cell as written."""
+    """One side of a comparison. `settings` as shown ("workers=2"), empty for the baseline."""
 
     label: str
     settings: dict[str, str]

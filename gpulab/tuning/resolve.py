@@ -167,7 +167,7 @@ class ResolvedArm(Struct, frozen=True):
         same = [d.value == others[d.name] if d.name in others else d.is_current for d in self.names]
         if not same or not all(same):
             return ""
-        return f"your code has {'this' if len(same) == 1 else 'all of this'} as written, so there is nothing to compare"
+        return f"the baseline has {'this' if len(same) == 1 else 'all of this'} already, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
         """Why it is another training, and not only another speed. `checks`: what was seen in its run.
@@ -245,7 +245,7 @@ def resolve_beforehand(arm: Arm, observation: Observation | None, code: Code) ->
 def resolve_arm(arm: Arm, observation: Observation, code: Code) -> ResolvedArm:
     """By the catalogue's rule. What cannot be set says why, and is not set.
 
-    `observation`: of the run as written just before. Raises UsageError for a name that is neither a knob nor a
+    `observation`: of the run of the baseline just before. Raises UsageError for a name that is neither a knob nor a
     variable of the code.
     """
     together = {

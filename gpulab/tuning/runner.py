@@ -1,4 +1,4 @@
-"""The whole experiment: the cell as written, each arm once with its trace, then short blocks of all in random order."""
+"""The whole experiment: the baseline, each arm once with its trace, then short blocks of all in random order."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.predictions import ArmPredictions, keep
-from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Experiment, Side
+from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import (
     ResolvedArm,
     ResolvedSetting,
@@ -142,7 +142,7 @@ class Runner:
         self._time_spent: tuple[str, ...] = ()
         self._early = ""
         self._stopped = False  # of several ranks, which no run may notice before its end
-        self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the cell as written
+        self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the baseline
         self.trials: list[Trial] = []
 
     @property
@@ -152,7 +152,7 @@ class Runner:
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Those that ran so far: `Block.arm` counts from the cell as written, 0, in the order of the plan."""
+        """Those that ran so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
         return tuple(self._blocks)
 
     def stop(self) -> None:
@@ -210,10 +210,8 @@ class Runner:
             self._whole = False
         else:
             copied = f" ({size(self._state.bytes)})" if self._state.bytes >= 2**20 else ""
-            self._restored = (
-                "Before each run weights, optimizer, random numbers and data order were put back to where they were"
-                f"{copied}, and again at the end."
-            )
+            what = "Weights, optimizer, random numbers and data order"
+            self._restored = f"{what} were restored before each run and at the end{copied}."
 
     def _restore(self) -> bool:
         """Put all back. False where nothing can run any more."""
@@ -224,12 +222,12 @@ class Runner:
         except DeviceLost as e:
             self._lose(e)
             return False
-        self._note(*(f"Could not be put back: {what}." for what in done.could_not))
+        self._note(*(f"Could not be restored: {what}." for what in done.could_not))
         self._used_up += [name for name in done.taken_from if name not in self._used_up]
         changed = [name for name in done.left if name not in done.taken_from]
         if changed:
             self._note(
-                f"Your code changed {_quoted(changed)}, which cannot be put back: it may not behave the same twice."
+                f"Your code changed {_quoted(changed)}, which cannot be restored: it may not behave the same twice."
             )
         return True
 
@@ -240,7 +238,7 @@ class Runner:
     def _lose(self, lost: DeviceLost) -> None:
         """Nothing can be put back: the experiment ends, with the error of the user's code, if there is one."""
         self._lost, self._state = True, None
-        self._note(f"Not put back: {lost}")
+        self._note(f"Not restored: {lost}")
         if self.error is None:
             self.error = lost
         elif not isinstance(self.error, DeviceLost):
@@ -261,7 +259,7 @@ class Runner:
     # -- runs with their trace -----------------------------------------------------------------------------------
 
     def _trials(self) -> None:
-        """The cell as written, or under the plan's base, then each arm, once; none that was run before."""
+        """The baseline, or under the plan's base, then each arm, once; none that was run before."""
         first = self._first()
         arms = self._arms = [first]
         self._say(first.arm.label, 0)
@@ -347,8 +345,8 @@ class Runner:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(Setting(self._code, {}, "as written", within=self._ranks.one_run), base, trial=written)
-        assert written is not None, "a base needs the run as written"
+            return _Arm(Setting(self._code, {}, BASELINE, within=self._ranks.one_run), base, trial=written)
+        assert written is not None, "a base needs the run of the baseline"
         return self._make_ready(base, written.observation)
 
     def _before(self, arm: Arm) -> Trial | None:
@@ -357,7 +355,7 @@ class Runner:
 
     @property
     def _written(self) -> Trial | None:
-        """The full run of the cell as written."""
+        """The full run of the baseline."""
         return self._before(Arm()) or (self._arms[0].trial if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: _Arm) -> None:
@@ -367,7 +365,7 @@ class Runner:
         for seed in range(1, self._plan.seeds + 1):
             if self._ended:
                 return
-            self._say(f"as written, seed {seed}", 0)
+            self._say(f"{BASELINE}, seed {seed}", 0)
             if not self._all_restore():
                 return
             with seeded(seed):
@@ -592,7 +590,7 @@ class Runner:
             comparison = compare_blocks(
                 sides[0],
                 side,
-                restored=self._restored + (f" Not put back: {_quoted(self._used_up)}." if self._used_up else ""),
+                restored=self._restored + (f" Not restored: {_quoted(self._used_up)}." if self._used_up else ""),
                 same_start=self._whole,
                 changes_training=arm.decided.changes_training(side.checks, self._plan.base.settings),
                 notes=tuple(self._notes),
@@ -698,7 +696,7 @@ class Runner:
         needed_s = self._needed_s
         if needed_s is None or needed_s <= self._budget.limit_s:
             return ()
-        return (f"The budget of {self._budget.words} is short: the least takes about {while_s(needed_s)}.",)
+        return (f"The budget of {self._budget.words} is short: the minimum takes about {while_s(needed_s)}.",)
 
 
 def _losses(trial: Trial | None, blocks: Sequence[Block]) -> tuple[float, ...]:
@@ -720,8 +718,8 @@ def _used_up_words(names: list[str], *, loads: bool) -> str:
     if not loads:
         return words
     return (
-        f"{words} A DataLoader inside {it} takes new options only when it begins anew, in a run of whichever setting: "
-        "the runs may not differ as they should."
+        f"{words} A DataLoader inside {it} applies new options only when it restarts, so the runs may not differ as "
+        "they should."
     )
 
 
@@ -801,4 +799,4 @@ def check_plan(plan: Plan) -> None:
     if plan.budget_s is not None:
         check_seconds("--budget", plan.budget_s)
     if not plan.arms:
-        raise UsageError("There is nothing to compare: name a knob, for example --ab workers=4.")
+        raise UsageError("There is nothing to compare: name a setting, for example --ab workers=4.")

@@ -91,7 +91,7 @@ class Expected(Struct, frozen=True):
 
 
 def expected(one_s: float, arms: int, pairs: int | None = None) -> Expected:
-    """From `one_s`, the step of an earlier run. `arms` beside the cell as written, whose steps take about the same."""
+    """From `one_s`, the step of an earlier run. `arms` beside the baseline, whose steps take about the same."""
     turn = (arms + 2) * ((WARMUP + _counted(one_s)) * one_s + RESTORING_S)
     shortest, full = (STARTING_S + steps * one_s for steps in (SHORTEST_FULL_RUN, FULL_RUN))
     turns = (FEWEST_TURNS, PAIRS[1]) if pairs is None else (pairs, pairs)

@@ -46,7 +46,7 @@ _SHORT_LOSS = {
 }
 _ACTIONS = (
     ("decide", "Decide it", "Measure more pairs of blocks until it is faster, slower or the same"),
-    ("again", "Run again", "Measure this setting anew, on top of what is known"),
+    ("again", "Run again", "Measure this setting again; replaces its earlier pairs"),
     ("use", "Set toggles", "Put the toggles above to this row's settings"),
     ("rename", "Rename", "Give the row a name of your own"),
     ("pin", "Pin", "Keep the row on top"),
@@ -55,7 +55,7 @@ _ACTIONS = (
 
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
-    """As written first, then pinned ones, then the others as they came; each with its step by the speedup."""
+    """The baseline first, then pinned ones, then the others as they came; each with its step by the speedup."""
     rows = (replace(row, step_us=bench.step_us(row)) for row in bench.rows)
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
@@ -150,7 +150,7 @@ def _speed(row: Row, shown: FactorRange, axis: FactorAxis) -> str:
     if row.failure:
         return f'<span class="gp-bad">{safe(capitalized(row.failure))}</span>'
     if row.is_baseline:
-        return f"<div>baseline</div>{factor_row(axis, shown)}"
+        return f"<div>1×</div>{factor_row(axis, shown)}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
     return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, shown)}"
@@ -244,11 +244,9 @@ def _unknown(row: Row, what: str) -> str:
 
 def words(row: Row, best: Row | None) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
-    parts = [row.title]
+    parts = [row.title] if row.settings else list(dict.fromkeys((row.title, row.label)))
     if row.failure:
         parts.append(row.failure)
-    elif row.is_baseline:
-        parts.append("baseline")
     elif row.speed is not None and row.speed.times_as_fast:
         times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
         parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
@@ -276,10 +274,10 @@ def sum_words(total: Sum) -> str:
     expected, _ = speed_within(total.expected, None)
     measured, _ = speed_within(total.measured, None)
     how = {
-        "less": f"Together they bring less than each by itself promises: {measured}× where {expected}× would add up",
-        "more": f"Together they bring more than each by itself promises: {measured}× where {expected}× would add up",
-        "as much": f"They add up: {measured}× together, {expected}× expected from each by itself",
-        "undecided": f"Undecided whether they add up: {measured}× together, {expected}× expected from each by itself",
+        "less": f"The gains do not add up: {measured}× together, {expected}× expected",
+        "more": f"Together they gain more than expected: {measured}×, {expected}× expected",
+        "as much": f"The gains add up: {measured}× together, {expected}× expected",
+        "undecided": f"Undecided whether the gains add up: {measured}× together, {expected}× expected",
     }
     return f"{how[total.verdict]}."
 

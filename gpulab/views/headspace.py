@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace.headspace import Headspace
+from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
 from gpulab.views import html_bars, html_rows
 from gpulab.views.html_bars import Segment
@@ -31,8 +32,8 @@ _RESULT = "what each row is"
 _OF_A_STEP = "Step time, median of the blocks"
 
 _IDEAL = Part("a perfect DataLoader", "a few batches, already on the device, reused", "#0072B2")
-_WRITTEN = Part(
-    "as written",
+_BASELINE = Part(
+    BASELINE,
     "the cell unchanged, with its files in the page cache as far as they fit",
     "#E69F00",
 )
@@ -137,7 +138,7 @@ def _steps(headspace: Headspace) -> Section:
     fetching = _adds(headspace, "cold", headspace.fetch_us, headspace.fetch_share)
     rows = (
         _row(_IDEAL, headspace.ideal_us, longest, "", headspace.reasons.get("ideal")),
-        _row(_WRITTEN, headspace.step_us, longest, preparing, None),
+        _row(_BASELINE, headspace.step_us, longest, preparing, None),
         _row(_COLD, headspace.cold_us, longest, fetching, headspace.reasons.get("cold")),
     )
     columns = (Column(""), *numbers("step time", "adds"), Column("what it is", "wrap"))

@@ -17,10 +17,10 @@ from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
-NOTHING = "No finding of this run names a knob, so nothing is predicted. Name a setting: %gpulab predict workers=2"
+NOTHING = "No finding of this run names a setting, so nothing is predicted. Name a setting: %gpulab predict workers=2"
 _TITLE = "Predicted, not measured"
 _GROUNDS = "What the predictions rest on"
-_AXIS = "Predicted speedup vs. this run (log scale). Each bar should hold the truth in 19 of 20 cases"
+_AXIS = "Predicted speedup vs. this run (log scale). Each range should contain the measured speedup in 19 of 20 cases"
 
 
 @dataclass(frozen=True, slots=True, repr=False)

@@ -25,15 +25,15 @@ class ScalingView(View):
 
     @property
     def headline(self) -> Headline:
-        """What the most ranks bring."""
+        """The speedup of the most ranks."""
         if len(self.points) < 2:
-            return Headline("scaling", "No two numbers of ranks have run.", "There is nothing to compare.", "unknown")
+            return Headline("scaling", "Fewer than two rank counts ran.", "There is nothing to compare.", "unknown")
         first, last = self.points[0], self.points[-1]
         level = _level(last)
         begin = "Undecided: so far " if level == "unknown" else ""
         said = (
-            f"{begin}{plural(last.ranks, 'rank')} do {last.speedup:.3g} times the work of {first.ranks} in the same "
-            f"time: {percent(last.efficiency)} efficiency{_interval(last)}."
+            f"{begin}{plural(last.ranks, 'rank')} give a {last.speedup:.3g}× speedup over {first.ranks}: "
+            f"{percent(last.efficiency)} scaling efficiency{_interval(last)}."
         )
         steps = (
             f"{duration(first.step_us)} with {plural(first.ranks, 'rank')}, {duration(last.step_us)} with {last.ranks}"
@@ -57,14 +57,14 @@ class ScalingView(View):
             (str(p.ranks), duration(p.step_us), f"{p.speedup:.3g}", percent(p.efficiency), _interval(p).strip(" ()"))
             for p in self.points
         ]
-        lines = ["Efficiency: the work that each rank does in a second, over that of the fewest ranks."]
+        lines = ["Efficiency: throughput per rank, relative to the fewest ranks."]
         most = self.points[-1].ranks if self.points else 0
         if most > self.cores:
-            lines.append(f"{plural(most, 'rank')} share {plural(self.cores, 'processor core')} here.")
+            lines.append(f"{plural(most, 'rank')} share {plural(self.cores, 'CPU core')} here.")
         if self.stopped:
-            lines.append("Stopped: these rounds were complete.")
-        columns = numbers("ranks", "a step", "× the work", "efficiency", "95 % interval")
-        return present(leading(Section.table("By the number of ranks", columns, cells, lines, wide=True)))
+            lines.append("Stopped: these rounds had finished.")
+        columns = numbers("ranks", "step time", "speedup", "efficiency", "95 % interval")
+        return present(leading(Section.table("Scaling", columns, cells, lines, wide=True)))
 
 
 def _level(point: ScalingPoint) -> Level:

@@ -15,13 +15,14 @@ from gpulab.analysis.operators import CostRow
 from gpulab.formatting import duration, gib, number, percent, speedup
 from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
+from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
-from gpulab.views.wording import operator_name, plain
+from gpulab.views.wording import effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
 _HIGH_PX = 64
@@ -32,16 +33,17 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     if b.failure or a.failure:
         failed = b if b.failure else a
         return f"{failed.title} could not be measured: {failed.failure}."
+    of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
-        return f"{b.title} and {a.title} cannot be compared."
+        return f"No comparison of {of_b} and {of_a}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""
     how = {
-        "faster": f"{b.title} is faster than {a.title}: speedup {figures}",
-        "slower": f"{b.title} is slower than {a.title}: speedup {figures}",
-        "no measurable difference": f"No measurable difference between {b.title} and {a.title}: {figures}",
+        "faster": f"{of_b} is faster than {of_a}: speedup {figures}",
+        "slower": f"{of_b} is slower than {of_a}: speedup {figures}",
+        "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {b.title} and {a.title}: {figures} so far')}."
+    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}."
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
@@ -168,7 +170,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
-        ("took effect", *("; ".join(f"{c.name}: {c.state}" for c in row.checks) or "–" for row in (a, b))),
+        ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
     both = (("A", a), ("B", b))

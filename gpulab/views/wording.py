@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from gpulab.formatting import gib, number, percent, plural, reading
-from gpulab.run import Job, StepFlag
+from gpulab.run import Change, Job, StepFlag
 
 if TYPE_CHECKING:
     from gpulab.analysis.breakdown import Breakdown
@@ -81,7 +81,7 @@ PARTS: Mapping[str, Part] = MappingProxyType(
             "the program waited for a copy between host and GPU; the GPU did nothing else",
             "#AA4499",
         ),
-        "allocator": Part("allocating memory", "the GPU was idle while memory was requested or given back", "#999933"),
+        "allocator": Part("allocating memory", "the GPU was idle while memory was allocated or freed", "#999933"),
         "launch": Part(
             "launching",
             "the GPU had nothing queued: the program was still preparing its next operation",
@@ -171,6 +171,12 @@ def short_name(name: str) -> str:
     name = operator_name(name).removeprefix("aten::").removeprefix("autograd::engine::evaluate_function: ")
     cuts = [i for i in (name.find("<"), name.find("(")) if i > 0]
     return name[: min(cuts)] if cuts else name
+
+
+def effect(change: Change) -> str:
+    """Whether a setting took effect, in the words of the screen."""
+    shown = {"no effect": "NO EFFECT", "cannot tell": "could not verify"}
+    return shown.get(change.state, plain(change.state))
 
 
 def quantity(value: float, name: str, unit: str) -> str:

@@ -314,11 +314,11 @@ def given_to(run: Run, samples: int, rows: int | None = None) -> Run:
 @pytest.mark.parametrize(
     ("late", "prompt", "key", "words"),
     [
-        ((64, None), (32, None), "uneven_data", "2 times as many samples"),
-        ((36, None), (32, None), "uneven_data", "1.12 times as many samples"),
+        ((64, None), (32, None), "uneven_data", "2× their samples"),
+        ((36, None), (32, None), "uneven_data", "1.12× their samples"),
         ((35, None), (32, None), "straggler", "Rank 1 arrives last"),
         ((0, None), (32, None), "straggler", "Rank 1 arrives last"),
-        ((32, 30), (32, 10), "uneven_data", "Its model is given 3 times as many rows in a step as theirs."),
+        ((32, 30), (32, 10), "uneven_data", "Its model gets 3× the rows per step of theirs."),
         ((32, 30), (32, -1), "straggler", "Rank 1 arrives last"),  # of all ranks the same is compared
     ],
 )
@@ -349,7 +349,7 @@ def test_exchange_on_crowded_cores_counts_from_more_on(core_wait: float) -> None
     compared = both(*[on_cpu((MM, 0, 850), (REDUCE, 850, 100))] * 2)  # a tenth of the step
     first = diagnose_ranks(replace(compared, ranks=tuple(crowded(r, core_wait) for r in compared.ranks))).first
     assert (first.key == "exposed_communication") == (core_wait < 0.1)
-    assert ("cannot be told from that" in " ".join(e.words for e in first.evidence)) == (core_wait >= 0.1)
+    assert ("lost in that noise" in " ".join(e.words for e in first.evidence)) == (core_wait >= 0.1)
 
 
 @pytest.mark.parametrize(

@@ -203,9 +203,9 @@ def test_larger_errors_make_it_wider(count: int, half: float, error: float) -> N
 def test_a_bias_is_corrected_only_with_enough_records(error: float, count: int) -> None:
     before = Prediction({"workers": "2"}, 0.5, (0.4, 0.625), "")
     few, many = recalibrated(before, [error] * (LEAST_FOR_BIAS - 1)), recalibrated(before, [error] * count)
-    assert few.ratio == 0.5 and "moved" not in few.basis
+    assert few.ratio == 0.5 and "corrected" not in few.basis
     assert many.ratio == pytest.approx(0.5 * error)
-    assert ("moved" in many.basis) == (error != 1)
+    assert ("corrected" in many.basis) == (error != 1)
 
 
 def test_chance_is_no_bias_and_ranges_and_refusals_stay() -> None:
@@ -229,7 +229,7 @@ def test_the_board_in_figures() -> None:
     text = view.text(board)
     assert text.split("\n")[1].split() == ["workers", "3", "11", "%", "2", "of", "3"]  # off by 10, 11 and 80 %
     assert "2.0 (1.7–2.5)" in text and "×" not in text
-    assert "predicted: times as fast" in text and "measured: times as fast" in view.html(board)
+    assert "predicted speedup" in text and "measured speedup" in view.html(board)
 
 
 def test_each_device_has_its_own_line() -> None:
@@ -318,7 +318,7 @@ def test_an_experiment_foretells_and_keeps(own_store: Path) -> None:
 def test_a_larger_batch_is_predicted_from_short_runs() -> None:
     told = foretold({"batch_size": 16}, save=False).b.prediction
     assert told is not None and told.ratio is not None
-    assert "a step of 2 took" in told.basis and "16 took" not in told.basis
+    assert "batch 2 took" in told.basis and "16 took" not in told.basis
     assert not gpulab.scoreboard().records, "save=False keeps nothing"
 
 
@@ -338,7 +338,7 @@ def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str])
     from gpulab.api.reading import runs
 
     shell.run_line_magic("gpulab", "scoreboard")
-    assert "No prediction has been held" in capsys.readouterr().out
+    assert "No prediction has been compared" in capsys.readouterr().out
     runs.add(made.facts_with(40, {"data_wait": 0.6, "compute": 0.4}).run, None)
     shell.run_line_magic("gpulab", "predict workers=2, amp=bf16")
     assert "no prediction" in capsys.readouterr().out

@@ -71,7 +71,7 @@ def test_ratios_that_were_measured_apart_are_multiplied(a: float, b: float, wide
     assert there is not None and back is not None and there.ratio is not None and back.ratio is not None
     assert there.ratio == pytest.approx(b / a) and there.ratio * back.ratio == pytest.approx(1)
     assert there.interval is not None and back.interval == pytest.approx((1 / there.interval[1], 1 / there.interval[0]))
-    assert between(Row("w"), then) == then.speed, "against the cell as written it is the row's own"
+    assert between(Row("w"), then) == then.speed, "against the baseline it is the row's own"
 
 
 @pytest.mark.parametrize(("together_ms", "said"), [(10.0, "as much"), (20.0, "less"), (5.0, "more")])

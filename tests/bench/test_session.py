@@ -31,7 +31,7 @@ from tests.support.scripted_runs import ScriptedRuns
 from tests.tuning.cells import CELL, SETUP, same, weights
 
 PATIENCE_S = 120.0
-STEPS_S = {"as written": 0.04, "workers=2": 0.02, "batch_size=16": 0.04, "workers=2, batch_size=16": 0.02}
+STEPS_S = {"baseline": 0.04, "workers=2": 0.02, "batch_size=16": 0.04, "workers=2, batch_size=16": 0.02}
 CODE = TextCode.parsed("for x in loader:\n    step(x)", {"loader": [], "step": print})
 
 
@@ -80,25 +80,25 @@ def bench(monkeypatch: pytest.MonkeyPatch, own_store: Path) -> Iterator[Bench]:
 
 def test_each_run_is_one_more_row_and_the_first_is_not_run_again(bench: Bench) -> None:
     session = bench.session.run(workers=2)
-    assert bench.labels == ["as written", "workers=2"] and bench.done == [[]]
+    assert bench.labels == ["baseline", "workers=2"] and bench.done == [[]]
     speed = session.rows[1].speed
     assert speed is not None and speed.verdict == "faster" and speed.ratio == pytest.approx(0.5)
     assert [settings.knobs for settings in bench.runs.trials] == [{}, {"workers": "2"}]
-    assert bench.runs.blocks[:2] in (["as written", "workers=2"], ["workers=2", "as written"]), "figures come first"
+    assert bench.runs.blocks[:2] in (["baseline", "workers=2"], ["workers=2", "baseline"]), "figures come first"
     session.run(batch_size=16)
-    assert bench.labels == ["as written", "workers=2", "batch_size=16"] and bench.done[1] == ["as written"]
+    assert bench.labels == ["baseline", "workers=2", "batch_size=16"] and bench.done[1] == ["baseline"]
     assert [settings.knobs for settings in bench.runs.trials][2:] == [{"batch_size": "16"}]
     assert session.result is not None and session.result.only.b.label == "batch_size=16"
     assert session.bench.step_us(session.rows[1]) == pytest.approx(session.rows[0].step_us * 0.5, rel=1e-3)  # type: ignore[operator]
     session.run()
-    assert bench.labels[0] == "as written" and len(session.rows) == 3, "as written again is the same row"
+    assert bench.labels[0] == "baseline" and len(session.rows) == 3, "baseline again is the same row"
 
 
 def test_settings_by_themselves_and_together(bench: Bench) -> None:
     with pytest.raises(UsageError, match=TWO_SETTINGS.split(":")[0]):
         bench.session.each(workers=2)
     bench.session.each(workers=2, batch_size=16)
-    assert bench.labels == ["as written", "workers=2", "batch_size=16", "workers=2, batch_size=16"]
+    assert bench.labels == ["baseline", "workers=2", "batch_size=16", "workers=2, batch_size=16"]
     ratios = [row.speed.ratio for row in bench.session.rows[1:] if row.speed is not None]
     assert ratios == pytest.approx([0.5, 1.0, 0.5], rel=1e-6)
 
@@ -118,7 +118,7 @@ def test_what_was_stopped_loses_no_row(bench: Bench) -> None:
     session.run(workers=2)
     assert session.rows[1].speed is not None and session.rows[1].speed.ratio == before.ratio  # type: ignore[union-attr]
     session.run(batch_size=16)
-    assert not session.running and bench.labels[:2] == ["as written", "workers=2"]
+    assert not session.running and bench.labels[:2] == ["baseline", "workers=2"]
 
 
 def test_a_bench_that_is_closed_ends_its_run(bench: Bench) -> None:
@@ -132,7 +132,7 @@ def test_rows_outlive_the_process(bench: Bench) -> None:
     assert bench.opened().rows == rows
     again = bench.opened()
     again.run(batch_size=16)
-    assert [row.label for row in bench.opened().rows] == ["as written", "workers=2", "batch_size=16"]
+    assert [row.label for row in bench.opened().rows] == ["baseline", "workers=2", "batch_size=16"]
     assert not bench.opened(save=False).rows
     path = file.path_of(CODE.text)
     path.write_bytes(path.read_bytes()[:-20])
@@ -206,7 +206,7 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     root = click(alive, "choose", settings={"workers": 2, "batch_size": "many"})
     assert {t["name"] for t in root.toggles if t["value"] is not None} == {"workers"}
     row = session.rows[1]
-    assert alive.labels == ["as written", "workers=2"] and "workers=2 is faster" in root.status["message"]
+    assert alive.labels == ["baseline", "workers=2"] and "workers=2 is faster" in root.status["message"]
     assert not root.status["running"] and row.label in root.table
     root = click(alive, "rename", row=row.id, name="<b>mine</b>")
     assert session.rows[1].title == "<b>mine</b>" and "<b>mine" not in root.table
@@ -220,7 +220,7 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     root = click(alive, "use", row=row.id)
     assert [t["value"] for t in root.toggles if t["name"] == "workers"] == [2]
     click(alive, "remove", row=row.id)
-    assert alive.labels == ["as written"]
+    assert alive.labels == ["baseline"]
     click(alive, "again", row="no such row")
     click(alive, "close")
     assert session._widget is None
@@ -251,7 +251,7 @@ def test_a_saved_page_holds_the_rows_without_a_kernel(bench: Bench) -> None:
     bench.session.run(workers=2)
     page = bench.session._page()
     assert "workers=2" in page and "gp-static" in page and "<button" not in page and "<script" not in page
-    assert view.text(bench.session.rows).splitlines()[0].startswith("as written; baseline")
+    assert view.text(bench.session.rows).splitlines()[0].startswith("baseline; ")
 
 
 def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Path) -> None:

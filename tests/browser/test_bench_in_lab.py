@@ -137,7 +137,7 @@ def test_the_bench_grows_and_stays(open_notebook: OpenNotebook, shots: Path) -> 
     expect(report.get_by_role("button")).to_have_count(0)  # only the latest report has them
     bench = bench_of(output)
     expect(rows(bench)).to_have_count(1)  # the cell as it ran, which is not run again
-    expect(rows(bench)).to_contain_text("as written")
+    expect(rows(bench)).to_contain_text("baseline")
     expect(bench.locator(".gp-expected").first).to_contain_text("expected")
     expect(bench.locator(".gp-fixed")).to_contain_text("not apply here")
     bench.locator(".gp-fixed summary").click()

@@ -159,7 +159,7 @@ def test_it_grows_alerts_follows_the_theme_stops_and_reloads(
     notebook.page.wait_for_timeout(1000)
     notebook.command("kernelmenu:shutdown")
     notebook.reload(kernel=False)
-    expect(notebook.output(5).locator(".gpulab-live-note")).to_contain_text("in the middle of this run")
+    expect(notebook.output(5).locator(".gpulab-live-note")).to_contain_text("during this run")
     expect(notebook.output(5).locator(".gpulab-live-note")).to_be_visible()
     notebook.screenshot(shots / "live-reopened.png", of=notebook.cell(5))
     assert "Error displaying widget" not in notebook.output(5).inner_text()

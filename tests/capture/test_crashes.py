@@ -63,7 +63,7 @@ def names(fake_cuda: FakeCuda) -> dict[str, Any]:
 
 
 def compared(cell: str, knobs: dict[str, object], names: dict[str, Any], **more: Any) -> Any:
-    """Compare the cell as written with itself under these knobs."""
+    """Compare the baseline with itself under these knobs."""
     given = {"pairs": 2, "steps": 4, "save": False, "show": False, **more}
     return gpulab.experiment(cell, knobs, namespace=names, **given)
 
@@ -187,7 +187,7 @@ def test_nothing_is_foretold_where_no_kernel_comes_back(names: dict[str, Any]) -
         exec(CELL, names)
     assert profile.run.timeline is not None and not profile.run.timeline.has_device_events
     predicted = predict(facts(profile.run), {"workers": "1"})
-    assert predicted.refused == "there is no trace of the GPU's work to play again" and predicted.ratio is None
+    assert predicted.refused == "there is no trace of the GPU's work to replay" and predicted.ratio is None
 
 
 def test_on_a_gpu_that_is_lost_already(names: dict[str, Any], fake_cuda: FakeCuda) -> None:
@@ -275,7 +275,7 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     exec(SETUP, namespace)
     cell = TextCode.parsed(CELL, namespace)
     monkeypatch.setattr(Loop, "_note_step", broken)
-    ended = short_trial(Setting(cell, {}, "as written"), Size(1, 2), Stopper(), on_gpu=False)
+    ended = short_trial(Setting(cell, {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
 
 

@@ -88,7 +88,7 @@ def test_the_report_says_it_where_this_process_knows(monkeypatch: pytest.MonkeyP
     known.add(written)
     run = replace(written, id="b", settings=Settings(knobs={"workers": "2"}))
     shown = report(run)
-    said = "20.0 ms per step, was 20.0 ms (as written). Input-bound: 90 %"
+    said = "20.0 ms per step; baseline: 20.0 ms. Input-bound: 90 %"
     assert shown.headline.sentence.startswith(said) and said in " ".join(shown.text().split())
     assert str(shown.json()["headline"]["sentence"]).startswith(said)  # type: ignore[index]
-    assert "as written" not in report(written).headline.sentence
+    assert "baseline" not in report(written).headline.sentence

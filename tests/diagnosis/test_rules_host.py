@@ -546,7 +546,7 @@ def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
 
 
 def test_workers_of_a_loader_that_is_made_anew_cannot_stay() -> None:
-    assert "anew for each epoch" in predict(epochs(remade)().facts, {"persistent_workers": "on"}).refused
+    assert "new DataLoader each epoch" in predict(epochs(remade)().facts, {"persistent_workers": "on"}).refused
 
 
 def test_a_minor_cause_is_named_as_the_next() -> None:

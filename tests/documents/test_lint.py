@@ -13,12 +13,14 @@ TREE = {
     "gpulab/run.py": "class Run: ...\nclass Mystery: ...\nfound = 1  # a key of stored runs\n",
     "gpulab/step_runs.py": '# definitions.md, "Step" and\n# pitfalls.md,\n# "NVML", not definitions.md alone\n',
     "gpulab/views/__init__.py": "def f(found, *told, known=1, **made): found(known)\nself._known = 1\n",
-    "gpulab/sphinx/a.py": "async def made(x, /): ...\nh = lambda found: 'We recieve it'\n",
+    "gpulab/sphinx/a.py": "async def made(x, /): ...\nh = lambda found: 'We recieve it'\n"
+    "'A docstring of the noise floor.'\nk = f'{h} times as long', 'noise_floor', 'cure'\n",
+    "frontend/src/a.js": "// the cell as written\nsay('Give back');\n",
     "tests/test_a.py": f"def {LONG}(): ...\n",
     "docs/glossary.md": "| word | meaning |\n| run, step | one |\n| view, story, init, a | two |\n",
     "docs/definitions.md": "# Step\n",
     "docs/pitfalls.md": "# NVML\n",
-    "docs/there.md": "# One\n## Two (and more)\n",
+    "docs/there.md": "# One\n## Two (and more)\nThe knob as\nwritten, `knob as written`.\n",
     "docs/README.md": f"{PAGE}[e](missing.md)\n[f](there.md#three) [g](glossary.md) [h](definitions.md)\n",
     "README.md": "make test\n" * 121,
     "CONTRIBUTING.md": "`make tea`\n## Find your way\n| `views/` |\n| `trace/` |\n",
@@ -47,6 +49,9 @@ constraints.txt:4: pins: numpy>=2
 docs/README.md:1: documents: pitfalls.md is listed 0 times
 docs/README.md:5: link: missing.md
 docs/README.md:6: link: there.md#three
+docs/there.md:3: old word: as written: baseline
+docs/there.md:3: old word: knob: NAME=VALUE, setting, fix
+frontend/src/a.js:2: old word: Give back: potential saving
 gpulab/__init__.py:1: pins: the version is not 1.1
 gpulab/__init__.py:2: glossary: Riddle: riddle
 gpulab/run.py:2: glossary: Mystery: mystery
@@ -54,6 +59,7 @@ gpulab/sphinx/a.py:1: glossary: sphinx: sphinx
 gpulab/sphinx/a.py:1: participle: made
 gpulab/sphinx/a.py:2: participle: found
 gpulab/sphinx/a.py:2: spelling: recieve ==> receive
+gpulab/sphinx/a.py:4: old word: times as long: speedup, 2× the time
 gpulab/step_runs.py:3: citation: definitions.md, None
 gpulab/views/__init__.py:1: participle: found
 gpulab/views/__init__.py:1: participle: known

@@ -11,12 +11,12 @@ from tests.support.knob_cells import new_cell, observation_of, traced
 
 @pytest.fixture(scope="session")
 def seen() -> Observation:
-    """What the cell as written is seen to use."""
+    """What the baseline is seen to use."""
     return observation_of(new_cell())
 
 
 @pytest.fixture(scope="session")
 def plain_run() -> Run:
-    """The cell as written, with its trace."""
+    """The baseline, with its trace."""
     run, _ = traced(new_cell())
     return run

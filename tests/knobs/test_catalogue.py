@@ -69,9 +69,9 @@ def test_commas_in_a_value_part_no_settings() -> None:
 @pytest.mark.parametrize(
     ("pairs", "words"),
     [
-        (["worker=4"], r"^worker is neither a knob nor a variable of the code. Did you mean workers\?$"),
+        (["worker=4"], r"^worker is neither a setting nor a variable of the code. Did you mean workers\?$"),
         (["hiden=4"], r"Did you mean hidden\?"),
-        (["zzz=4"], r"Knobs: batch_size, workers"),
+        (["zzz=4"], r"Settings: batch_size, workers"),
         (["workers=4", "amp=off", "workers=2"], r"^workers is set twice: workers=4 and workers=2"),
         (["fused=on"], r"Did you mean fused_optimizer\?"),
         (["bs=3"], r"Did you mean batch_size\?"),
@@ -178,7 +178,7 @@ def test_a_knob_without_a_fitting_value_means_the_variable() -> None:
 
 
 def test_a_name_that_is_neither_is_an_error() -> None:
-    with pytest.raises(UsageError, match="neither a knob nor a variable"):
+    with pytest.raises(UsageError, match="neither a setting nor a variable"):
         decide("other", SCENE, CELL.has)
 
 

@@ -354,7 +354,7 @@ SGEMM = "ampere_sgemm_128x64_nn"
         ([CONV], [CONV], True, "cannot tell"),
         ([SGEMM], [PRODUCT], True, "took effect"),
         (["implicit_convolve_sgemm"], [CONV], True, "took effect"),
-        ([], [PRODUCT], True, "cannot tell"),  # nothing is known of the cell as written
+        ([], [PRODUCT], True, "cannot tell"),  # nothing is known of the baseline
         ([SGEMM], ["nvjet_tst_128x256"], True, "cannot tell"),
         ([CONV, PRODUCT], ["implicit_convolve_sgemm", SGEMM], False, "took effect"),
         ([CONV, PRODUCT], [CONV, SGEMM], False, "no effect"),

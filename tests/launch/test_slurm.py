@@ -78,7 +78,7 @@ def test_stop_cancels_and_keeps_the_runs(session: KernelSession) -> None:
         ("--on slurm --sbatch=--bogus", "Slurm rejected the job"),
         ("--nodes 2", "--nodes needs a cluster"),
         ("--on slurm --no-save", "--no-save and --on cannot be combined"),
-        ("--on slurm --ab later_s=2", "later_s is neither a knob nor a variable of the code"),
+        ("--on slurm --ab later_s=2", "later_s is neither a setting nor a variable of the code"),
         ("--on kubernetes", "--on"),
     ],
 )

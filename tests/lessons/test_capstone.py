@@ -93,7 +93,7 @@ def rung(name: str, times: float, on: str = "", spread: float = 1.05, verdict: V
         (1.2, 6.0, 1.0, "Not all of it holds here.", "it costs time here."),
         (1.2, 3.1, 9.0, "Not all of it holds here.", "less than alone."),
         (1.2, 3.7, 9.0, "Undecided.", "whether that is more than alone is undecided."),
-        (4.0, 16.0, 30.0, "Not all of it holds here.", "The batch brought more."),
+        (4.0, 16.0, 30.0, "Not all of it holds here.", "The batch gave more."),
         (1.2, 6.0, 6.1, "Undecided.", "whether it helps here is undecided."),
     ],
 )
@@ -136,7 +136,7 @@ def test_the_ladder_is_drawn_with_a_bar_for_each_rung() -> None:
     figure = draw_ladder(Ladder([odd, rung("batch-first", 1.0, verdict="undecided"), replace(odd, working=None)]))
     assert isinstance(figure, Figure)
     axes = figure.axes[0]
-    assert len(axes.patches) == 3, "the cell as found and two rungs: what has no share has no bar"
+    assert len(axes.patches) == 3, "the baseline and two rungs: what has no share has no bar"
     drawn = [text.get_text() for text in axes.texts]
     assert "not measurable" in drawn and sum("does not count" in text for text in drawn) == 1
     assert png(figure).startswith(b"\x89PNG")
@@ -210,7 +210,7 @@ def one_update(dataset: Any, model: Any, samples: int) -> None:
     ("answer", "state", "hint"),
     [
         (dots, "unanswered", "in place of the dots"),
-        (few_samples, "wrong", "was given 8 samples in training, and 48 are wanted"),
+        (few_samples, "wrong", "was given 8 samples in training; expected 48"),
         (never_updates, "wrong", "updated 0 times"),
         (one_update, "wrong", "it is another training"),
     ],

@@ -14,9 +14,9 @@ from gpulab.lessons.check import Note
 from gpulab.lessons.cost import (
     bill,
     check_cheaper,
+    cost_ratio,
     draw_gpus,
     step_time,
-    times_as_dear,
 )
 from gpulab.lessons.fused_kernels import Peak
 from gpulab.tuning.record import Experiment
@@ -83,8 +83,8 @@ def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("verdict", "words"),
     [
-        ("faster", "costs 2.0 times as much"),
-        ("undecided", "does not tell"),
+        ("faster", "costs 2.0× less"),
+        ("undecided", "other programs"),
         ("no measurable difference", "No setting"),
         ("slower", "No setting"),
     ],
@@ -93,7 +93,7 @@ def test_what_is_undecided_has_no_price(monkeypatch: pytest.MonkeyPatch, verdict
     comparison = replace(a_comparison(), ratio=0.5, verdict=verdict)
     experiment = Experiment((comparison.a, comparison.b), (comparison,), 1.0)
     monkeypatch.setattr(cost, "experiment_named", lambda name: experiment)
-    assert words in times_as_dear("two-workers").words
+    assert words in cost_ratio("two-workers").words
     assert ("undecided: " in repr(bill("two-workers", 2.5))) == (verdict == "undecided")
 
 

@@ -60,7 +60,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> Ran:
 def swept(
     times: dict[int, float | None], knob: str = "workers", unit: Unit = "step", spread: float = 1.02
 ) -> Experiment:
-    """A sweep whose values took this many times as long as the cell as written; None: it failed."""
+    """A sweep whose values took this many times as long as the baseline; None: it failed."""
     compared = [_of(knob, value, time, unit, spread) for value, time in times.items()]
     return Experiment((compared[0].a, *(c.b for c in compared)), tuple(compared), 1.0)
 
@@ -86,13 +86,13 @@ SWEEP = {1: 0.8, 2: 0.44, 4: 0.4, 8: 0.41}
     [
         (..., 1.02, "unanswered", "0, 1, 2, 4, 8"),
         (2, 1.02, "right", "smallest"),
-        (1, 1.02, "wrong", "workers=4 is 2.0× as fast as workers=1"),
-        (0, 1.02, "wrong", "workers=4 is 2.5× as fast"),
+        (1, 1.02, "wrong", "workers=4 gives a 2.0× speedup over workers=1"),
+        (0, 1.02, "wrong", "workers=4 gives a 2.5× speedup"),
         (4, 1.02, "wrong", "workers=2 is smaller"),
         (3, 1.02, "wrong", "3 is not among the values tried: 0, 1, 2, 4, 8"),
         ("2", 1.02, "wrong", "'2' is a text: write the number without quotes."),
         (True, 1.02, "wrong", "True is not among"),
-        (0, 1.2, "wrong", "× as fast"),
+        (0, 1.2, "wrong", "× speedup over"),
         (2, 1.2, "undecided", "It may be "),
         *((answer, 3.5, "undecided", "It may be ") for answer in SWEEP),  # as a busy machine gives them
     ],
@@ -163,7 +163,7 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     assert again is not None
     asked: list[tuple[str, ...]] = []
     shell = SimpleNamespace(run_cell_magic=lambda *words: asked.append(words))
-    monkeypatch.setattr(measured.cells, "shell", lambda: shell)
+    monkeypatch.setattr("gpulab.tuning.cell_code.shell", lambda: shell)
     again.run()
     line = "'two-workers again' --ab workers=2 --ranks 2 --steps 10 --budget 60"
     assert asked == [("gpuprofile", line, "train()")]
@@ -245,7 +245,7 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
         lambda: capstone.Ladder().add("none"),
         lambda: cost.bill("none", 2.5),
         lambda: cost.draw_gpus("none"),
-        lambda: cost.times_as_dear("none"),
+        lambda: cost.cost_ratio("none"),
         lambda: cost.check_cheaper("workers"),
         lambda: fused_kernels.swaps_table({"none": "a swap"}),
         lambda: mixed_precision.draw_gains({"none": "a step"}, mixed_precision.on_device()),

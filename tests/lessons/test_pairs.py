@@ -40,7 +40,7 @@ def test_twice_as_fast_is_twice_as_fast() -> None:
     speed = time_pairs(scripted(0.2), scripted(0.1))
     assert speed.times == pytest.approx(2) and speed.interval == pytest.approx((2, 2)) and speed.count == 7
     assert judge_speed(speed, 1.5, good="So it is.").state == "right"
-    assert judge_speed(speed, 3, hint="Try more.").hint.endswith("and 3.0× is wanted. Try more.")
+    assert judge_speed(speed, 3, hint="Try more.").hint.endswith("the goal is 3.0×. Try more.")
 
 
 def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,7 +51,7 @@ def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPa
     assert speed.is_disturbed and judge_speed(speed, 1.5).state == "right"
     slow = judge_speed(replace(speed, others_fraction=0.62), 3, hint="Try more.")
     assert slow.state == "undecided"
-    assert "other programs took 62 % of the processor" in slow.hint and slow.hint.endswith("Try more.")
+    assert "other programs took 62 % of the CPU" in slow.hint and slow.hint.endswith("Try more.")
 
 
 @pytest.mark.parametrize("others_s", [0.0, None])

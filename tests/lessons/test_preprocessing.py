@@ -155,7 +155,7 @@ def test_a_part_that_is_not_certain_is_hatched_and_says_so(drawn: Callable[..., 
 
 
 def test_a_cache_that_cannot_be_dropped_has_no_bar(drawn: Callable[..., Any]) -> None:
-    why = "the system keeps the files in memory although it was asked to forget them"
+    why = "the files stayed in the page cache"
     figure = drawn(cold_us=None, fetch_us=None, verdicts={"ideal": "faster"}, reasons={"cold": why})
     assert set(parts_of(figure)) == {0, 1}
     said = figure.axes[0].texts[-1].get_text().replace("\n", " ")

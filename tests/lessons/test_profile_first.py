@@ -181,7 +181,7 @@ def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
 
 @pytest.mark.usefixtures("speed")
 def test_a_right_answer_is_told_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for sure, words in ((True, "speedup 2.7×, the most"), (False, "Now put it into the training")):
+    for sure, words in ((True, "speedup 2.7×, the limit"), (False, "Now put it into the training")):
         most = SimpleNamespace(times=2.7, sure=sure)
         monkeypatch.setattr(profile_first, "times_faster", lambda name, most=most: most)
         assert words in check_rewrite(_rolled, shift).hint

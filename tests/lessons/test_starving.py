@@ -130,7 +130,7 @@ def case(label: str, works: float | None, verdict: str, others: float = 0.02) ->
         ),
         ([("workers=2", 0.89, "faster")], "Undecided.", "too close"),
         ([("workers=2", 0.92, "faster")], "Undecided.", "too close"),
-        ([("workers=2", 0.5, "faster"), ("cache=on", 0.97, "undecided")], "Undecided.", "could not tell"),
+        ([("workers=2", 0.5, "faster"), ("cache=on", 0.97, "undecided")], "Undecided.", "did not decide"),
         ([("workers=2", 0.5, "faster", 0.4), ("cache=on", 0.7, "faster")], "Undecided.", "other programs took cores"),
         ([("workers=2", 0.5, "faster", 0.4), ("cache=on", 0.97, "faster")], "It holds here.", "97 %"),
         ([("workers=2", None, "faster")], "Not measured.", "Run"),

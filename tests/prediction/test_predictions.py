@@ -133,7 +133,7 @@ def test_whatever_the_run_the_answer_is_a_figure_or_a_reason(case: str) -> None:
         ({"hidden": "64"}, "hidden"),
         ({"workers": "many"}, "no value"),
         ({}, "nothing is changed"),
-        *(({n: v}, "nothing changes: it ") for n, v in (("workers", "0"), ("batch_size", "32"), ("cache", "off"))),
+        *(({n: v}, "nothing changes: ") for n, v in (("workers", "0"), ("batch_size", "32"), ("cache", "off"))),
     ],
 )
 def test_what_the_evidence_does_not_carry_is_refused(settings: dict[str, str], why: str) -> None:
@@ -152,8 +152,8 @@ def test_that_memory_is_not_foretold_is_said(settings: dict[str, str]) -> None:
     shown = repr(Predicted("mine", (found,)))
     assert "memory is not predicted" in " ".join(shown.split())
     alone = predict(known, {"workers": "8"})
-    assert alone.memory_ratio == 1 and "nothing in the GPU's memory changes" in alone.memory_basis
-    assert "memory changes" in repr(Predicted("mine", (alone,))) and "today's peak" not in repr(Predicted("", (alone,)))
+    assert alone.memory_ratio == 1 and alone.memory_basis
+    assert "memory stays" in repr(Predicted("mine", (alone,))) and "today's peak" not in repr(Predicted("", (alone,)))
     assert not predict(fed(), {"workers": "2"}).memory_basis
 
 
@@ -368,7 +368,7 @@ def test_a_range_on_both_sides_is_refused() -> None:
     known = calling(0.0)
     unknown = replace(known.typical_step_us, p10=1e3, p90=4e5, count=1)  # type: ignore[type-var]
     found = predict(replace(timed(known, batch_ms=1, read_ms=1), step_us=unknown), {"cache": "on"})
-    assert found.ratio is None and "as fast" in found.refused, found
+    assert found.ratio is None and "too wide" in found.refused, found
 
 
 @pytest.mark.parametrize(
@@ -380,7 +380,7 @@ def test_a_wide_range_that_holds_the_speed_of_now_is_refused(
 ) -> None:
     found = _telling(Prediction({"batch_size": "128"}, 0.4, interval, "it"))
     assert (found.interval is not None) is says_something
-    assert says_something or "too wide to be of use" in found.refused
+    assert says_something or "too wide" in found.refused
 
 
 def test_workers_beside_other_programs_may_be_slower() -> None:
@@ -389,8 +389,8 @@ def test_workers_beside_other_programs_may_be_slower() -> None:
     crowded = loading(known, core_wait_fraction=0.5)
     assert width_of(crowded, workers=2) > 1.2 * width_of(known, workers=2)
     alone, beside = (predict(facts, {"workers": "2"}).basis for facts in (known, crowded))
-    assert alone.startswith("A batch takes 32.0 ms to make")
-    assert beside.startswith("With a core of its own a batch takes 16.0 ms to make")
+    assert alone.startswith("Loading a batch takes 32.0 ms,")
+    assert beside.startswith("Loading a batch takes 16.0 ms on a free core")
 
 
 def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
@@ -467,7 +467,7 @@ def test_updates_save_at_most_themselves(trained: dict[str, Facts]) -> None:
     assert known.step_us is not None and known.optimizer_us is not None
     share = known.optimizer_us.median / known.step_us.median
     assert 1 - share - 1e-9 < ratio_of(known, fused_optimizer=True) <= 1 + 1e-9
-    assert "not fused already" in predict(known, {"fused_optimizer": "off"}).refused
+    assert "nothing changes" in predict(known, {"fused_optimizer": "off"}).refused
     half = lasting(known, 900e3, 450e3)
     assert 0.5 < ratio_of(half, fused_optimizer=True) < 0.75
     for rounds in (2, 4, 8):
@@ -611,8 +611,8 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
     (told,) = with_predictions(known, [replace(finding, settings=())], 12_000.0, PriorEvidence())
-    assert told.prediction is not None and f"with {calls} call" in told.prediction.basis
-    assert f"with {calls} call" in predict_removal(known, removal_of(key)).basis
+    assert told.prediction is not None and f"in {calls} call" in told.prediction.basis
+    assert f"in {calls} call" in predict_removal(known, removal_of(key)).basis
 
 
 # real GPUs
@@ -698,7 +698,7 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     asked = repr(told)
     assert "speedup" in asked and "%%gpuprofile --ab workers=2" in asked
     assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
-    with pytest.raises(UsageError, match="Unknown knob"):
+    with pytest.raises(UsageError, match="Unknown setting"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()
     none = gpulab.predict(run, {"prefetch": 4, "workers": 2})

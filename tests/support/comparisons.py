@@ -72,7 +72,7 @@ def loss_curve(count: int = 40, *, seed: int = 0, scale: float = 0.03) -> tuple[
 def as_written(**changes: Any) -> Side:
     """A: 38 ms a step, 60 % of it waiting."""
     side = Side(
-        "as written",
+        "baseline",
         {},
         facts_with(38.0, PARTS_A, seed=1),
         blocks(0, 38.0, per_turn=2),

@@ -95,7 +95,7 @@ def traced(cell: Cell, *settings: tuple[Knob, Value]) -> tuple[Run, list[KnobEff
 
 
 def observation_of(cell: Cell) -> Observation:
-    """What a run of the cell as written is seen to use."""
+    """What a run of the baseline is seen to use."""
     run, _, seen = captured(cell.run, observed=True, warmup=1)
     assert seen is not None
     return seen.observation(run)

@@ -212,7 +212,7 @@ def test_times_that_nobody_knows_are_no_zeros(tmp_path: Path) -> None:
 def test_a_window_without_length_has_a_page(tmp_path: Path) -> None:
     instant = [{**e, "ts": 100, "dur": 0} for e in made.step()]
     shown = gpulab.report(loaded(made.write(tmp_path, made.text(instant))))
-    assert "took any time" in shown.text(full=True)
+    assert "has a duration" in shown.text(full=True)
     assert "</html>" in shown.html()
 
 

@@ -67,7 +67,7 @@ def experiment(label: str, seconds: float = 1.0) -> Experiment:
         )
         return Side(name, {} if arm == 0 else {"workers": name}, None, blocks, losses=(1.0, float("nan")))
 
-    a, b = side("as written", 0, 1_000_000), side(label, 1, 700_000)
+    a, b = side("baseline", 0, 1_000_000), side(label, 1, 700_000)
     comparison = compare_blocks(a, b, restored="", same_start=True, changes_training="", notes=())
     return Experiment((a, comparison.b), (comparison,), seconds, name="x", notes=(f"of {label}",))
 
@@ -85,6 +85,6 @@ def test_what_is_no_experiment_is_refused() -> None:
 
 def test_tasks_of_an_array_are_one_experiment() -> None:
     one = joined([experiment("2", 3.0), replace(experiment("4", 5.0), stopped=True)])
-    assert [side.label for side in one.sides] == ["as written", "2", "4"]
+    assert [side.label for side in one.sides] == ["baseline", "2", "4"]
     assert [c.b.label for c in one.comparisons] == ["2", "4"]
     assert one.seconds == 5.0 and one.stopped and one.notes == ("of 2", "of 4")

@@ -66,14 +66,14 @@ def test_a_short_budget_is_said_before_anything_runs(monkeypatch: pytest.MonkeyP
     runs, experiment = conducted(monkeypatch, Plan(arms(1), budget_s=10.0, save=False), 0.5, known=0.5)
     first = runs.told[0]
     assert (first.most_s, first.about_s, first.elapsed_s) == (10.0, None, 0.0), "blocks end as soon as they decide it"
-    assert first.note.startswith("The budget of 10 s is short: the least takes about ")
+    assert first.note.startswith("The budget of 10 s is short: the minimum takes about ")
     assert any("10 s is short" in note for note in experiment.notes)
     plan = Plan(arms(1), pairs=9, save=False)
     known, unknown = (conducted(monkeypatch, plan, 0.01, known=k)[0].told for k in (0.01, None))
     assert known[0].about_s is not None and 0 < known[0].about_s <= 60.0 and known[0].most_s == 60.0
     assert not known[0].note
     assert unknown[0].about_s is None and unknown[0].most_s == 60.0
-    assert unknown[1].about_s is not None, "the cell as written has run"
+    assert unknown[1].about_s is not None, "the baseline has run"
 
 
 def test_steps_are_told_while_a_full_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +82,7 @@ def test_steps_are_told_while_a_full_run_goes_on(monkeypatch: pytest.MonkeyPatch
     ticks: list[Progress] = []
     runner.tick = ticks.append
     runner.run()
-    assert ticks[0].what.startswith("as written: step 1 of ") and ticks[0].elapsed_s == pytest.approx(0.05)
+    assert ticks[0].what.startswith("baseline: step 1 of ") and ticks[0].elapsed_s == pytest.approx(0.05)
     assert [tick.done for tick in ticks] == sorted(tick.done for tick in ticks)
 
 
@@ -113,7 +113,7 @@ def test_the_slower_half_drops_out(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = screened(monkeypatch, {0: 0.05, **{size: 0.05 + 0.001 * size for size in range(1, 9)}, 9: 0.03})
     counts = {size: runs.blocks.count(f"size={size}") for size in range(1, 10)}
     assert counts[9] == max(counts.values()) == counts[1] and counts[8] == min(counts.values()) == 2
-    assert len(runs.trials) == 1, "the cell as written alone ran in full"
+    assert len(runs.trials) == 1, "the baseline alone ran in full"
     comparisons = runs.experiment.comparisons  # type: ignore[attr-defined]
     assert len(comparisons) == 9 and comparisons[8].ratio == pytest.approx(0.6, rel=0.01)
     assert all(comparison.ratio is not None for comparison in comparisons)

@@ -84,7 +84,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
         for place, arm in enumerate(rng.permutation([0, 0, 1])):
             order = 3 * turn + place
             (b if arm else a).append(_block(int(arm), turn, order, 10 * (1 + effect * arm) * math.exp(noise[order])))
-    return compare_blocks(Side("as written", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b)))
+    return compare_blocks(Side("baseline", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b)))
 
 
 @pytest.mark.parametrize(
@@ -122,16 +122,14 @@ def _block(arm: int, turn: int, order: int, ms: float, samples: int | None = 320
 
 
 def test_a_pair_is_the_nearest_block_of_a_in_the_same_turn() -> None:
-    a = Side(
-        "as written", {}, None, (_block(0, 0, 0, 10), _block(0, 0, 1, 20), _block(0, 1, 3, 10), _block(0, 1, 5, 40))
-    )
+    a = Side("baseline", {}, None, (_block(0, 0, 0, 10), _block(0, 0, 1, 20), _block(0, 1, 3, 10), _block(0, 1, 5, 40)))
     b = Side("b", {"b": "1"}, None, (_block(1, 0, 2, 20), _block(1, 1, 4, 20)))
     assert pair_ratios(a, b, "step").tolist() == [1.0, 0.5]  # turn 1 is a tie: the later one of A
     assert sorted(same_ratios(a, "step").tolist()) == [0.5, 4.0]  # of both turns, in turns the other way round
 
 
 def test_a_turn_without_both_arms_is_no_pair() -> None:
-    a = Side("as written", {}, None, (_block(0, 0, 0, 10), _block(0, 2, 4, 10)))
+    a = Side("baseline", {}, None, (_block(0, 0, 0, 10), _block(0, 2, 4, 10)))
     b = Side("b", {"b": "1"}, None, (_block(1, 0, 1, 5), _block(1, 1, 3, 5)))
     found = compare_blocks(a, b)
     assert found.pairs == 1 and found.ratio == pytest.approx(0.5) and found.verdict == "undecided"
@@ -345,7 +343,7 @@ def test_a_withheld_breakdown_has_no_parts() -> None:
     b = made.faster()
     assert b.facts is not None
     found = made.a_comparison(replace(b, facts=replace(b.facts, breakdown=None)))
-    assert found.parts == () and any("no accounting" in note for note in found.notes)
+    assert found.parts == () and any("step breakdowns" in note for note in found.notes)
     assert part_changes(replace(b, facts=None), b, per_sample=False) == ()
 
 
@@ -381,7 +379,7 @@ def test_a_run_without_a_step_is_the_reason() -> None:
 
 
 def _losses(a: tuple[float, ...], b: tuple[float, ...], *seeds: tuple[float, ...]) -> tuple[Side, Side]:
-    return Side("as written", {}, None, losses=a, seed_losses=seeds), Side("b", {"b": "1"}, None, losses=b)
+    return Side("baseline", {}, None, losses=a, seed_losses=seeds), Side("b", {"b": "1"}, None, losses=b)
 
 
 FALLING, SHORT, NANS = (2.0, 1.5, 1.0), (2.0, 1.0), (math.nan, math.nan)
@@ -473,7 +471,7 @@ def test_the_times_of_a_table_divide_to_the_headline() -> None:
     """A machine that became twice as slow meanwhile: most of A ran before, most of B after, each pair together."""
     a = [_block(0, turn, 2 * turn, 10.0 if turn < 6 else 20.0) for turn in range(11)]
     b = [_block(1, turn, 2 * turn + 1, 10.0 if turn < 5 else 20.0) for turn in range(11)]
-    drifting = compare_blocks(Side("as written", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b)))
+    drifting = compare_blocks(Side("baseline", {}, None, tuple(a)), Side("b", {"b": "1"}, None, tuple(b)))
     assert drifting.ratio == 1.0 and drifting.a.us_per_step == drifting.b.us_per_step == 10_000
     assert drifting.a.us_per_sample == drifting.b.us_per_sample
     step = side_by_side(drifting, None).rows[0].cells
@@ -574,7 +572,7 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
     assert told[0] == "workers=4 had no effect: 2 worker processes were seen."
     assert "workers=2: 4 workers were asked for, 2 loaded." in told
     assert "workers=2: 2 other processes used the GPU meanwhile." in told
-    assert "workers=2: the GPU was held down by power cap." in told
+    assert "workers=2: the GPU was throttled (power cap)." in told
 
 
 # energy

@@ -111,7 +111,7 @@ def test_a_sweep_goes_on_after_values_that_cannot_be(names: dict[str, Any]) -> N
     full = "    if len(x) > 10: raise torch.OutOfMemoryError('CUDA out of memory.')"
     found = quick(CELL.replace("    time.sleep(pause)", full), {"batch_size": [2, 16, 1000, 8]}, names, pairs=2)
     sides = found.result.sides
-    assert [side.label for side in sides[:3]] == ["as written", "batch_size=2", "batch_size=16"]
+    assert [side.label for side in sides[:3]] == ["baseline", "batch_size=2", "batch_size=16"]
     assert "out of memory" in sides[2].failure and not sides[3].blocks
     assert sides[3].failure.startswith("the dataset has 96 items"), "its label names it already"
     measured = [sides[i] for i in (0, 1, 4)]
@@ -129,7 +129,7 @@ def test_a_sweep_goes_on_after_values_that_cannot_be(names: dict[str, Any]) -> N
     [
         ({"wrkers": 2}, "workers"),
         ({"workers": "many"}, "many"),
-        ({}, "name a knob"),
+        ({}, "name a setting"),
         ({"batch_size": []}, "batch_size"),
         ({"hiden": 3}, "hiden"),
     ],
@@ -214,7 +214,7 @@ def test_a_cell_that_uses_up_an_iterator_is_told(names: dict[str, Any]) -> None:
     names["batches"] = iter([(torch.randn(4, 8), torch.randint(0, 3, (4,))) for _ in range(90)])
     found = quick(CELL.replace("in loader", "in batches"), {"fused_optimizer": "on"}, names)
     assert "uses up `batches`" in found.only.differences[0], "it is said at the top"
-    assert found.only.restored.endswith("Not put back: `batches`.")
+    assert found.only.restored.endswith("Not restored: `batches`.")
 
 
 ENDLESS = """

@@ -139,7 +139,7 @@ def test_the_text_of_a_cell_finds_the_names_of_the_notebook(session: KernelSessi
     """And shows its steps and the limit while the first run goes on."""
 
     def stepping(answer: Answer) -> bool:
-        return any("as written: step " in str(d.get("text/plain")) for d in answer.displays())
+        return any("baseline: step " in str(d.get("text/plain")) for d in answer.displays())
 
     slow = CELL.replace("pause", "0.1")
     running = session.begin(f"import gpulab\ngpulab.experiment({slow!r}, {{'batch_size': 2}}, save=False, show=False);")

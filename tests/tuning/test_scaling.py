@@ -38,16 +38,16 @@ def test_a_round_that_was_cut_short_has_no_pair() -> None:
 
 def test_a_wide_interval_decides_nothing() -> None:
     view = ScalingView(scaling({1: [10_000.0, 10_000.0], 2: [10_000.0, 20_000.0]}), 2, 2)
-    assert view.headline.level == "unknown" and view.headline.sentence.startswith("Undecided: so far 2 ranks do")
+    assert view.headline.level == "unknown" and view.headline.sentence.startswith("Undecided: so far 2 ranks give")
     slow = ScalingView(scaling({1: [10_000.0] * 3, 2: [20_000.0] * 3}), 3, 2)
-    assert slow.headline.level == "bad" and slow.headline.sentence.startswith("2 ranks do 1 times")
+    assert slow.headline.level == "bad" and slow.headline.sentence.startswith("2 ranks give a 1×")
 
 
 def test_the_headline_says_how_much_more_is_done() -> None:
     view = ScalingView(scaling({1: [10_000.0] * 3, 2: [12_000.0] * 3}), 3, 2)
-    assert view.headline.sentence.startswith("2 ranks do 1.67 times the work of 1 in the same time: 83 % efficiency")
+    assert view.headline.sentence.startswith("2 ranks give a 1.67× speedup over 1: 83 % scaling efficiency")
     assert "12.0 ms with 2" in view.headline.evidence and view.headline.level == "good"
-    assert "processor core" not in view.text() and "share 2 processor cores" in ScalingView(
+    assert "CPU core" not in view.text() and "share 2 CPU cores" in ScalingView(
         scaling({1: [1.0], 4: [4.0]}), 1, 2
     ).text(full=True)
     assert ScalingView((), 0, 2, True).headline.level == "unknown"

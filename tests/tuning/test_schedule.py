@@ -84,14 +84,14 @@ def test_warmup_compiled_and_cut_steps_do_not_count() -> None:
 @pytest.mark.parametrize(
     ("settings", "name", "labels"),
     [
-        ([{"workers": 2}, {"workers": 4}], "", ["workers=2,4: as written", "workers=2", "workers=4"]),
-        ([{"workers": 2}], "monday", ["monday: as written", "monday: workers=2"]),
+        ([{"workers": 2}, {"workers": 4}], "", ["workers=2,4: baseline", "workers=2", "workers=4"]),
+        ([{"workers": 2}], "monday", ["monday: baseline", "monday: workers=2"]),
         (
             [{"workers": w, "amp": amp} for w in (1, 2) for amp in ("off", "bf16")],
             "",
-            ["workers=1,2, amp=off,bf16: as written"],
+            ["workers=1,2, amp=off,bf16: baseline"],
         ),
-        ([], "", ["as written"]),
+        ([], "", ["baseline"]),
     ],
 )
 def test_what_the_runs_of_a_plan_are_called(settings: list[dict[str, Any]], name: str, labels: list[str]) -> None:

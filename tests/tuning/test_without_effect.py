@@ -34,7 +34,7 @@ def refused(code: str, names: dict[str, Any], *arms: dict[str, Any]) -> str:
     return str(said.value)
 
 
-THERE = "{}: your code has this as written, so there is nothing to compare."
+THERE = "{}: the baseline has this already, so there is nothing to compare."
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ THERE = "{}: your code has this as written, so there is nothing to compare."
         (GIVEN, [{"batch_size": 4}], THERE.format("batch_size=4")),
         (GIVEN, [{"workers": 0}], THERE.format("workers=0")),
         (GIVEN, [{"lr": 0.1}], THERE.format("lr=0.1")),
-        (GIVEN, [{"workers": 0, "lr": 0.1}], "workers=0, lr=0.1: your code has all of this as written"),
+        (GIVEN, [{"workers": 0, "lr": 0.1}], "workers=0, lr=0.1: the baseline has all of this already"),
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": "many"}], "it is 4 in the code"),
         ("batch_size = 4\nprint(batch_size)\n", [{"batch_size": 8}, {"batch_size": "many"}], "it is 4 in the"),
         (GIVEN, [{"batch_size": 5000}], "the largest is batch_size=12"),
@@ -75,8 +75,8 @@ def test_a_sweep_goes_on_without_the_value_that_is_there(monkeypatch: pytest.Mon
     code = TextCode.parsed("workers = 0\n", {})
     experiment = runs.conduct(code, Plan((Arm({"workers": 0}), Arm({"workers": 1})), pairs=2, save=False))
     assert [settings.knobs for settings in runs.trials] == [{}, {"workers": "1"}]
-    assert set(runs.blocks) == {"as written", "workers=1"}
-    assert experiment.sides[1].failure == "your code has this as written, so there is nothing to compare"
+    assert set(runs.blocks) == {"baseline", "workers=1"}
+    assert experiment.sides[1].failure == "the baseline has this already, so there is nothing to compare"
 
 
 def test_one_look_is_enough_where_the_cell_must_be_seen(names: dict[str, Any], tmp_path: Path) -> None:
@@ -84,9 +84,9 @@ def test_one_look_is_enough_where_the_cell_must_be_seen(names: dict[str, Any], t
     runs.touch()
     names["note"] = lambda: runs.write_text(f"{runs.read_text()}x")
     found = gpulab.experiment(f"note()\n{BUILT}", {"batch_size": 4}, namespace=names, save=False, show=False)
-    assert "your code has this as written" in found.headline.sentence
+    assert "the baseline has this already" in found.headline.sentence
     assert found.only.b.facts is None and not found.only.b.blocks and runs.read_text() == "x"
-    with pytest.raises(UsageError, match="batch_size=4: your code has this as written"):
+    with pytest.raises(UsageError, match="batch_size=4: the baseline has this already"):
         gpulab.experiment(f"note()\n{BUILT}", {"batch_size": 4}, namespace=names, save=False, show=False)
     assert runs.read_text() == "x", "what was seen then is remembered"
 

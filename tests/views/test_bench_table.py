@@ -23,7 +23,7 @@ ROWS = view.ordered(Bench("x = 1", (A, B, LOST, UNDECIDED)))
 def test_every_row_is_a_line_of_the_table() -> None:
     shown = Markup(view.table(ROWS)).text
     for words in (
-        "as written", "baseline", "37.9 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
+        "baseline", "37.9 ms", "2.91× (2.87–2.92) faster, 20 pairs", "best", "Out of memory at 3.1 GiB",
         "rung 2 of a climb", "undecided, 6 pairs", "waiting for the DataLoader",
     ):  # fmt: skip
         assert words in shown, words
@@ -34,8 +34,8 @@ def test_every_row_is_a_line_of_the_table() -> None:
     alive = view.table(ROWS, ["b", "a"], alive=True)
     assert alive.count('data-do="decide"') == 1 and alive.count('data-do="remove"') == 3
     assert (
-        re.search(r'aria-selected="true"[^>]*aria-label="as written', alive)
-        and 'class="gp-mark">B</span> <b>as' in alive
+        re.search(r'aria-selected="true"[^>]*aria-label="baseline', alive)
+        and 'class="gp-mark">B</span> <b>base' in alive
     )
 
 
@@ -67,13 +67,15 @@ def test_two_rows_side_by_side() -> None:
     html = side_by_side.fragment(a, b, as_written().facts, faster().facts, B.speed)
     shown = Markup(html).text
     for words in (
-        "workers=2 is faster than as written: speedup 2.91× (2.87–2.92).", "A: as written", "B: workers=2",
+        "workers=2 is faster than the baseline: speedup 2.91× (2.87–2.92).", "A: baseline", "B: workers=2",
         "Loss over samples", "Step time over the run", "Figures", "took effect",
     ):  # fmt: skip
         assert words in shown, words
     assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
     assert side_by_side.sentence(a, LOST, LOST.speed).startswith("batch_size=4096 could not be measured: out of memory")
-    assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith("Undecided between amp=bf16 and as written")
+    assert side_by_side.sentence(a, UNDECIDED, UNDECIDED.speed).startswith(
+        "Undecided between amp=bf16 and the baseline"
+    )
 
 
 def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
@@ -84,4 +86,4 @@ def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
 
 def test_a_sum_in_words() -> None:
     said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
-    assert said == "Together they bring less than each by itself promises: 2.0× where 4.0× would add up."
+    assert said == "The gains do not add up: 2.0× together, 4.0× expected."

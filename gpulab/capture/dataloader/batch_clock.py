@@ -104,7 +104,7 @@ class LoadingClock:
                 "or run without persistent_workers"
             )
         elif batches is None and feeder is not None:
-            why = "it makes its batches in a way of its own, which gpulab does not know"
+            why = "it builds its batches in its own way, which gpulab cannot time"
         else:
             return ()
         return (Missing(WHAT, why, key="workers_inside"),)

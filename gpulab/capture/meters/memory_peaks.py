@@ -72,7 +72,7 @@ class PeakWatch:
     def _on_gpu(self, index: int) -> tuple[int | None, int | None, tuple[Missing, ...]]:
         now = _readings()
         if not now or index >= len(now):
-            why = "CUDA was never used in this process" if now == [] else "this allocator of GPU memory tells nothing"
+            why = "CUDA was never used in this process" if now == [] else "this GPU memory allocator has no statistics"
             return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
         after, before = now[index], self._start(index)
         if not after.allocated_peak:

@@ -212,7 +212,7 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if inside is None:
         return Undetermined(
             key,
-            "What inside the DataLoader takes the time: reading, decoding, or putting batches together",
+            "What inside the DataLoader takes the time: reading, decoding, or collate",
             _why_not_inside(context),
         )
     times = times_by_cause(inside)
@@ -237,7 +237,7 @@ _BECAUSE = {
 
 def _why_not_inside(context: RuleContext) -> str:
     if context.facts.run.source == "trace":
-        return "Run the training under gpulab: a trace from elsewhere holds nothing of the DataLoader's workers"
+        return "Run the training under gpulab: a trace from another tool has no DataLoader workers"
     lacking = next((m for m in context.facts.run.missing if m.key == "workers_inside"), None)
     if lacking is None:
         return "The batches of this run were not timed: run it again"

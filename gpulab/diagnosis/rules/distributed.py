@@ -37,7 +37,7 @@ def exposed_communication(context: RuleContext) -> Finding | None:
                 f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and {who} computes nothing "
                 "meanwhile"
             ),
-            Evidence("a part of it may be waiting for a slower rank: the traces of all ranks together tell"),
+            Evidence("part of it may be waiting for a slower rank: compare the traces of all ranks"),
         ),
         lost,
         "measured",
@@ -98,13 +98,13 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
     usual = float(np.median(others))
     if own < usual * (1 + thresholds.uneven_samples):
         return None
-    more = f"{own / usual:.3g} times as many"
+    more = f"{own / usual:.3g}×"
     if ranks.counts_rows:
-        sentence = f"Its model is given {more} rows in a step as theirs."
-        figures = f"the model of rank {late_rank} is given {own:.4g} rows in a step, those of the others {usual:.4g}"
+        sentence = f"Its model gets {more} the rows per step of theirs."
+        figures = f"the model of rank {late_rank} gets {own:.4g} rows per step, those of the others {usual:.4g}"
     else:
-        sentence = f"It has {more} samples in a step as they have."
-        figures = f"rank {late_rank} has {own:.4g} samples in a step, the others {usual:.4g}"
+        sentence = f"It has {more} their samples per step."
+        figures = f"rank {late_rank} has {own:.4g} samples per step, the others {usual:.4g}"
     return replace(
         late,
         key="uneven_data",
@@ -128,17 +128,17 @@ def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Fi
     return replace(
         exposed,
         key="small_collectives",
-        summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small exchanges.",
+        summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small collectives.",
         evidence=(
             Evidence(
                 f"{count:.0f} collectives in each step, {duration(time_us)} each without waiting (medians): most of "
-                "that is the way, not the load"
+                "that is latency, not bandwidth"
             ),
             *exposed.evidence,
         ),
-        cure="Exchange more at once. Gradients: DistributedDataParallel with larger buckets (bucket_cap_mb=25 is "
-        "PyTorch's own), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
-        "exchange that every few steps.",
+        cure="Use fewer, larger collectives. Gradients: DistributedDataParallel with larger buckets (PyTorch's own: "
+        "bucket_cap_mb=25), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
+        "reduce that every few steps.",
         settings=(("bucket_cap_mb", "25"),),
     )
 
@@ -172,7 +172,7 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
         parts=("communication",),
         cure=_PIPELINE
         if ranks.only_messages
-        else "Exchange less, or beside the backward pass: DistributedDataParallel with buckets of another size "
+        else "Communicate less, or overlap it with the backward pass: DistributedDataParallel with another bucket size "
         "(bucket_cap_mb), no_sync() while gradients are accumulated, gradients compressed to 16 bits.",
         level="bad" if share > thresholds.exposed_bad else "notice",
         shares_with=("straggler",) if waited_us else (),

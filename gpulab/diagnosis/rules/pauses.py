@@ -202,7 +202,7 @@ def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | N
     """A trace from elsewhere names no pauses; that matters where it leaves time unexplained."""
     if context.facts.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
-    return Undetermined(key, what, "Run the training under gpulab: a trace from elsewhere does not name these pauses")
+    return Undetermined(key, what, "Run the training under gpulab: a trace of another tool does not name pauses")
 
 
 FINDINGS = (

@@ -82,7 +82,7 @@ def _slower(context: RuleContext) -> float | None:
 def _unread(context: RuleContext, key: str, what: str, label: str) -> Undetermined | None:
     if context.facts.run.source == "trace":
         return Undetermined(
-            key, what, "Run the training under gpulab: a trace from elsewhere holds no readings of meters"
+            key, what, "Run the training under gpulab: a trace from another tool has no device readings"
         )
     why = next((m.reason for m in context.facts.run.missing if label in m.what), None)
     return Undetermined(key, what, f"Not read here: {why}") if why is not None else None

@@ -30,7 +30,7 @@ def healthy(context: RuleContext) -> Finding | None:
     if cannot_tell(context) is not None:
         return None
     account = context.facts.breakdown
-    assert account is not None, "without an accounting it cannot be told"
+    assert account is not None, "an accounting is needed"
     return all_is_well(
         f"No clear bottleneck: the {_device(context)} {'works' if context.on_gpu else 'computes'} for "
         f"{percent(_working(context))} of {context.unit}.",
@@ -274,6 +274,6 @@ def _steps(step: Spread) -> str:
 
 
 FINDINGS = (
-    FindingKind("cannot_tell", "what cannot be told", cannot_tell, role="open question"),
+    FindingKind("cannot_tell", "open question", cannot_tell, role="open question"),
     FindingKind("healthy", "nothing that holds training back", healthy, role="all is well"),
 )

@@ -50,7 +50,7 @@ class Override(Struct, frozen=True, eq=False):
 def overriding(option: Option, value: Any, effects: KnobEffects) -> Iterator[None]:
     """Override an option of every DataLoader that this thread iterates inside; of two of a kind the inner one counts.
 
-    `effects` counts "loaders" that were changed, "loaders as written" that had the value, their "epochs" and
+    `effects` counts "loaders" that were changed, "loaders unchanged" that had the value, their "epochs" and
     "worker starts"; "worker processes" is how many were alive at most. It also says why a loader was left as it is.
     Contexts may be left in any order.
     """
@@ -189,7 +189,7 @@ class _Session:
         changes = settled(loader, asked)
         for override in accepted:
             attribute = "batch_sampler" if override.option == "batch_size" else override.option
-            override.effects.count("loaders" if attribute in changes else "loaders as written")
+            override.effects.count("loaders" if attribute in changes else "loaders unchanged")
         return changes
 
     def _end_copies(self) -> None:

@@ -57,7 +57,7 @@ class DatasetCache(Knob):
         self._left: dict[int, tuple[Reference, str]] = {}  # datasets looked at before, and what spoke against it
 
     def value_in(self, observation: Observation) -> Value | None:
-        """Off, wherever there is a loader: a cell cannot have it as written."""
+        """Off, wherever there is a loader: a baseline has none."""
         return None if observation.loader is None else False
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
@@ -85,7 +85,7 @@ class DatasetCache(Knob):
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
         if not value:
-            return Verification("no effect", "your code has no cache")
+            return Verification("no effect", "the baseline has no cache")
         if not effects.counts.get("loaders"):
             return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
@@ -93,7 +93,7 @@ class DatasetCache(Knob):
         name = run.loader.dataset
         if not effects.counts.get(_from_memory(name)):
             return Verification("no effect", "the steps were fed by a different dataset")
-        if effects.counts.get(_as_written(name)):
+        if effects.counts.get(_unchanged(name)):
             return Verification("cannot tell", f"one {name} was served from memory, another was not")
         return Verification("took effect", f"{run.loader.dataset_length} items were served from memory")
 
@@ -130,7 +130,7 @@ class _Application:
         try:
             items = self._looked_up(loader, workers)
         except Left:
-            self._effects.count(_as_written(name))
+            self._effects.count(_unchanged(name))
             raise
         self._effects.count(_from_memory(name))
         return served_for(loader, items)
@@ -275,8 +275,8 @@ def _from_memory(dataset: str) -> str:
     return f"{dataset} from memory"
 
 
-def _as_written(dataset: str) -> str:
-    return f"{dataset} as written"
+def _unchanged(dataset: str) -> str:
+    return f"{dataset} unchanged"
 
 
 def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:

@@ -126,7 +126,7 @@ def _little_shared_memory(workers: int) -> tuple[str, ...]:
 def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     if effects.refused:
         return "; ".join(effects.refused)
-    if effects.counts.get("loaders as written"):
+    if effects.counts.get("loaders unchanged"):
         return f"the DataLoader already has {name}={value}"
     return "no DataLoader was iterated through torch's own DataLoader.__iter__"
 

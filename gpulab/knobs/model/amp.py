@@ -113,7 +113,7 @@ class Amp(Knob):
         self._scale = None
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the cell as written has not."""
+        """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the baseline has not."""
         if value == "off":
             regions = effects.counts.get("autocast regions", 0)
             words = f"{regions} of your code's autocast regions were disabled"
@@ -121,7 +121,7 @@ class Amp(Knob):
                 return Verification("no effect", "your code runs in fp32 already, without autocast")
             return Verification("took effect", words)
         if value == self.value_in(observation):
-            return Verification("no effect", f"your code already uses amp={value}")
+            return Verification("no effect", f"the baseline already uses amp={value}")
         calls = effects.counts.get("module calls", 0)
         if not calls:
             return Verification("no effect", "no module ran under autocast")

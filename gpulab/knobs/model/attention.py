@@ -74,7 +74,7 @@ class Attention(Knob):
         operator, count = max(ran.items(), key=lambda item: item[1])
         words = f"{count} calls of {operator}"
         if value == "auto":
-            return Verification("no effect", f"{words}; your code lets torch choose, too")
+            return Verification("no effect", f"{words}; the baseline lets torch choose, too")
         if str(value) not in operator:
             return Verification("no effect", f"{words}: {value} attention does not support these inputs")
         if observation.attention == value:
@@ -82,7 +82,7 @@ class Attention(Knob):
         return Verification("took effect", words)
 
     def without(self, observation: Observation) -> Observation:
-        """What the cell as written uses is not seen beside the back end that was chosen for it."""
+        """What the baseline uses is not seen beside the back end that was chosen for it."""
         return replace(observation, attention=None)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:

@@ -177,7 +177,7 @@ def _eager() -> AbstractContextManager[object]:
 
 def _verified_off(observation: Observation, run: Run) -> Verification:
     if not any(m.compiled for m in observation.modules):
-        return Verification("no effect", "your code compiles nothing")
+        return Verification("no effect", "the baseline compiles nothing")
     counts = trace_counts.counts(run)
     if counts is None:
         return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")

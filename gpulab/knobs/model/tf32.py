@@ -49,9 +49,9 @@ class Tf32(Knob):
             yield KnobEffects({"settings": changed} if changed else {})
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the matrix kernels that the cell as written does not run: cuDNN's convolutions use TF32 by default."""
+        """By the matrix kernels that the baseline does not run: cuDNN's convolutions use TF32 by default."""
         if not effects.counts:
-            return Verification("no effect", f"TF32 is already {'on' if value else 'off'} in your code")
+            return Verification("no effect", f"TF32 is already {'on' if value else 'off'} in the baseline")
         names = trace_counts.kernels(run)
         return _turned_on(observation, names) if value else _turned_off(observation, names)
 

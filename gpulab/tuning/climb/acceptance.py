@@ -53,7 +53,7 @@ def judged(
     if early is not None:
         return early
     if comparison.evidence == "sequential" and comparison.verdict != "not comparable":
-        return Judged("unsure", "undecided, the budget left no time for blocks in turn")
+        return Judged("unsure", "undecided, the budget left no time for interleaved blocks")
     if comparison.verdict != "faster":
         return _not_faster(comparison)
     full = _memory_full(comparison.b, memory_full)
@@ -120,9 +120,9 @@ def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
     """A loss that cannot be compared allows only what cannot change it."""
     changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
     if not changing:
-        return Judged("kept", "faster; the loss could not be compared, and this changes only how data come")
+        return Judged("kept", "faster; the loss could not be compared, and this changes only how data arrives")
     if set(changing) <= set(allow):
-        return Judged("kept", "faster; what becomes of the loss could not be measured: kept because --allow says so")
+        return Judged("kept", "faster; the effect on the loss could not be measured: kept because --allow says so")
     words = "faster, but whether the loss stays the same could not be measured"
     return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
 

@@ -44,7 +44,7 @@ class Climber:
 
     The user's state is put back before each run and at the end, as by `Runner`. `on_attempt` is called with the record
     so far after each attempt. `tell` and `tick` are as those of `Runner`. `error`: what ended it early, an interrupt or
-    an exception of the cell as written.
+    an exception of the baseline.
     """
 
     def __init__(
@@ -76,8 +76,8 @@ class Climber:
         self._tried: list[Tried] = []
         self._attempts: list[Attempt] = []
         self._passed: list[Passed] = []
-        self._trials: dict[str, Trial] = {}  # the full runs of the cell as written and of kept settings, by label
-        self._side: Side | None = None  # as written
+        self._trials: dict[str, Trial] = {}  # the full runs of the baseline and of kept settings, by label
+        self._side: Side | None = None  # the baseline
         self._top: Facts | None = None  # of the cell with all that is kept
         self._seeds: tuple[tuple[float, ...], ...] | None = None
         self._diagnosis: Diagnosis | None = None
@@ -108,7 +108,7 @@ class Climber:
     # -- the course ----------------------------------------------------------------------------------------------
 
     def _measure(self) -> Ending | None:
-        """The cell as written; why there is nothing to climb, if so."""
+        """The baseline; why there is nothing to climb, if so."""
         budget_s = self._bounds.budget_s
         plan = Plan(arms=(), interleaved=False, budget_s=budget_s, full_run_s=FULL_RUN_SHARE * budget_s)
         experiment = self._conduct(plan)  # what the cell imports and prepares may take longer than its steps
@@ -264,7 +264,7 @@ class Climber:
         return self._asked or self.error is not None
 
     def _as_a_whole(self) -> Comparison | None:
-        """The cell as written against all that was kept, in blocks of its own: those that chose it flatter it."""
+        """The baseline against all that was kept, in blocks of its own: those that chose it flatter it."""
         if not any(attempt.kept for attempt in self._attempts) or self._asked or self._left_s() <= 0:
             return None
         blocks_s = min(BLOCKS_S, self._left_s())
@@ -303,12 +303,12 @@ class Climber:
         return experiment
 
     def _judged_loss(self, comparison: Comparison, new: Mapping[str, Plain]) -> LossComparison | None:
-        """The same as without the new settings, or within the band of the seeds around the cell as written."""
+        """The same as without the new settings, or within the band of the seeds around the baseline."""
         loss = comparison.loss
         if loss is None or loss.verdict in ("same", "not measurable") or any(map(changes_steps, new)):
             return loss
         if not self._same_start:
-            words = "The cell's state could not be put back, so that losses cannot be compared"
+            words = "The cell's state could not be restored, so losses cannot be compared"
             return replace(loss, verdict="not measurable", words=words)
         seeds = self._seed_losses() if comparison.verdict == "faster" else ()
         if not seeds or self._side is None:
@@ -316,7 +316,7 @@ class Climber:
         return compare_losses(replace(self._side, seed_losses=seeds), comparison.b)
 
     def _seed_losses(self) -> tuple[tuple[float, ...], ...]:
-        """Of the cell as written under other seeds, run once, when first needed."""
+        """Of the baseline under other seeds, run once, when first needed."""
         if self._seeds is None:
             wanted = self._bounds.seeds
             plan = Plan(arms=(), seeds=wanted, interleaved=False, budget_s=max(LEAST_S, self._left_s()))

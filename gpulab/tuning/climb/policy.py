@@ -42,7 +42,7 @@ class Tried(Struct, frozen=True):
 
 
 class ClimbState(Struct, frozen=True):
-    """Where the climb stands. `observation`: of the cell as written; `facts`: of the cell with all that is kept."""
+    """Where the climb stands. `observation`: of the baseline; `facts`: of the cell with all that is kept."""
 
     facts: Facts
     observation: Observation
@@ -60,7 +60,7 @@ class Candidate(Struct, frozen=True):
     finding: Finding | None  # None: none names it, earlier blocks of it looked faster
     prediction: Prediction | None
     gain_us: float
-    back: tuple[str, ...] = ()  # kept knobs that it leaves as written
+    back: tuple[str, ...] = ()  # kept knobs that it sets back to the baseline
 
     @property
     def slow_to_prepare(self) -> bool:
@@ -235,7 +235,7 @@ def _consider(
         prediction = finding.prediction if named and finding.prediction is not None else prediction
     if prediction.interval is not None and prediction.interval[0] > 1 - LEAST_EFFECT:
         low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
-        return chosen.pass_over(label, f"predicted to bring nothing ({low}–{high}× speedup)")
+        return chosen.pass_over(label, f"no gain predicted ({low}–{high}× speedup)")
     chosen.able.append(Candidate(new, finding, prediction, _gain_us(finding, prediction, state)))
 
 
@@ -254,7 +254,7 @@ def _step_us(facts: Facts) -> float:
 
 
 def _now(name: str, state: ClimbState) -> Plain | None:
-    """The value that the kept settings or the cell as written have."""
+    """The value that the kept settings or the baseline have."""
     if name in state.kept:
         return state.kept[name]
     return KNOBS[name].value_in(state.observation) if name in KNOBS else None

@@ -55,9 +55,9 @@ class Passed(Struct, frozen=True):
 class Attempt(Struct, frozen=True):
     """One attempt: what was set on top of all that was kept before, why, and what came of it.
 
-    `back` are knobs that were kept and are tried as written again; `settings` then has their values as written.
+    `back` are knobs that were kept and are tried at the baseline again; `settings` then has their values there.
     `comparison` is the interleaved one of all kept settings (A) with the new ones on top (B); None where it was stopped
-    before. `loss` is the verdict that decided: against the cell as written with its band, where seeds were run.
+    before. `loss` is the verdict that decided: against the baseline with its band, where seeds were run.
     `words` say why it was kept or not: a sentence without a full stop.
     """
 
@@ -85,7 +85,7 @@ class Attempt(Struct, frozen=True):
 class Climb(Struct, frozen=True):
     """The whole climb.
 
-    `written` is the cell as written, None where that did not run. `whole` compares it with all kept settings, in turn;
+    `written` is the baseline, None where that did not run. `whole` compares it with all kept settings, in turn;
     None where nothing was kept or the climb was ended before. `left` is the diagnosis at the end.
     """
 
@@ -112,6 +112,6 @@ class Climb(Struct, frozen=True):
 
     @property
     def top(self) -> Side | None:
-        """The cell with all that was kept: the last kept attempt's, else as written."""
+        """The cell with all that was kept: the last kept attempt's, else the baseline."""
         tops = [rung.comparison.b for rung in self.rungs if rung.kept and rung.comparison is not None]
         return tops[-1] if tops else self.written

@@ -11,10 +11,10 @@ from gpulab.formatting import capitalized, decapitalized, durations, factor_with
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
-from gpulab.tuning.record import NO_EFFECT, Comparison, Experiment, Side
+from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
 
-AS_WRITTEN = "the baseline"
+_BASELINE = f"the {BASELINE}"
 NAMED = 2  # settings in a sentence; of more only their number
 _LEVELS = {"faster": "good", "slower": "bad"}
 
@@ -52,7 +52,7 @@ def _sentence(comparison: Comparison) -> str:
             return f"{_capital(named)} has {comparison.b.failure}."
         return f"{_capital(named)} cannot be compared with {_name(comparison.a)}: {_why_not(comparison)}."
     said = f"{capitalized(comparison.verdict)}: {named}"
-    other = "" if _is_as_written(comparison.a) else _name(comparison.a)
+    other = "" if _is_baseline(comparison.a) else _name(comparison.a)
     if comparison.verdict == "slower":
         return f"{said} is {_slower(comparison, other)}.{because(comparison)}"
     speed = _speed(comparison, other and f" over {other}")
@@ -222,17 +222,17 @@ def _overlaps(a: Comparison, b: Comparison) -> bool:
     return a.interval[0] <= b.interval[1] and b.interval[0] <= a.interval[1]
 
 
-def _is_as_written(side: Side) -> bool:
-    return not side.settings and side.label == "as written"
+def _is_baseline(side: Side) -> bool:
+    return not side.settings and side.label == BASELINE
 
 
 def _name(side: Side) -> str:
-    return AS_WRITTEN if _is_as_written(side) else side.label
+    return _BASELINE if _is_baseline(side) else side.label
 
 
 def _capital(text: str) -> str:
     """A sentence's beginning, where it is our own word and no name of the user's."""
-    return capitalized(text) if text == AS_WRITTEN else text
+    return capitalized(text) if text == _BASELINE else text
 
 
 def _continued(note: str) -> str:

@@ -51,7 +51,7 @@ def compare_losses(
     if worst <= SAME:
         return said("same", f"Equal within {SAME:g} of their value over {plural(common, 'step')}")
     if other_steps:
-        why = changes_training or "a step takes other samples"
+        why = changes_training or "the steps use different samples"
         return said("different", f"Losses aren't comparable: {why}")
     how_far = f"differ by up to {_percent(worst)} over {plural(common, 'step')}, by {_percent(first)} in the first"
     if not same_start:

@@ -58,7 +58,7 @@ class Findings(Struct, frozen=True):
         if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
-            more.append("Where the step's time went cannot be compared: one side has no accounting of profiled steps.")
+            more.append("The step breakdowns cannot be compared: one side has no profiled steps.")
         comparison = Comparison(
             a=self.a,
             b=self.b,
@@ -372,7 +372,7 @@ def _of_clocks(a: Side, b: Side) -> Iterator[str]:
     for side in (a, b):
         reasons = _throttled(side)
         if reasons:
-            yield f"{side.label}: the GPU was held down by {', '.join(reasons)}."
+            yield f"{side.label}: the GPU was throttled ({', '.join(reasons)})."
     in_a, in_b = _reading(a, "sm_clock_mhz", np.nanmedian), _reading(b, "sm_clock_mhz", np.nanmedian)
     if in_a and in_b and abs(in_b / in_a - 1) > CLOCK_DIFFERS:
         yield f"Other GPU clock: {number(round(in_a))} and {number(round(in_b))} MHz (medians)."

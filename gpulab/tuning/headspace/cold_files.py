@@ -26,9 +26,9 @@ MOST = 200_000  # files
 ASKED = 200  # files of which the system is asked whether it has let go
 STAYS = 0.1  # of their pages: with more in memory, reading them is not reading from the disk
 
-NO_ADVICE = "this system cannot be asked to forget a file"
-NO_FILE = "no file was seen to be read: the data lies in memory, comes over the network, or is opened by other code"
-IN_MEMORY = "the system keeps the files in memory although it was asked to forget them"
+NO_ADVICE = "this system cannot drop a file from its page cache"
+NO_FILE = "no file was read: the data is in memory, comes over the network, or is opened by other code"
+IN_MEMORY = "the files stayed in the page cache"
 
 
 class Opened:

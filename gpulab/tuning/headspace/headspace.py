@@ -29,7 +29,7 @@ from gpulab.verdict import Verdict
 
 IDEAL = Arm({"batches": "kept on the device"})
 COLD = Arm({"files": "read from the disk"})
-NO_LOADER = "The cell takes no data from a DataLoader: there is no loading to take away."
+NO_LOADER = "The cell uses no DataLoader: there is no loading to measure."
 
 
 class Headspace(Struct, frozen=True):
@@ -37,12 +37,12 @@ class Headspace(Struct, frozen=True):
 
     `ceiling` is how many times as fast the cell would be with a perfect loader, `interval` its 95 % interval; neither
     is below 1. `preparation_us` and `fetch_us` are what each stall adds to a step. `verdicts` has "ideal" and "cold":
-    against the cell as written.
+    against the baseline.
     """
 
-    run: Run  # the cell as written
+    run: Run  # the baseline
     experiment: Experiment
-    step_us: float | None  # as written, the files in memory as far as they fit
+    step_us: float | None  # the baseline, its files in memory as far as they fit
     ideal_us: float | None
     cold_us: float | None
     ceiling: float | None
@@ -132,7 +132,7 @@ class Differential(Runner):
 
     @property
     def _full_runs(self) -> int:
-        """Of the cell as written only."""
+        """Of the baseline only."""
         return 1
 
     # -- the arms ------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ NONE = "–"
 
 
 def ladder(climb: Climb) -> Section:
-    """From the cell as written on."""
+    """From the baseline on."""
     assert climb.written is not None
     below = [rung.comparison.a for rung in climb.rungs[:1] if rung.comparison is not None]
     sides = [(*below, climb.written)[0], *(r.comparison.b if r.comparison is not None else None for r in climb.rungs)]

@@ -44,7 +44,7 @@ class Climbed(View):
 
     @property
     def ratio(self) -> float | None:
-        """Time of all kept settings over the cell as written: below 1 is faster; None where they were not compared."""
+        """Time of all kept settings over the baseline: below 1 is faster; None where they were not compared."""
         return self.result.whole.ratio if self.result.whole is not None else None
 
     @property

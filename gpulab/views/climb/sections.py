@@ -20,7 +20,7 @@ from gpulab.views.wording import plain
 
 _OF_EACH = "how busy, how long it waits, memory and loss of each"
 _ENDINGS = {
-    "nothing left": "Nothing else that gpulab can turn is left to try",
+    "nothing left": "There is no other setting to try",
     "rungs": "As many settings were tried as were asked for (--rungs)",
     "stopped": "The climb was stopped",
     "error": "An exception ended the climb",

@@ -59,7 +59,7 @@ def section(comparisons: Sequence[Comparison]) -> Section | None:
         cells, columns = [line[:-1] for line in cells], columns[:-1]
     lines = [
         "Predicted before the setting ran, from this experiment's baseline; from an earlier run it may differ. The "
-        "range should hold the truth in 19 of 20 cases."
+        "range should contain the measured speedup in 19 of 20 cases."
     ]
     for c, prediction in asked:
         side = "" if len(asked) == 1 else f"{name(c.b)}: "

@@ -1,4 +1,4 @@
-"""Several settings of a cell against the cell as written: one line per setting, and what all have in common."""
+"""Several settings of a cell against the baseline: one line per setting, and what all have in common."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ Cells = tuple[str, ...]
 
 def name(side: Side) -> str:
     """What a side is called on screen."""
-    return "baseline" if side.label == "as written" else plain(side.label)
+    return plain(side.label)
 
 
 def heading(side: Side) -> str:

@@ -146,7 +146,7 @@ def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Sec
             "need beyond that is waiting."
         )
     else:
-        lines.append(f"Waiting cannot be told from moving data: {plain(comparison.mismatch)}.")
+        lines.append(f"Waiting and moving data are not separable: {plain(comparison.mismatch)}.")
     steps = [rank.step_us for rank in comparison.ranks if rank.step_us is not None]
     takes = duration_range(min(steps), max(steps)) if len(steps) > 1 else duration(next(iter(steps), None))
     result = f"{plural(len(steps), 'rank')}, a profiled step takes {takes}" if steps else ""

@@ -24,7 +24,7 @@ class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
     `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `change`: what
-    its settings did to the step, where the same code was measured as written before.
+    its settings did to the step, where its baseline was measured before.
     """
 
     facts: Facts
@@ -42,11 +42,11 @@ class Report(View):
         return document.document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
-        """ "84.0 ms per step, was 179 ms (as written).", after what had no effect; empty for a run as written."""
+        """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline."""
         changes, change = self.facts.run.changes, self.change
         words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
         if change is not None and len(words) < len(changes):
-            words.append(f"{duration(change.now_us)} per {change.unit}, was {duration(change.before_us)} (as written).")
+            words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
         return " ".join(words)
 
     def _opening(self) -> str:

@@ -42,7 +42,6 @@ NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the c
 WHOLE_CELL = "whole cell"
 TOO_SHORT = "too short to measure"
 
-_STATES = {"no effect": "NO EFFECT", "cannot tell": "could not verify"}  # in other words than the record has
 _OPERATORS_NOTE = "Self CPU time."
 _DEVICE_NOTE = "GPU time: of the kernels that the operator itself launched."
 _KERNELS_NOTE = "Time on the GPU."
@@ -444,7 +443,7 @@ def _observer(facts: Facts) -> Section:
     ratio = facts.profiled_over_unprofiled
     if ratio is not None:
         longer, other = ("A profiled", "an unprofiled") if ratio >= 1 else ("An unprofiled", "a profiled")
-        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× as long as {other} one (medians).")
+        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× the time of {other} one (medians).")
     if observer.window_truncated:
         lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
     return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
@@ -463,12 +462,12 @@ def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
             f"{plain(c.name)}={plain(c.value)}",
             plain(c.found) or "unknown",
             plain(c.kind),
-            f"{_STATES.get(c.state, plain(c.state))}: {plain(c.evidence)}",
+            f"{wording.effect(c)}: {plain(c.evidence)}",
         )
         for c in changes
     )
-    columns = (Column("setting"), Column("before"), Column("what it takes hold of"), Column("", "wrap"))
-    result = ", ".join(f"{plain(c.name)}={plain(c.value)}: {_STATES.get(c.state, plain(c.state))}" for c in changes)
+    columns = (Column("setting"), Column("before"), Column("kind"), Column("", "wrap"))
+    result = ", ".join(f"{plain(c.name)}={plain(c.value)}: {wording.effect(c)}" for c in changes)
     return Section.table(title, columns, cells, wide=True, result=result)
 
 

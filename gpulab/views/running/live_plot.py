@@ -61,10 +61,7 @@ _STYLE = (
 
 def last_frame(text: str) -> dict[str, str]:
     """What a notebook shows in place of the view where the kernel went away in the middle of the run."""
-    words = (
-        f"{text} The kernel was restarted or has ended in the middle of this run. "
-        "What was measured until then: %gpulab report"
-    )
+    words = f"{text} The kernel ended or was restarted during this run. What was measured so far: %gpulab report"
     html = f'{_STYLE}<div class="gpulab-live-note" style="font-size:13px">{escape(words)}</div>'
     return {"text/plain": "", "text/html": html}
 

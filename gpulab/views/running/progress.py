@@ -24,7 +24,8 @@ from gpulab.views.running.widgets import accept_stop, close
 
 RENEWED_S = 0.2
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
-STOPPED_BY = "To end it: the Stop button above, or the notebook's own. What the cell trains is put back."
+STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
+RESTORED = "Weights, optimizer, random numbers and data order are restored before each run and at the end."
 
 
 class Shown(Protocol):

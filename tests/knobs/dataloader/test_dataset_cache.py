@@ -238,7 +238,7 @@ def test_verified_from_a_run(cache: DatasetCache) -> None:
     assert cache.verify(seen, False, off, plain).state == "no effect"
     other = replace(cached, loader=replace(cached.loader, dataset="Other"))
     assert cache.verify(seen, True, log, other).state == "no effect"
-    log.count("Counted as written")
+    log.count("Counted unchanged")
     assert cache.verify(seen, True, log, cached).state == "cannot tell"
     result = cache.verify(observation(random), True, why, refused)
     assert result.state == "no effect" and "random augmentation" in result.evidence

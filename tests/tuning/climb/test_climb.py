@@ -101,7 +101,7 @@ def test_a_prediction_outranks_the_upper_bound(ratio: float, first: dict[str, Pl
 
     assert able([STARVED, UNFUSED], state(), predict)[0] == first
     passed = {p.label: p.why for p in candidates(Diagnosis((STARVED, UNFUSED)), state(), predict)[1]}
-    assert ("bring nothing" in passed.get("workers=2", "")) is (ratio == 1.0)
+    assert ("no gain predicted" in passed.get("workers=2", "")) is (ratio == 1.0)
 
 
 def test_other_knobs_come_when_the_named_ones_are_spent() -> None:
@@ -149,7 +149,7 @@ def test_runs_one_after_the_other_keep_nothing() -> None:
     found = compare_sequential(as_written(), faster(), same_start=True)
     assert (found.evidence, found.verdict) == ("sequential", "faster")
     said = judged(found, found.loss, ("workers",), ())
-    assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for blocks in turn")
+    assert (said.outcome, said.words) == ("unsure", "undecided, the budget left no time for interleaved blocks")
 
 
 def full_memory() -> Side:
@@ -254,10 +254,10 @@ def test_up_to_where_nothing_is_left() -> None:
     assert found.kept == {"workers": "2", "fused_optimizer": "on"} and found.ended == "nothing left"
     assert [rung.outcome for rung in found.rungs] == ["kept", "kept"]
     assert found.whole is not None and found.whole.ratio == pytest.approx(11 / 38, rel=0.02)
-    assert found.whole.a.label == "as written" and found.top is not None
+    assert found.whole.a.label == "baseline" and found.top is not None
     bases = [plan.base.label for plan in machine.plans]
     together = "workers=2, fused_optimizer=on"  # on top of which all other knobs are screened, in short blocks
-    assert bases == ["as written"] * 3 + ["workers=2"] * 2 + [together, "as written"]
+    assert bases == ["baseline"] * 3 + ["workers=2"] * 2 + [together, "baseline"]
     runs = [run.settings.knobs for script in machine.scripts for run in (trial.run for trial in script.trials)]
     assert runs == [{}, {"workers": "2"}, found.kept], "nothing is run in full twice"
 
@@ -466,7 +466,7 @@ def test_bad_lines_are_one_sentence(words: list[str], said: str) -> None:
         ({"budget_s": 0}, "--budget"),
         ({"seeds": -1}, "--seeds"),
         ({"allow": ["amp"], "without": ["amp"]}, "both name amp"),
-        ({"without": ["none"]}, "no such knob"),
+        ({"without": ["none"]}, "no such setting"),
     ],
 )
 def test_bad_bounds_run_nothing(given: dict[str, Any], said: str) -> None:
@@ -514,7 +514,7 @@ def test_a_knob_that_no_finding_names_is_found_by_short_blocks(torch_without_a_s
     shown = json.loads(json.dumps(Climbed(found).json()))
     assert found.rungs[0].finding is None and shown["rungs"][0]["finding"] == "screening"
     screening = [plan for plan in machine.plans if plan.screening]
-    assert len(screening) == 2, "on the cell as written, and on top of what was kept"
+    assert len(screening) == 2, "on the baseline, and on top of what was kept"
     labels = {arm.label for arm in screening[0].arms}
     assert any("fused_optimizer" in label for label in labels) and not any("batch_size" in label for label in labels)
     assert sum("workers" in label for label in labels) == 2, "of numbers two values"

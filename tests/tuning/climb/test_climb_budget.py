@@ -53,7 +53,7 @@ def test_a_climb_keeps_its_budget_and_only_what_blocks_show(
         if rung.comparison is not None and rung.comparison.evidence == "sequential":
             assert not rung.kept
             shown = " ".join(Climbed(record).text(full=True).split())
-            assert rung.outcome == "stopped" or "no time for blocks in turn" in shown
+            assert rung.outcome == "stopped" or "no time for interleaved blocks" in shown
 
 
 def test_the_time_of_a_climb_is_told_as_its_own(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ from gpulab.views.running import progress as module
 from gpulab.views.running.progress import Progressing, share_done, words
 from tests.views.running.test_waiting import Terminal
 
-BLOCK = Progress("block 6 of 90: as written", 5, 90, 33.0, in_blocks=True)
+BLOCK = Progress("block 6 of 90: baseline", 5, 90, 33.0, in_blocks=True)
 
 
 class Handle:
@@ -37,14 +37,14 @@ def handle(monkeypatch: pytest.MonkeyPatch) -> Handle:
 @pytest.mark.parametrize(
     ("progress", "said"),
     [
-        (BLOCK, "block 6 of 90: as written (5 of 90 done, about 33 s left)"),
-        (Progress("as written: step 12 of 40", 0.3, 2, None, False, 8.0, 40.0, 60.0),
-         "as written: step 12 of 40 · 8 s of about 40 s, at most 60 s"),
-        (Progress("as written", 0, 2, None, False, 0.0, None, 60.0), "as written · 0 s of at most 60 s"),
-        (Progress("as written", 0, 2, None, False, 3.0, 60.0, 60.0), "as written · 3 s of about 60 s"),
-        (Progress("as written", 0, 2, None, False, 3.0, 20.0, 20.0, "The budget of 20 s is short."),
-         "as written · 3 s of about 20 s. The budget of 20 s is short."),
-        (Progress("as written", 0, 1, None, False, 3.0), "as written · 3 s"),
+        (BLOCK, "block 6 of 90: baseline (5 of 90 done, about 33 s left)"),
+        (Progress("baseline: step 12 of 40", 0.3, 2, None, False, 8.0, 40.0, 60.0),
+         "baseline: step 12 of 40 · 8 s of about 40 s, at most 60 s"),
+        (Progress("baseline", 0, 2, None, False, 0.0, None, 60.0), "baseline · 0 s of at most 60 s"),
+        (Progress("baseline", 0, 2, None, False, 3.0, 60.0, 60.0), "baseline · 3 s of about 60 s"),
+        (Progress("baseline", 0, 2, None, False, 3.0, 20.0, 20.0, "The budget of 20 s is short."),
+         "baseline · 3 s of about 20 s. The budget of 20 s is short."),
+        (Progress("baseline", 0, 1, None, False, 3.0), "baseline · 3 s"),
     ],
 )  # fmt: skip
 def test_one_line_says_how_long_it_takes(progress: Progress, said: str) -> None:
@@ -52,10 +52,10 @@ def test_one_line_says_how_long_it_takes(progress: Progress, said: str) -> None:
 
 
 def test_the_bar_follows_the_time(handle: Handle) -> None:
-    assert share_done(Progress("as written", 0, 2, None, False, 15.0, None, 60.0)) == 0.25
+    assert share_done(Progress("baseline", 0, 2, None, False, 15.0, None, 60.0)) == 0.25
     with Progressing(None) as progressing:
-        progressing.tell(Progress("as written", 0, 2, None, False, 15.0, 30.0, 60.0))
-        progressing.tell(Progress("as written", 0, 2, None, False, 16.0, 60.0, 60.0))
+        progressing.tell(Progress("baseline", 0, 2, None, False, 15.0, 30.0, 60.0))
+        progressing.tell(Progress("baseline", 0, 2, None, False, 16.0, 60.0, 60.0))
     assert all("width:50.0%" in bundle["text/html"] for bundle in handle.bundles), "it never goes back"
 
 
