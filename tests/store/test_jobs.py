@@ -147,7 +147,8 @@ def test_a_run_goes_before_a_file_of_its_name(store: Store, tmp_path: Path, monk
     store.save(replace(rank(0, of=1), settings=Settings(name="train.py")))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").write_text("import torch")
-    assert open_run("train.py", store).settings.name == "train.py"
+    stored = open_run("train.py", store)
+    assert isinstance(stored, Run) and stored.settings.name == "train.py"
     with pytest.raises(TraceError, match="is not JSON"):
         open_run("./train.py", store)
 
