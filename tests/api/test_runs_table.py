@@ -163,7 +163,7 @@ def test_runs_of_two_notebooks_are_listed_in_time_order(store: Store) -> None:
         ({"settings": Settings(knobs={"workers": "2"})}, "workers=2"),
         ({"settings": Settings("train.py", knobs={"workers": "2"})}, "train.py · workers=2"),
         ({"settings": Settings("workers=2", knobs={"workers": "2"})}, "workers=2"),
-        ({"name": "batch_size=32, amp=bf16, fused_optimizer=on: baseline"}, "batch_size=32, a…=on: baseline"),
+        ({"name": "batch_size=32, amp=bf16, fused_optimizer=on: baseline"}, "batch_size=32, a…er=on: baseline"),
         ({"name": "batch_size=32, amp=bf16, fused_optimizer=on"}, "batch_size=32, a…ed_optimizer=on"),
     ],
 )

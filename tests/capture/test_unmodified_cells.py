@@ -399,7 +399,7 @@ def test_a_cell_without_steps_is_reported_as_a_whole() -> None:
     _, p = judged_whole(cells.tensors_only, whole=True)
     known = p.report.facts.breakdown
     assert known is not None and known.whole_window and known.share["compute"] > 0
-    assert "whole cell" in p.report.text(full=True)
+    assert "whole run" in p.report.text(full=True)
 
 
 def test_without_steps_and_without_a_trace_the_report_says_so() -> None:
