@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
 from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
+from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
 from gpulab.views.html import fragment_section
@@ -150,7 +151,8 @@ def _speed(row: Row, shown: FactorRange, axis: FactorAxis) -> str:
     if row.failure:
         return f'<span class="gp-bad">{safe(capitalized(row.failure))}</span>'
     if row.is_baseline:
-        return f"<div>1×</div>{factor_row(axis, shown)}"
+        words = "1×" if row.title == BASELINE else f"1×, {BASELINE}"
+        return f"<div>{words}</div>{factor_row(axis, shown)}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
     return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, shown)}"

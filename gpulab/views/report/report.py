@@ -45,7 +45,7 @@ class Report(View):
         """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline."""
         changes, change = self.facts.run.changes, self.change
         words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
-        if change is not None and len(words) < len(changes):
+        if change is not None and (not changes or len(words) < len(changes)):
             words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
         return " ".join(words)
 

@@ -45,7 +45,7 @@ def test_stored_runs_have_their_names_and_settings() -> None:
     a, b = made.as_written(label="before", settings={"workers": "1"}), made.faster(label="after", settings={})
     c = replace(made.a_comparison(b, a), evidence="sequential", pairs=0)
     words = Markup(picture(rows_of((c,)))).words
-    assert words.index("before") < words.index("workers=1") < words.index("baseline") < words.index("after")
+    assert words.index("before") < words.index("workers=1") < words.index("1×, baseline") < words.index("after")
     assert "faster, sequential runs" in words and "as written" not in words
 
 
@@ -88,7 +88,7 @@ def test_a_climb_has_a_row_per_try_each_against_the_baseline() -> None:
 def test_predictions_are_on_one_axis() -> None:
     words = Markup(Predicted("mine", PREDICTIONS)._picture()).words
     assert "no prediction" in words and "0.91× to 2.0× speedup" in words
-    assert Predicted("mine", ()).headline.sentence == "No finding of this run names a knob, so nothing is predicted."
+    assert Predicted("mine", ()).headline.sentence == "No finding of this run names a setting, so nothing is predicted."
 
 
 def test_an_undecided_sweep_says_how_to_decide_it() -> None:
