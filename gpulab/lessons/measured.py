@@ -127,8 +127,8 @@ def times_faster(name: str, knob: str = "", value: str = "") -> Faster | None:
 
     Where that setting was measured again, because the experiment left it open, it is of then.
     """
-    measured = experiment_named(name, again_too=True)
-    return _faster(_setting(measured, knob, value))
+    again, first = experiment_named(name, again_too=True), experiment_named(name)
+    return _faster(_setting(again, knob, value) or _setting(first, knob, value))
 
 
 def _setting(measured: Experiment | None, knob: str, value: str) -> Comparison | None:

@@ -139,8 +139,9 @@ def test_a_factor_of_an_undecided_experiment_is_not_sure(ran: Ran) -> None:
 def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the pairs that would decide it, where these fit into a minute; then the guess is held against that."""
     monkeypatch.delenv(QUICK_VARIABLE, raising=False)
-    open_, requests = in_a_cell(swept({2: 0.5}, spread=2.3)), []
+    open_, requests = in_a_cell(swept({2: 0.5, 4: 0.25}, spread=2.3)), []
     ran("two-workers", open_)
+    of_four = times_faster("two-workers", "workers", "4")
     again = left_open("two-workers")
     assert again is not None and again.pairs > open_.comparisons[0].pairs
     assert f"about {again.pairs} may decide it" in again.words
@@ -154,6 +155,7 @@ def test_what_is_open_is_measured_again_once(ran: Ran, monkeypatch: pytest.Monke
     assert requests == [("train()", [{"workers": "2"}], 10, measured.AGAIN_S)]
     now = times_faster("two-workers")
     assert now is not None and now.sure and now.times == pytest.approx(1 / 0.55)
+    assert of_four is not None and times_faster("two-workers", "workers", "4") == of_four, "not measured again"
     named = measured.experiment_named("two-workers")
     assert named is not None and named.comparisons == open_.comparisons, "a table of the sweep is still of the sweep"
     ran("two-workers again", open_)
