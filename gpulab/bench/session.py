@@ -266,7 +266,8 @@ class BenchSession:
     def choose(self, settings: Mapping[str, object]) -> dict[str, Value]:
         """Set the toggles to these; those that are no setting of a knob are left out."""
         self._settings = valid(settings)
-        self._show(toggles=data(self._toggles, self._observation, self._settings))
+        failures = {row.label: row.failure for row in self.bench.rows if row.failure}
+        self._show(toggles=data(self._toggles, self._observation, self._settings, failures))
         return self._settings
 
     def _edit(self, what: str, row: Row, content: Mapping[str, Any]) -> None:

@@ -110,20 +110,29 @@ def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
 
 
 def data(
-    toggles: Sequence[Toggle], observation: Observation | None, settings: Mapping[str, Value]
+    toggles: Sequence[Toggle],
+    observation: Observation | None,
+    settings: Mapping[str, Value],
+    failures: Mapping[str, str],
 ) -> list[dict[str, object]]:
-    """Each toggle as plain data, judged together with what the others are set to."""
+    """Each toggle as plain data, judged together with what the others are set to.
+
+    `failures` says of settings that were run, by their label, why they could not be compared: nothing is expected then.
+    """
     together = with_settings(observation, settings) if observation is not None else None
-    return [_data(toggle, together, settings.get(toggle.knob.name)) for toggle in toggles]
+    return [_data(toggle, together, settings.get(toggle.knob.name), failures) for toggle in toggles]
 
 
-def _data(toggle: Toggle, observation: Observation | None, choice: Value | None) -> dict[str, object]:
+def _data(
+    toggle: Toggle, observation: Observation | None, choice: Value | None, failures: Mapping[str, str]
+) -> dict[str, object]:
     knob, current = toggle.knob, toggle.current
     reason, problem, cautions = toggle.reason, "", tuple[str, ...]()
     if observation is not None:
         reason = _why_fixed(knob, observation, current) if choice is None else ""
         if choice is not None:
             problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
+    failure = failures.get(f"{knob.name}={toggle.proposal}", "")
     return {
         "name": knob.name,
         "title": knob.title,
@@ -135,10 +144,10 @@ def _data(toggle: Toggle, observation: Observation | None, choice: Value | None)
         "value": choice,
         "reason": reason,
         "problem": problem,
-        "cautions": list(cautions),
+        "cautions": [*cautions, *([f"{toggle.proposal}: {failure}"] if failure else [])],
         "proposal": None if not toggle.proposal else knob.parse(toggle.proposal),
         "proposed": toggle.proposal,
-        "expected": expected_words(toggle.prediction),
+        "expected": "" if failure else expected_words(toggle.prediction),
     }
 
 

@@ -19,7 +19,7 @@ SCENE = loading(dataset_length=480, batch_size=16)
 
 def drawn(observation: Any = SCENE, settings: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     toggles = toggles_of(KNOBS.values(), observation, None)
-    return {str(d["name"]): d for d in data(toggles, observation, settings or {})}
+    return {str(d["name"]): d for d in data(toggles, observation, settings or {}, {})}
 
 
 def test_each_toggle_has_its_value_control_and_help() -> None:
@@ -61,6 +61,9 @@ def test_what_is_expected_to_help_most_stands_first() -> None:
     assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able)
     workers = next(t for t in toggles if t.knob.name == "workers")
     assert workers.proposal and expected_words(workers.prediction).startswith("expected ")
+    failures = {f"workers={workers.proposal}": "no effect: nobody asked"}
+    tried = {str(d["name"]): d for d in data(toggles, SCENE, {}, failures)}["workers"]
+    assert not tried["expected"] and tried["cautions"] == [f"{workers.proposal}: no effect: nobody asked"]
 
 
 @pytest.mark.parametrize(

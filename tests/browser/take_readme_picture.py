@@ -26,7 +26,7 @@ WINDOW: ViewportSize = {
     "height": 8000,
 }  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
-BENCH = ({"workers": "2"}, {"amp": "bf16"}, {"batch_size": "32"}, {"workers": "2", "batch_size": "32"})
+BENCH = ({"workers": "2"}, {"workers": "4"}, {"batch_size": "64"}, {"workers": "4", "batch_size": "64"})
 LIVE_AFTER_MS = 9_000  # of some 14 s: both plots have curves
 WITHOUT_FOLDER = """
 (folder) => {

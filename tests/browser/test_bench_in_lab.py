@@ -91,6 +91,8 @@ def toggle(bench: Locator, name: str, value: str) -> None:
     control = bench.locator(f'[data-toggle="{name}"]').locator("input, select")
     if control.evaluate("e => e.tagName") == "SELECT":
         control.select_option(value)
+    elif control.get_attribute("type") == "checkbox":
+        control.set_checked(value == "on")
     else:
         control.fill(value)
         control.press("Enter")

@@ -20,6 +20,7 @@ from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratio
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import (
     DISTURBED,
+    NOT_CLEAR,
     NOT_SHOWN,
     SHORT_OF_CORES,
     because,
@@ -274,12 +275,27 @@ def test_a_part_whose_mean_and_spread_disagree_has_not_changed() -> None:
     assert _grew(a[:14], b, 900.0) is True and _grew(b, a[:14], 900.0) is False
 
 
+@pytest.mark.parametrize(("round_steps", "grew"), [(2, False), (1, None)])
+def test_batches_that_come_in_rounds_are_judged_by_rounds(round_steps: int, grew: bool | None) -> None:
+    """Two workers: every other step waits for 24 ms, about as long as each step without them."""
+    known = made.facts_with(24.0, {"data_wait": 0.5, "compute": 0.4}, workers=2)
+    assert known.breakdown is not None
+    halved = [
+        replace(step, parts_ns={**step.parts_ns, "data_wait": 24 * MS * (i % 2)})
+        for i, step in enumerate(known.breakdown.steps)
+    ]
+    turns = replace(known, breakdown=replace(known.breakdown, steps=tuple(halved)), round_steps=round_steps)
+    found = made.a_comparison(made.faster(facts=turns, blocks=made.blocks(1, 24.0)))
+    assert {part.name: part.grew for part in found.parts}["data_wait"] is grew
+
+
 def test_a_part_that_covers_little_is_not_the_cause() -> None:
     found = made.a_comparison()  # 25 ms less, of which waiting takes 22.5
     assert because(found).startswith(" Waiting for the DataLoader shrank")
     hidden = [replace(p, grew=None) for p in found.parts if p.name != "optimizer"]
     part = PartChange("optimizer", "optimizer", 2000.0, 1500.0, grew=False)
-    assert because(replace(found, parts=(*hidden, part))) == NOT_SHOWN
+    assert because(replace(found, parts=(part,))) == NOT_SHOWN
+    assert because(replace(found, parts=(*hidden, part))) == NOT_CLEAR, "waiting covers it, and no step shows that"
     assert because(replace(found, parts=())) == ""
 
 

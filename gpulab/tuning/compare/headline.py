@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
 from gpulab.analysis.facts import Facts
@@ -240,6 +242,7 @@ def _continued(note: str) -> str:
 
 
 NOT_SHOWN = " No single part of the step explains the difference."
+NOT_CLEAR = " The profiled steps are too few, or too uneven, to say which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
 DISTURBED = " CPU contention in the profiled runs hides which part of the step changed."
 SHORT_OF_CORES = " The profiled runs were short of CPU cores, which hides what part of the step changed."
@@ -287,12 +290,16 @@ def _disturbed(side: Side) -> str:
 
 
 def _unnamed(comparison: Comparison, per_sample: bool) -> str:
-    """Where no part that has a name covers the difference."""
-    unknown = next((part for part in comparison.parts if part.name == "unknown"), None)
-    if unknown is None or unknown.grew is not (comparison.verdict == "slower"):
-        return NOT_SHOWN
-    if abs(change_us(unknown, per_sample=per_sample)) <= LEAST_COVERED * abs(_difference_us(comparison)):
-        return NOT_SHOWN
+    """Where no part that has a name is known to cover the difference."""
+    difference_us = _difference_us(comparison)
+    covers = [
+        part
+        for part in comparison.parts
+        if change_us(part, per_sample=per_sample) / (difference_us or math.inf) > LEAST_COVERED
+    ]
+    unknown = next((part for part in covers if part.name == "unknown" and part.grew is not None), None)
+    if unknown is None:
+        return NOT_CLEAR if covers else NOT_SHOWN
     change = _change(*both_us(unknown, per_sample=per_sample))
     return f" Time that the trace does not name (unknown) {change} per {comparison.unit} (split as in {ONE_RUN_EACH})."
 

@@ -50,7 +50,7 @@ def part_changes(a: Side, b: Side, *, per_sample: bool) -> tuple[PartChange, ...
 
     Each side's breakdown as its report has it, of the time that the comparison gives that side: parts sum to that time.
     A part grew or shrank where it changed by at least 2 % of A's step and the middle 80 % of the profiled steps on both
-    sides do not overlap.
+    sides do not overlap; of rounds of steps where workers hand batches over at once.
     """
     if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
         return ()
@@ -67,19 +67,19 @@ def comparable_accounts(a: Facts, b: Facts) -> bool:
     return (a.breakdown.busy_fraction is None) == (b.breakdown.busy_fraction is None)
 
 
-def typical_steps(run: Run, account: Breakdown) -> Sequence[StepParts]:
-    """The profiled steps without odd ones, where at least three others remain.
+def typical_steps(run: Run, account: Breakdown, round_steps: int = 1) -> Sequence[StepParts]:
+    """The profiled steps without odd ones, where at least three others (or rounds of so many) remain; whole rounds.
 
     Odd are the first and the last, the first of an epoch, those with a compile or a profiler's edge, and those whose
     batches were loaded while the profiler started.
     """
     steps: Sequence[StepParts] = account.steps
     ahead = loaded_ahead(run.loader) if run.loader is not None else 0
-    unfed = steps[ahead:]
-    for fewer in (unfed, [s for s in (unfed if len(unfed) >= LEAST_STEPS else steps) if not s.flags & _ODD]):
-        if len(fewer) >= LEAST_STEPS:
+    unfed, least = steps[ahead:], LEAST_STEPS * round_steps
+    for fewer in (unfed, [s for s in (unfed if len(unfed) >= least else steps) if not s.flags & _ODD]):
+        if len(fewer) >= least:
             steps = fewer
-    return steps
+    return steps[: len(steps) // round_steps * round_steps] or steps
 
 
 def profiled_runs_agree(comparison: Comparison) -> bool:
@@ -107,7 +107,7 @@ def profiled_us(comparison: Comparison) -> tuple[float, float]:
 def _profiled_us(side: Side, unit: str) -> float:
     if side.facts is None or side.facts.breakdown is None or side.facts.breakdown.whole_window:
         return 0.0
-    steps = typical_steps(side.facts.run, side.facts.breakdown)
+    steps = typical_steps(side.facts.run, side.facts.breakdown, side.facts.round_steps)
     wall_us = sum(step.own_ns for step in steps) / 1e3
     if unit == "step":
         return wall_us / max(1, len(steps))
@@ -139,6 +139,7 @@ class _Account(Struct, frozen=True):
 
     shares: StepShares
     steps: Sequence[StepParts]
+    round_steps: int
     us_per_step: float
     us_per_sample: float | None
 
@@ -146,8 +147,8 @@ class _Account(Struct, frozen=True):
     def of(cls, side: Side, figures: Facts) -> _Account:
         assert figures.breakdown is not None and figures.shares is not None
         us_per_step = side.us_per_step or figures.shares.step_us or 0.0
-        steps = typical_steps(figures.run, figures.breakdown)
-        return cls(figures.shares, steps, us_per_step, side.us_per_sample)
+        steps = typical_steps(figures.run, figures.breakdown, figures.round_steps)
+        return cls(figures.shares, steps, figures.round_steps, us_per_step, side.us_per_sample)
 
     def us(self, part: str) -> float:
         return self.shares.share[part] * self.us_per_step
@@ -156,9 +157,11 @@ class _Account(Struct, frozen=True):
         return None if self.us_per_sample is None else self.shares.share[part] * self.us_per_sample
 
     def each(self, part: str, *, per_sample: bool) -> Float64:
-        """Of the profiled steps, around the part as it is told."""
+        """Of the profiled steps, or rounds of steps where enough are whole, around the part as it is told."""
         mean_us = (self.per_sample(part) if per_sample else self.us(part)) or 0.0
         ns = np.array([s.parts_ns[part] for s in self.steps], np.float64)
+        if (rounds := len(ns) // self.round_steps) >= LEAST_STEPS:
+            ns = ns[: rounds * self.round_steps].reshape(rounds, -1).mean(1)
         return ns * (mean_us / ns.mean()) if ns.any() else np.full(len(ns), mean_us)
 
 
