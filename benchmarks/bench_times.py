@@ -6,10 +6,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
+from playwright.sync_api import sync_playwright
 
 from benchmarks.harness import Figure
 from benchmarks.kernel import Kernel, kernel
 from gpulab.demo import cell
+from tests.browser.jupyterlab_page import open_chromium
 
 REPEATS = 5
 ROWS = 50
@@ -45,6 +47,16 @@ def grow(session, count):
 """
 
 
+DRAWN_MS = """
+table => {
+  const began = performance.now(), bench = document.querySelector(".gp-bench");
+  bench.innerHTML = table;
+  bench.getBoundingClientRect();
+  return performance.now() - began;
+}
+"""
+
+
 def measure() -> dict[str, object]:
     """Seconds: medians of fresh kernels."""
     rounds = [_round() for _ in range(REPEATS)]
@@ -67,7 +79,20 @@ def _round() -> dict[str, float]:
 def _many(demo: Kernel) -> dict[str, float]:
     demo.run("session, many_s = opened()")
     assert demo.value("len(session.rows)") == ROWS
-    return _value(demo, "many_s")
+    root = "session._widget.root"
+    return {**_value(demo, "many_s"), "drawn_s": _drawn_s(demo.value(f"{root}.style"), demo.value(f"{root}.table"))}
+
+
+def _drawn_s(style: str, table: str) -> float:
+    """Of a browser, to lay out what the front end puts into the page."""
+    with sync_playwright() as playwright:
+        browser = open_chromium(playwright)
+        page = browser.new_page(viewport={"width": 1280, "height": 900})
+        page.set_content(f"<style>{style}</style><div class='gp-bench'></div>")
+        drawn_ms = page.evaluate(DRAWN_MS, table)
+        assert page.locator("tr[data-row]").count() == ROWS
+        browser.close()
+    return float(drawn_ms) / 1e3
 
 
 def _value(demo: Kernel, *names: str) -> dict[str, float]:
@@ -80,3 +105,4 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure("until the row is decided, with its full run", kept["row_s"], "s")
     yield Figure("a bench of one row opens, with what is expected of each toggle", kept["opening_s"], "s")
     yield Figure(f"a bench of {kept['rows']} rows opens", kept["many_s"], "s", target="many")
+    yield Figure(f"a browser lays {kept['rows']} rows out", kept["drawn_s"], "s", target="many")

@@ -231,7 +231,7 @@ class PauseHooks:
                     if not outer and end_ns - start_ns >= SHORTEST_NS and target.kind == "callback":
                         event, spot = event_detail(target.owner, args)
                         detail = event or detail
-                    self._end(target.kind, outer, start_ns, end_ns, detail, sys._getframe(1), spot)
+                    self._end(target.kind, outer, start_ns, end_ns, detail, sys._getframe().f_back, spot)
 
             return timed
 
@@ -270,12 +270,12 @@ class PauseHooks:
             name = callback_name(action) if self._pauses.hears() else ""
             if not name:
                 return original(profiler, action)
-            return both(original(profiler, action), self._action(name, sys._getframe(1)))
+            return both(original(profiler, action), self._action(name, sys._getframe().f_back))
 
         return profile
 
     @contextmanager
-    def _action(self, name: str, frame: FrameType) -> Iterator[None]:
+    def _action(self, name: str, frame: FrameType | None) -> Iterator[None]:
         outer, start_ns = self._begin(), perf_counter_ns()
         try:
             yield
@@ -324,7 +324,7 @@ class PauseHooks:
             finally:
                 switching = False
                 trains = bool(args[0] if args else kwargs.get("mode", True))
-                mode.switched(start_ns, perf_counter_ns(), users_spot(sys._getframe(1)), trains=trains)
+                mode.switched(start_ns, perf_counter_ns(), users_spot(sys._getframe().f_back), trains=trains)
 
         return train
 
@@ -337,7 +337,7 @@ class PauseHooks:
         elif self._collecting_ns:
             began_ns, self._collecting_ns = self._collecting_ns, 0
             detail = f"generation {info['generation']}"
-            self._pauses.add("gc", began_ns, now_ns, sys._getframe(1), detail)
+            self._pauses.add("gc", began_ns, now_ns, sys._getframe().f_back, detail)
 
     def _hear_compilation(self, module: Any) -> None:
         handler = module.callback_handler
@@ -356,7 +356,7 @@ class PauseHooks:
             return
         began_ns, self._compiling_ns = self._compiling_ns, 0
         detail = str(getattr(args[0], "compile_id", "")) if args else ""
-        self._pauses.add("compile", began_ns, perf_counter_ns(), sys._getframe(1), detail)
+        self._pauses.add("compile", began_ns, perf_counter_ns(), sys._getframe().f_back, detail)
 
 
 def _owner(target: Target) -> Any:
