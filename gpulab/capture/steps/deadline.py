@@ -40,8 +40,8 @@ class Deadline:
 
     def start(self) -> None:
         if not self._started:
-            self._started = True
             self._thread.start()
+            self._started = True  # an interrupt within `start` leaves nothing to join
 
     def cancel(self) -> None:
         """Call no more, leave no thread. Not from `otherwise`."""
