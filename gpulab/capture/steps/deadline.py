@@ -62,8 +62,8 @@ class Deadline:
         self._knocking = False
         if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
             return
-        interrupted = sys._getframe(1).f_back  # the frame between is that of `_Knock.__bool__`
-        if not within_gpulab(interrupted):
+        knock = sys._getframe().f_back  # the frame of `_Knock.__bool__`
+        if not within_gpulab(knock.f_back if knock is not None else None):
             self._due()
 
 
