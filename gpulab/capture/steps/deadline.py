@@ -35,18 +35,22 @@ class Deadline:
         self._over = threading.Event()
         self._knocking = False
         self._started = False
+        self._turn = threading.RLock()  # Stop comes from another thread than the end of the run
         self._process = os.getpid()
         self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
 
     def start(self) -> None:
-        if not self._started:
-            self._thread.start()
-            self._started = True  # an interrupt within `start` leaves nothing to join
+        with self._turn:
+            if not self._started and not self._over.is_set():
+                self._started = True
+                self._thread.start()
 
     def cancel(self) -> None:
         """Call no more, leave no thread. Not from `otherwise`."""
         self._over.set()
-        if self._started:
+        with self._turn:
+            runs = self._thread.is_alive()
+        if runs:
             self._thread.join()
 
     def _wait(self) -> None:
