@@ -32,7 +32,8 @@ def test_a_run_that_ends_while_stop_begins_leaves_no_thread(monkeypatch: pytest.
     ends.start()
     deadline.cancel()
     assert go_on.is_set() and not deadline._thread.is_alive(), "the end waits for the beginning"
-    stop.join(), ends.join()
+    stop.join()
+    ends.join()
 
 
 def test_after_its_end_it_does_not_begin() -> None:
