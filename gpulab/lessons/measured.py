@@ -21,7 +21,7 @@ from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.options import is_quick
-from gpulab.run import Job, Run
+from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.compare.blocks import pair_ratios
@@ -170,25 +170,16 @@ class Again(Struct, frozen=True):
         """Measure it again, and show the comparison."""
         assert self.one.a.facts is not None
         run = self.one.a.facts.run
-        if run.job is not None:
-            self._run_in_ranks(run, run.job)
+        settings = tuple(f"{knob}={value}" for knob, value in self.one.b.settings.items())
+        steps, name = max(block.step_count for block in self.one.a.blocks), f"{self.name}{AGAIN}"
+        if run.job is not None:  # by the magic, which knows what the ranks need of the notebook
+            words = [name, "--ab", ", ".join(settings), "--ranks", str(run.job.world_size)]
+            line = shlex.join([*words, "--steps", str(steps), "--budget", f"{AGAIN_S:g}"])
+            cells.shell().run_cell_magic("gpuprofile", line, run.code)
             return
         code = code_of(run.code, main_names())
-        request = PlanRequest(
-            ab=tuple(f"{knob}={value}" for knob, value in self.one.b.settings.items()),
-            steps=max(block.step_count for block in self.one.a.blocks),
-            budget_s=AGAIN_S,
-            name=f"{self.name}{AGAIN}",
-        )
+        request = PlanRequest(ab=settings, steps=steps, budget_s=AGAIN_S, name=name)
         conduct(code, request.plan(code.variables))
-
-    def _run_in_ranks(self, run: Run, job: Job) -> None:
-        """By the magic, which knows what the ranks need of the notebook."""
-        settings = ", ".join(f"{knob}={value}" for knob, value in self.one.b.settings.items())
-        steps = max(block.step_count for block in self.one.a.blocks)
-        words = [f"{self.name}{AGAIN}", "--ab", settings, "--ranks", str(job.world_size)]
-        line = shlex.join([*words, "--steps", str(steps), "--budget", f"{AGAIN_S:g}"])
-        cells.shell().run_cell_magic("gpuprofile", line, run.code)
 
 
 def left_open(name: str, knob: str = "", value: str = "") -> Again | None:

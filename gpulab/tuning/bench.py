@@ -201,10 +201,7 @@ def best_of(rows: Sequence[Row]) -> Row | None:
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
-    """A row for what all were compared with, then one for each of them, with the times of the comparison.
-
-    Without the shares of runs with a trace that differ otherwise than the blocks do.
-    """
+    """A row for what all were compared with, then one for each of them, with the times of the comparison."""
     a = comparisons[0].a
     written = Row("", a.settings).label
     first = Row("0", name=_name(a, BASELINE), origin="" if written in (BASELINE, a.label) else written)
@@ -214,8 +211,7 @@ def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
     rows = [first]
     for i, c in enumerate(comparisons, 1):
         row = Row(str(i), c.b.settings)
-        row = _with_times(row_of(replace(row, name=_name(c.b, row.label)), c, first, 0), c.b)
-        rows.append(replace(row, shares={}) if c.parts_left_out else row)
+        rows.append(_with_times(row_of(replace(row, name=_name(c.b, row.label)), c, first, 0), c.b))
     return tuple(rows)
 
 
@@ -286,7 +282,10 @@ def baseline_row(row: Row, side: Side, turn: int) -> Row:
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
-    """The row with what a comparison of it measured, on top of the blocks that it had before."""
+    """The row with what a comparison of it measured, on top of the blocks that it had before.
+
+    Without the shares of a run with a trace that differs otherwise than the blocks do.
+    """
     side, loss = comparison.b, comparison.loss
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = speed_of(comparison)
@@ -300,6 +299,7 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
         row,
         blocks=blocks,
         speed=speed,
+        shares={} if comparison.parts_left_out else row.shares,
         loss=loss.verdict if loss is not None else row.loss,
         loss_words=loss.words if loss is not None else row.loss_words,
         failure=side.failure,
