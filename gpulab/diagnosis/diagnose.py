@@ -111,11 +111,11 @@ def _alarm(facts: Facts) -> str:
         return ""
     times = factor(max(ratio, 1 / max(ratio, 1e-9)))
     which = (
-        f"a profiled step took {times}× the time of an unprofiled one"
+        f"a traced step took {times}× the time of an untraced one"
         if ratio > 1
-        else f"an unprofiled step took {times}× the time of a profiled one"
+        else f"an untraced step took {times}× the time of a traced one"
     )
-    return f"Caution: {which}, so what the profiled steps show may not hold for the others. Run it again."
+    return f"Caution: {which}, so what the traced steps show may not hold for the others. Run it again."
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

@@ -535,7 +535,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: _thread_share(facts_named("polled")),
         "of the time the training has a core",
     ),
-    "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the profiled steps reach (MFU)"),
+    "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the traced steps reach (MFU)"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {
     "statements": check_statements,

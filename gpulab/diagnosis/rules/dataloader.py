@@ -105,10 +105,10 @@ def _basis(context: RuleContext) -> str:
     if step is None:
         return "as one whole"
     if context.facts.step_us is not None and not (context.on_gpu and context.facts.breakdown is not None):
-        return f"median of {plural(step.count, 'unprofiled step')}"
+        return f"median of {plural(step.count, 'untraced step')}"
     shares = context.facts.shares
     count = step.count if shares is None else shares.profiled_count
-    return f"over all {count:,} profiled steps" if count > 1 else "in the one profiled step"
+    return f"over all {count:,} traced steps" if count > 1 else "in the one traced step"
 
 
 def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
