@@ -60,7 +60,7 @@ def _lines(inside: LoadingFacts) -> list[str]:
     return [
         f"One batch{items} takes {duration(inside.batch_us)} to load (median of {inside.batches:,}), {_where(inside)}.",
         _waiting(inside),
-        f"For {percent(core)} of the time that batches took, the loading code was runnable but not scheduled."
+        f"For {percent(core)} of the loading time the code waited for a CPU core."
         if core is not None and core >= WORTH_SAYING
         else "",
         "" if inside.transform_us else "The dataset has no separate transform, so its transforms count as read.",

@@ -516,7 +516,7 @@ def core_section(facts: Facts) -> Section | None:
         if count is not None:
             rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
     if cores.thread_wait_fraction is not None:
-        rows.append(("runnable but not scheduled, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
+        rows.append(("waiting for a CPU core, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
     if cores.throttled_fraction is not None and cores.quota_cores is not None:
         rows.append(("CPU quota ran out", f"in {percent(cores.throttled_fraction)} of its periods"))
     return Section.table("CPU cores", PAIRS, rows, aside=True)
