@@ -220,12 +220,12 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
     because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
-    return _finding(context, wait, key, f"{wait.sentence}; {because}{_without_core(inside)}.", Evidence(making(inside)))
+    return _finding(context, wait, key, f"{wait.sentence}; {because}.{_without_core(inside)}", Evidence(making(inside)))
 
 
 def _without_core(inside: LoadingFacts) -> str:
     waited = inside.core_wait_fraction or 0.0
-    return f"; loading had no free core for {percent(waited)} of its time" if waited >= _CORE_WAIT_TOLD else ""
+    return f" Loading had no free core for {percent(waited)} of its time." if waited >= _CORE_WAIT_TOLD else ""
 
 
 _BECAUSE = {

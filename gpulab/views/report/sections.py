@@ -326,7 +326,7 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
         return ""
     return (
         f"The loop itself is blocked for {duration(wait.median)} per step. For {duration(hidden_us)} of that the "
-        "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
+        "GPU is still busy with earlier work; only the rest counts here, as for every other part."
     )
 
 
