@@ -93,8 +93,8 @@ def measure_one_sm() -> Table | Note:
     if not torch.cuda.is_available():
         return Note(
             "No GPU here.",
-            "On a machine with one, this cell reads the meters under two loads: a kernel of a single thread that only "
-            "counts clock cycles, and large matrix products.",
+            "On a machine with one, this cell reads the meters under two loads: a one-thread kernel that only counts "
+            "clock cycles, and large matrix products.",
         )
     a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
     product_s = 2 * MATRIX_SIZE**3 / 500e12

@@ -59,7 +59,10 @@ def test_few_steps_have_no_share_in_a_headline(count: int, counted: int, shares:
     assert (facts(run).step_us.count if facts(run).step_us else 0) == counted  # type: ignore[union-attr]
     told = of(run)
     assert ("%" in told.sentence) is shares and "%" not in told.evidence
-    assert shares or told.sentence == f"Likely cause: waiting for data. {counted} counted steps are too few for percentages."
+    assert (
+        shares
+        or told.sentence == f"Likely cause: waiting for data. {counted} counted steps are too few for percentages."
+    )
     assert of(replace(run, source="trace")).sentence.count("%") == of(brief(40, 30)).sentence.count("%")
 
 

@@ -145,9 +145,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
         whose = f", {_cores(host)} of them the host of this virtual machine" if host >= LEAST_OTHERS else ""
         rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
     if loss.pool_us > 0 and cores.pool_waiting is not None:
-        rows.append(
-            Evidence(f"{number(round(cores.pool_waiting, 2))} more threads waited for a CPU core (mean)")
-        )
+        rows.append(Evidence(f"{number(round(cores.pool_waiting, 2))} more threads waited for a CPU core (mean)"))
     step = context.facts.typical_step_us
     if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
         rows.append(Evidence(f"step times vary: p10–p90 {duration_range(step.p10, step.p90)}"))
