@@ -41,8 +41,9 @@ _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
     "within the band": "same within seeds",
-    "outside the band": "differs",
+    "outside the band": "differs beyond seeds",
     "different": "differs",
+    "seeds not run": "differs, seeds not run",
     "not measurable": "unknown",
 }
 _ACTIONS = (
@@ -219,7 +220,7 @@ def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
 def _loss(row: Row) -> str:
     if not row.loss:
         return "" if row.is_baseline else _unknown(row, "The loss")
-    alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
+    alarm = ' class="gp-bad"' if row.loss in ("outside the band", "different") else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
 

@@ -127,7 +127,7 @@ def _evidence(comparison: Comparison) -> str:
         sentences.append(f"By steps alone: {_speed(comparison)}{around}.")
     elif comparison.noise_floor is not None and comparison.verdict in _LEVELS:
         sentences.append(f"Run-to-run noise {percent(comparison.noise_floor)}.")
-    if comparison.loss is not None and comparison.loss.verdict in ("different", "outside the band"):
+    if comparison.loss is not None and comparison.loss.moved:
         sentences.append(f"{comparison.loss.words}.")
     return " ".join(filter(None, sentences))
 

@@ -22,7 +22,7 @@ from gpulab.views.report.sections import changes_section, device
 from gpulab.views.side_by_side import drawn
 from gpulab.views.wording import plain
 
-LOSSES_DIFFER = "The losses differ: check them before you keep it."
+LOSSES_DIFFER = "The losses {how}: check them before you keep it."
 SEQUENTIAL = (
     "These runs were sequential, so a change of the machine between them looks like a difference between the runs. "
     "To rule that out, compare interleaved blocks: "
@@ -268,9 +268,10 @@ def keep_faster(comparison: Comparison) -> Section | None:
     if comparison.verdict != "faster":
         return None
     section, loss = keep(comparison.b), comparison.loss
-    if section is None or loss is None or loss.verdict not in ("different", "outside the band"):
+    if section is None or loss is None or not loss.moved:
         return section
-    return replace(section, lines=(LOSSES_DIFFER, *section.lines))
+    how = "cannot be compared" if loss.verdict == "not comparable" else "differ"
+    return replace(section, lines=(LOSSES_DIFFER.format(how=how), *section.lines))
 
 
 def keep(side: Side | None) -> Section | None:
