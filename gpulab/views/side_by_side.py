@@ -22,6 +22,7 @@ from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
+from gpulab.views.report.sections import without_parts
 from gpulab.views.wording import effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
@@ -180,7 +181,7 @@ def _figures(a: Row, b: Row) -> Section:
 
 def _operators(of_a: Facts, of_b: Facts) -> Section | None:
     """The operators that take most of a step on either side, as shares: the traced runs are slower than the blocks."""
-    both = [{row.name: row for row in figures.operators} for figures in (of_a, of_b)]
+    both = [{row.name: row for row in without_parts(figures.operators)} for figures in (of_a, of_b)]
     names = sorted({*both[0], *both[1]}, key=lambda name: -max(_share(side.get(name)) for side in both))[:_OPERATORS]
     if not names:
         return None
