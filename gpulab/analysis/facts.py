@@ -26,7 +26,6 @@ from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
-
 FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
 
 

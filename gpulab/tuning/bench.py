@@ -314,7 +314,9 @@ def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
 
 def _shares(figures: Facts) -> dict[str, float]:
     shares = figures.shares
-    return {} if shares is None or figures.few_steps is not None else {name: share for name, share in shares.share.items() if share > 0}
+    if shares is None or figures.few_steps is not None:
+        return {}
+    return {name: share for name, share in shares.share.items() if share > 0}
 
 
 def memory_peak_bytes(figures: Facts | None) -> int | None:

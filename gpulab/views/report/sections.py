@@ -347,7 +347,8 @@ def _costliest(title: str, note: str, rows: Sequence[CostRow], few_steps: int | 
     on_gpu, shared = any(row.device_us is not None for row in rows), few_steps is None
     times = ("GPU time", "CPU time") if on_gpu else (*["share"] * shared, "per step")
     columns = (Column("", "cut"), *numbers(*times, "calls"))
-    lines = [f"Per traced step{'' if on_gpu or not shared else '; share of the traced time'}. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
+    what = "" if on_gpu or not shared else "; share of the traced time"
+    lines = [f"Per traced step{what}. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
     costs = tuple(_cost_row(r, on_gpu, shared) for r in rows[:COSTLIEST])
