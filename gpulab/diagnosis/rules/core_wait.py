@@ -155,7 +155,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
 
 
 def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
-    """How long a step is without a core, and in which of its parts: only the first is a part of its own, by its name."""
+    """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
     step_us = context.step_us or loss.total_us
     more = [
         f"{where} {duration(us)}"
