@@ -19,11 +19,13 @@ export function figure(x) {
   return x.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3);
 }
 
-/** What the header says of progress, and the fraction of its bar (null: no bar). */
+/** What the header says of progress, and the fraction of its bar (null: no bar). A loop may leave its epoch early. */
 export function progress({ step, total, total_of }) {
-  if (!total) return { text: step ? `step ${grouped(step)}` : "no step yet", fraction: null };
+  if (!step) return { text: "before the first step", fraction: null };
+  if (!total) return { text: `step ${grouped(step)}`, fraction: null };
   if (step <= total) {
-    return { text: `step ${grouped(step)} of ${grouped(total)} (${total_of})`, fraction: step / total };
+    const of = total_of === "epoch" ? `at most ${grouped(total)} (one epoch)` : grouped(total);
+    return { text: `step ${grouped(step)} of ${of}`, fraction: step / total };
   }
   const within = ((step - 1) % total) + 1;
   const round = Math.floor((step - 1) / total) + 1;

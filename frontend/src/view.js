@@ -55,7 +55,7 @@ class View {
     this.stop.title = "Stop the run at the next step boundary; the report is still made";
     this.stop.addEventListener("click", () => this.store.requestStop());
     const row = element("div", "gp-progress", this.root);
-    this.progressText = element("span", "gp-progress-text", row, "no step yet");
+    this.progressText = element("span", "gp-progress-text", row, "before the first step");
     this.track = element("div", "gp-track", row);
     this.track.setAttribute("role", "progressbar");
     this.track.hidden = true;
@@ -119,6 +119,9 @@ class View {
     }
     const colors = palette();
     const xMax = horizon(status.elapsed_s);
+    // small until there is something to draw
+    this.root.toggleAttribute("data-before-steps", !this.store.steps.length);
+    this.root.toggleAttribute("data-before-readings", !this.store.curves.size);
     for (const panel of this.panels) {
       panel.draw(this.store, colors, xMax);
       panel.resize();
