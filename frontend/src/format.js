@@ -7,6 +7,14 @@ export function elapsed(s) {
   return h ? `${h}:${two(m)}:${two(sec)}` : `${m}:${two(sec)}`;
 }
 
+/** For how long something has gone on, in words: "less than 1 s", "12 s", "2 min 5 s", as Python says it. */
+export function lasting(s) {
+  const whole = Math.floor(s);
+  if (whole < 120) return whole || !s ? `${whole} s` : "less than 1 s";
+  const minutes = Math.floor(whole / 60);
+  return minutes < 120 ? `${minutes} min ${whole % 60} s` : `${grouped(Math.floor(minutes / 60))} h ${minutes % 60} min`;
+}
+
 export function grouped(n) {
   return String(n).replace(/\B(?=(\d{3})+$)/g, ","); // not the reader's locale: the report prints commas too
 }
