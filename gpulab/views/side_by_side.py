@@ -170,7 +170,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
-        ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
+        ("effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
     both = (("A", a), ("B", b))
