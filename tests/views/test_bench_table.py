@@ -41,7 +41,7 @@ def test_every_row_is_a_line_of_the_table() -> None:
 
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
-        label = view.words(row, ROWS[1])
+        label = view.words(row, ROWS[1], ROWS[0])
         assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
     assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
 
