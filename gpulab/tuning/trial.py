@@ -18,7 +18,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.steps import select
+from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture
 from gpulab.capture.short_run import ShortRun
@@ -32,10 +32,9 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.observe.watch import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain, setting_names
-from gpulab.run import Change, Int64, Outcome, Phase, Run, Settings, StepFlag
+from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
 from gpulab.tuning.cell_code import silence, users_code
-from gpulab.tuning.compare.setup_cost import setup_ns
 from gpulab.tuning.plan import Code
 from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import outside_of
@@ -77,7 +76,7 @@ class Trial(Struct, frozen=True):
     error: BaseException | None = None
     unsaved: str = ""
     path: Path | None = None
-    setup_ns: int | None = None  # before its counted steps (compare/setup_cost.py)
+    setup_ns: int | None = None  # before its steps (analysis/steps.py)
 
 
 class Stopper(Struct):
@@ -226,7 +225,7 @@ def full_trial(
             path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
         finally:
             capture.close()
-    setup = setup_ns(run.steps, _first_rows(run), began_ns)
+    setup = setup_ns(run.steps, select(run).rows, began_ns)
     per_step = losses.per_step(run.steps, origin_ns)
     return Trial(run, seen.observation(run), effects, per_step, error, unsaved, path, setup)
 
@@ -263,13 +262,6 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         losses=losses.per_step(block.steps, block.origin_ns),
         setup_ns=setup_ns(block.steps, rows),
     )
-
-
-def _first_rows(run: Run) -> Int64:
-    """The counted steps; none where the profiler ran before them."""
-    rows = select(run).rows
-    profiled = (run.steps.phase == Phase.TRACED) | ((run.steps.flags & StepFlag.PROFILER_EDGE) != 0)
-    return rows[:0] if len(rows) and profiled[: rows[0]].any() else rows
 
 
 @contextmanager

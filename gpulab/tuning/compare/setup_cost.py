@@ -12,12 +12,10 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.steps import LEAST_SETUP_S
 from gpulab.formatting import duration
-from gpulab.run import Int64, Steps
 from gpulab.tuning.record import Comparison, Side
 from gpulab.verdict import Verdict
-
-LEAST_S = 0.1  # ours: nobody weighs less
 
 
 class SetupCost(Struct, frozen=True):
@@ -46,14 +44,6 @@ class SetupCost(Struct, frozen=True):
         return f"{cost} pays off only {after}; the cell runs {self.cell_steps:,}"
 
 
-def setup_ns(steps: Steps, rows: Int64, began_ns: int = 0) -> int | None:
-    """From then to the first of these rows, which are counted, less what the steps before it take at their pace."""
-    if not len(rows):
-        return None
-    first = int(rows[0])
-    return int(steps.start_ns[first] - began_ns - first * steps.time_ns[rows].mean())
-
-
 def setup_s(a: Side, b: Side) -> float | None:
     """What B took more than A before its steps when it ran first, in full or as a block: later runs keep a cache.
 
@@ -64,7 +54,7 @@ def setup_s(a: Side, b: Side) -> float | None:
     if not of_a or not of_b:
         return None
     seconds = (max(of_b) - float(np.median(of_a))) / 1e9
-    return seconds if seconds >= LEAST_S and max(of_b) > max(of_a) else 0.0
+    return seconds if seconds >= LEAST_SETUP_S and max(of_b) > max(of_a) else 0.0
 
 
 def setup_cost(
@@ -76,7 +66,7 @@ def setup_cost(
     cell_steps: int | None,
 ) -> SetupCost | None:
     """Of a setting with this ratio of times to a baseline with this step; None where there is none to speak of."""
-    if not seconds or seconds < LEAST_S:
+    if not seconds or seconds < LEAST_SETUP_S:
         return None
     if verdict != "faster" or not step_us or ratio is None or interval is None:
         return SetupCost(seconds, None, None, cell_steps)
