@@ -444,11 +444,11 @@ class BenchSession:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
         self._last = Compared(experiment)
         experiments.append(self._last)
-        rows = [self.bench.row(row.id) for row in job.rows]
+        ids, (first, *others) = {row.id for row in job.rows}, view.ordered(self.bench)
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
-        judged = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
-        sentences = [side_by_side.sentence(baseline, row, row.speed) for row in judged]
+        judged = [row for row in others if row.id in ids and (row.failure or (row.speed and row.speed.ratio))]
+        sentences = [side_by_side.sentence(first, row, row.speed) for row in judged]
         return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
@@ -543,7 +543,7 @@ class BenchSession:
         row = opened[-1] if opened else self.bench.best
         if row is None or not row.edit:
             return {"text": ""}
-        html = view.edit_html(row)
+        html = view.edit_html(row, view.ordered(self.bench)[0])
         title = f"Keep {row.label}"
         return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "code": self.code.text}
 

@@ -49,7 +49,7 @@ def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
 
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
-        label = view.words(row, ROWS[1])
+        label = view.words(row, ROWS[1], ROWS[0])
         assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
     assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
 
