@@ -38,6 +38,7 @@ from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
+from gpulab.formatting import capitalized
 from gpulab.live_feed import Delta, SeriesInfo, SoFar, Status, Watcher
 from gpulab.run import (
     Choice,
@@ -380,6 +381,10 @@ class Capture:
         """Steps so far. From any thread."""
         return self._loop.counted
 
+    @property
+    def beside_steps(self) -> str:
+        return self._loop.beside_steps
+
     def series(self) -> tuple[SeriesInfo, ...]:
         return self._sampler.series()
 
@@ -481,6 +486,7 @@ class Capture:
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._loop.stopping,
+            message=capitalized(self._loop.beside_steps),
             alert=alert.words if alert is not None else "",
         )
 

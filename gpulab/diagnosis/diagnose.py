@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.facts import Facts
+from gpulab.analysis.facts import FEW_STEPS, Facts
 from gpulab.analysis.step_shares import shares_on
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
@@ -61,19 +61,8 @@ def diagnose(
         notes=_without_lines(context, ranked),
         alarm=_alarm(facts, ranked[0]),
         ended=_ended(facts),
-        few_steps=_few_steps(facts),
+        few_steps=facts.few_steps,
     )
-
-
-FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
-
-
-def _few_steps(facts: Facts) -> int | None:
-    """How many steps count, where they are too few; a trace from elsewhere has the steps that were asked for."""
-    run, step = facts.run, facts.typical_step_us
-    if run.source == "trace" or step is None:
-        return None
-    return step.count if len(run.steps) < FEW_STEPS or step.count < FEW_COUNTED else None
 
 
 def _ended(facts: Facts) -> str:

@@ -73,6 +73,9 @@ def test_a_setting_is_told_beside_the_code_as_written() -> None:
     run = replace(written, id="b", steps=half, settings=workers)
     change = step_change(run, [written, run])
     assert change is not None and (change.now_us, change.before_us, change.unit) == (10_000, 20_000, "step")
+    late = replace(half, start_ns=half.start_ns + 5 * 10**9, end_ns=half.end_ns + 5 * 10**9)
+    later = step_change(replace(run, steps=late), [written])
+    assert later is not None and later.setup_s == pytest.approx(5.0, abs=0.1) and step_change(run, [written]) == change
     double = replace(run, steps=replace(half, sample_count=2 * half.sample_count))
     per_sample = step_change(double, [written])
     assert per_sample is not None and (per_sample.unit, per_sample.now_us) == ("sample", 10_000 / 64)

@@ -154,16 +154,16 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
 
 def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
-    step_us = context.step_us or 0.0
+    step_us = context.step_us or loss.total_us
     more = [
         f"{where} {duration(us)}"
         for where, us in (("other compute threads", loss.pool_us), ("data loading", loss.loading_us))
         if us > 0
     ]
-    lost = f"waiting for a CPU core: {duration(loss.total_us)} of each {duration(step_us)} step"
+    lost = f"{duration(loss.total_us)} of each {duration(step_us)} step ({percent(loss.total_us / step_us)})"
     if not more:
-        return f"{lost} ({percent(loss.thread_us / step_us)})"
-    return f"{lost} ({', '.join([f'main thread {duration(loss.thread_us)}', *more])})"
+        return f"waiting for a core takes {lost}"
+    return f"no free core for {lost}: {', '.join([f'waiting for a core {duration(loss.thread_us)}', *more])}"
 
 
 def _cores(count: float) -> str:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
 from gpulab.tuning.bench import rows_of
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
+from gpulab.tuning.compare.setup_cost import SetupCost, cost_of
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
@@ -22,7 +23,7 @@ from gpulab.views.report.sections import changes_section, device
 from gpulab.views.side_by_side import drawn
 from gpulab.views.wording import plain
 
-LOSSES_DIFFER = "The losses differ: check them before you keep it."
+LOSSES_DIFFER = "The losses {how}: check them before you keep it."
 SEQUENTIAL = (
     "These runs were sequential, so a change of the machine between them looks like a difference between the runs. "
     "To rule that out, compare interleaved blocks: "
@@ -267,16 +268,18 @@ def keep_faster(comparison: Comparison) -> Section | None:
     """The edit of a setting that is faster for certain: nothing else is worth keeping for its speed."""
     if comparison.verdict != "faster":
         return None
-    section, loss = keep(comparison.b), comparison.loss
-    if section is None or loss is None or loss.verdict not in ("different", "outside the band"):
+    section, loss = keep(comparison.b, cost_of(comparison)), comparison.loss
+    if section is None or loss is None or not loss.moved:
         return section
-    return replace(section, lines=(LOSSES_DIFFER, *section.lines))
+    how = "cannot be compared" if loss.verdict == "not comparable" else "differ"
+    return replace(section, lines=(LOSSES_DIFFER.format(how=how), *section.lines))
 
 
-def keep(side: Side | None) -> Section | None:
+def keep(side: Side | None, cost: SetupCost | None) -> Section | None:
     """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
     if side is None or not side.edit or not worth_keeping(side):
         return None
     what = "This edit" if side.edit_is_diff else "This"
     code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
-    return Section("Keep it", lines=(f"{what} makes {name(side)} permanent:",), code=code)
+    takes = (f"{capitalized(cost.words)}.",) if cost is not None else ()
+    return Section("Keep it", lines=(*takes, f"{what} makes {name(side)} permanent:"), code=code)

@@ -28,7 +28,7 @@ def picture(facts: Facts) -> str:
 def segments(facts: Facts) -> tuple[Segment, ...]:
     """Where a typical step's time goes, the largest part first."""
     shares = facts.shares
-    if shares is None:
+    if shares is None or facts.few_steps is not None:
         return ()
     ordered = sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part])
     parts = tuple(_segment(facts, part, shares.share[part]) for part in ordered)
