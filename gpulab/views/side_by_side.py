@@ -85,7 +85,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one profiled run each' if legend else ''}"
+    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one traced run each' if legend else ''}"
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -110,7 +110,7 @@ def _device_curves(of_a: Facts, of_b: Facts) -> str:
     for series, colour in shown:
         t_ns, _, mean, _ = curves.at_most(series, _POINTS)
         lines.append((t_ns / end_ns, mean / top, colour))
-    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one profiled run of each"
+    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one traced run of each"
     panel = html_bars.panel(html_bars.lines(lines), title, duration(end_ns / 1e3))
     return picture(panel, key([(A_COLOUR, "A"), (B_COLOUR, "B")]))
 

@@ -43,7 +43,7 @@ def test_every_row_is_a_line_of_the_table() -> None:
 
 def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
     rows = [(A, replace(B, loss=verdict)) for verdict in get_args(LossVerdict)]
-    shown = {re.search(r"; loss (.*)$", view.words(b, None)).group(1) for _, b in rows}  # type: ignore[union-attr]
+    shown = {re.search(r"; loss (.*)$", view.words(b, None, A)).group(1) for _, b in rows}  # type: ignore[union-attr]
     assert len(shown) == len(rows) and {"not comparable", "differs, seeds not run", "differs beyond seeds"} < shown
 
 

@@ -102,7 +102,7 @@ def _parts(comparison: Comparison) -> Section:
     if comparison.parts_left_out:
         return Section(title, lines=(f"Left out: {comparison.parts_left_out}.",), wide=True)
     if not comparison.parts:
-        return Section(title, lines=("Not measurable: one side has no profiled steps.",), wide=True)
+        return Section(title, lines=("Not measurable: one side has no traced steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
     changed = comparison.verdict in ("faster", "slower")
     ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
@@ -115,7 +115,7 @@ def _parts(comparison: Comparison) -> Section:
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)), *([Column("")] * changed))
     lines = [f"The times above, split as in {ONE_RUN_EACH}."]
     if comparison.unit == "sample" and not per_sample:
-        lines.append("Per step: the samples of the profiled steps are not known.")
+        lines.append("Per step: the samples of the traced steps are not known.")
     result = in_one_line(comparison, *rows[0][:3])
     return Section.table(title, columns, rows, lines, wide=True, result=result)
 
@@ -165,7 +165,7 @@ def _curves(comparison: Comparison) -> Section | None:
         for name, curve in {**b, **a}.items()
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
-    lines = ("Over all of one profiled run each.",)
+    lines = ("Over all of one traced run each.",)
     return Section.table("Device", columns, cells, lines, aside=True)
 
 

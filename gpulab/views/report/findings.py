@@ -149,7 +149,7 @@ def _most(finding: Finding, diagnosis: Diagnosis) -> str:
         return "size unknown"
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
-    of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
+    of = "the traced time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us and diagnosis.few_steps is None else ""
     per = "" if diagnosis.whole_window else "/step"
     return f"up to {duration(time_us)}{per}{share}"
