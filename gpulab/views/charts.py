@@ -52,7 +52,6 @@ class Chart(Struct, frozen=True):
     def data(self) -> dict[str, object]:
         """For the front end."""
         return {
-            "title": self.title,
             "xUnit": self.x_unit,
             "xEnd": self.x_end,
             "unit": self.unit,

@@ -80,7 +80,7 @@ def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed |
         figures,
         fragment_section(operators) if operators is not None else "",
     ]
-    return f'<div style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
+    return f'<div class="gp-sides" style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
