@@ -51,7 +51,7 @@ export class Chart {
       ...this.#size(),
       padding: [8, 14, 0, 0],
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, sync: { key: syncKey, setSeries: false }, points: { size: 6 } },
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: syncKey, setSeries: false }, points: { size: (_, i) => (lines[i - 1].paths ? 0 : 6) } },
       scales: {
         x: { time: false, range: () => this.range.x },
         y: { range: () => this.range.y },

@@ -12,7 +12,8 @@ let count = 0;
 /** Draws them into the `.gp-chart`s of `root`, which stand in the same order; returns what draws them again and ends them. */
 export function drawCharts(root, charts) {
   const group = `gpulab-sides-${++count}`;
-  const drawn = [...root.querySelectorAll(".gp-chart")].map((host, i) => new Curves(host, charts[i], group));
+  const hosts = root.querySelectorAll(".gp-chart");
+  const drawn = charts.map((data, i) => new Curves(hosts[i], data, group));
   const observer = new ResizeObserver(() => drawn.forEach((one) => one.chart.resize()));
   drawn.forEach((one) => observer.observe(one.plot));
   return {
@@ -29,7 +30,7 @@ class Curves {
     this.data = data;
     const svg = host.querySelector("svg");
     this.plot = element("div", "gp-plot");
-    this.plot.style.height = `${svg.clientHeight + X_AXIS_PX}px`;
+    this.plot.style.height = `${parseFloat(svg.style.height) + X_AXIS_PX}px`;
     svg.replaceWith(this.plot);
     const foot = element("div", "gp-foot", null);
     this.readout = element("span", "", foot);

@@ -162,8 +162,8 @@ def _steps(mark: str, figures: Facts, bars: step_bars.Bars, end_ns: int, top_ms:
 def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None:
     """How busy the device was in the profiled run of each; None where that was read of neither."""
     for kind in ("gpu_utilization_pct", "cpu_pct"):
-        found = [(mark, colour, _from_first_step(f, kind, end_ns)) for mark, colour, f in both]
-        shown = [(mark, colour, series) for mark, colour, series in found if series is not None]
+        readings = [(mark, colour, _from_first_step(f, kind, end_ns)) for mark, colour, f in both]
+        shown = [(mark, colour, series) for mark, colour, series in readings if series is not None]
         if shown:
             break
     else:
@@ -188,12 +188,12 @@ def _from_first_step(figures: Facts, kind: str, end_ns: int) -> Series | None:
 
 def _losses(a: Row, b: Row) -> Chart | None:
     """Both losses over the samples that the model was shown; over steps where their number is not known."""
-    known = [
+    both = [
         (mark, colour, row) for mark, colour, row in zip("AB", (A_COLOUR, B_COLOUR), (a, b), strict=True) if row.losses
     ]
-    unit = "samples" if all(row.samples_per_step for *_, row in known) else "steps"
+    unit = "samples" if all(row.samples_per_step for *_, row in both) else "steps"
     lines, ends = [], {}
-    for mark, colour, row in known:
+    for mark, colour, row in both:
         per_step = (row.samples_per_step or 1.0) if unit == "samples" else 1.0
         ends[mark] = (row.loss_steps or len(row.losses)) * per_step
         y = np.array([np.nan if loss is None else loss for loss in row.losses], np.float64)
@@ -229,11 +229,11 @@ def _figures(a: Row, b: Row) -> Section:
 def _settings(a: Row, b: Row) -> list[tuple[str, str, str]]:
     """Those that differ; of a row that leaves one alone what the other found there."""
     checks = [{check.name: check for check in row.checks} for row in (a, b)]
-    found = {name: check.found for side in checks for name, check in side.items() if check.found}
+    values = {name: check.found for side in checks for name, check in side.items() if check.found}
 
     def cell(row: Row, own: Mapping[str, Change], name: str) -> str:
         if name not in row.settings:
-            return found.get(name, BASELINE)
+            return values.get(name, BASELINE)
         return f"{row.settings[name]}, {effect(own[name])}" if name in own else row.settings[name]
 
     names = [name for name in {**a.settings, **b.settings} if a.settings.get(name) != b.settings.get(name)]
