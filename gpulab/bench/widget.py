@@ -53,6 +53,7 @@ def _widget_class() -> Callable[..., Any]:
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
         marks: Any = traitlets.List().tag(sync=True)
+        charts: Any = traitlets.List().tag(sync=True)
         detail = traitlets.Unicode().tag(sync=True)
         edit = traitlets.Dict().tag(sync=True)
 

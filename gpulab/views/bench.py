@@ -348,4 +348,6 @@ def edit_html(row: Row, first: Row) -> str:
 def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'
+    detail = f'<div class="gp-detail">{below}</div>' if below else ""
+    panes = f'<div class="gp-panes"><div class="gp-table">{table(rows)}</div>{detail}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'
