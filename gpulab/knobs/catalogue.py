@@ -110,7 +110,7 @@ def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] 
         for word in words:
             value = _value(name, word, names, variables)
             if any(type(value) is type(v) and value == v for v in values):
-                raise UsageError(f"--sweep {text.strip()}: {word} appears twice.")
+                raise UsageError(f"--sweep {text.strip()}: {word} appears twice, name it once.")
             values.append(value)
         sweeps[name] = tuple(values)
     return sweeps
