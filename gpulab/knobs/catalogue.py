@@ -76,7 +76,7 @@ def decide(name: str, observation: Observation, names: Names) -> Decision:
     if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
         return Decision(knob, knob.kind)
     if names(name):
-        return Decision(None, "variable of the cell")
+        return Decision(None, "variable")
     raise _unknown(name, ())
 
 
