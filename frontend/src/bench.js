@@ -7,6 +7,7 @@ import { STOP_NOTES, stopRun } from "./stop.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
+const STOPPING = "stopping"; // Python's word for it
 const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
 
 class Bench {
@@ -15,7 +16,7 @@ class Bench {
     this.lost = false;
     this.sort = { by: "number", descending: false };
     this.root = element("div", "gp-bench", el);
-    element("style", "", this.root, model.get("style"));
+    element("style", "", this.root, model.get("css"));
     this.#hideTwin();
     this.#head();
     this.toggles = element("div", "gp-toggles", this.root);
@@ -104,7 +105,7 @@ class Bench {
     this.words.textContent = "Stopping …";
     const viaComm = () => {
       this.#send("stop");
-      return new Promise((resolve) => this.model.once("change:status", () => resolve(true)));
+      return new Promise((resolve) => (this.stopped = resolve));
     };
     const answer = await stopRun(this.model.widget_manager?.kernel, this.model.get("run_key"), viaComm);
     this.words.textContent = STOP_NOTES[answer] ?? "";
@@ -268,6 +269,7 @@ class Bench {
     this.#setRunning(running || dead);
     this.close.disabled = dead;
     this.stop.hidden = !running || dead;
+    if (!running || words === STOPPING) this.stopped?.(true);
     if (!running) this.stop.disabled = false;
     this.track.hidden = this.stop.hidden;
     this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;

@@ -7,8 +7,10 @@ function render({ model, el }) {
   const button = document.createElement("button");
   button.className = "lm-Widget jupyter-widgets jupyter-button widget-button"; // as ipywidgets draws its own
   button.style.width = "auto";
+  let heard = () => {};
   const draw = () => {
     const off = model.get("disabled");
+    if (off) heard(true);
     button.disabled = off;
     button.classList.toggle("mod-warning", !off);
     button.textContent = "Stop";
@@ -19,7 +21,7 @@ function render({ model, el }) {
     button.textContent = "Stopping …";
     const viaComm = () => {
       model.send({ kind: "stop" });
-      return new Promise((resolve) => model.once("change:disabled", () => resolve(true)));
+      return new Promise((resolve) => (heard = resolve));
     };
     const answer = await stopRun(model.widget_manager?.kernel, model.get("run_key"), viaComm);
     if (answer === "unreachable") draw();

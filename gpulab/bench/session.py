@@ -233,9 +233,10 @@ class BenchSession:
     # -- what a click asks for -----------------------------------------------------------------------------------
 
     def _hear(self, what: str, content: Mapping[str, Any]) -> None:
-        if what == "stop":
+        if what == "stop" and (job := self._job) is not None:
+            self._draw_status(Status(True, "stopping", job.share))  # before its end says that it is over
             self.stop()
-        else:
+        elif what != "stop":
             self._main.call(lambda: self._answer(what, content))
 
     def _answer(self, what: str, content: Mapping[str, Any]) -> None:

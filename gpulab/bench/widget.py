@@ -39,7 +39,7 @@ class BenchWidget:
             run_key=run_key,
             cell=cell,
             code=code,
-            style=static("rows.css") + static("bench.css"),
+            css=static("rows.css") + static("bench.css"),
             status=_plain(Status()),
         )
         self.root.on_msg(lambda _widget, content, _buffers: heard(str(content.get("do", "")), content))
@@ -81,7 +81,7 @@ def _widget_class() -> Callable[..., Any]:
         run_key = traitlets.Unicode().tag(sync=True)
         cell = traitlets.Unicode().tag(sync=True)
         code = traitlets.Unicode().tag(sync=True)
-        style = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
         toggles: Any = traitlets.List().tag(sync=True)
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
