@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds, plain_text
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -34,6 +34,7 @@ from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
 NOTHING = "Nothing has run yet."
+IN_CELL = "now in the cell"
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
 _NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU utilization"}
@@ -55,10 +56,43 @@ _ACTIONS = (
 )
 
 
+def groups(bench: Bench) -> list[tuple[Row, ...]]:
+    """The rows of each text that the cell has had, those of what it has now first."""
+    now, *earlier = (ordered(bench.at(code)) for code in (bench.code, *reversed(bench.texts)))
+    marked = [tuple(_marked(row) if is_in(bench, row) else row for row in rows) for rows in earlier]
+    return [now, *marked]
+
+
+def _marked(row: Row) -> Row:
+    return replace(row, origin=f"{row.origin}; {IN_CELL}" if row.origin else IN_CELL)
+
+
+def is_in(bench: Bench, row: Row) -> bool:
+    """Whether the cell has the row's edit now."""
+    return bool(row.cell) and plain_text(row.cell) == bench.code
+
+
 def ordered(bench: Bench) -> tuple[Row, ...]:
     """The baseline first, then pinned ones, then the others as they came; each with its step by the speedup."""
-    rows = (replace(row, step_us=bench.step_us(row)) for row in bench.rows)
+    rows = (replace(row, step_us=bench.step_us(row), code=bench.code) for row in bench.own)
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
+
+
+def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> str:
+    """A table of each text that the cell has had: speedups of two texts have no common baseline."""
+    now, *earlier = groups(bench)
+    return table(now, marks, alive=alive) + "".join(
+        f'<p class="gp-quiet">{safe(_before(rows, bench))}</p>{table(rows, marks, alive=alive)}'
+        for rows in earlier
+        if rows
+    )
+
+
+def _before(rows: Sequence[Row], bench: Bench) -> str:
+    texts = (bench.code, *bench.texts)
+    applied = " and ".join(row.title for row in rows if plain_text(row.cell) in texts)
+    when = f"before {applied} was applied to the cell" if applied else "on another text of the cell"
+    return f"Measured {when}; these speedups have another baseline:"
 
 
 def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
@@ -266,9 +300,13 @@ def words(row: Row, best: Row | None) -> str:
     return plain("; ".join(parts))
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(bench: Bench) -> str:
     """A line per row."""
-    return "\n".join(words(row, best_of(rows)) for row in rows) or NOTHING
+    now, *earlier = groups(bench)
+    lines = [words(row, best_of(now)) for row in now] or [NOTHING]
+    for rows in filter(None, earlier):
+        lines += [_before(rows, bench), *(words(row, best_of(rows)) for row in rows)]
+    return "\n".join(lines)
 
 
 def sum_words(total: Sum) -> str:
@@ -301,7 +339,7 @@ def edit_html(row: Row) -> str:
     return fragment_section(Section("", code=row.edit))
 
 
-def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
+def static_page(bench: Bench, head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{tables(bench)}{below}</div>'
