@@ -58,7 +58,7 @@ def apply_edit() -> None:
     row = session.row_to_keep if session is not None else None
     if session is None or row is None or not row.cell:
         raise UsageError(NOTHING_TO_APPLY)
-    cell_code.shell().set_next_input(f"%%gpuprofile\n{row.cell}", replace=False)
+    cell_code.shell().set_next_input(f"%%gpuprofile\n{row.cell.rstrip()}", replace=False)
     session.go_on(row)
 
 

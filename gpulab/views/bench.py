@@ -33,7 +33,7 @@ from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
-NOTHING = "Nothing has run yet."
+NOTHING = "Nothing has run yet: run the baseline, then the settings of the cell can be changed."
 IN_CELL = "now in the cell"
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
@@ -89,10 +89,9 @@ def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> s
 
 
 def _before(rows: Sequence[Row], bench: Bench) -> str:
-    texts = (bench.code, *bench.texts)
-    applied = " and ".join(row.title for row in rows if plain_text(row.cell) in texts)
-    when = f"before {applied} was applied to the cell" if applied else "on another text of the cell"
-    return f"Measured {when}; these speedups have another baseline:"
+    applied = ", ".join(row.title for row in rows if plain_text(row.cell) in (bench.code, *bench.texts))
+    on = f"the cell without {applied}" if applied else "another text of the cell"
+    return f"Measured on {on}: these speedups have another baseline."
 
 
 def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:

@@ -165,7 +165,7 @@ def test_an_applied_edit_keeps_the_rows_and_gives_the_new_text_a_baseline_of_its
     assert "The cell now has two workers" in root.status["message"] and root.code == changed
     assert root.edit == {"text": ""}, "the cell has it"
     assert session.bench.baseline is None and session._observation is None, "another text: nothing is known of it"
-    assert view.IN_CELL in root.table and "Measured before two workers was applied to the cell" in root.table
+    assert view.IN_CELL in root.table and "Measured on the cell without two workers" in root.table
 
     click(alive, "run", settings={"workers": 2})
     assert alive.done[-1] == [] and [row.label for row in session.bench.own] == ["baseline", "workers=2"]
