@@ -444,11 +444,11 @@ class BenchSession:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
         self._last = Compared(experiment)
         experiments.append(self._last)
-        rows = [self.bench.row(row.id) for row in job.rows]
+        ids, (first, *others) = {row.id for row in job.rows}, view.ordered(self.bench)
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
-        judged = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
-        sentences = [side_by_side.sentence(baseline, row, row.speed) for row in judged]
+        judged = [row for row in others if row.id in ids and (row.failure or (row.speed and row.speed.ratio))]
+        sentences = [side_by_side.sentence(first, row, row.speed) for row in judged]
         return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
@@ -513,8 +513,8 @@ class BenchSession:
         if bench is not None:
             self._show(table=table)
             return
-        detail = self._detail(marks)
-        self._show(table=table, detail=detail + self._prints, edit=self._edit_of(marks))
+        detail, charts = self._detail(marks)
+        self._show(table=table, charts=charts, detail=detail + self._prints, edit=self._edit_of(marks))
         if self._output is not None:
             self._output.save(self._key, self._page(detail), view.text(view.ordered(self.bench)))
 
@@ -522,20 +522,23 @@ class BenchSession:
         """What a saved notebook shows; `detail` where it was made already."""
         marks = self._widget.marks if self._widget is not None else []
         code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
-        return view.static_page(view.ordered(self.bench), code, self._detail(marks) if detail is None else detail)
+        return view.static_page(view.ordered(self.bench), code, self._detail(marks)[0] if detail is None else detail)
 
-    def _detail(self, marks: Sequence[str]) -> str:
+    def _detail(self, marks: Sequence[str]) -> tuple[str, list[dict[str, object]]]:
+        """The report of one row, or two side by side and their charts as data: in a live bench these have a cursor."""
         rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]
         if not rows:
-            return ""
+            return "", []
         if len(rows) == 1:
             figures = self._figures_of(rows[0])
             if figures is None:
-                return ""
+                return "", []
             whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
-            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment()
+            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment(), []
         a, b = rows
-        return side_by_side.fragment(a, b, self._figures_of(a), self._figures_of(b), rows_of.between(a, b))
+        both = (a, b, self._figures_of(a), self._figures_of(b))
+        html = side_by_side.fragment(*both, rows_of.between(a, b), self.bench.edit_between(a, b))
+        return html, [chart.data() for chart in side_by_side.charts(*both)]
 
     def _edit_of(self, marks: Sequence[str]) -> dict[str, str]:
         """What keeps the row that was opened last, else the best."""
@@ -543,7 +546,7 @@ class BenchSession:
         row = opened[-1] if opened else self.bench.best
         if row is None or not row.edit:
             return {"text": ""}
-        html = view.edit_html(row)
+        html = view.edit_html(row, view.ordered(self.bench)[0])
         title = f"Keep {row.label}"
         return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "code": self.code.text}
 

@@ -143,7 +143,7 @@ class Capture:
         self._loop.peaks = PeakWatch() if on_gpu else None
         if on_gpu and stays():
             reason = (
-                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which makes CUDA "
+                "an earlier run of this process was traced; PyTorch's profiler stays attached, which makes CUDA "
                 "calls slower"
             )
             self._choices.append(Choice("profiler", "attached since an earlier run", reason))
@@ -512,7 +512,7 @@ class Capture:
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
         elif self.settings.device == "auto":
             self.device = detect_device("cpu")
-            self._choices.append(Choice("device", "CPU", "the profiled steps made no CUDA call"))
+            self._choices.append(Choice("device", "CPU", "the traced steps made no CUDA call"))
 
 
 def _thresholds() -> Thresholds:

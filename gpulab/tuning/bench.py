@@ -14,9 +14,11 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
+from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
+from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import Unit
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
@@ -34,6 +36,7 @@ class Speed(Struct, frozen=True):
     noise_floor: float | None = None
     pairs: int = 0
     per: Unit = "step"
+    setup_s: float | None = None  # that the row takes once, before its steps, and the first does not
 
     @property
     def times_as_fast(self) -> float | None:
@@ -70,6 +73,7 @@ class Row(Struct, frozen=True):
     speed: Speed | None = None  # None: the first row, or nothing was compared yet
     step_us: float | None = None  # of the run in full
     samples_per_step: float | None = None
+    cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
     shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
     memory_bytes: int | None = None
     utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
@@ -120,7 +124,8 @@ class Bench(Struct, frozen=True):
 
     @property
     def best(self) -> Row | None:
-        return best_of(self.rows)
+        best = best_of([replace(row, step_us=self.step_us(row)) for row in self.rows])
+        return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
         """A step of the row: of the first row the median of its blocks, of another that time by the ratio of the pairs.
@@ -144,6 +149,15 @@ class Bench(Struct, frozen=True):
         if not baseline.samples_per_step or not row.samples_per_step:
             return row.step_us
         return first_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+
+    def edit_between(self, a: Row, b: Row) -> str:
+        """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
+        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        marked = list(zip("AB", (a, b), strict=True))
+        loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
+        parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []
+        parts += [f"# Of {mark}, where it belongs:\n{text.strip()}" for mark, text in loose if text.strip()]
+        return "\n".join(filter(None, parts))
 
     @property
     def next_turn(self) -> int:
@@ -206,9 +220,18 @@ class Bench(Struct, frozen=True):
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The fastest of those that are faster for certain."""
+    """The fastest of those that are faster for certain, and save what they take once within the cell's own steps."""
     faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
+    faster = [row for row in faster if (cost := cost_of_row(rows[0], row)) is None or cost.pays]
     return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+
+
+def cost_of_row(first: Row, row: Row) -> SetupCost | None:
+    """What a row takes once, and after how many steps of the first row it has saved that."""
+    speed = row.speed
+    if speed is None or row.failure:
+        return None
+    return setup_cost(speed.setup_s, first.step_us, speed.ratio, speed.interval, speed.verdict, first.cell_steps)
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
@@ -246,6 +269,7 @@ def speed_of(comparison: Comparison) -> Speed:
         comparison.noise_floor,
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
+        comparison.setup_s,
     )
 
 
@@ -295,6 +319,7 @@ def with_run(row: Row, side: Side) -> Row:
         row,
         run_id=figures.run.id,
         step_us=step.median if step is not None else None,
+        cell_steps=cell_steps(figures) or row.cell_steps,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
         memory_bytes=memory_peak_bytes(figures),
@@ -343,7 +368,9 @@ def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
 
 def _shares(figures: Facts) -> dict[str, float]:
     shares = figures.shares
-    return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
+    if shares is None or figures.few_steps is not None:
+        return {}
+    return {name: share for name, share in shares.share.items() if share > 0}
 
 
 def memory_peak_bytes(figures: Facts | None) -> int | None:
@@ -453,7 +480,8 @@ def chained(first: Speed | None, then: Speed) -> Speed:
         interval = (ratio * math.exp(-low), ratio * math.exp(high))
     floor = max((speed.noise_floor or 0.0 for speed in (first, then)), default=0.0)
     pairs = min(first.pairs, then.pairs)
-    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
+    setup_s = first.setup_s + then.setup_s if first.setup_s is not None and then.setup_s is not None else None
+    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per, setup_s)
 
 
 def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -466,4 +494,5 @@ def _inverse(speed: Speed) -> Speed:
         return speed
     ratio, interval = 1 / speed.ratio, inverse(speed.interval)
     said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
-    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)
+    setup_s = -speed.setup_s if speed.setup_s is not None else None
+    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per, setup_s)

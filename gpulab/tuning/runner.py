@@ -657,6 +657,7 @@ class Runner:
             edit_cell=edit.cell if edit is not None else "",
             step_inputs=trial.observation.step_inputs if trial is not None else None,
             prediction=arm.prediction,
+            setup_ns=trial.setup_ns if trial is not None else None,
         )
         return with_times(side)
 

@@ -18,6 +18,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture
 from gpulab.capture.short_run import ShortRun
@@ -75,6 +76,7 @@ class Trial(Struct, frozen=True):
     error: BaseException | None = None
     unsaved: str = ""
     path: Path | None = None
+    setup_ns: int | None = None  # before its steps (analysis/steps.py)
 
 
 class Stopper(Struct):
@@ -189,7 +191,7 @@ def full_trial(
     raised, error = _Raised(), None
     outcome: Outcome = "completed"
     effects: dict[str, KnobEffects] = {}
-    seen = Observed()
+    seen, began_ns = Observed(), 0
     counted = count_anew()
     capture.start()
     stopper.now(capture)
@@ -205,6 +207,7 @@ def full_trial(
             code = setting.code.through(lines) if reads else setting.code
             if quiet:
                 stack.enter_context(silence())
+            began_ns = capture.now()
             with users_code(), raised, setting.within():
                 code.run()
     except BaseException as e:
@@ -223,7 +226,9 @@ def full_trial(
         finally:
             stopper.after = ""
             capture.close()
-    return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
+    setup = setup_ns(run.steps, select(run).rows, began_ns)
+    per_step = losses.per_step(run.steps, origin_ns)
+    return Trial(run, seen.observation(run), effects, per_step, error, unsaved, path, setup)
 
 
 def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
@@ -256,6 +261,7 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
         time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
+        setup_ns=setup_ns(block.steps, rows),
     )
 
 

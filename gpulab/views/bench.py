@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -41,8 +41,9 @@ _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
     "within the band": "same within seeds",
-    "outside the band": "differs",
+    "outside the band": "differs beyond seeds",
     "different": "differs",
+    "seeds not run": "differs, seeds not run",
     "not measurable": "unknown",
 }
 _ACTIONS = (
@@ -92,7 +93,8 @@ def table(
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
         mark = "AB"[marks.index(row.id)] if row.id in marks else ""
         cells = _cells(row, shown, axis, best, mark, rated=rated)
-        acts = _acts(row, place, best, marked=bool(mark)) if alive else ""
+        cells["speed"] += _cost(rows[0], row)
+        acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
         named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
@@ -134,14 +136,14 @@ def _cells(
     }
 
 
-def _acts(row: Row, place: int, best: Row | None, *, marked: bool) -> str:
+def _acts(row: Row, place: int, label: str, *, marked: bool) -> str:
     """The attributes by which a row is sorted, chosen and read out."""
     speed = (row.speed and row.speed.times_as_fast) or float(row.is_baseline)
     keys = {"number": place, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
         f' data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
-        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(words(row, best))}"'
+        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(label)}"'
     )
 
 
@@ -177,6 +179,12 @@ def _speed_words(speed: Speed) -> str:
     unit = " per sample" if speed.per == "sample" else ""
     how = plural(speed.pairs, "pair") if speed.pairs else "sequential runs"
     return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {how}{more}</span>'
+
+
+def _cost(first: Row, row: Row) -> str:
+    cost = cost_of_row(first, row)
+    tone = "gp-quiet" if cost is None or cost.pays else "gp-caution"
+    return f'<div class="{tone}">{safe(capitalized(cost.words))}</div>' if cost is not None else ""
 
 
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
@@ -236,7 +244,7 @@ def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
 def _loss(row: Row) -> str:
     if not row.loss:
         return "" if row.is_baseline else _unknown(row, "The loss")
-    alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
+    alarm = ' class="gp-bad"' if row.loss in ("outside the band", "different") else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
 
@@ -261,14 +269,16 @@ def _unknown(row: Row, what: str) -> str:
 # in words
 
 
-def words(row: Row, best: Row | None) -> str:
+def words(row: Row, best: Row | None, first: Row) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
+    cost = cost_of_row(first, row)
     parts = [row.title] if row.settings else list(dict.fromkeys((row.title, row.label)))
     if row.failure:
         parts.append(row.failure)
     elif row.speed is not None and row.speed.times_as_fast:
         times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
         parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
+    parts += [cost.words] if cost is not None else []
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step")
     waits = sum(row.shares.get(name, 0.0) for name in _WAITS)
@@ -285,7 +295,7 @@ def words(row: Row, best: Row | None) -> str:
 
 def text(rows: Sequence[Row]) -> str:
     """A line per row."""
-    return "\n".join(words(row, best_of(rows)) for row in rows) or NOTHING
+    return "\n".join(words(row, best_of(rows), rows[0]) for row in rows) or NOTHING
 
 
 def figures(rows: Sequence[Row]) -> str:
@@ -328,12 +338,16 @@ def full_run_words(row: Row, step: Spread | None) -> str:
     )
 
 
-def edit_html(row: Row) -> str:
-    """What keeps the row's settings: a diff of the cell, or a snippet."""
-    return fragment_section(Section("", code=row.edit))
+def edit_html(row: Row, first: Row) -> str:
+    """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
+    cost = cost_of_row(first, row)
+    lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
+    return fragment_section(Section("", lines=lines, code=row.edit))
 
 
 def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'
+    detail = f'<div class="gp-detail">{below}</div>' if below else ""
+    panes = f'<div class="gp-panes"><div class="gp-table">{table(rows)}</div>{detail}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

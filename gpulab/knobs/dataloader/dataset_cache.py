@@ -107,7 +107,9 @@ class DatasetCache(Knob):
             "dataset = [dataset[i] for i in range(len(dataset))]",
             "DataLoader",
             "dataset",
+            "[dataset[i] for i in range(len(dataset))]",
             "[items[i] for items in [dataset] for i in range(len(items))]",
+            "cache=on",
         )
 
 
