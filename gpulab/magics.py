@@ -574,6 +574,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "report": _show_report,
     "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
     "panel": _in("gpulab.bench.opening", "open_bench", alone="panel"),
+    "apply": _in("gpulab.bench.opening", "apply_edit", alone="apply"),
     "climb": _in("gpulab.api.climb"),
     "headspace": _in("gpulab.api.headspace"),
     "predict": _in("gpulab.api.predict", "magic_predict"),
@@ -594,6 +595,7 @@ _ONE_LINE_HELP = {
     "board": "%gpulab board FOLDER [--html FILE]   live progress of the class in FOLDER, refreshed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
     "panel": "%gpulab panel   the bench of the last profiled cell: toggle settings, run, compare; needs a notebook",
+    "apply": "%gpulab apply   the cell with the edit of the row open in the bench, as a new cell below",
 }
 COMMANDS_HELP = """\
 %gpulab runs          list the stored runs
@@ -603,6 +605,7 @@ COMMANDS_HELP = """\
 %gpulab climb         try promising settings on the last profiled cell one by one, keep what is faster
 %gpulab headspace     the speedup of that cell with a perfect DataLoader
 %gpulab panel         the bench of that cell: toggle settings, run, compare
+%gpulab apply         the cell with the edit of the row open in the bench, as a new cell below
 %gpulab fleet         which jobs waste GPUs, across folders of runs
 %gpulab tensorboard   open the runs in TensorBoard
 %gpulab doctor        what gpulab can measure on this machine

@@ -2,14 +2,14 @@
 // data and as HTML that it has escaped; here it is drawn and made to answer.
 
 import uplotCss from "uplot/dist/uPlot.min.css";
-import { applyToCell } from "./apply.js";
+import { APPLY_NOTES, applyToCell } from "./apply.js";
 import { drawCharts } from "./curves.js";
 import { element } from "./dom.js";
 import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
-const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
+const LOST = "The kernel was restarted or has ended. Its rows are saved: %gpulab panel opens the bench again.";
 
 class Bench {
   constructor(model, el) {
@@ -17,7 +17,7 @@ class Bench {
     this.lost = false;
     this.sort = { by: "number", descending: false };
     this.root = element("div", "gp-bench", el);
-    element("style", "", this.root, uplotCss + model.get("style"));
+    element("style", "", this.root, uplotCss + model.get("css"));
     this.#hideTwin();
     this.#head();
     this.toggles = element("div", "gp-toggles", this.root);
@@ -272,9 +272,7 @@ class Bench {
   }
 
   #order() {
-    const body = this.rows.querySelector("tbody");
-    if (!body) return;
-    body.append(...order([...body.children], this.sort));
+    for (const body of this.rows.querySelectorAll("tbody")) body.append(...order([...body.children], this.sort));
     for (const head of this.rows.querySelectorAll("th[aria-sort]")) {
       const by = head.querySelector("button").dataset.sort;
       const now = by !== this.sort.by ? "none" : this.sort.descending ? "descending" : "ascending";
@@ -354,18 +352,17 @@ class Bench {
   }
 
   #drawKeep() {
-    const { title, html, text, cell, code } = this.model.get("edit");
+    const { title, html, text, cell, row, texts } = this.model.get("edit");
     this.keep.replaceChildren();
     if (!text) return;
     const head = element("div", "gp-buttons", this.keep);
     element("b", "", head, title);
     const note = element("span", "gp-quiet", null);
-    if (cell) {
+    if (cell && texts.length) {
       this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
-        const done = applyToCell(this.model.widget_manager, code, cell);
-        note.textContent = done
-          ? "Applied to the cell above. Run it again."
-          : "No unchanged copy of the cell in this notebook: copy the edit instead.";
+        const done = applyToCell(this.model.widget_manager, texts, cell);
+        note.textContent = APPLY_NOTES[done];
+        if (done === "applied") this.#send(done, { row });
       });
     }
     this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {

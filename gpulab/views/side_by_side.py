@@ -42,7 +42,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         return f"{failed.title} could not be measured: {failed.failure}."
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
-        return f"No comparison of {of_b} and {of_a}."
+        why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
+        return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""
     how = {
