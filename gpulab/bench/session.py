@@ -523,9 +523,9 @@ class BenchSession:
 
     # -- what it shows -------------------------------------------------------------------------------------------
 
-    def _show(self, **parts: object) -> None:
+    def _show(self, *, status: Status | None = None, **parts: object) -> None:
         if self._widget is not None:
-            self._widget.show(**parts)
+            self._widget.show(status=status, **parts)
 
     def _say(self, message: str, level: Level = "quiet") -> None:
         status = Status() if (job := self._job) is None else job.status
