@@ -83,6 +83,7 @@ def _widget_class() -> Callable[..., Any]:
         code = traitlets.Unicode().tag(sync=True)
         style = traitlets.Unicode().tag(sync=True)
         toggles: Any = traitlets.List().tag(sync=True)
+        unexpected = traitlets.Unicode().tag(sync=True)
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
         marks: Any = traitlets.List().tag(sync=True)
