@@ -29,7 +29,7 @@ NOTHING_EXPECTED = "No expectations"
 MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
 NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # speedups: for less at best, or in the middle, nobody turns a toggle
 _PROPOSED = 2  # values of a knob whose gain is predicted
-_SHOWN = 4  # toggles at least that are not folded, whatever is expected of them
+_SHOWN = 5  # toggles at least that are not folded, whatever is expected of them
 
 
 class Toggle(Struct, frozen=True):
@@ -125,20 +125,17 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
 
 
 def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
-    """What gains, then what the diagnosis names, then what only a run tells, then what gains nothing or cannot act."""
+    """What gains, then what the diagnosis names and only a run tells, then the others; last what cannot act."""
 
     def place(toggle: Toggle) -> tuple[bool, int, float]:
-        predicted = toggle.prediction
-        if _gains(predicted):
-            return bool(toggle.reason), 0, (predicted and predicted.ratio) or 1.0
-        without = 2 if predicted is None else 3
-        return bool(toggle.reason), 1 if toggle.rank < math.inf and predicted is None else without, toggle.rank
+        predicted, fixed = toggle.prediction, bool(toggle.reason)
+        if predicted is not None:
+            return (fixed, 0, predicted.ratio or 1.0) if _gains(predicted) else (fixed, 2, 0.0)
+        return (fixed, 1, toggle.rank) if toggle.rank < math.inf else (fixed, 2, 0.0)
 
     ordered = sorted(toggles, key=place)
-    return tuple(
-        replace(toggle, folded=number >= _SHOWN and not toggle.reason and place(toggle)[1] > 1)
-        for number, toggle in enumerate(ordered)
-    )
+    folds = [number >= _SHOWN and place(toggle)[:2] == (False, 2) for number, toggle in enumerate(ordered)]
+    return tuple(replace(toggle, folded=folded) for toggle, folded in zip(ordered, folds, strict=True))
 
 
 # as a front end draws them

@@ -63,8 +63,8 @@ def test_what_is_expected_to_help_most_stands_first() -> None:
     able = [t for t in toggles if not t.reason]
     gains = [t.prediction.ratio for t in able if expected_words(t.prediction).startswith("expected ")]
     assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able) and not why  # type: ignore[type-var, operator]
-    assert all(t.prediction is not None for t in able[: len(gains)]) and not any(t.folded for t in able[:4])
-    assert "no clear gain expected" in expected_words(able[-1].prediction) and all(t.folded for t in able[4:])
+    assert all(t.prediction is not None for t in able[: len(gains)]) and not any(t.folded for t in able[:5])
+    assert "no clear gain expected" in expected_words(able[-1].prediction) and all(t.folded for t in able[5:])
     turned = {str(d["name"]): d for d in data(toggles, SCENE, {able[-1].knob.name: True}, {})}
     assert not turned[able[-1].knob.name]["folded"], "what was turned is seen"
     workers = next(t for t in toggles if t.knob.name == "workers")
@@ -74,7 +74,7 @@ def test_what_is_expected_to_help_most_stands_first() -> None:
     assert not tried["expected"] and tried["cautions"] == [f"{workers.proposal}: no effect: nobody asked"]
 
 
-def test_without_expectations_the_diagnosis_orders_and_a_line_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPatch) -> None:
     causes: list[Finding] = [Finding(key, "", (), 1.0, "measured") for key in ("cpu_shared", "cpu_preprocessing")]
     found = Diagnosis((*causes,), (), 1.0)
     monkeypatch.setattr(toggles_module, "diagnosis_for_report", lambda *_: found)
