@@ -64,7 +64,7 @@ def test_what_is_expected_to_help_most_stands_first() -> None:
     gains = [t.prediction.ratio for t in able if expected_words(t.prediction).startswith("expected ")]
     assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able) and not why  # type: ignore[type-var, operator]
     assert all(t.prediction is not None for t in able[: len(gains)]) and not any(t.folded for t in able[:5])
-    assert "no clear gain expected" in expected_words(able[-1].prediction) and all(t.folded for t in able[5:])
+    assert all(t.folded for t in able[5:]) and expected_words(able[-1].prediction) in ("", "no clear gain expected")
     turned = {str(d["name"]): d for d in data(toggles, SCENE, {able[-1].knob.name: True}, {})}
     assert not turned[able[-1].knob.name]["folded"], "what was turned is seen"
     workers = next(t for t in toggles if t.knob.name == "workers")
