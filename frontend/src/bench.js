@@ -1,9 +1,11 @@
 // The bench of one cell: toggles, what runs, the table of runs, two of them side by side. Python says what there is, as
 // data and as HTML that it has escaped; here it is drawn and made to answer.
 
+import uplotCss from "uplot/dist/uPlot.min.css";
 import { applyToCell } from "./apply.js";
+import { drawCharts } from "./curves.js";
 import { element } from "./dom.js";
-import { STOP_NOTES, stopRun } from "./stop.js";
+import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
@@ -15,13 +17,14 @@ class Bench {
     this.lost = false;
     this.sort = { by: "number", descending: false };
     this.root = element("div", "gp-bench", el);
-    element("style", "", this.root, model.get("style"));
+    element("style", "", this.root, uplotCss + model.get("css"));
     this.#hideTwin();
     this.#head();
     this.toggles = element("div", "gp-toggles", this.root);
     this.#controls();
-    this.rows = element("div", "gp-table", this.root);
-    this.detail = element("div", "gp-detail", this.root);
+    const panes = element("div", "gp-panes", this.root);
+    this.rows = element("div", "gp-table", panes);
+    this.detail = element("div", "gp-detail", panes);
     this.keep = element("div", "gp-keep", this.root);
     this.#listen();
     this.#drawAll();
@@ -57,13 +60,7 @@ class Bench {
       this.#begin("climb"),
     );
     this.reset = this.#button(line, "Reset", "Reset all toggles to the values of the baseline", () => this.#send("choose", { settings: {} }));
-    const now = (this.now = element("div", "gp-now", bar));
-    this.stop = this.#button(now, "Stop", "Stop at the next step; keeps what was measured", () => this.#stopRun());
-    this.stop.classList.add("gp-stop");
-    this.track = element("div", "gp-track", now);
-    this.track.setAttribute("role", "progressbar");
-    this.bar = element("div", "gp-bar", this.track);
-    this.words = element("span", "gp-words", now);
+    this.now = new Running(bar, this.model, "Stop at the next step; keeps what was measured", () => this.#send("stop"));
     this.message = element("div", "gp-message", bar);
     this.message.setAttribute("role", "status");
     // Stop stays in view: where its place is scrolled away, it floats over the page (in a box of its own: an output
@@ -78,7 +75,7 @@ class Bench {
 
   #place() {
     const floats = this.away && this.running && !this.lost;
-    (floats ? this.float : this.message.parentNode).insertBefore(this.now, floats ? null : this.message);
+    (floats ? this.float : this.message.parentNode).insertBefore(this.now.root, floats ? null : this.message);
     this.float.hidden = !floats;
   }
 
@@ -99,23 +96,11 @@ class Bench {
     this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
   }
 
-  async #stopRun() {
-    this.stop.disabled = true;
-    this.words.textContent = "Stopping …";
-    const viaComm = () => {
-      this.#send("stop");
-      return new Promise((resolve) => this.model.once("change:status", () => resolve(true)));
-    };
-    const answer = await stopRun(this.model.widget_manager?.kernel, this.model.get("run_key"), viaComm);
-    this.words.textContent = STOP_NOTES[answer] ?? "";
-    if (answer === "unreachable" || answer === "over") this.#drawStatus();
-  }
-
   #listen() {
     const draw = {
       toggles: () => this.#drawToggles(),
       unexpected: () => this.#drawToggles(),
-      status: () => this.#drawStatus(),
+      status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
       edit: () => this.#drawKeep(),
@@ -142,7 +127,9 @@ class Bench {
       this.model.off("comm_live_update", onLost);
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
+      this.now.end();
       this.seen.disconnect();
+      this.charts?.end();
       this.float.remove();
       this.twin.remove();
     };
@@ -159,6 +146,7 @@ class Bench {
 
   #drawTheme() {
     for (const box of [this.root, this.float]) box.dataset.theme = isDark() ? "dark" : "light";
+    this.charts?.draw();
   }
 
   // -- toggles -----------------------------------------------------------------------------------------------------
@@ -272,17 +260,12 @@ class Bench {
     for (const button of [this.run, this.each, this.climb]) button.disabled = running;
   }
 
-  #drawStatus() {
-    const { running, words, fraction, message, level } = this.model.get("status");
+  #drawStatus(fresh = false) {
+    const { running, message, level } = this.model.get("status");
     const dead = this.lost;
     this.#setRunning(running || dead);
     this.close.disabled = dead;
-    this.stop.hidden = !running || dead;
-    if (!running) this.stop.disabled = false;
-    this.track.hidden = this.stop.hidden;
-    this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;
-    this.track.setAttribute("aria-valuenow", String(Math.round(100 * fraction)));
-    if (!this.stop.disabled) this.words.textContent = running && !dead ? words : "";
+    this.now.draw(fresh, dead);
     this.message.textContent = dead ? LOST : message;
     this.message.dataset.level = dead ? "bad" : level;
     this.#place();
@@ -375,7 +358,9 @@ class Bench {
   // -- one run, or two side by side --------------------------------------------------------------------------------
 
   #drawDetail() {
+    this.charts?.end();
     this.detail.innerHTML = this.model.get("detail");
+    this.charts = drawCharts(this.detail, this.model.get("charts"));
   }
 
   #drawKeep() {

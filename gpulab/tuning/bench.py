@@ -14,9 +14,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
+from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
 from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import Unit
@@ -149,6 +150,15 @@ class Bench(Struct, frozen=True):
             return row.step_us
         return first_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
 
+    def edit_between(self, a: Row, b: Row) -> str:
+        """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
+        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        marked = list(zip("AB", (a, b), strict=True))
+        loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
+        parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []
+        parts += [f"# Of {mark}, where it belongs:\n{text.strip()}" for mark, text in loose if text.strip()]
+        return "\n".join(filter(None, parts))
+
     @property
     def next_turn(self) -> int:
         """The number of the next turn of blocks: pairs are those of one turn."""
@@ -159,6 +169,17 @@ class Bench(Struct, frozen=True):
         if self.row(row.id) is not None:
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
+
+    def so_far(self, rows: Sequence[Row], blocks: Sequence[Block], turn: int) -> Bench:
+        """While an experiment goes on: with its rows, in the order of its arms, and what its blocks say until now."""
+        baseline = self.baseline
+        if baseline is None:
+            return self
+        baseline, *others = (_with_blocks(row, blocks, arm, turn) for arm, row in enumerate((baseline, *rows)))
+        bench = self.put(baseline)
+        for row in others:
+            bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
+        return bench
 
     def remove(self, row_id: str) -> Bench:
         """Without this row; the first stays as long as there are others, which are measured against it."""
@@ -268,6 +289,24 @@ def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed
     return speed_of(compared) if compared.ratio is not None else None
 
 
+def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
+    """With an interval only once there are as many pairs as an experiment may end on: fewer show it too narrow by
+    chance, or so wide that it says nothing.
+    """
+    speed = speed_by_blocks(baseline, blocks)
+    if speed is None or speed.pairs >= FEWEST_PAIRS:
+        return speed
+    return replace(speed, verdict="undecided", interval=None)
+
+
+def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
+    """The row with the blocks of that arm on top of its own; its samples by them where no run in full has told."""
+    own = [replace(block, turn=block.turn + turn, arm=0) for block in blocks if block.arm == arm]
+    samples = [block.sample_count / block.step_count for block in own if block.sample_count and block.step_count]
+    per_step = row.samples_per_step or (float(np.median(samples)) if samples else None)
+    return replace(row, blocks=(*row.blocks, *own), samples_per_step=per_step)
+
+
 def with_run(row: Row, side: Side) -> Row:
     """The row with the figures of its run in full."""
     figures = side.facts
@@ -329,7 +368,9 @@ def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
 
 def _shares(figures: Facts) -> dict[str, float]:
     shares = figures.shares
-    return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
+    if shares is None or figures.few_steps is not None:
+        return {}
+    return {name: share for name, share in shares.share.items() if share > 0}
 
 
 def memory_peak_bytes(figures: Facts | None) -> int | None:

@@ -17,6 +17,9 @@ from gpulab.run import Change
 from gpulab.verdict import Verdict
 
 Evidence = Literal["interleaved", "sequential"]
+LossVerdict = Literal[
+    "same", "within the band", "outside the band", "different", "seeds not run", "not comparable", "not measurable"
+]
 BASELINE = "baseline"  # the label of a side without settings: the cell as it is
 NO_EFFECT = "no effect: "  # so a side's failure begins whose knobs did nothing in its own run
 
@@ -75,8 +78,13 @@ class LossComparison(Struct, frozen=True):
     b: tuple[float, ...]
     band: tuple[tuple[float, float], ...] = ()  # lowest and highest per step
     seeds: int = 0
-    verdict: Literal["same", "within the band", "outside the band", "different", "not measurable"] = "not measurable"
+    verdict: LossVerdict = "not measurable"
     words: str = ""
+
+    @property
+    def moved(self) -> bool:
+        """Whether a reader has to look at them before they keep the setting."""
+        return self.verdict not in ("same", "within the band", "not measurable")
 
 
 class Comparison(Struct, frozen=True):

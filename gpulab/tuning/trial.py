@@ -84,7 +84,14 @@ class Stopper(Struct):
 
     asked: bool = False
     late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
-    _current: Capture | ShortRun | None = None
+    current: Capture | ShortRun | None = None
+    after: str = ""  # a run has ended: what is done with it, in words
+
+    @property
+    def words(self) -> str:
+        """Where it is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
+        current = self.current
+        return self.after if current is None else current.beside_steps or f"step {current.step_count}"
 
     @property
     def ends(self) -> bool:
@@ -96,7 +103,7 @@ class Stopper(Struct):
 
     def cut(self) -> None:
         """End what runs now, whoever asked for it: at its next step, and what a knob prepares before it."""
-        current = self._current
+        current = self.current
         if current is not None:
             preparation.end()
         if isinstance(current, Capture):
@@ -105,7 +112,7 @@ class Stopper(Struct):
             current.stop()
 
     def now(self, current: Capture | ShortRun | None) -> None:
-        self._current = current
+        self.current = current
         if self.ends and current is not None:
             self.cut()
 
@@ -130,18 +137,12 @@ class _Raised(Struct):
 
 
 class _Limit:
-    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count.
+    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
-    `tick` is called there with the steps so far.
-    """
-
-    def __init__(
-        self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float, tick: Callable[[int], None]
-    ) -> None:
+    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float) -> None:
         self._capture = capture
         self._effects = effects
         self._limit_s = limit_s
-        self._tick = tick
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
         self._thread.start()
@@ -150,7 +151,6 @@ class _Limit:
         first_s: float | None = None  # when the first step was complete: it may have compiled the model
         while not self._over.wait(0.25):
             spent_s = self._capture.now() / 1e9
-            self._tick(self._capture.step_count)
             if first_s is None and self._capture.step_count:
                 first_s = spent_s
             prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
@@ -173,14 +173,13 @@ def full_trial(
     quiet: bool,
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
     limit_s: float = TRIAL_LIMIT_S,
-    tick: Callable[[int], None] = lambda steps: None,
     ends_alone: bool = True,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
-    it may go on after its first step; infinite: to its end, however long. `tick` hears, on another thread, of the steps
-    so far. Where others wait for each step of it, `ends_alone` is false: SIGTERM is left to the caller.
+    it may go on after its first step; infinite: to its end, however long. Where others wait for each step of it,
+    `ends_alone` is false: SIGTERM is left to the caller.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
@@ -197,7 +196,7 @@ def full_trial(
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, limit_s, tick)
+    limit = _Limit(capture, effects, limit_s)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
@@ -215,6 +214,7 @@ def full_trial(
         outcome, error = _ending(capture, raised.first(e))
     finally:
         limit.cancel()
+        stopper.after = "reading its trace" if settings.trace else ""
         stopper.now(None)
         try:
             run, write_trace = _finished(capture, outcome, error)
@@ -224,6 +224,7 @@ def full_trial(
                 run = replace(run, changes=changes(run, effects))
             path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
         finally:
+            stopper.after = ""
             capture.close()
     setup = setup_ns(run.steps, select(run).rows, began_ns)
     per_step = losses.per_step(run.steps, origin_ns)

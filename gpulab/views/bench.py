@@ -29,7 +29,7 @@ from gpulab.views.html_rows import (
     factor_row,
     key,
 )  # fmt: skip
-from gpulab.views.interval_places import FactorAxis, axis_of
+from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
@@ -41,8 +41,9 @@ _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
     "within the band": "same within seeds",
-    "outside the band": "differs",
+    "outside the band": "differs beyond seeds",
     "different": "differs",
+    "seeds not run": "differs, seeds not run",
     "not measurable": "unknown",
 }
 _ACTIONS = (
@@ -61,18 +62,25 @@ def ordered(bench: Bench) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
-def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
+def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
+    """The axis of rows that are being measured, which had this one before."""
+    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+
+
+def table(
+    rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None
+) -> str:
     """All rows, the first is the baseline. `marks` are the ids of A and B; `alive`: rows answer to clicks and keys."""
     if not rows:
         return f'<p class="gp-quiet">{NOTHING}</p>'
     ranges = factor_ranges(rows)
-    axis = axis_of(factor for shown in ranges for factor in shown.factors)
+    axis = axis or axis_of(factor for shown in ranges for factor in shown.factors)
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is the baseline"),
         ("time", "Step time"),
         *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
-        ("memory", "Peak memory"),
+        *([("memory", "Peak memory")] if any(row.memory_bytes for row in rows) or alive else []),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
         *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
         *([("do", "")] if alive else []),
@@ -99,9 +107,9 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
     )
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[Row], axis: FactorAxis | None = None) -> str:
     """The table in a page or an output that has the style sheet of its own."""
-    return f'<div class="gp-bench gp-static gp-plain">{table(rows)}</div>'
+    return f'<div class="gp-bench gp-static gp-plain">{table(rows, axis=axis)}</div>'
 
 
 def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
@@ -180,10 +188,15 @@ def _cost(first: Row, row: Row) -> str:
 
 
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, the noise and what was predicted; of only two rows also the pairs."""
-    first = FactorRange(1.0, None, UNDECIDED) if rows[0].is_baseline else _range(rows[0])
-    points = pair_speeds(*rows)[:_MOST_POINTS] if len(rows) == 2 else ()
-    return [first, *(_range(row, points) for row in rows[1:])]
+    """Each speedup with its interval, the noise and what was predicted; the pairs of one that has no interval, and of
+    only two rows.
+    """
+    first, *others = rows
+    shown = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
+    for row in others:
+        alone = len(others) == 1 or (row.speed is not None and row.speed.interval is None)
+        shown.append(_range(row, pair_speeds(first, row)[:_MOST_POINTS] if alone else ()))
+    return shown
 
 
 def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
@@ -211,13 +224,18 @@ def _time(row: Row, *, rated: bool) -> str:
 
 def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
     """What is drawn of a speedup, in the colour of the first verdict there is."""
-    drawn = [shown for row, shown in zip(rows, ranges, strict=True) if row.speed is not None and shown.interval]
+    drawn = [
+        shown
+        for row, shown in zip(rows, ranges, strict=True)
+        if row.speed is not None and (shown.interval or shown.points)
+    ]
     if not drawn:
         return ""
     colour = next((shown.colour for shown in drawn if shown.colour != UNDECIDED), UNDECIDED)
     floors = {shown.floor for shown in drawn}
     most = "at most " if len(floors) > 1 else ""
-    entries = [(colour, "speedup, tick: median, thick: 95 % interval")]
+    interval = ", thick: 95 % interval" if any(shown.interval for shown in drawn) else " so far"
+    entries = [(colour, f"speedup, tick: median{interval}")]
     entries += [(FLOOR, f"run-to-run noise of the baseline, {most}{percent(max(floors))}")] if max(floors) else []
     entries += [(PREDICTED, "predicted")] if any(shown.predicted for shown in drawn) else []
     return key([*entries, *[(POINT, "pairs of blocks")] * any(shown.points for shown in drawn)])
@@ -226,7 +244,7 @@ def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
 def _loss(row: Row) -> str:
     if not row.loss:
         return "" if row.is_baseline else _unknown(row, "The loss")
-    alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
+    alarm = ' class="gp-bad"' if row.loss in ("outside the band", "different") else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
 
@@ -280,6 +298,21 @@ def text(rows: Sequence[Row]) -> str:
     return "\n".join(words(row, best_of(rows), rows[0]) for row in rows) or NOTHING
 
 
+def figures(rows: Sequence[Row]) -> str:
+    """What is measured so far, for one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
+    first, *others = rows
+    measured = [row for row in others if row.speed is not None and row.speed.times_as_fast]
+    if not measured or not first.step_us:
+        return ""
+    parts = [f"{first.title} {duration(first.step_us)}"]
+    for row in measured:
+        assert row.speed is not None and row.speed.times_as_fast is not None
+        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
+        step = f" {duration(row.step_us)}" if row.step_us else ""
+        parts.append(f"{row.title}{step}, {times}, {plural(row.speed.pairs, 'pair')}")
+    return "; ".join(parts)
+
+
 def sum_words(total: Sum) -> str:
     """Whether the gains add up, as a sentence with its figures."""
     expected, _ = speed_within(total.expected, None)
@@ -315,4 +348,6 @@ def edit_html(row: Row, first: Row) -> str:
 def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'
+    detail = f'<div class="gp-detail">{below}</div>' if below else ""
+    panes = f'<div class="gp-panes"><div class="gp-table">{table(rows)}</div>{detail}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

@@ -214,8 +214,9 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     assert session.rows[1].pinned
     root = click(alive, "open", rows=[row.id, session.rows[0].id])
     assert root.marks == [row.id, session.rows[0].id] and "Time per step" in root.detail
+    assert root.charts and len(root.charts) == root.detail.count('class="gp-chart"'), "each is drawn in its place"
     root = click(alive, "open", rows=[row.id])
-    assert "Step breakdown" in root.detail, "the report of one row"
+    assert "Step breakdown" in root.detail and not root.charts, "the report of one row"
     click(alive, "choose", settings={})
     root = click(alive, "use", row=row.id)
     assert [t["value"] for t in root.toggles if t["name"] == "workers"] == [2]

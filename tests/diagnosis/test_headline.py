@@ -42,7 +42,7 @@ def brief(count: int, counted: int, **changes: object) -> Run:
 )
 def test_an_early_end_is_said_first(outcome: Outcome, asked: int | None, said: str) -> None:
     run = brief(9, 5, outcome=outcome, settings=Settings(steps=asked))
-    assert of(run).sentence.startswith(said or "It looks like")
+    assert of(run).sentence.startswith(said or "Likely cause: ")
     assert not said or of(replace(run, loader=run_of().loader)).sentence.partition(" after 9 ")[0] in said
 
 
@@ -59,7 +59,10 @@ def test_few_steps_have_no_share_in_a_headline(count: int, counted: int, shares:
     assert (facts(run).step_us.count if facts(run).step_us else 0) == counted  # type: ignore[union-attr]
     told = of(run)
     assert ("%" in told.sentence) is shares and "%" not in told.evidence
-    assert shares or told.sentence == f"It looks like waiting for data; {counted} counted steps are too few for shares."
+    assert (
+        shares
+        or told.sentence == f"Likely cause: waiting for data. {counted} counted steps are too few for percentages."
+    )
     assert of(replace(run, source="trace")).sentence.count("%") == of(brief(40, 30)).sentence.count("%")
 
 

@@ -137,7 +137,7 @@ def _evidence(comparison: Comparison) -> str:
         sentences.append(f"By steps alone: {_speed(comparison)}{around}.")
     elif comparison.noise_floor is not None and comparison.verdict in _LEVELS:
         sentences.append(f"Run-to-run noise {percent(comparison.noise_floor)}.")
-    if comparison.loss is not None and comparison.loss.verdict in ("different", "outside the band"):
+    if comparison.loss is not None and comparison.loss.moved:
         sentences.append(f"{comparison.loss.words}.")
     return " ".join(filter(None, sentences))
 
@@ -252,10 +252,10 @@ def _continued(note: str) -> str:
 
 
 NOT_SHOWN = " No single part of the step explains the difference."
-NOT_CLEAR = " The profiled steps are too few, or too uneven, to say which part of the step changed."
+NOT_CLEAR = " The traced steps are too few, or too uneven, to say which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
-DISTURBED = " CPU contention in the profiled runs hides which part of the step changed."
-SHORT_OF_CORES = " The profiled runs were short of CPU cores, which hides what part of the step changed."
+DISTURBED = " CPU contention in the traced runs hides which part of the step changed."
+SHORT_OF_CORES = " The traced runs were short of CPU cores, which hides what part of the step changed."
 CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 

@@ -59,7 +59,7 @@ class Findings(Struct, frozen=True):
         if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
-            more.append("The step breakdowns cannot be compared: one side has no profiled steps.")
+            more.append("The step breakdowns cannot be compared: one side has no traced steps.")
         comparison = Comparison(
             a=self.a,
             b=self.b,

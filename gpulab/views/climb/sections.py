@@ -165,7 +165,7 @@ def _measured(climb: Climb) -> Section:
     rows = how_measured(whole) if whole is not None else []
     lines = [
         "Each setting ran against all that was kept before, in short interleaved blocks. It is kept only if the whole "
-        "95 % interval lies beyond the noise, the gain is at least 2 %, and the loss moves no further than with "
+        "95 % interval lies beyond the noise and the gain is at least 2 %. Its loss may move no further than with "
         "another seed.",
         f"{ended_words(climb)}.",
     ]

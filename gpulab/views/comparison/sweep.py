@@ -66,7 +66,7 @@ def _lines(experiment: Experiment) -> Section:
     rows = [_line(experiment.sides[0], None, experiment)]
     rows += [_line(c.b, c, experiment) for c in experiment.comparisons]
     lines = [
-        f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one profiled run each."
+        f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one traced run each."
     ]
     table = Section.table("All settings", columns, rows, lines, wide=True)
     return replace(table, pictured=True, result=f"time per {unit} of each")
