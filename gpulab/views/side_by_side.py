@@ -52,7 +52,7 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
     cost = cost_of_row(a, replace(b, speed=speed))
-    takes = f" {capitalized(cost.words)}." if cost is not None else ""
+    takes = f" {capitalized(cost.words)}." if cost is not None and speed.verdict in ("faster", "slower") else ""
     return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
 
 
