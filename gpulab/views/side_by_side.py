@@ -31,7 +31,7 @@ _LONGER = 5  # times the shorter run: what the longer one did after that is not 
 _HIGH_PX = 64
 _KEY = key([(A_COLOUR, "A"), (B_COLOUR, "B")])
 _BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
-_ABREAST = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 28px"
+_ABREAST = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 28px;margin:0 0 10px"
 
 
 def sentence(a: Row, b: Row, speed: Speed | None) -> str:
@@ -74,13 +74,10 @@ def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed |
     operators = (
         _operators((a, of_a), (b, of_b), per_sample=per_sample) if of_a is not None and of_b is not None else None
     )
-    parts = [
-        _times(a, b, per_sample=per_sample) + (picture(*of_loss, _KEY) if of_loss else ""),
-        picture(*over_time, _KEY) if over_time else "",
-        figures,
-        fragment_section(operators) if operators is not None else "",
-    ]
-    return f'<div class="gp-sides" style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
+    left = _times(a, b, per_sample=per_sample) + (picture(*of_loss, _KEY) if of_loss else "")
+    left += fragment_section(operators) if operators is not None else ""
+    right = (picture(*over_time, _KEY) if over_time else "") + figures
+    return f'<div class="gp-sides" style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in (left, right) if part)}</div>'
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
