@@ -13,9 +13,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.formatting import duration, gib, number, speedup
+from gpulab.formatting import capitalized, duration, gib, number, speedup
 from gpulab.run import Change, Series
-from gpulab.tuning.bench import Row, Speed
+from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
 from gpulab.views.charts import Chart, Line
@@ -24,6 +24,7 @@ from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
+from gpulab.views.report.sections import without_parts
 from gpulab.views.wording import PARTS, effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
@@ -49,7 +50,9 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         "slower": f"{of_b} is slower than {of_a}: speedup {figures}",
         "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}."
+    cost = cost_of_row(a, replace(b, speed=speed))
+    takes = f" {capitalized(cost.words)}." if cost is not None else ""
+    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
@@ -77,7 +80,8 @@ def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed |
     left = _times(a, b, per_sample=per_sample) + (picture(*of_loss, _KEY) if of_loss else "")
     left += fragment_section(operators) if operators is not None else ""
     right = (picture(*over_time, _KEY) if over_time else "") + figures
-    return f'<div class="gp-sides" style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in (left, right) if part)}</div>'
+    columns = "".join(f"<div>{part}</div>" for part in (left, right) if part)
+    return f'<div class="gp-sides" style="{_ABREAST}">{columns}</div>'
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
@@ -99,7 +103,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one profiled run each' if legend else ''}"
+    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one traced run each' if legend else ''}"
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -170,7 +174,7 @@ def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None
     for mark, colour, series in shown:
         t_ns, _, mean, _ = curves.at_most(series, _POINTS)
         lines.append(Line(mark, colour, t_ns / 1e9, mean))
-    title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one profiled run of each"
+    title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one traced run of each"
     return Chart(title, _end(end_ns), "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
 
 
@@ -248,10 +252,9 @@ def _operators(*both: tuple[Row, Facts], per_sample: bool) -> Section | None:
     on_gpu = all(any(row.device_us is not None for row in figures.operators) for _, figures in both)
     times = [dict[str, float](), dict[str, float]()]
     for us, (row, figures) in zip(times, both, strict=True):
-        for cost in figures.operators:
+        for cost in without_parts(figures.operators):
             own_us = (cost.device_us or 0.0) if on_gpu else cost.self_us
-            loads = cost.name.startswith("enumerate(DataLoader)")  # by another class with workers and without
-            name = PARTS["data_wait"].label if loads else operator_name(cost.name)
+            name = operator_name(cost.name)
             us[name] = us.get(name, 0.0) + own_us / ((row.samples_per_step or 1.0) if per_sample else 1.0)
     of_a, of_b = times
     change = {name: of_b.get(name, 0.0) - of_a.get(name, 0.0) for name in {**of_a, **of_b}}

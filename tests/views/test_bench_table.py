@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gpulab.analysis.operators import CostRow
 from gpulab.knobs.edits import ELSEWHERE
 from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.record import LossVerdict
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
 from tests.support.comparisons import as_written, facts_with, faster, loss_curve, out_of_memory
@@ -43,9 +45,15 @@ def test_every_row_is_a_line_of_the_table() -> None:
     )
 
 
+def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
+    rows = [(A, replace(B, loss=verdict)) for verdict in get_args(LossVerdict)]
+    shown = {re.search(r"; loss (.*)$", view.words(b, None, A)).group(1) for _, b in rows}  # type: ignore[union-attr]
+    assert len(shown) == len(rows) and {"not comparable", "differs, seeds not run", "differs beyond seeds"} < shown
+
+
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
-        label = view.words(row, ROWS[1])
+        label = view.words(row, ROWS[1], ROWS[0])
         assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
     assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
 
@@ -103,11 +111,11 @@ def test_a_run_twenty_times_as_long_leaves_the_other_to_be_seen() -> None:
 def test_operators_of_both_stand_by_their_difference() -> None:
     a, b = as_written().facts, faster().facts
     assert a is not None and b is not None
-    single, several = (f"enumerate(DataLoader)#_{kind}ProcessDataLoaderIter.__next__" for kind in ("Single", "Multi"))
-    a = replace(a, operators=(CostRow("aten::mm", 1, 500.0, 500.0, 0.1), CostRow(single, 1, 3e4, 3e4, 0.8)))
-    b = replace(b, operators=(CostRow("aten::mm", 1, 700.0, 700.0, 0.1), CostRow(several, 1, 1e3, 1e3, 0.1)))
+    loader = CostRow("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 3e4, 3e4, 0.8)
+    a = replace(a, operators=(loader, CostRow("aten::mm", 1, 500.0, 500.0, 0.1), CostRow("aten::to", 1, 2e3, 2e3, 0.1)))
+    b = replace(b, operators=(CostRow("aten::mm", 1, 700.0, 700.0, 0.1),))
     shown = " ".join(Markup(side_by_side.fragment(A, B, a, b, B.speed)).words)
-    assert "waiting for the DataLoader 30.0 ms 1.00 ms −29.0 ms aten::mm 500 µs 700 µs +200 µs" in shown
+    assert "difference aten::to 2.00 ms – −2.00 ms aten::mm 500 µs 700 µs +200 µs" in shown
     bare = replace(b, operators=(), breakdown=None)
     assert "no traced steps in B" in Markup(side_by_side.fragment(A, B, a, bare, B.speed)).text
 
