@@ -161,7 +161,7 @@ def _steps(mark: str, figures: Facts, bars: step_bars.Bars, end_ns: int, top_ms:
 
 
 def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None:
-    """How busy the device was in the profiled run of each; None where that was read of neither."""
+    """How busy the device was in the traced run of each; None where that was read of neither."""
     for kind in ("gpu_utilization_pct", "cpu_pct"):
         readings = [(mark, colour, _from_first_step(f, kind, end_ns)) for mark, colour, f in both]
         shown = [(mark, colour, series) for mark, colour, series in readings if series is not None]
