@@ -283,13 +283,16 @@ class GPUProfile(Magics):
             if isinstance(prepared, Ranked | Inner):
                 return prepared.run()
             parsed, code, profiler, changing, give = prepared
-            with profiler:
-                if changing is not None:
-                    with changing.applied() as changed:
-                        value = changed.run()
-                else:
-                    with _observed() as seen:
-                        value = parsed.run(self.shell, local_ns)
+            try:
+                with profiler:
+                    if changing is not None:
+                        with changing.applied() as changed:
+                            value = changed.run()
+                    else:
+                        with _observed() as seen:
+                            value = parsed.run(self.shell, local_ns)
+            finally:
+                _offer_bench(profiler)
             if changing is None and seen is not None:
                 _remember(code, seen, profiler)
         except (LineError, Interrupted):
@@ -299,7 +302,6 @@ class GPUProfile(Magics):
             if not exclusive.is_mine():
                 cell_code.show_as_bare(self.shell, error)
             raise
-        _offer_bench(profiler)
         return profiler.run if give else value
 
     def _prepared(

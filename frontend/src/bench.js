@@ -3,7 +3,7 @@
 
 import { APPLY_NOTES, applyToCell } from "./apply.js";
 import { element } from "./dom.js";
-import { STOP_NOTES, stopRun } from "./stop.js";
+import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
@@ -57,13 +57,7 @@ class Bench {
       this.#begin("climb"),
     );
     this.reset = this.#button(line, "Reset", "Reset all toggles to the values of the baseline", () => this.#send("choose", { settings: {} }));
-    const now = (this.now = element("div", "gp-now", bar));
-    this.stop = this.#button(now, "Stop", "Stop at the next step; keeps what was measured", () => this.#stopRun());
-    this.stop.classList.add("gp-stop");
-    this.track = element("div", "gp-track", now);
-    this.track.setAttribute("role", "progressbar");
-    this.bar = element("div", "gp-bar", this.track);
-    this.words = element("span", "gp-words", now);
+    this.now = new Running(bar, this.model, "Stop at the next step; keeps what was measured", () => this.#send("stop"));
     this.message = element("div", "gp-message", bar);
     this.message.setAttribute("role", "status");
     // Stop stays in view: where its place is scrolled away, it floats over the page (in a box of its own: an output
@@ -78,7 +72,7 @@ class Bench {
 
   #place() {
     const floats = this.away && this.running && !this.lost;
-    (floats ? this.float : this.message.parentNode).insertBefore(this.now, floats ? null : this.message);
+    (floats ? this.float : this.message.parentNode).insertBefore(this.now.root, floats ? null : this.message);
     this.float.hidden = !floats;
   }
 
@@ -99,22 +93,10 @@ class Bench {
     this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
   }
 
-  async #stopRun() {
-    this.stop.disabled = true;
-    this.words.textContent = "Stopping …";
-    const viaComm = () => {
-      this.#send("stop");
-      return new Promise((resolve) => this.model.once("change:status", () => resolve(true)));
-    };
-    const answer = await stopRun(this.model.widget_manager?.kernel, this.model.get("run_key"), viaComm);
-    this.words.textContent = STOP_NOTES[answer] ?? "";
-    if (answer === "unreachable" || answer === "over") this.#drawStatus();
-  }
-
   #listen() {
     const draw = {
       toggles: () => this.#drawToggles(),
-      status: () => this.#drawStatus(),
+      status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
       edit: () => this.#drawKeep(),
@@ -141,6 +123,7 @@ class Bench {
       this.model.off("comm_live_update", onLost);
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
+      this.now.end();
       this.seen.disconnect();
       this.float.remove();
       this.twin.remove();
@@ -262,17 +245,12 @@ class Bench {
     for (const button of [this.run, this.each, this.climb]) button.disabled = running;
   }
 
-  #drawStatus() {
-    const { running, words, fraction, message, level } = this.model.get("status");
+  #drawStatus(fresh = false) {
+    const { running, message, level } = this.model.get("status");
     const dead = this.lost;
     this.#setRunning(running || dead);
     this.close.disabled = dead;
-    this.stop.hidden = !running || dead;
-    if (!running) this.stop.disabled = false;
-    this.track.hidden = this.stop.hidden;
-    this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;
-    this.track.setAttribute("aria-valuenow", String(Math.round(100 * fraction)));
-    if (!this.stop.disabled) this.words.textContent = running && !dead ? words : "";
+    this.now.draw(fresh, dead);
     this.message.textContent = dead ? LOST : message;
     this.message.dataset.level = dead ? "bad" : level;
     this.#place();

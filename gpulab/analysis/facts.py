@@ -21,9 +21,17 @@ from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, unknown_by_annotation
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
+from gpulab.formatting import plural
 from gpulab.run import Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
+
+FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
+
+
+def too_few(count: int) -> str:
+    """ "4 counted steps are too few", to be sure or for shares."""
+    return f"{plural(count, 'counted step')} {'is' if count == 1 else 'are'} too few"
 
 
 class CurveFact(Struct, frozen=True):
@@ -94,6 +102,14 @@ class Facts(Struct, frozen=True, dict=True):
     def typical_step_us(self) -> Spread | None:
         """A step as it is without the profiler, where such steps were measured; else a profiled one."""
         return self.step_us or self.traced_step_us
+
+    @property
+    def few_steps(self) -> int | None:
+        """How many steps count, where they are too few for shares; a trace from elsewhere has what was asked for."""
+        run, step = self.run, self.typical_step_us
+        if run.source == "trace" or step is None:
+            return None
+        return step.count if len(run.steps) < FEW_STEPS or step.count < FEW_COUNTED else None
 
     @property
     def step_times_ns(self) -> Int64:

@@ -21,7 +21,7 @@ from gpulab.tuning.schedule import step_s
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.progress import Stoppable
+from gpulab.views.running.comparing import Comparing
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (
@@ -127,7 +127,8 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     """Run the plan, remember and show what came of it. What ended it early is raised after that."""
     check(code, plan)
     runner = Runner(code, plan, done=run_before(code, plan), step_s=last_step_s(code))
-    with Stoppable(runner.stop, HINT, also=tell, show=show) as progressing:
+    arms = plan.arms if plan.interleaved else ()
+    with Comparing(runner.stop, HINT, arms, lambda: runner.blocks, also=tell, show=show) as progressing:
         runner.tell, runner.tick = progressing.tell, progressing.tick
         result = runner.run()
     compared = Compared(result)

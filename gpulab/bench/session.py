@@ -25,7 +25,7 @@ from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.toggles import Toggle, data, toggles_of
-from gpulab.bench.widget import BenchWidget, Level, Status
+from gpulab.bench.widget import BenchWidget
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
@@ -39,7 +39,7 @@ from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import Bounds, Climb
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
-from gpulab.tuning.record import BASELINE, Block, Experiment, Side
+from gpulab.tuning.record import BASELINE, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
@@ -49,8 +49,9 @@ from gpulab.views import side_by_side
 from gpulab.views.climb.attempts import origin
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared
+from gpulab.views.interval_places import FactorAxis
 from gpulab.views.running.display import in_notebook
-from gpulab.views.running.progress import share_done, words
+from gpulab.views.running.progress import Level, Status
 from gpulab.views.running.widgets import accept_stop
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ class _Job(Struct):
     prints: KeptPrints = field(default_factory=KeptPrints)
     record: Experiment | Climb | None = None
     fault: BaseException | None = None
-    share: float = 0.0
+    status: Status = Status(True, "starting")
+    axis: FactorAxis | None = None  # of the rows while they are measured
 
     @property
     def error(self) -> BaseException | None:
@@ -153,6 +155,8 @@ class BenchSession:
     def stop(self) -> None:
         """End what runs at its next step boundary, with what there is."""
         if (job := self._job) is not None:
+            job.status = replace(job.status, stopping=True)
+            self._draw_status(job.status)
             job.engine.stop()
 
     def close(self) -> None:
@@ -332,7 +336,7 @@ class BenchSession:
         if in_notebook() and self._output is None and not from_click:
             self.show()
         self._job, self._last, self._prints = job, None, ""
-        self._draw_status(Status(True, "starting"))
+        self._draw_status(job.status)
         self._work(job)
         if job.error is not None and not from_click:
             raise job.error
@@ -404,32 +408,24 @@ class BenchSession:
         self._tick(progress)
         job = self._job
         if job is not None and isinstance(job.engine, Runner) and progress.in_blocks and self._widget is not None:
-            self._draw_rows(self._so_far(job))
+            bench = self._so_far(job)
+            job.axis = view.axis_so_far(view.ordered(bench), job.axis)
+            self._draw_rows(bench, job.axis)
 
     def _tick(self, progress: Progress) -> None:
         """Also from another thread."""
         job = self._job
         if job is not None:
-            job.share = max(job.share, share_done(progress))
-            self._draw_status(Status(True, words(progress), job.share))
+            job.status = Status.of(progress, job.status, stopping=job.status.stopping)
+            self._draw_status(job.status)
 
     def _so_far(self, job: _Job) -> Bench:
         """The bench with what the blocks of this job say until now."""
         assert isinstance(job.engine, Runner)
         for trial in job.engine.trials:
-            if not trial.run.settings.knobs and (row := self.bench.baseline) is None:
+            if not trial.run.settings.knobs and self.bench.baseline is None:
                 self._take(Arm(), trial)
-        bench, baseline = self.bench, self.bench.baseline
-        if baseline is None:
-            return bench
-        of_arms: list[list[Block]] = [[] for _ in range(1 + len(job.rows))]
-        for block in job.engine.blocks:
-            of_arms[block.arm].append(replace(block, turn=block.turn + job.turn, arm=0))
-        baseline_blocks = (*baseline.blocks, *of_arms[0])
-        for row, blocks in zip(job.rows, of_arms[1:], strict=True):
-            own = (*row.blocks, *blocks)
-            bench = bench.put(replace(row, blocks=own, speed=rows_of.speed_by_blocks(baseline_blocks, own)))
-        return bench
+        return self.bench.so_far(job.rows, job.engine.blocks, job.turn)
 
     # -- its end -------------------------------------------------------------------------------------------------
 
@@ -444,7 +440,7 @@ class BenchSession:
         self._keep_rows()
         self._prints = _printed(job.prints)
         self._draw_all()
-        self._draw_status(Status(False, "", 0.0, message, level))
+        self._draw_status(Status(message=message, level=level))
         self._main.later(0.0, self._predict)
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
@@ -479,11 +475,11 @@ class BenchSession:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
         self._last = Compared(experiment)
         experiments.append(self._last)
-        rows = [self.bench.row(row.id) for row in job.rows]
+        ids, (first, *others) = {row.id for row in job.rows}, view.ordered(self.bench)
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
-        judged = [row for row in rows if row is not None and (row.failure or (row.speed and row.speed.ratio))]
-        sentences = [side_by_side.sentence(baseline, row, row.speed) for row in judged]
+        judged = [row for row in others if row.id in ids and (row.failure or (row.speed and row.speed.ratio))]
+        sentences = [side_by_side.sentence(first, row, row.speed) for row in judged]
         return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
     def _take_rungs(self, record: Climb) -> None:
@@ -532,10 +528,11 @@ class BenchSession:
             self._widget.show(**parts)
 
     def _say(self, message: str, level: Level = "quiet") -> None:
-        self._draw_status(Status(self.running, "", 0.0, message, level))
+        status = Status() if (job := self._job) is None else job.status
+        self._draw_status(replace(status, message=message, level=level))
 
-    def _draw_status(self, status: Status | None = None) -> None:
-        self._show(status=status or Status(self.running))
+    def _draw_status(self, status: Status) -> None:
+        self._show(status=status)
 
     def _predict(self) -> None:
         """What each toggle is expected to bring, from the trace of the first row's run."""
@@ -548,10 +545,10 @@ class BenchSession:
         self.choose(self._settings)
         self._draw_rows()
 
-    def _draw_rows(self, bench: Bench | None = None) -> None:
+    def _draw_rows(self, bench: Bench | None = None, axis: FactorAxis | None = None) -> None:
         """The table; with the bench at rest also what is open, the edit, and the HTML that is saved."""
         marks = self._widget.marks if self._widget is not None else []
-        table = view.tables(bench or self.bench, marks, alive=True)
+        table = view.tables(bench or self.bench, marks, alive=True, axis=axis)
         if bench is not None:
             self._show(table=table)
             return
@@ -591,8 +588,9 @@ class BenchSession:
         row = self.row_to_keep
         if row is None:
             return {"text": ""}
+        first = next(rows[0] for rows in view.groups(self.bench) if row.id in [one.id for one in rows])
         texts = [] if self.code.source == "block" else [self.code.text, *reversed(self.bench.texts), row.cell]
-        title, html = f"Keep {row.label}", view.edit_html(row)
+        title, html = f"Keep {row.label}", view.edit_html(row, first)
         return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}
 
 

@@ -102,7 +102,7 @@ class Diagnosis(Struct, frozen=True):
     notes: tuple[str, ...] = ()
     alarm: str = ""  # what makes all findings doubtful, as a sentence beside the first of them
     ended: str = ""  # how the run ended before its code did, as a sentence before the first of them
-    few_steps: int | None = None  # how many steps the figures rest on, where they are too few for shares in a headline
+    few_steps: int | None = None  # as `Facts.few_steps`: no share is told
 
     @property
     def first(self) -> Finding:

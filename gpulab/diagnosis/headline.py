@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.analysis.facts import too_few
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for
-from gpulab.formatting import capitalized, plural, sentence
+from gpulab.formatting import capitalized, sentence
 
 
 class Headline(Struct, frozen=True):
@@ -26,20 +27,23 @@ def headline(diagnosis: Diagnosis, before: str = "") -> Headline:
     and the first figure of its evidence; then the alarm. Of few steps no share is told.
     """
     finding = diagnosis.first
-    said, evidence = finding.summary, [e.words for e in finding.evidence[:1]]
-    if diagnosis.few_steps is not None and "%" in said:
-        said = _without_shares(finding, diagnosis.few_steps)
-    if diagnosis.few_steps is not None:
-        evidence = [e.words for e in finding.evidence if "%" not in e.words][:1]
-    figures = " ".join(filter(None, (*map(sentence, evidence), diagnosis.alarm)))
-    return Headline(finding.key, " ".join(filter(None, (diagnosis.ended, before, said))), figures, finding.level)
+    said, evidence = summary(finding, diagnosis), [e.words for e in figures(finding, diagnosis)[:1]]
+    below = " ".join(filter(None, (*map(sentence, evidence), diagnosis.alarm)))
+    return Headline(finding.key, " ".join(filter(None, (diagnosis.ended, before, said))), below, finding.level)
 
 
-def _without_shares(finding: Finding, count: int) -> str:
-    few = f"{plural(count, 'counted step')} {'is' if count == 1 else 'are'} too few"
-    kind = kind_of(finding.key)
+def figures(finding: Finding, diagnosis: Diagnosis) -> tuple[Evidence, ...]:
+    """The evidence that a reader is told: of few steps none with a share."""
+    return tuple(e for e in finding.evidence if diagnosis.few_steps is None or "%" not in e.words)
+
+
+def summary(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The sentence of a finding: of few steps without a share."""
+    if diagnosis.few_steps is None or "%" not in finding.summary:
+        return finding.summary
+    few, kind = too_few(diagnosis.few_steps), kind_of(finding.key)
     if kind.role == "all is well":
         return f"Nothing stands out, but {few} to be sure."
     if kind.is_verdict:
         return f"{capitalized(few)} to say where the time goes."
-    return f"It looks like {title_for(finding)}; {few} for shares."
+    return f"Likely cause: {title_for(finding)}. {capitalized(few)} for percentages."

@@ -58,7 +58,7 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
         changed, note = result
         if note and note not in notes:
             notes.append(note)
-    title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
+    title = ", ".join(p.title or f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
     snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
         return Edit("\n\n".join(snippets) or "# Your code already has these values.", False, cell)

@@ -237,7 +237,7 @@ def plugin_beside(name: str) -> Table | Note:
         costs = _plugin_costs(trace_file(name))
     if costs is None:
         return Note("Not read.", "TensorBoard's plugin could not read this trace at all.")
-    lines = [f"{'a profiled step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
+    lines = [f"{'a traced step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
     for label, (roles, parts) in _ROLES.items():
         theirs = sum(costs[role] for role in roles) / costs["Total"] if costs["Total"] else None
         ours = sum(breakdown.share[part] for part in parts)

@@ -563,7 +563,7 @@ def check_should_stop(should_stop: object) -> Checked:
     hopeless = sum(map(_is_hopeless, CURVES))
     return right(
         f"{len(stopped)} of {hopeless} hopeless trials are stopped, after {statistics.mean(stopped):.1f} steps on "
-        "average, and none that is worth its rest; also on a faster and on a slower machine."
+        "average, and none that is worth finishing. On a faster and on a slower machine, too."
     )
 
 

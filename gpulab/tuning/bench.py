@@ -17,7 +17,8 @@ from gpulab.analysis.facts import Facts
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
+from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import Unit
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
@@ -35,6 +36,7 @@ class Speed(Struct, frozen=True):
     noise_floor: float | None = None
     pairs: int = 0
     per: Unit = "step"
+    setup_s: float | None = None  # that the row takes once, before its steps, and the first does not
 
     @property
     def times_as_fast(self) -> float | None:
@@ -71,6 +73,7 @@ class Row(Struct, frozen=True):
     speed: Speed | None = None  # None: the first row, or nothing was compared yet
     step_us: float | None = None  # of the run in full
     samples_per_step: float | None = None
+    cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
     shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
     memory_bytes: int | None = None
     utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
@@ -150,7 +153,8 @@ class Bench(Struct, frozen=True):
 
     @property
     def best(self) -> Row | None:
-        return best_of(self.own)
+        best = best_of([replace(row, step_us=self.step_us(row)) for row in self.own])
+        return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
         """A step of the row: of the first row the median of its blocks, of another that time by the ratio of the pairs.
@@ -185,6 +189,17 @@ class Bench(Struct, frozen=True):
         if self.row(row.id) is not None:
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
+
+    def so_far(self, rows: Sequence[Row], blocks: Sequence[Block], turn: int) -> Bench:
+        """While an experiment goes on: with its rows, in the order of its arms, and what its blocks say until now."""
+        baseline = self.baseline
+        if baseline is None:
+            return self
+        baseline, *others = (_with_blocks(row, blocks, arm, turn) for arm, row in enumerate((baseline, *rows)))
+        bench = self.put(baseline)
+        for row in others:
+            bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
+        return bench
 
     def remove(self, row_id: str) -> Bench:
         """Without this row; the first stays as long as there are others, which are measured against it."""
@@ -225,9 +240,18 @@ class Bench(Struct, frozen=True):
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The fastest of those that are faster for certain."""
+    """The fastest of those that are faster for certain, and save what they take once within the cell's own steps."""
     faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
+    faster = [row for row in faster if (cost := cost_of_row(rows[0], row)) is None or cost.pays]
     return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+
+
+def cost_of_row(first: Row, row: Row) -> SetupCost | None:
+    """What a row takes once, and after how many steps of the first row it has saved that."""
+    speed = row.speed
+    if speed is None or row.failure:
+        return None
+    return setup_cost(speed.setup_s, first.step_us, speed.ratio, speed.interval, speed.verdict, first.cell_steps)
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
@@ -265,6 +289,7 @@ def speed_of(comparison: Comparison) -> Speed:
         comparison.noise_floor,
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
+        comparison.setup_s,
     )
 
 
@@ -284,6 +309,24 @@ def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed
     return speed_of(compared) if compared.ratio is not None else None
 
 
+def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
+    """With an interval only once there are as many pairs as an experiment may end on: fewer show it too narrow by
+    chance, or so wide that it says nothing.
+    """
+    speed = speed_by_blocks(baseline, blocks)
+    if speed is None or speed.pairs >= FEWEST_PAIRS:
+        return speed
+    return replace(speed, verdict="undecided", interval=None)
+
+
+def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
+    """The row with the blocks of that arm on top of its own; its samples by them where no run in full has told."""
+    own = [replace(block, turn=block.turn + turn, arm=0) for block in blocks if block.arm == arm]
+    samples = [block.sample_count / block.step_count for block in own if block.sample_count and block.step_count]
+    per_step = row.samples_per_step or (float(np.median(samples)) if samples else None)
+    return replace(row, blocks=(*row.blocks, *own), samples_per_step=per_step)
+
+
 def with_run(row: Row, side: Side) -> Row:
     """The row with the figures of its run in full."""
     figures = side.facts
@@ -296,6 +339,7 @@ def with_run(row: Row, side: Side) -> Row:
         row,
         run_id=figures.run.id,
         step_us=step.median if step is not None else None,
+        cell_steps=cell_steps(figures) or row.cell_steps,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
         memory_bytes=memory_peak_bytes(figures),
@@ -344,7 +388,9 @@ def _stored(blocks: Sequence[Block], turn: int) -> tuple[Block, ...]:
 
 def _shares(figures: Facts) -> dict[str, float]:
     shares = figures.shares
-    return {} if shares is None else {name: share for name, share in shares.share.items() if share > 0}
+    if shares is None or figures.few_steps is not None:
+        return {}
+    return {name: share for name, share in shares.share.items() if share > 0}
 
 
 def memory_peak_bytes(figures: Facts | None) -> int | None:
@@ -459,7 +505,8 @@ def chained(first: Speed | None, then: Speed) -> Speed:
         interval = (ratio * math.exp(-low), ratio * math.exp(high))
     floor = max((speed.noise_floor or 0.0 for speed in (first, then)), default=0.0)
     pairs = min(first.pairs, then.pairs)
-    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
+    setup_s = first.setup_s + then.setup_s if first.setup_s is not None and then.setup_s is not None else None
+    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per, setup_s)
 
 
 def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -472,4 +519,5 @@ def _inverse(speed: Speed) -> Speed:
         return speed
     ratio, interval = 1 / speed.ratio, inverse(speed.interval)
     said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
-    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)
+    setup_s = -speed.setup_s if speed.setup_s is not None else None
+    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per, setup_s)

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds, plain_text
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -29,7 +29,7 @@ from gpulab.views.html_rows import (
     factor_row,
     key,
 )  # fmt: skip
-from gpulab.views.interval_places import FactorAxis, axis_of
+from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
@@ -42,8 +42,9 @@ _WAITS = ("data_wait", "core_wait", "communication")
 _SHORT_LOSS = {
     "same": "same",
     "within the band": "same within seeds",
-    "outside the band": "differs",
+    "outside the band": "differs beyond seeds",
     "different": "differs",
+    "seeds not run": "differs, seeds not run",
     "not measurable": "unknown",
 }
 _ACTIONS = (
@@ -78,10 +79,10 @@ def ordered(bench: Bench) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
-def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False) -> str:
+def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None) -> str:
     """A table of each text that the cell has had: speedups of two texts have no common baseline."""
     now, *earlier = groups(bench)
-    return table(now, marks, alive=alive) + "".join(
+    return table(now, marks, alive=alive, axis=axis) + "".join(
         f'<p class="gp-quiet">{safe(_before(rows, bench))}</p>{table(rows, marks, alive=alive)}'
         for rows in earlier
         if rows
@@ -94,18 +95,25 @@ def _before(rows: Sequence[Row], bench: Bench) -> str:
     return f"Measured on {on}: these speedups have another baseline."
 
 
-def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
+def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
+    """The axis of rows that are being measured, which had this one before."""
+    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+
+
+def table(
+    rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None
+) -> str:
     """All rows, the first is the baseline. `marks` are the ids of A and B; `alive`: rows answer to clicks and keys."""
     if not rows:
         return f'<p class="gp-quiet">{NOTHING}</p>'
     ranges = factor_ranges(rows)
-    axis = axis_of(factor for shown in ranges for factor in shown.factors)
+    axis = axis or axis_of(factor for shown in ranges for factor in shown.factors)
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is the baseline"),
         ("time", "Step time"),
         *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
-        ("memory", "Peak memory"),
+        *([("memory", "Peak memory")] if any(row.memory_bytes for row in rows) or alive else []),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
         *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
         *([("do", "")] if alive else []),
@@ -118,7 +126,8 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
         mark = "AB"[marks.index(row.id)] if row.id in marks else ""
         cells = _cells(row, shown, axis, best, mark, rated=rated)
-        acts = _acts(row, place, best, marked=bool(mark)) if alive else ""
+        cells["speed"] += _cost(rows[0], row)
+        acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
         named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
@@ -131,9 +140,9 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
     )
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[Row], axis: FactorAxis | None = None) -> str:
     """The table in a page or an output that has the style sheet of its own."""
-    return f'<div class="gp-bench gp-static gp-plain">{table(rows)}</div>'
+    return f'<div class="gp-bench gp-static gp-plain">{table(rows, axis=axis)}</div>'
 
 
 def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
@@ -160,14 +169,14 @@ def _cells(
     }
 
 
-def _acts(row: Row, place: int, best: Row | None, *, marked: bool) -> str:
+def _acts(row: Row, place: int, label: str, *, marked: bool) -> str:
     """The attributes by which a row is sorted, chosen and read out."""
     speed = (row.speed and row.speed.times_as_fast) or float(row.is_baseline)
     keys = {"number": place, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
         f' data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
-        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(words(row, best))}"'
+        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(label)}"'
     )
 
 
@@ -205,11 +214,22 @@ def _speed_words(speed: Speed) -> str:
     return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {how}{more}</span>'
 
 
+def _cost(first: Row, row: Row) -> str:
+    cost = cost_of_row(first, row)
+    tone = "gp-quiet" if cost is None or cost.pays else "gp-caution"
+    return f'<div class="{tone}">{safe(capitalized(cost.words))}</div>' if cost is not None else ""
+
+
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, the noise and what was predicted; of only two rows also the pairs."""
-    first = FactorRange(1.0, None, UNDECIDED) if rows[0].is_baseline else _range(rows[0])
-    points = pair_speeds(*rows)[:_MOST_POINTS] if len(rows) == 2 else ()
-    return [first, *(_range(row, points) for row in rows[1:])]
+    """Each speedup with its interval, the noise and what was predicted; the pairs of one that has no interval, and of
+    only two rows.
+    """
+    first, *others = rows
+    shown = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
+    for row in others:
+        alone = len(others) == 1 or (row.speed is not None and row.speed.interval is None)
+        shown.append(_range(row, pair_speeds(first, row)[:_MOST_POINTS] if alone else ()))
+    return shown
 
 
 def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
@@ -237,13 +257,18 @@ def _time(row: Row, *, rated: bool) -> str:
 
 def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
     """What is drawn of a speedup, in the colour of the first verdict there is."""
-    drawn = [shown for row, shown in zip(rows, ranges, strict=True) if row.speed is not None and shown.interval]
+    drawn = [
+        shown
+        for row, shown in zip(rows, ranges, strict=True)
+        if row.speed is not None and (shown.interval or shown.points)
+    ]
     if not drawn:
         return ""
     colour = next((shown.colour for shown in drawn if shown.colour != UNDECIDED), UNDECIDED)
     floors = {shown.floor for shown in drawn}
     most = "at most " if len(floors) > 1 else ""
-    entries = [(colour, "speedup, tick: median, thick: 95 % interval")]
+    interval = ", thick: 95 % interval" if any(shown.interval for shown in drawn) else " so far"
+    entries = [(colour, f"speedup, tick: median{interval}")]
     entries += [(FLOOR, f"run-to-run noise of the baseline, {most}{percent(max(floors))}")] if max(floors) else []
     entries += [(PREDICTED, "predicted")] if any(shown.predicted for shown in drawn) else []
     return key([*entries, *[(POINT, "pairs of blocks")] * any(shown.points for shown in drawn)])
@@ -252,7 +277,7 @@ def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
 def _loss(row: Row) -> str:
     if not row.loss:
         return "" if row.is_baseline else _unknown(row, "The loss")
-    alarm = ' class="gp-bad"' if row.loss in ("outside the band",) else ""
+    alarm = ' class="gp-bad"' if row.loss in ("outside the band", "different") else ""
     return f'<span{alarm} title="{safe(row.loss_words)}">{safe(_SHORT_LOSS.get(row.loss, row.loss))}</span>'
 
 
@@ -277,14 +302,16 @@ def _unknown(row: Row, what: str) -> str:
 # in words
 
 
-def words(row: Row, best: Row | None) -> str:
+def words(row: Row, best: Row | None, first: Row) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
+    cost = cost_of_row(first, row)
     parts = [row.title] if row.settings else list(dict.fromkeys((row.title, row.label)))
     if row.failure:
         parts.append(row.failure)
     elif row.speed is not None and row.speed.times_as_fast:
         times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
         parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
+    parts += [cost.words] if cost is not None else []
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step")
     waits = sum(row.shares.get(name, 0.0) for name in _WAITS)
@@ -302,10 +329,25 @@ def words(row: Row, best: Row | None) -> str:
 def text(bench: Bench) -> str:
     """A line per row."""
     now, *earlier = groups(bench)
-    lines = [words(row, best_of(now)) for row in now] or [NOTHING]
+    lines = [words(row, best_of(now), now[0]) for row in now] or [NOTHING]
     for rows in filter(None, earlier):
-        lines += [_before(rows, bench), *(words(row, best_of(rows)) for row in rows)]
+        lines += [_before(rows, bench), *(words(row, best_of(rows), rows[0]) for row in rows)]
     return "\n".join(lines)
+
+
+def figures(rows: Sequence[Row]) -> str:
+    """What is measured so far, for one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
+    first, *others = rows
+    measured = [row for row in others if row.speed is not None and row.speed.times_as_fast]
+    if not measured or not first.step_us:
+        return ""
+    parts = [f"{first.title} {duration(first.step_us)}"]
+    for row in measured:
+        assert row.speed is not None and row.speed.times_as_fast is not None
+        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
+        step = f" {duration(row.step_us)}" if row.step_us else ""
+        parts.append(f"{row.title}{step}, {times}, {plural(row.speed.pairs, 'pair')}")
+    return "; ".join(parts)
 
 
 def sum_words(total: Sum) -> str:
@@ -333,9 +375,11 @@ def full_run_words(row: Row, step: Spread | None) -> str:
     )
 
 
-def edit_html(row: Row) -> str:
-    """What keeps the row's settings: a diff of the cell, or a snippet."""
-    return fragment_section(Section("", code=row.edit))
+def edit_html(row: Row, first: Row) -> str:
+    """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
+    cost = cost_of_row(first, row)
+    lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
+    return fragment_section(Section("", lines=lines, code=row.edit))
 
 
 def static_page(bench: Bench, head: str, below: str = "") -> str:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, gib, number, percent, speedup
+from gpulab.formatting import capitalized, duration, gib, number, percent, speedup
 from gpulab.run import Float64
-from gpulab.tuning.bench import Row, Speed
+from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
 from gpulab.views.html import fragment_section
@@ -22,6 +23,7 @@ from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
+from gpulab.views.report.sections import without_parts
 from gpulab.views.wording import effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
@@ -44,7 +46,9 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         "slower": f"{of_b} is slower than {of_a}: speedup {figures}",
         "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}."
+    cost = cost_of_row(a, replace(b, speed=speed))
+    takes = f" {capitalized(cost.words)}." if cost is not None else ""
+    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
@@ -82,7 +86,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one profiled run each' if legend else ''}"
+    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one traced run each' if legend else ''}"
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -107,7 +111,7 @@ def _device_curves(of_a: Facts, of_b: Facts) -> str:
     for series, colour in shown:
         t_ns, _, mean, _ = curves.at_most(series, _POINTS)
         lines.append((t_ns / end_ns, mean / top, colour))
-    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one profiled run of each"
+    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one traced run of each"
     panel = html_bars.panel(html_bars.lines(lines), title, duration(end_ns / 1e3))
     return picture(panel, key([(A_COLOUR, "A"), (B_COLOUR, "B")]))
 
@@ -171,7 +175,7 @@ def _figures(a: Row, b: Row) -> Section:
         ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
-        ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
+        ("effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
     both = (("A", a), ("B", b))
@@ -181,7 +185,7 @@ def _figures(a: Row, b: Row) -> Section:
 
 def _operators(of_a: Facts, of_b: Facts) -> Section | None:
     """The operators that take most of a step on either side, as shares: the traced runs are slower than the blocks."""
-    both = [{row.name: row for row in figures.operators} for figures in (of_a, of_b)]
+    both = [{row.name: row for row in without_parts(figures.operators)} for figures in (of_a, of_b)]
     names = sorted({*both[0], *both[1]}, key=lambda name: -max(_share(side.get(name)) for side in both))[:_OPERATORS]
     if not names:
         return None

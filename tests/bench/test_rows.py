@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.tuning.bench import Bench, Row, Speed, add_up, between, chained, row_of, speed_by_blocks, with_run
+from gpulab.tuning.bench import (
+    Bench,
+    Row,
+    Speed,
+    add_up,
+    between,
+    chained,
+    cost_of_row,
+    row_of,
+    speed_by_blocks,
+    with_run,
+)
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.tuning.record import Block, Experiment, Side
 from tests.support.comparisons import as_written, blocks, faster, out_of_memory
 
@@ -40,6 +53,37 @@ def test_a_row_has_the_figures_of_its_comparison() -> None:
     assert bench.best is made and bench.next_turn == 27 and bench.of({"workers": "2"}) is made
     failed = row_of(Row("c"), compare_blocks(as_written(), out_of_memory()), BASELINE, 0)
     assert failed.failure.startswith("out of memory") and failed.speed is not None and failed.speed.ratio is None
+
+
+@pytest.mark.parametrize(
+    ("setups_s", "cell_steps", "said", "best"),
+    [
+        ((18.0, 0.02), None, "one-time cost 18.0 s, pays off after 7", True),
+        ((18.0, 0.02), 100, "one-time cost 18.0 s pays off only after 7", False),
+        ((0.05, 0.02), 100, "", True),
+        ((None, 18.0), 100, "", True),
+    ],
+)
+def test_what_a_row_takes_once_is_weighed(setups_s: Any, cell_steps: int | None, said: str, best: bool) -> None:
+    usual = tuple(replace(block, setup_ns=10_000_000) for block in as_written().blocks)
+    starts = [None if s is None else int(s * 1e9) + 10_000_000 for s in (*setups_s, *[0.02] * 30)]
+    own = tuple(replace(block, setup_ns=ns) for block, ns in zip(faster().blocks, starts, strict=False))
+    comparison = compare_blocks(as_written(blocks=usual), faster(blocks=own))
+    first = replace(BASELINE, blocks=usual, cell_steps=cell_steps)
+    made = row_of(Row("b", {"workers": "2"}), comparison, first, 0)
+    bench = Bench("x", (first, made))
+    cost = cost_of_row(replace(first, step_us=bench.step_us(first)), made)
+    assert (cost.words if cost is not None else "").startswith(said) and bool(cost) is bool(said)
+    assert (bench.best is made) is best
+    if cost is not None and cost.steps and comparison.ratio and comparison.interval and comparison.a.us_per_step:
+        saved_s = comparison.a.us_per_step * (1 - comparison.ratio) / 1e6
+        assert cost.steps * saved_s == pytest.approx(18.0) and cost.interval is not None
+        assert cost.interval[0] < cost.steps < cost.interval[1]
+        headline = comparison_headline(comparison)  # whose runs have 40 steps
+        assert f"cost 18.0 s pays off only after {math.ceil(cost.steps)} steps" in headline.sentence
+        assert headline.level == "unknown"
+        back = between(made, first)
+        assert back is not None and back.setup_s == -comparison.setup_s  # type: ignore[operator]
 
 
 def test_more_blocks_of_a_row_narrow_its_interval() -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from typing import get_args
 
 from msgspec.structs import replace
 
 from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.record import LossVerdict
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
 from tests.support.comparisons import as_written, faster, loss_curve, out_of_memory
@@ -40,9 +42,15 @@ def test_every_row_is_a_line_of_the_table() -> None:
     )
 
 
+def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
+    rows = [(A, replace(B, loss=verdict)) for verdict in get_args(LossVerdict)]
+    shown = {re.search(r"; loss (.*)$", view.words(b, None, A)).group(1) for _, b in rows}  # type: ignore[union-attr]
+    assert len(shown) == len(rows) and {"not comparable", "differs, seeds not run", "differs beyond seeds"} < shown
+
+
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
-        label = view.words(row, ROWS[1])
+        label = view.words(row, ROWS[1], ROWS[0])
         assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
     assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(())
 

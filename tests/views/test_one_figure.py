@@ -36,18 +36,18 @@ PCT = r"(?:[<>] )?\d+(?:\.\d+)? %"
 TIME = r"[\d.,]+ (?:µs|ms|s)"
 LABELS = {part.label: key for key, part in PARTS.items()} | {OWN_BATCHES.label: "data_wait"}
 LABEL = "|".join(map(re.escape, LABELS))
-ALONE = "PROFILED STEPS ONLY"
+ALONE = "TRACED STEPS ONLY"
 # A sentence with a share or a time → the part that it is of; "idle" and "working" are of a GPU, "step" is the whole.
 SENTENCES = {
-    rf"({PCT}) of (?:each step|the profiled time) waits on the DataLoader": "data_wait",
-    rf"({PCT}) of (?:each step|the profiled time) goes to making the next batch": "data_wait",
+    rf"({PCT}) of (?:each step|the traced time) waits on the DataLoader": "data_wait",
+    rf"({PCT}) of (?:each step|the traced time) goes to making the next batch": "data_wait",
     rf"({TIME}) of each {TIME} step is data wait": "data_wait",
-    rf"not scheduled for {TIME} of each {TIME} step \(({PCT})\)": "core_wait",
-    rf"not scheduled for ({TIME}) of each {TIME} step \(": "core_wait",
-    rf"not scheduled for [^:]*: main thread ({TIME})": "core_wait",
-    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) (?:the GPU|this rank) exchanges": "communication",
+    rf"[Ww]aiting for a core takes {TIME} of each {TIME} step \(({PCT})\)": "core_wait",
+    rf"[Ww]aiting for a core takes ({TIME}) of each {TIME} step \(": "core_wait",
+    rf"[Nn]o free core for [^:]*: waiting for a core ({TIME})": "core_wait",
+    rf"[Ff]or ({PCT}) of (?:each step|the traced time) (?:the GPU|this rank) exchanges": "communication",
     rf"({TIME}) of {TIME} are communication": "communication",
-    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) PyTorch ran nothing": "unknown",
+    rf"[Ff]or ({PCT}) of (?:each step|the traced time) PyTorch ran nothing": "unknown",
     rf"what happened in ({PCT}) of the time is unknown": "unknown",
     rf"[Tt]he CPU computes for ({PCT})": "compute",
     rf"GPU (?:works|computes) for ({PCT}) of": "working",
@@ -151,7 +151,7 @@ def _all_agree(known: Facts) -> tuple[int, int]:
     for finding in report.diagnosis.findings:
         assert (finding.recoverable_us_per_step or 0.0) <= 1.001 * (report.diagnosis.total_us or np.inf), where
     main = text.partition(ALONE)[0]
-    assert ALONE not in page.upper(), "the profiled steps alone stand in the whole text only"
+    assert ALONE not in page.upper(), "the traced steps alone stand in the whole text only"
     counted = [0, 0]
     for found in (*_beside_labels(main), *_beside_labels(re.sub(r"<(?!b>|/b>)[^>]*>", "\n", page)), *_sentences(said)):
         key, written = found

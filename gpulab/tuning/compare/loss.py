@@ -10,7 +10,7 @@ import numpy as np
 from gpulab.formatting import difference, plural
 from gpulab.run import Float64
 from gpulab.tuning.compare.statistics import student_975
-from gpulab.tuning.record import LossComparison, Side
+from gpulab.tuning.record import LossComparison, LossVerdict, Side
 
 SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
 UNMOVED = "the other seeds changed nothing: your code sets its own seed, or draws no random numbers"
@@ -24,8 +24,8 @@ def compare_losses(
     """Both curves, and the verdict on them; None where no loss was recorded on either side.
 
     `other_steps`: the same step takes other samples on both sides (another batch, accumulation), `changes_training`
-    says why. Else losses that differ are judged by the band, which needs `a.seed_losses`; there is none where the
-    other seeds changed nothing.
+    says why. Else losses that differ are judged by the band, which needs `a.seed_losses`: without, the seeds were not
+    run; where they changed nothing, every difference is the setting's.
     """
     if not a.losses and not b.losses:
         return None
@@ -34,8 +34,8 @@ def compare_losses(
     band = loss_band([a.losses, *of_seeds]) if of_seeds and not unmoved else ()
     seeds = len(of_seeds)
 
-    def said(verdict: str, words: str) -> LossComparison:
-        return LossComparison(a.losses, b.losses, band, seeds, verdict, words)  # type: ignore[arg-type]
+    def said(verdict: LossVerdict, words: str) -> LossComparison:
+        return LossComparison(a.losses, b.losses, band, seeds, verdict, words)
 
     common = min(len(a.losses), len(b.losses))
     of_a, of_b = np.array(a.losses[:common], np.float64), np.array(b.losses[:common], np.float64)
@@ -52,14 +52,14 @@ def compare_losses(
         return said("same", f"Equal within {SAME:g} of their value over {plural(common, 'step')}")
     if other_steps:
         why = changes_training or "the steps use different samples"
-        return said("different", f"Losses aren't comparable: {why}")
+        return said("not comparable", f"Losses aren't comparable: {why}")
     how_far = f"differ by up to {_percent(worst)} over {plural(common, 'step')}, by {_percent(first)} in the first"
     if not same_start:
-        return said("different", f"Losses {how_far}; the two did not start from the same state")
+        return said("not comparable", f"Losses {how_far}; the two did not start from the same state")
     if unmoved:
         return said("different", f"Losses {how_far}; {UNMOVED}")
     if not band:
-        return said("different", f"Losses {how_far}; {UNSEEDED}")
+        return said("seeds not run", f"Losses {how_far}; {UNSEEDED}")
     curves = [a.losses, *of_seeds]
     if _distance(of_b, curves) <= student_975(len(curves) - 1):
         return said(

@@ -23,6 +23,7 @@ from gpulab.tuning.compare.parts import (
     profiled_runs_agree,
     profiled_us,
 )
+from gpulab.tuning.compare.setup_cost import setup_s
 from gpulab.tuning.compare.statistics import Estimate
 from gpulab.tuning.record import Block, Comparison, Evidence, Side
 from gpulab.verdict import TOO_FEW, Verdict, verdict
@@ -58,7 +59,7 @@ class Findings(Struct, frozen=True):
         if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
-            more.append("The step breakdowns cannot be compared: one side has no profiled steps.")
+            more.append("The step breakdowns cannot be compared: one side has no traced steps.")
         comparison = Comparison(
             a=self.a,
             b=self.b,
@@ -69,6 +70,7 @@ class Findings(Struct, frozen=True):
             interval=estimate.interval if estimate else None,
             noise_floor=floor,
             pairs=pairs,
+            setup_s=setup_s(self.a, self.b),
             parts=part_changes(self.a, self.b, per_sample=self.unit == "sample"),
             loss=None
             if self.a.failure or self.b.failure

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from gpulab.analysis.host.source_lines import SourceLine
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
+from gpulab.diagnosis.headline import figures, summary
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for, title_of
 from gpulab.formatting import capitalized, duration, factor, percent, plain_values, plural
 from gpulab.prediction.prediction import Prediction
@@ -36,7 +37,7 @@ def finding_sections(
     for number, finding in enumerate(causes[:SHOWN], start=1):
         stands_above = below_headline and finding is diagnosis.first
         sections.append(_section(number, finding, diagnosis, stands_above, source, ranks))
-        sections += present(source_section(number, finding))
+        sections += present(source_section(number, finding) if diagnosis.few_steps is None else None)
     lines = [plain(note) for note in diagnosis.notes]
     if len(causes) > SHOWN:
         rest = ", ".join(title_for(f) for f in causes[SHOWN:])
@@ -82,7 +83,7 @@ def _to_try(settings: str, source: str | None, ranks: int | None) -> str:
 def _section(
     number: int, finding: Finding, diagnosis: Diagnosis, in_headline: bool, source: str | None, ranks: int | None
 ) -> Section:
-    rows = [] if in_headline else [("finding", plain(finding.summary))]
+    rows = [] if in_headline else [("finding", plain(summary(finding, diagnosis)))]
     rows.append(("potential saving", _given_back(finding, diagnosis)))
     if finding.source_line:
         unsure = "; the samples don't show which of its lines" if finding.names_function else ""
@@ -94,16 +95,20 @@ def _section(
         where, command = _to_try(knob, source, ranks).split(": ", 1)
         slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
         rows.append(("try it", f"{where}{slower}: {command}"))
-    details = list(_details(finding, in_headline=in_headline))
+    details = [
+        cells
+        for cells in _details(finding, figures(finding, diagnosis)[int(in_headline) :])
+        if diagnosis.few_steps is None or "%" not in cells[1]
+    ]
     title = f"{number}. {capitalized(title_for(finding))}"
     lines = [Row(cells) for cells in rows]
     lines += [Row(cells, detail=True, lesson=finding.lesson if cells[0] == LESSON else "") for cells in details]
     return Section(title, PAIRS, tuple(lines), wide=True, lead=number == 1, result=_most(finding, diagnosis))
 
 
-def _details(finding: Finding, *, in_headline: bool) -> Iterator[tuple[str, str]]:
+def _details(finding: Finding, evidence: Sequence[Evidence]) -> Iterator[tuple[str, str]]:
     """What explains a finding, for a reader who wants to know why."""
-    yield from _evidence_cells(finding.evidence[1:] if in_headline else finding.evidence)
+    yield from _evidence_cells(evidence)
     if finding.knob:
         yield "predicted", _predicted(finding.prediction)
     elif finding.prediction is not None and finding.prediction.interval is not None:
@@ -144,8 +149,8 @@ def _most(finding: Finding, diagnosis: Diagnosis) -> str:
         return "size unknown"
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
-    of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
-    share = f", {percent(time_us / of_us)} of {of}" if of_us else ""
+    of = "the traced time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
+    share = f", {percent(time_us / of_us)} of {of}" if of_us and diagnosis.few_steps is None else ""
     per = "" if diagnosis.whole_window else "/step"
     return f"up to {duration(time_us)}{per}{share}"
 

@@ -28,7 +28,7 @@ def picture(facts: Facts) -> str:
 def segments(facts: Facts) -> tuple[Segment, ...]:
     """Where a typical step's time goes, the largest part first."""
     shares = facts.shares
-    if shares is None:
+    if shares is None or facts.few_steps is not None:
         return ()
     ordered = sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part])
     parts = tuple(_segment(facts, part, shares.share[part]) for part in ordered)
@@ -54,7 +54,7 @@ def title(facts: Facts) -> str:
     """What the bar of a typical step shows."""
     account, step = facts.breakdown, facts.typical_step_us
     if account is not None and account.whole_window:
-        return "Breakdown of the profiled time"
+        return "Breakdown of the traced time"
     of = "mean" if facts.whole_window else "median"
     typical = f"Step breakdown, {of} {duration(step.median)}" if step is not None else "Step breakdown"
     if account is None:

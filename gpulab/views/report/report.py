@@ -47,6 +47,7 @@ class Report(View):
         words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
         if change is not None and (not changes or len(words) < len(changes)):
             words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
+            words += [f"One-time cost: {duration(change.setup_s * 1e6)}."] if change.setup_s is not None else []
         return " ".join(words)
 
     def _opening(self) -> str:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.facts import Facts, is_long_enough
+from gpulab.analysis.facts import Facts, is_long_enough, too_few
 from gpulab.analysis.host.core_time import CoreShare
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.step_shares import StepShares
@@ -28,7 +28,7 @@ from gpulab.formatting import (
 )
 from gpulab.intervals import measure, union_of
 from gpulab.run import Change, Pause, PauseKind, Run, TraceOrigin
-from gpulab.timeline.spans import is_loader
+from gpulab.timeline.spans import is_loader, is_optimizer
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
 from gpulab.views.report.dataloader_section import loading_sections
@@ -98,8 +98,8 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),
-        _costliest("Top operators", _OPERATORS_NOTE, facts.operators),
-        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels),
+        _costliest("Top operators", _OPERATORS_NOTE, without_parts(facts.operators), facts.few_steps),
+        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, facts.few_steps),
         *pause_sections(facts.run),
         *trace_sections(facts),
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
@@ -220,7 +220,7 @@ def _left_out(facts: Facts) -> str:
     if not dropped:
         return ""
     why = "; ".join(f"{d.count:,} {plain(d.reason)}" for d in dropped)
-    return f"Left out of the unprofiled figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
+    return f"Left out of the untraced figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
 
 
 def _parts(facts: Facts) -> Section:
@@ -234,14 +234,17 @@ def _parts(facts: Facts) -> Section:
         *numbers("share", "time" if breakdown.whole_window else "per step"),
         Column("meaning", "wrap"),
     )
-    rows = []
+    rows, few = [], facts.few_steps
     for key in sorted(wording.PARTS, key=lambda name: -shares.share[name]):
         share, part = shares.share[key], wording.part_of(key, breakdown)
         if share > 0:
-            cells = (part.label, percent(share), duration(shares.us(key)), part.meaning_on(kind))
-            rows.append(Row(cells, bar=share, colour=part.colour))
+            share_words = () if few is not None else (percent(share),)
+            cells = (part.label, *share_words, duration(shares.us(key)), part.meaning_on(kind))
+            rows.append(Row(cells, bar=share if few is None else None, colour=part.colour))
     lines = tuple(_breakdown_lines(facts, breakdown, shares))
     result = ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
+    if few is not None:
+        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for shares.", *lines[:1])
     return Section(title, columns, tuple(rows), lines, wide=True, result=result)
 
 
@@ -251,12 +254,15 @@ def _profiled_alone(facts: Facts) -> Section | None:
     if account is None or account.whole_window or not account.steps:
         return None
     parts = sorted((p for p in wording.PARTS if account.share[p] > 0), key=lambda part: -account.share[part])
+    many = facts.few_steps is None
     rows = [
-        (wording.part_of(p, account).label, percent(account.share[p]), duration(_mean_us(account, p))) for p in parts
+        (wording.part_of(p, account).label, *[percent(account.share[p])] * many, duration(_mean_us(account, p)))
+        for p in parts
     ]
-    lines = [f"From {plural(len(account.steps), 'profiled step')}: share of their summed time, and mean per step."]
-    columns = (Column(""), *numbers("share", "per step"))
-    table = Section.table("Profiled steps only, with profiler overhead", columns, rows, lines, aside=True)
+    what = "share of their summed time, and mean per step" if many else "mean per step"
+    lines = [f"From {plural(len(account.steps), 'traced step')}: {what}."]
+    columns = (Column(""), *numbers(*["share"] * many, "per step"))
+    table = Section.table("Traced steps only, with profiler overhead", columns, rows, lines, aside=True)
     return replace(table, text_only=True)
 
 
@@ -282,7 +288,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
     lines = [_basis(facts, shares)]
     if facts.run.device.kind == "cuda":
         lines.append(
-            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
+            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the traced time; "
             f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
     if breakdown.start_up_ns:
@@ -295,19 +301,19 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 def _basis(facts: Facts, shares: StepShares) -> str:
     """Which steps tell what."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
-        return "The profiled window stands as one: no step lies wholly inside it."
+        return "The traced window stands as one: no step lies wholly inside it."
     count, step = shares.profiled_count, facts.step_us
-    profiled = "the one profiled step" if count == 1 else f"{count:,} profiled steps"
+    profiled = "the one traced step" if count == 1 else f"{count:,} traced steps"
     if step is None:
         return f"From {profiled}."
     if shares.waits_known:
-        return f"Data wait: {plural(step.count, 'unprofiled step')}; how the rest divides: {profiled}."
-    return f"Step time: {plural(step.count, 'unprofiled step')}; how it divides: {profiled}."
+        return f"Data wait: {plural(step.count, 'untraced step')}; how the rest divides: {profiled}."
+    return f"Step time: {plural(step.count, 'untraced step')}; how it divides: {profiled}."
 
 
 def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
     """Where in the program unknown time lies, as its annotations tell."""
-    each = "the profiled time" if breakdown.whole_window else "a step"
+    each = "the traced time" if breakdown.whole_window else "a step"
     scale = shares.share["unknown"] / breakdown.share["unknown"] if breakdown.share["unknown"] else 0.0
     return [
         f"Unknown, inside {plain(a.words)}, without operators: {percent(min(1.0, a.share * scale))} of {each}."
@@ -326,29 +332,34 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
         return ""
     return (
         f"The loop itself is blocked for {duration(wait.median)} per step. For {duration(hidden_us)} of that the "
-        "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
+        "GPU is still busy with earlier work; only the rest counts here, as for every other part."
     )
 
 
-def _costliest(title: str, note: str, rows: Sequence[CostRow]) -> Section | None:
+def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
+    """Without the annotations around loading and the optimizer: the breakdown has their time as parts of its own."""
+    return tuple(row for row in operators if not is_loader(row.name) and not is_optimizer(row.name))
+
+
+def _costliest(title: str, note: str, rows: Sequence[CostRow], few_steps: int | None) -> Section | None:
     if not rows:
         return None
-    on_gpu = any(row.device_us is not None for row in rows)
-    figures = ("GPU time", "CPU time", "calls") if on_gpu else ("share", "per step", "calls")
-    columns = (Column("", "cut"), *numbers(*figures))
-    lines = [f"Per step. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
+    on_gpu, shared = any(row.device_us is not None for row in rows), few_steps is None
+    times = ("GPU time", "CPU time") if on_gpu else (*["share"] * shared, "per step")
+    columns = (Column("", "cut"), *numbers(*times, "calls"))
+    what = "" if on_gpu or not shared else "; share of the traced time"
+    lines = [f"Per traced step{what}. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
-    costs = tuple(_cost_row(r, on_gpu) for r in rows[:COSTLIEST])
-    of = "of GPU time per step" if on_gpu else "of traced time"
-    first = next((i for i, row in enumerate(rows[:COSTLIEST]) if not is_loader(row.name)), None)
-    result = "" if first is None else f"{wording.short_name(rows[first].name)}, {costs[first].cells[1]} {of}"
+    costs = tuple(_cost_row(r, on_gpu, shared) for r in rows[:COSTLIEST])
+    of = "of GPU time per step" if on_gpu else "of traced time" if shared else "per traced step"
+    result = f"{wording.short_name(rows[0].name)}, {costs[0].cells[1]} {of}"
     return Section(title, columns, costs, tuple(lines), result=result)
 
 
-def _cost_row(row: CostRow, on_gpu: bool) -> Row:
+def _cost_row(row: CostRow, on_gpu: bool, shared: bool) -> Row:
     time = duration(row.self_us)
-    figures = (duration(row.device_us), time) if on_gpu else (percent(row.share), time)
+    figures = (duration(row.device_us), time) if on_gpu else (*[percent(row.share)] * shared, time)
     cells = (wording.operator_name(row.name), *figures, number(row.calls_per_step))
     return Row(cells, full=plain(row.name))
 
@@ -442,10 +453,10 @@ def _observer(facts: Facts) -> Section:
     lines = []
     ratio = facts.profiled_over_unprofiled
     if ratio is not None:
-        longer, other = ("A profiled", "an unprofiled") if ratio >= 1 else ("An unprofiled", "a profiled")
+        longer, other = ("A traced", "an untraced") if ratio >= 1 else ("An untraced", "a traced")
         lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× the time of {other} one (medians).")
     if observer.window_truncated:
-        lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
+        lines.append(f"The traced window ended early: {plain(observer.window_truncated)}.")
     return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
 
 
@@ -516,7 +527,7 @@ def core_section(facts: Facts) -> Section | None:
         if count is not None:
             rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
     if cores.thread_wait_fraction is not None:
-        rows.append(("runnable but not scheduled, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
+        rows.append(("waiting for a CPU core, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
     if cores.throttled_fraction is not None and cores.quota_cores is not None:
         rows.append(("CPU quota ran out", f"in {percent(cores.throttled_fraction)} of its periods"))
     return Section.table("CPU cores", PAIRS, rows, aside=True)

@@ -18,7 +18,7 @@ from gpulab.views import curves, wording
 from gpulab.views.report import step_bars, timeline_page
 from gpulab.views.report.html_figure import picture, segments
 from gpulab.views.report.report import Report
-from gpulab.views.report.sections import _costliest
+from gpulab.views.report.sections import _costliest, without_parts
 from tests.support import synthetic
 from tests.support.synthetic import MS, Case
 from tests.views.every_view import CASES, report
@@ -194,7 +194,7 @@ def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
     row = int(np.flatnonzero(found.profiled)[0])
     for part, ns in first.parts_ns.items():
         assert found.parts_ms[part][row] == pytest.approx(ns / MS)
-    assert found.parts_ms["compute"][~found.profiled].sum() == 0, "an unprofiled step knows no compute"
+    assert found.parts_ms["compute"][~found.profiled].sum() == 0, "an untraced step knows no compute"
 
 
 def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
@@ -240,9 +240,10 @@ def test_a_window_without_a_whole_step_marks_no_step() -> None:
     assert not step_bars.bars(shown).profiled.any()
 
 
-def test_waiting_for_the_loader_is_no_top_operator() -> None:
+def test_what_the_breakdown_has_as_a_part_is_no_top_operator() -> None:
     loader = CostRow("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1.0, 900.0, 900.0, 0.9)
     product = CostRow("aten::addmm", 1.0, 100.0, 100.0, 0.1)
-    section, alone = _costliest("Top operators", "", [loader, product]), _costliest("x", "", [loader])
-    assert section is not None and section.result == "addmm, 10 % of traced time" and len(section.rows) == 2
-    assert alone is not None and alone.result == ""
+    updating = CostRow("Optimizer.step#Adam.step", 1.0, 800.0, 800.0, 0.8)
+    section = _costliest("Top operators", "", without_parts([loader, updating, product]), None)
+    assert section is not None and section.result == "addmm, 10 % of traced time" and len(section.rows) == 1
+    assert _costliest("x", "", without_parts([loader, updating]), None) is None
