@@ -31,7 +31,7 @@ RESTART = "() => window.jupyterapp.shell.currentWidget.sessionContext.session.ke
 
 
 @pytest.mark.slow("three rows of a bench measured in blocks, and a kernel that is restarted")
-def test_edits_are_applied_one_after_the_other_and_rows_outlive_a_restart(
+def test_the_bench_survives_edits_and_a_restart(
     open_notebook: OpenNotebook, shots: Path
 ) -> None:
     notebook = open_notebook([SETUP, CELL, BENCH, "%gpulab apply", LOAD])
