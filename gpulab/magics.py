@@ -586,6 +586,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
 
 
 _HELP_WORDS = ("-h", "--help")
+_AT_A_TERMINAL = {"record", "watch", "compare", "lab"}
 _ONE_LINE_HELP = {
     "doctor": "%gpulab doctor   what gpulab can measure on this machine, and why not the rest",
     "report": "%gpulab report [RUN] [--all]   show the report of the last run again, or of RUN (a name, an id or -1); "
@@ -620,7 +621,10 @@ def command_named(name: str) -> Callable[[str], None]:
         return _COMMANDS[name]
     near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.5)
     asked = f"%gpulab has no command {name!r}" if name else "%gpulab takes a command"
-    raise UsageError(f"{asked}: {', '.join(_COMMANDS)}." + (f" Did you mean {near[0]}?" if name and near else ""))
+    more = f"Did you mean {near[0]}?" if name and near else "`%gpulab --help` explains them."
+    if name in _AT_A_TERMINAL:
+        more = f"At a terminal: gpulab {name}."
+    raise UsageError(f"{asked}: {', '.join(_COMMANDS)}. {more}")
 
 
 @context_matcher()  # type: ignore[untyped-decorator]

@@ -1,7 +1,9 @@
 // The bench of one cell: toggles, what runs, the table of runs, two of them side by side. Python says what there is, as
 // data and as HTML that it has escaped; here it is drawn and made to answer.
 
+import uplotCss from "uplot/dist/uPlot.min.css";
 import { APPLY_NOTES, applyToCell } from "./apply.js";
+import { drawCharts } from "./curves.js";
 import { element } from "./dom.js";
 import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
@@ -15,13 +17,14 @@ class Bench {
     this.lost = false;
     this.sort = { by: "number", descending: false };
     this.root = element("div", "gp-bench", el);
-    element("style", "", this.root, model.get("style"));
+    element("style", "", this.root, uplotCss + model.get("css"));
     this.#hideTwin();
     this.#head();
     this.toggles = element("div", "gp-toggles", this.root);
     this.#controls();
-    this.rows = element("div", "gp-table", this.root);
-    this.detail = element("div", "gp-detail", this.root);
+    const panes = element("div", "gp-panes", this.root);
+    this.rows = element("div", "gp-table", panes);
+    this.detail = element("div", "gp-detail", panes);
     this.keep = element("div", "gp-keep", this.root);
     this.#listen();
     this.#drawAll();
@@ -125,6 +128,7 @@ class Bench {
       this.endTheme();
       this.now.end();
       this.seen.disconnect();
+      this.charts?.end();
       this.float.remove();
       this.twin.remove();
     };
@@ -141,6 +145,7 @@ class Bench {
 
   #drawTheme() {
     for (const box of [this.root, this.float]) box.dataset.theme = isDark() ? "dark" : "light";
+    this.charts?.draw();
   }
 
   // -- toggles -----------------------------------------------------------------------------------------------------
@@ -341,7 +346,9 @@ class Bench {
   // -- one run, or two side by side --------------------------------------------------------------------------------
 
   #drawDetail() {
+    this.charts?.end();
     this.detail.innerHTML = this.model.get("detail");
+    this.charts = drawCharts(this.detail, this.model.get("charts"));
   }
 
   #drawKeep() {

@@ -7,7 +7,7 @@ import { isDark, watchTheme } from "./theme.js";
 
 function render({ model, el }) {
   const root = element("div", "gp-bench gp-plain", el);
-  element("style", "", root, model.get("style"));
+  element("style", "", root, model.get("css"));
   const twin = element("style", "", document.head, `.gpulab-twin-${model.get("run_key")} { display: none; }`);
   const running = new Running(root, model, model.get("hint"), () => model.send({ kind: "stop" }));
   const draw = () => running.draw(true);

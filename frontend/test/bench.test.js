@@ -2,7 +2,8 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 
 import { APPLY_NOTES, applyToCell, replaced } from "../src/apply.js";
-import { chosenRows, order, settingsOf } from "../src/bench_state.js";
+import { chosenRows, order, readout, settingsOf, sums } from "../src/bench_state.js";
+import { figure } from "../src/format.js";
 
 test("settings are the toggles that were turned", () => {
   const toggles = [{ name: "workers", value: 2 }, { name: "amp", value: null }, { name: "fused", value: false }];
@@ -52,4 +53,21 @@ test("the cell of the notebook is changed, again after that, and nothing where i
   assert.deepEqual(sources, ["import torch", "%%gpuprofile\na = 3 + 1"]);
   assert.equal(applyToCell(undefined, ["a = 3 + 1"], "a = 4"), "unreachable");
   for (const came of ["applied", "changed", "unreachable"]) assert.ok(APPLY_NOTES[came]);
+});
+
+test("what stands on each other is drawn as sums, and told as parts of a step", () => {
+  const lines = [{ label: "wait", x: [0, 1, 2], y: [3, 4, 0] }, { label: "rest", x: [0, 1, 2], y: [1, 2, 0] }];
+  assert.deepEqual(sums(lines).map(({ label, y }) => [label, y]), [["rest", [4, 6, 0]], ["wait", [3, 4, 0]]]);
+  const chart = { lines, unit: "ms", xUnit: "s", stacked: true };
+  assert.equal(readout(chart, 1.5, figure), "at 1.50 s: step 6.00 ms (wait 4.00 ms, rest 2.00 ms)");
+  assert.equal(readout(chart, 3, figure), "at 3.00 s: no step", "the other run goes on");
+});
+
+test("a line that is broken or has ended says nothing", () => {
+  const lines = [{ label: "A", x: [0, 2, 4], y: [1, null, 3] }, { label: "B", x: [0, 3], y: [5, 6] }];
+  const said = (x) => readout({ lines, unit: "%", xUnit: "s", stacked: false }, x, figure);
+  assert.equal(said(1), "at 1.00 s: A 1.00 %, B 5.00 %");
+  assert.equal(said(2.5), "at 2.50 s: B 5.00 %");
+  assert.equal(said(4), "at 4.00 s: A 3.00 %");
+  assert.equal(said(5), "");
 });

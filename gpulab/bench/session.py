@@ -523,9 +523,9 @@ class BenchSession:
 
     # -- what it shows -------------------------------------------------------------------------------------------
 
-    def _show(self, **parts: object) -> None:
+    def _show(self, *, status: Status | None = None, **parts: object) -> None:
         if self._widget is not None:
-            self._widget.show(**parts)
+            self._widget.show(status=status, **parts)
 
     def _say(self, message: str, level: Level = "quiet") -> None:
         status = Status() if (job := self._job) is None else job.status
@@ -552,8 +552,8 @@ class BenchSession:
         if bench is not None:
             self._show(table=table)
             return
-        detail = self._detail(marks)
-        self._show(table=table, detail=detail + self._prints, edit=self._edit())
+        detail, charts = self._detail(marks)
+        self._show(table=table, charts=charts, detail=detail + self._prints, edit=self._edit())
         if self._output is not None:
             self._output.save(self._key, self._page(detail), view.text(self.bench))
 
@@ -561,20 +561,23 @@ class BenchSession:
         """What a saved notebook shows; `detail` where it was made already."""
         marks = self._widget.marks if self._widget is not None else []
         code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
-        return view.static_page(self.bench, code, self._detail(marks) if detail is None else detail)
+        return view.static_page(self.bench, code, self._detail(marks)[0] if detail is None else detail)
 
-    def _detail(self, marks: Sequence[str]) -> str:
+    def _detail(self, marks: Sequence[str]) -> tuple[str, list[dict[str, object]]]:
+        """The report of one row, or two side by side and their charts as data: in a live bench these have a cursor."""
         rows = [row for mark in marks for group in view.groups(self.bench) for row in group if row.id == mark]
         if not rows:
-            return ""
+            return "", []
         if len(rows) == 1:
             figures = self._figures_of(rows[0])
             if figures is None:
-                return ""
+                return "", []
             whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
-            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment()
+            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment(), []
         a, b = rows
-        return side_by_side.fragment(a, b, self._figures_of(a), self._figures_of(b), rows_of.between(a, b))
+        both = (a, b, self._figures_of(a), self._figures_of(b))
+        html = side_by_side.fragment(*both, rows_of.between(a, b), self.bench.edit_between(a, b))
+        return html, [chart.data() for chart in side_by_side.charts(*both)]
 
     @property
     def row_to_keep(self) -> Row | None:
@@ -588,9 +591,8 @@ class BenchSession:
         row = self.row_to_keep
         if row is None:
             return {"text": ""}
-        first = next(rows[0] for rows in view.groups(self.bench) if row.id in [one.id for one in rows])
         texts = [] if self.code.source == "block" else [self.code.text, *reversed(self.bench.texts), row.cell]
-        title, html = f"Keep {row.label}", view.edit_html(row, first)
+        title, html = f"Keep {row.label}", view.edit_html(row, self.bench)
         return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}
 
 

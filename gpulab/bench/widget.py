@@ -24,7 +24,7 @@ class BenchWidget(Renewed):
             run_key=run_key,
             cell=cell,
             code=code,
-            style=static("rows.css") + static("bench.css"),
+            css=static("rows.css") + static("bench.css"),
             status=Status().sent(),
         )
         super().__init__(root)
@@ -48,11 +48,12 @@ def _widget_class() -> Callable[..., Any]:
         run_key = traitlets.Unicode().tag(sync=True)
         cell = traitlets.Unicode().tag(sync=True)
         code = traitlets.Unicode().tag(sync=True)
-        style = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
         toggles: Any = traitlets.List().tag(sync=True)
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
         marks: Any = traitlets.List().tag(sync=True)
+        charts: Any = traitlets.List().tag(sync=True)
         detail = traitlets.Unicode().tag(sync=True)
         edit = traitlets.Dict().tag(sync=True)
 

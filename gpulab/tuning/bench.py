@@ -14,6 +14,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
+from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
@@ -178,6 +179,15 @@ class Bench(Struct, frozen=True):
         if not baseline.samples_per_step or not row.samples_per_step:
             return row.step_us
         return first_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+
+    def edit_between(self, a: Row, b: Row) -> str:
+        """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
+        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        marked = list(zip("AB", (a, b), strict=True))
+        loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
+        parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []
+        parts += [f"# Of {mark}, where it belongs:\n{text.strip()}" for mark, text in loose if text.strip()]
+        return "\n".join(filter(None, parts))
 
     @property
     def next_turn(self) -> int:

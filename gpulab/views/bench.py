@@ -79,6 +79,11 @@ def ordered(bench: Bench) -> tuple[Row, ...]:
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
+def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
+    """The axis of rows that are being measured, which had this one before."""
+    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+
+
 def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None) -> str:
     """A table of each text that the cell has had: speedups of two texts have no common baseline."""
     now, *earlier = groups(bench)
@@ -93,11 +98,6 @@ def _before(rows: Sequence[Row], bench: Bench) -> str:
     applied = ", ".join(row.title for row in rows if plain_text(row.cell) in (bench.code, *bench.texts))
     on = f"the cell without {applied}" if applied else "another text of the cell"
     return f"Measured on {on}: these speedups have another baseline."
-
-
-def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
-    """The axis of rows that are being measured, which had this one before."""
-    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
 
 
 def table(
@@ -375,9 +375,9 @@ def full_run_words(row: Row, step: Spread | None) -> str:
     )
 
 
-def edit_html(row: Row, first: Row) -> str:
+def edit_html(row: Row, bench: Bench) -> str:
     """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
-    cost = cost_of_row(first, row)
+    cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if row.id in {own.id for own in rows}), None)
     lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
     return fragment_section(Section("", lines=lines, code=row.edit))
 
@@ -385,4 +385,6 @@ def edit_html(row: Row, first: Row) -> str:
 def static_page(bench: Bench, head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{tables(bench)}{below}</div>'
+    detail = f'<div class="gp-detail">{below}</div>' if below else ""
+    panes = f'<div class="gp-panes"><div class="gp-table">{tables(bench)}</div>{detail}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

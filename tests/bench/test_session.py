@@ -188,9 +188,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
     assert undone.baseline is not None and undone.baseline.id == first.id and len(undone.own) == 3
 
 
-def test_after_a_restart_the_last_bench_opens_again(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(file.NOTEBOOK, "this.ipynb")
     kept = bench.session.run(workers=2).bench
     monkeypatch.setenv(file.NOTEBOOK, "other.ipynb")
@@ -288,8 +286,9 @@ def test_clicks_do_what_code_does(alive: Bench) -> None:
     assert session.rows[1].pinned
     root = click(alive, "open", rows=[row.id, session.rows[0].id])
     assert root.marks == [row.id, session.rows[0].id] and "Time per step" in root.detail
+    assert root.charts and len(root.charts) == root.detail.count('class="gp-chart"'), "each is drawn in its place"
     root = click(alive, "open", rows=[row.id])
-    assert "Step breakdown" in root.detail, "the report of one row"
+    assert "Step breakdown" in root.detail and not root.charts, "the report of one row"
     click(alive, "choose", settings={})
     root = click(alive, "use", row=row.id)
     assert [t["value"] for t in root.toggles if t["name"] == "workers"] == [2]

@@ -74,7 +74,7 @@ class ProgressWidget(Renewed):
 
     def __init__(self, key: str, hint: str, stop: Callable[[], None]) -> None:
         self.key = key
-        super().__init__(_widget_class()(run_key=key, hint=hint, style=static("rows.css") + static("bench.css")))
+        super().__init__(_widget_class()(run_key=key, hint=hint, css=static("rows.css") + static("bench.css")))
         self.root.on_msg(lambda _widget, content, _buffers: stop() if content.get("kind") == "stop" else None)
 
 
@@ -89,7 +89,7 @@ def _widget_class() -> Callable[..., Any]:
         _esm = MODULE.read_text(encoding="utf-8")
         run_key = traitlets.Unicode().tag(sync=True)
         hint = traitlets.Unicode().tag(sync=True)
-        style = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
         status = traitlets.Dict({"running": True, "words": "gpulab: …", "fraction": 0}).tag(sync=True)
 
     return cast("Callable[..., Any]", ProgressView)
