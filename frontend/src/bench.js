@@ -99,6 +99,7 @@ class Bench {
   #listen() {
     const draw = {
       toggles: () => this.#drawToggles(),
+      unexpected: () => this.#drawToggles(),
       status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
@@ -153,12 +154,22 @@ class Bench {
   #drawToggles() {
     const toggles = this.model.get("toggles");
     const focused = document.activeElement?.closest?.("[data-toggle]")?.dataset.toggle;
-    const open = this.toggles.querySelector("details.gp-fixed")?.open ?? false;
+    const open = (kind) => this.toggles.querySelector(`details.${kind}`)?.open ?? false;
+    const [moreOpen, fixedOpen] = [open("gp-more"), open("gp-fixed")];
     this.toggles.replaceChildren();
     const able = toggles.filter((t) => !t.reason);
+    const folded = able.filter((t) => t.folded);
     const fixed = toggles.filter((t) => t.reason);
-    for (const toggle of able) this.#drawToggle(toggle);
-    if (fixed.length) this.#drawFixed(fixed, open, able.length > 0);
+    const why = this.model.get("unexpected");
+    if (why) element("div", "gp-quiet", this.toggles, why);
+    for (const toggle of able) if (!toggle.folded) this.#drawToggle(toggle, this.toggles);
+    if (folded.length) {
+      const box = element("details", "gp-more", this.toggles);
+      box.open = moreOpen;
+      element("summary", "gp-quiet", box, settings(folded.length, "more "));
+      for (const toggle of folded) this.#drawToggle(toggle, box);
+    }
+    if (fixed.length) this.#drawFixed(fixed, fixedOpen, able.length > 0);
     const chosen = toggles.filter((t) => t.value !== null);
     if (!this.running) this.each.disabled = chosen.length < 2;
     this.each.hidden = !able.length;
@@ -167,8 +178,8 @@ class Bench {
     if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
   }
 
-  #drawToggle(toggle) {
-    const line = element("div", "gp-toggle", this.toggles);
+  #drawToggle(toggle, parent) {
+    const line = element("div", "gp-toggle", parent);
     line.dataset.toggle = toggle.name;
     line.toggleAttribute("data-changed", toggle.value !== null);
     const label = element("label", "gp-name", line);
@@ -224,8 +235,7 @@ class Bench {
   #drawFixed(fixed, open, others) {
     const box = element("details", "gp-fixed", this.toggles);
     box.open = open || !others;
-    const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
-    element("summary", "gp-quiet", box, `${count} ${fixed.length > 1 ? "do" : "does"} not apply here`);
+    element("summary", "gp-quiet", box, `${settings(fixed.length, others ? "more " : "")} ${fixed.length > 1 ? "do" : "does"} not apply here`);
     for (const { title, reason } of fixed) {
       const line = element("div", "gp-quiet", box);
       element("b", "", line, title);
@@ -372,6 +382,8 @@ class Bench {
     element("div", "", this.keep).innerHTML = html;
   }
 }
+
+const settings = (count, more) => `${count} ${more}setting${count > 1 ? "s" : ""}`;
 
 async function copied(text) {
   try {

@@ -109,6 +109,7 @@ class BenchSession:
         self._main = MainThread()
         self._figures: dict[str, Facts] = {}  # by the id of the run
         self._toggles: tuple[Toggle, ...] = ()
+        self._unexpected = ""  # why nothing is expected of any toggle
         self._job: _Job | None = None  # the one that runs
         self._last: Compared | None = None
         self._prints = ""
@@ -186,7 +187,7 @@ class BenchSession:
         self._output = output or BenchOutput()
         cell = first_line(self.code.text)
         self._widget = BenchWidget(self._key, self._run_key, cell, self.code.text, self._hear)
-        self._toggles = toggles_of(_KNOBS, self._observation, None)
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
         self._draw_all()
         self._say(self._problem or self._news, "bad" if self._problem else "quiet")
         self._output.show(self._widget.root, self._page(), view.text(self.bench))
@@ -300,7 +301,8 @@ class BenchSession:
         """Set the toggles to these; those that are no setting of a knob are left out."""
         self._settings = valid(settings)
         failures = {row.label: row.failure for row in self.bench.own if row.failure}
-        self._show(toggles=data(self._toggles, self._observation, self._settings, failures))
+        toggles = data(self._toggles, self._observation, self._settings, failures)
+        self._show(unexpected=self._unexpected, toggles=toggles)
         return self._settings
 
     def _change(self, what: str, row: Row, content: Mapping[str, Any]) -> None:
@@ -538,7 +540,7 @@ class BenchSession:
         """What each toggle is expected to bring, from the trace of the first row's run."""
         baseline = self.bench.baseline
         figures = self._figures_of(baseline) if baseline is not None else None
-        self._toggles = toggles_of(_KNOBS, self._observation, figures)
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, figures)
         self.choose(self._settings)
 
     def _draw_all(self) -> None:
