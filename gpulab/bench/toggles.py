@@ -59,7 +59,7 @@ def toggles_of(
     Without an observation nothing is known of the cell.
     """
     if observation is None:
-        return tuple(Toggle(knob, None, "the cell has not run yet") for knob in knobs), ""
+        return (), ""
     there = [_toggle(knob, observation) for knob in knobs]
     there, why = (there, "") if figures is None else _predicted(there, observation, figures)
     return _ordered(there), why
@@ -151,19 +151,21 @@ def data(
 
     `failures` says of settings that were run, by their label, why they could not be compared: nothing is expected then.
     """
-    together = with_settings(observation, settings) if observation is not None else None
+    if observation is None:
+        return []
+    together = with_settings(observation, settings)
     return [_data(toggle, together, settings.get(toggle.knob.name), failures) for toggle in toggles]
 
 
 def _data(
-    toggle: Toggle, observation: Observation | None, choice: Value | None, failures: Mapping[str, str]
+    toggle: Toggle, observation: Observation, choice: Value | None, failures: Mapping[str, str]
 ) -> dict[str, object]:
     knob, current = toggle.knob, toggle.current
-    reason, problem, cautions = toggle.reason, "", tuple[str, ...]()
-    if observation is not None:
-        reason = _why_fixed(knob, observation, current) if choice is None else ""
-        if choice is not None:
-            problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
+    reason, problem, cautions = "", "", tuple[str, ...]()
+    if choice is None:
+        reason = _why_fixed(knob, observation, current)
+    else:
+        problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
     failure = failures.get(f"{knob.name}={toggle.proposal}", "")
     return {
         "name": knob.name,

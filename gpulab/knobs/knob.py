@@ -20,7 +20,7 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Environment, Run
 
 Value = bool | int | float | str
-Kind = Literal["DataLoader option", "module call", "optimizer option", "backend setting", "variable of the cell"]
+Kind = Literal["DataLoader option", "module call", "optimizer option", "backend setting", "variable"]
 State = Literal["took effect", "no effect", "cannot tell"]
 
 

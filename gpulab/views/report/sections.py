@@ -244,7 +244,7 @@ def _parts(facts: Facts) -> Section:
     lines = tuple(_breakdown_lines(facts, breakdown, shares))
     result = ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
     if few is not None:
-        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for shares.", *lines[:1])
+        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for percentages.", *lines[:1])
     return Section(title, columns, tuple(rows), lines, wide=True, result=result)
 
 
