@@ -87,6 +87,20 @@ def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPat
     assert toggles_of(KNOBS.values(), SCENE, as_written().facts)[1] == "No expectations: only a run tells."
 
 
+def test_a_gain_that_the_cell_cannot_earn_stands_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"cache": Prediction({"cache": "on"}, 0.1, (0.05, 0.2), "", setup_s=18.0)}
+    gains["workers"] = Prediction({"workers": "2"}, 0.5, (0.4, 0.6), "")
+    monkeypatch.setattr(
+        toggles_module, "predict_from", lambda _, s, *__: gains[n] if (n := next(iter(s))) in gains else refused(s, "")
+    )
+    toggles, _ = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    assert toggles[0].knob.name == "workers" and toggles[1].knob.name != "cache"
+    shown = {str(d["name"]): d for d in data(toggles, SCENE, {}, {})}
+    (said,) = shown["cache"]["cautions"]
+    assert said.startswith("expected one-time cost 18.0 s pays off only after 5") and said.endswith("the cell runs 40")
+    assert shown["workers"]["cautions"] == []
+
+
 @pytest.mark.parametrize(
     ("ratio", "interval", "only_sign", "said"),
     [
