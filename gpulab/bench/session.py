@@ -484,7 +484,7 @@ class BenchSession:
 
     # -- what it shows -------------------------------------------------------------------------------------------
 
-    def _show(self, **parts: object) -> None:
+    def _show(self, **parts: Any) -> None:
         if self._widget is not None:
             self._widget.show(**parts)
 
