@@ -188,9 +188,9 @@ export class StepPanel extends Panel {
     const i = this.cursor === null ? steps.length - 1 : Math.min(this.cursor, steps.length - 1);
     const [wall, wait] = [steps.wall[i], steps.wait[i]];
     const last = lastOf(steps, this.cursor);
-    const share = wall > 0 ? ` (${Math.round((100 * wait) / wall)} %${last && ` of the ${last}`})` : "";
+    const share = wall > 0 ? ` (${Math.round((100 * wait) / wall)} %${last && ` of ${last}`})` : "";
     this.say(0, colors.wait, `${figure(wait)} ms${share}`);
-    this.say(1, colors.step, `${figure(wall)} ms${last && ` (${last})`}`);
+    this.say(1, colors.step, `${figure(wall)} ms`);
     if (this.items.length > 2) this.say(2, colors.slowest, `${figure(steps.slowest[i])} ms`);
   }
 }

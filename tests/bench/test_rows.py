@@ -19,6 +19,7 @@ from gpulab.tuning.bench import (
     between,
     chained,
     cost_of_row,
+    pair_speeds,
     row_of,
     speed_by_blocks,
     with_run,
@@ -26,6 +27,7 @@ from gpulab.tuning.bench import (
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.tuning.record import Block, Experiment, Side
+from gpulab.views.bench import factor_ranges
 from tests.support.comparisons import as_written, blocks, faster, out_of_memory
 
 BASELINE = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
@@ -95,6 +97,23 @@ def test_more_blocks_of_a_row_narrow_its_interval() -> None:
     assert (once.pairs, again.pairs) == (6, 18)
     assert again.interval[1] / again.interval[0] < once.interval[1] / once.interval[0]
     assert speed_by_blocks(a, ()) is None, "without a pair there is nothing to say"
+
+
+def test_a_row_that_is_measured_has_points_then_an_interval() -> None:
+    a, b = (blocks(arm, ms, turns=4, noise=0.2) for arm, ms in ((0, 40.0), (1, 30.0)))
+    before = Bench("x", (Row("a", blocks=blocks(0, 50.0, turns=2)), Row("b", {"workers": "2"})))
+    for pairs in range(1, 5):
+        ran = [block for block in (*a, *b) if block.turn < pairs]
+        bench = before.so_far([before.rows[1]], ran, turn=2)
+        baseline, row = bench.rows
+        assert row.speed is not None and (row.speed.interval is not None) is (pairs == 4)
+        assert row.speed.pairs == len(pair_speeds(baseline, row)) == pairs
+        assert len(baseline.blocks) == len(before.rows[0].blocks) + pairs * len([x for x in a if not x.turn])
+        assert {block.turn for block in row.blocks} == set(range(2, 2 + pairs))
+        shown = factor_ranges(bench.rows)[1]
+        assert set(shown.points) <= set(shown.factors) or shown.interval is not None
+        assert bench.step_us(row) == pytest.approx(row.speed.ratio * bench.step_us(baseline))  # type: ignore[operator]
+    assert Bench("x").so_far([], (), 0) == Bench("x")
 
 
 def test_another_batch_is_compared_per_sample() -> None:

@@ -378,7 +378,7 @@ def test_the_bench_in_notebook_7(open_notebook: OpenNotebook, shots: Path) -> No
     start(notebook, bench, "Run")
     stop_after(notebook, rows(bench).nth(1), pairs=1)
     press(bench, "Apply to the cell")
-    expect(bench.locator(".gp-keep")).to_contain_text("Applied")
+    expect(bench.locator(".gp-message")).to_contain_text("The cell now has workers=2")
     expect(notebook.cell(1).locator(".jp-InputArea")).to_contain_text("num_workers=2")
     notebook.screenshot(shots / "bench-notebook-7.png")
 

@@ -128,12 +128,12 @@ class Progressing:
             if self._handle is not None:
                 self._draw(progress)
             else:
-                self._line.write("gpulab: " + " · ".join(filter(None, (words(progress), self._figures()))))
+                self._line.write(f"gpulab: {words(progress, self._figures())}")
 
     def _draw(self, progress: Progress) -> None:
         line = self._as_twin(_html(progress, self._status.share_at(progress.elapsed_s)))
-        told = "\n".join(filter(None, (words(progress), self._figures())))
-        self._handle.update({"text/html": line + self._picture(), "text/plain": told}, raw=True)
+        text = words(progress, self._figures())
+        self._handle.update({"text/html": line + self._picture(), "text/plain": text}, raw=True)
 
     def _figures(self) -> str:
         """What there is so far, in a few words."""
@@ -230,12 +230,16 @@ def log_lines(stream: TextIO) -> Listener | None:
     return tell
 
 
-def words(progress: Progress) -> str:
-    """One line: what runs, how far it is, how long it takes in all."""
+def words(progress: Progress, figures: str = "") -> str:
+    """One line: what runs, how far it is, how long it takes in all.
+
+    With figures the time and they come first: a narrow terminal cuts off what runs.
+    """
     if progress.elapsed_s is None:
         left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
         return f"{progress.what} ({progress.done:g} of {progress.total} done{left})"
-    return f"{progress.what} · {while_s(progress.elapsed_s)}{rest_of(progress)}"
+    time_of_all = f"{while_s(progress.elapsed_s)}{rest_of(progress)}"
+    return " · ".join([time_of_all, figures, progress.what] if figures else [progress.what, time_of_all])
 
 
 def rest_of(progress: Progress) -> str:

@@ -112,8 +112,8 @@ def test_a_comparison_shows_its_figures_while_it_goes_on(handle: Handle) -> None
         for turn in range(4):
             times_ms = ((0, 500), (1, 250 + turn), (0, 500))
             ran += [Block(arm, turn, order, 5, 3, 80, ms * MS) for order, (arm, ms) in enumerate(times_ms)]
-            comparing.tell(BLOCK)
-            told = handle.bundles[-1]["text/plain"].splitlines()[1]
+            comparing.tell(replace(BLOCK, elapsed_s=4.0))
+            told = handle.bundles[-1]["text/plain"].split(" · ")[1]
             assert told.startswith("baseline 100 ms; workers=2 50") and told.endswith(
                 f"{turn + 1} pair{'s' * (turn > 0)}"
             )
