@@ -307,6 +307,14 @@ def test_the_table_grows_while_a_row_is_measured(alive: Bench) -> None:
     assert pairs == sorted(pairs) and pairs[0] == 1 and pairs[-1] >= 4, "from the first pair on"
 
 
+def test_a_click_on_stop_is_answered_while_the_run_ends(alive: Bench) -> None:
+    session, said = alive.session, list[Any]()
+    session._widget.root.observe(lambda change: said.append(change["new"]), "status")  # type: ignore[union-attr]
+    alive.runs.on_block = lambda runs: click(alive, "stop")
+    session.begin("run", {"workers": 2})
+    assert any(status["running"] and status["stopping"] for status in said) and not said[-1]["running"]
+
+
 def test_a_click_on_another_thread_acts_on_the_main_one(alive: Bench) -> None:
     where: list[threading.Thread] = []
     alive.before = lambda runner: where.append(threading.current_thread())
