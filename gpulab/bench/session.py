@@ -332,8 +332,6 @@ class BenchSession:
     ) -> Self:
         if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
-        if kind == "decide" and row is not None and row.code not in ("", self.bench.code):
-            kind = "again"  # its pairs are of an earlier text of the cell
         job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
         if in_notebook() and self._output is None and not from_click:
             self.show()
