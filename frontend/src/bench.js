@@ -10,6 +10,8 @@ import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
 const LOST = "The kernel was restarted or has ended. Its rows are saved: %gpulab panel opens the bench again.";
+const UNHEARD = "No answer from a kernel: it is busy, or there is none behind this page.";
+const PATIENCE_MS = 5000;
 
 class Bench {
   constructor(model, el) {
@@ -91,9 +93,10 @@ class Bench {
     this.model.send({ do: what, ...more });
   }
 
-  #begin(what) {
+  #begin(what, more = { settings: settingsOf(this.model.get("toggles")) }) {
     this.#setRunning(true); // until Python says so itself: a second click must not start a second run
-    this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
+    this.unheard = setTimeout(() => (this.message.textContent = UNHEARD), PATIENCE_MS);
+    this.#send(what, more);
   }
 
   #listen() {
@@ -128,6 +131,7 @@ class Bench {
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
       this.now.end();
+      clearTimeout(this.unheard);
       this.seen.disconnect();
       this.charts?.end();
       this.float.remove();
@@ -261,6 +265,7 @@ class Bench {
   }
 
   #drawStatus(fresh = false) {
+    clearTimeout(this.unheard);
     const { running, message, level } = this.model.get("status");
     const dead = this.lost;
     this.#setRunning(running || dead);
@@ -311,8 +316,8 @@ class Bench {
     row.querySelector(".gp-menu").open = false;
     if (what === "rename") return this.#rename(row);
     if (["decide", "again", "remove"].includes(what) && (this.running || this.lost)) return;
-    if (["decide", "again"].includes(what)) this.#setRunning(true);
-    this.#send(what, { row: row.dataset.row });
+    if (["decide", "again"].includes(what)) this.#begin(what, { row: row.dataset.row });
+    else this.#send(what, { row: row.dataset.row });
   }
 
   #rename(row) {
