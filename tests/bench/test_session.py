@@ -161,6 +161,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
         session.bench = session.bench.put(replace(row, edit="a diff", cell=cell))
     root = click(alive, "rename", row=two.id, name="two workers")
     assert (root.edit["row"], root.edit["texts"]) == (two.id, [CODE.text, changed]), "the best is offered"
+    assert root.edit["title"] == "Keep workers=2"
     click(alive, "open", rows=[two.id])
     root = click(alive, "applied", row=two.id)
     assert "The cell now has two workers" in root.status["message"] and root.code == changed
@@ -180,6 +181,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
     assert session.bench.of({"batch_size": "16"}) is not None, "measured on the text that the cell has now"
 
     root = click(alive, "open", rows=[sixteen.id])
+    assert root.edit["title"] == "Keep batch_size=16 instead of two workers"
     assert root.edit["texts"] == [changed, CODE.text, other], "looked for: what the cell has, else what it had"
     click(alive, "applied", row=sixteen.id)
     for text in (CODE.text, changed, other):
