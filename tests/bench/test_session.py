@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpulab.api.experiment import NO_CELL
 from gpulab.api.reading import runs
 from gpulab.bench import file
-from gpulab.bench.opening import lab
+from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
 from gpulab.bench.output import KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.session import (
     BUSY,
@@ -161,6 +161,8 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
         session.bench = session.bench.put(replace(row, edit="a diff", cell=cell))
     root = click(alive, "rename", row=two.id, name="two workers")
     assert (root.edit["row"], root.edit["texts"]) == (two.id, [CODE.text, changed]), "the best is offered"
+    assert root.edit["title"] == "Keep workers=2"
+    click(alive, "open", rows=[two.id])
     root = click(alive, "applied", row=two.id)
     assert "The cell now has two workers" in root.status["message"] and root.code == changed
     assert root.edit == {"text": ""}, "the cell has it"
@@ -179,6 +181,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
     assert session.bench.of({"batch_size": "16"}) is not None, "measured on the text that the cell has now"
 
     root = click(alive, "open", rows=[sixteen.id])
+    assert root.edit["title"] == "Keep batch_size=16 instead of two workers"
     assert root.edit["texts"] == [changed, CODE.text, other], "looked for: what the cell has, else what it had"
     click(alive, "applied", row=sixteen.id)
     for text in (CODE.text, changed, other):
@@ -364,6 +367,8 @@ def test_without_a_profiled_cell_and_a_bench_it_says_what_to_do(
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):
         lab()
+    with pytest.raises(UsageError, match=NOTHING_TO_APPLY.split(":")[0]):
+        apply_edit()
 
 
 # -- what the code prints ----------------------------------------------------------------------------------------------
