@@ -439,7 +439,7 @@ class BenchSession:
         if baseline is None or not experiment.sides:
             return "Stopped before the cell ran."
         written = experiment.sides[0]
-        baseline = rows_of.baseline_row(baseline, written, job.turn)
+        baseline = rows_of.baseline_row(baseline, written, job.turn, experiment.comparisons)
         self.bench = self.bench.put(baseline)
         for row, comparison in zip(job.rows, experiment.comparisons, strict=False):
             if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
@@ -536,7 +536,7 @@ class BenchSession:
             if figures is None:
                 return ""
             whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
-            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment()
+            return view.full_run_words(rows[0]) + whole.fragment()
         a, b = rows
         return side_by_side.fragment(a, b, self._figures_of(a), self._figures_of(b), rows_of.between(a, b))
 

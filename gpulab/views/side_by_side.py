@@ -17,6 +17,7 @@ from gpulab.run import Float64
 from gpulab.tuning.bench import Row, Speed
 from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
+from gpulab.views.bench import run_words, time_title
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
@@ -56,7 +57,8 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
         if gone
         else ""
     )
-    return title + note + drawn(a, b, of_a, of_b, speed) + fragment_section(_figures(a, b))
+    apart = "".join(html_bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
+    return title + note + apart + drawn(a, b, of_a, of_b, speed) + fragment_section(_figures(a, b))
 
 
 def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
@@ -82,7 +84,9 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one profiled run each' if legend else ''}"
+    blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
+    title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
+    title += "; split as in one profiled run each" if legend else ""
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -168,7 +172,7 @@ def _within(curve: Float64, low: float, high: float) -> Float64:
 def _figures(a: Row, b: Row) -> Section:
     rows = [
         ("settings", a.label, b.label),
-        ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
+        (time_title((a, b)).lower(), *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
         ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
