@@ -19,7 +19,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
-from gpulab.api.experiment import experiments, remember_trials, run_before
+from gpulab.api.experiment import remember_experiment, remember_speed, remember_trials, run_before
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
@@ -115,6 +115,7 @@ class BenchSession:
         self._output: BenchOutput | None = None
         self._opener: Offer | None = None
         self._take_latest_run()
+        self._remember_speeds()
 
     # -- what a user calls ---------------------------------------------------------------------------------------
 
@@ -446,8 +447,7 @@ class BenchSession:
                 self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
         if not experiment.comparisons:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
-        self._last = Compared(experiment)
-        experiments.append(self._last)
+        self._last = remember_experiment(experiment)
         rows = [self.bench.row(row.id) for row in job.rows]
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
@@ -468,8 +468,7 @@ class BenchSession:
         self._take_rungs(record)
         if record.whole is not None:
             self.bench = self.bench.with_climb(record)
-            self._last = Compared(record.whole)
-            experiments.append(self._last)
+            self._last = remember_experiment(record.whole)
         return Climbed(record).headline.sentence
 
     def _failed(self, error: BaseException) -> tuple[str, Level]:
@@ -482,7 +481,12 @@ class BenchSession:
         self._prints = f'<pre style="font-size:12px;white-space:pre-wrap">{trace}</pre>'
         return f"The cell raised {''.join(traceback.format_exception_only(error)).strip()}", "bad"
 
+    def _remember_speeds(self) -> None:
+        for row in self.rows:
+            remember_speed(row.run_id, row.speed)
+
     def _keep_rows(self) -> None:
+        self._remember_speeds()
         if self._save and (problem := file.save(self.bench)):
             self._say(problem, "bad")
 
