@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.headline import summary
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import decapitalized
 
@@ -37,6 +38,7 @@ class Sentence:
 
 
 def _sentence(until_now: SoFar) -> str:
-    first = diagnose(facts(until_now.run), until_now.thresholds).first
+    diagnosis = diagnose(facts(until_now.run), until_now.thresholds)
+    first = diagnosis.first
     speaks = not kind_of(first.key).is_verdict or first.level == "good"
-    return f"So far, {decapitalized(first.summary)}" if speaks else ""
+    return f"So far, {decapitalized(summary(first, diagnosis))}" if speaks else ""
