@@ -8,9 +8,9 @@ FILE ?=
 # another PyTorch than the pinned one, e.g. TORCH=2.6.0: what it needs itself is then not pinned
 TORCH ?=
 BIN := $(VENV)/bin
-# who waits at a terminal sees pip's progress bars; a log has a dot for each package, and errors
 PIP := PYTHONUNBUFFERED=1 $(BIN)/python -m pip install --disable-pip-version-check --root-user-action ignore $(PIP_FLAGS)
-DOTS := $(if $(MAKE_TERMOUT),,| awk '/^ *(Collecting|Processing) /{printf "."} /^Installing collected/{printf " installing %d packages", NF - 3} {fflush()} END{print ""}')
+# pip is silent for minutes: a dot every two seconds and for each package, what is large by name, and errors
+TOLD := | { while sleep 2 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do printf .; done & while read -r line; do case $$line in Collecting*|Processing*) printf . ;; Downloading*[0-9][0-9].[0-9]' MB'*) printf ' %s ' "$$line" ;; 'Installing collected'*) set -- $$line; printf ' Installing %d packages ' $$(( $$\# - 3 )) ;; esac; done; kill $$!; echo; }
 CORE := $(VENV)/.stamp-created
 DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab
@@ -172,20 +172,20 @@ $(VENV)/constraints.txt: $(CORE) constraints.txt
 
 $(DEMO): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo]' $(DOTS)
+	@$(PIP) -c $(PINS) -e '.[demo]' $(TOLD)
 	touch $@
 
 $(LAB): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo,lab]' $(DOTS)
+	@$(PIP) -c $(PINS) -e '.[demo,lab]' $(TOLD)
 	touch $@
 
 # ipykernel 6 is what many users still run: a kernelspec for the tests, the same packages but for the kernel itself.
 $(TEST): $(CORE) pyproject.toml $(PINS)
 	@echo 'installing into $(VENV): the first time takes minutes'
-	$(PIP) -c $(PINS) -e '.[demo,fast,lab,test,dev]' $(DOTS)
+	@$(PIP) -c $(PINS) -e '.[demo,fast,lab,test,dev]' $(TOLD)
 	rm -rf $(OLD_KERNEL)
-	$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0 $(DOTS)
+	@$(PIP) --no-deps --target $(OLD_KERNEL) ipykernel==6.31.0 nest-asyncio==1.6.0 $(TOLD)
 	PYTHONPATH="$(abspath $(OLD_KERNEL))" $(BIN)/python -m ipykernel install --prefix $(VENV) \
 	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
 	@# with Node, JupyterHub has its proxy, and its tests can run

@@ -5,9 +5,10 @@ import { build } from "esbuild";
 
 const here = (path) => fileURLToPath(new URL(path, import.meta.url));
 const license = await readFile(here("node_modules/uplot/LICENSE"), "utf8");
+const uplot = `Contains uPlot:\n${license.trim()}\n`;
 const modules = [
-  { name: "live", entry: "src/index.js", holds: `gpulab live view (Apache-2.0). Built file: see frontend/. Contains uPlot:\n${license.trim()}\n` },
-  { name: "bench", entry: "src/bench.js", holds: "gpulab bench (Apache-2.0). Built file: see frontend/. " },
+  { name: "live", entry: "src/index.js", holds: `gpulab live view (Apache-2.0). Built file: see frontend/. ${uplot}` },
+  { name: "bench", entry: "src/bench.js", holds: `gpulab bench (Apache-2.0). Built file: see frontend/. ${uplot}` },
   { name: "stop_button", entry: "src/stop_button.js", holds: "gpulab Stop button (Apache-2.0). Built file: see frontend/. " },
 ];
 

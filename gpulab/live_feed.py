@@ -23,7 +23,7 @@ class SeriesInfo(Struct, frozen=True):
 
 
 class Status(Struct, frozen=True):
-    """Where the run stands. `total`: the number of steps where it is known; `total_of`: of what ("epoch", "run")."""
+    """Where the run stands. `total` steps are planned of a "run", or are those of one whole "epoch": `total_of`."""
 
     phase: CapturePhase
     step: int

@@ -31,6 +31,7 @@ DIALECT = frozenset({"found", "told", "known", "made"})  # past participles in p
 KEYS_OF_STORED_RUNS = {("gpulab/run.py", "found")}
 TEST_NAME_LENGTH = 60
 README_LINES = 120
+SENTENCE_WORDS = 25
 TOP_LEVEL = {
     ".ci", ".gitignore", "CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "Makefile", "README.md", "benchmarks", "binder",
     "constraints.txt", "docs", "frontend", "gpulab", "notebooks", "planted", "pyproject.toml", "recordings", "tests",
@@ -51,7 +52,9 @@ OLD_WORDS = {  # in what a user reads, and what the field says
     r"takes? your CPU|processor core": "CPU contention, CPU core",
     r"compare no times|holds? the truth": "range, interval",
     r"KNOB=|\b(knob|cure)s?\b": "NAME=VALUE, setting, fix",
+    r"\bunprofiled|\bprofiled (steps?|runs?|windows?|time)\b": "traced, untraced",
 }
+REFERENCE = {"definitions", "report-json", "compare-json", "climb-json"}  # read for one entry, not from the top
 PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
     "CONTRIBUTING.md", "docs/README.md", "docs/accuracy.md", "docs/extending.md", "docs/glossary.md",
 }  # fmt: skip
@@ -65,7 +68,10 @@ WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "vi
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CITATION = re.compile(r'\b(definitions|pitfalls)\.md\b(?:,\s+(?:#\s+)?"([^"]+)")?')
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+_SENTENCE = re.compile(r"[.!?][\")*]*\s+(?=[A-Z`*(\[\"%\0]|gpulab )|\n\s*\n|\n\s*(?:[-*]|\d+\.) |\s{3,}")
+_CODE = re.compile(r"</|[{}]| = |\bimport |^\W*\w+( \w+)*$")  # and a list of names
 _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+_FROM_OUTPUTS = re.compile(r"<!-- measured: begin -->.*?<!-- measured: end -->", re.DOTALL)
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
@@ -315,7 +321,8 @@ def texts_for_users(root: Path) -> Iterator[tuple[Path, int, str]]:
     """Pages, sentences in Python that are no docstrings, and lines of the front end that are no comments."""
     for page in [*pages(root), *sorted((root / "notebooks" / "lessons").glob("*.md"))]:
         if page.parent.name != "benchmarks":
-            text = re.sub(r"`[^`\n]*`", lambda code: "`" * len(code[0]), text_of(page))
+            written = _FROM_OUTPUTS.sub(lambda block: "\n" * block[0].count("\n"), text_of(page))
+            text = re.sub(r"`[^`\n]*`", lambda code: "`" * len(code[0]), written)
             yield page, 1, text
     for path in sources(root, "gpulab"):
         tree = tree_of(path)
@@ -336,6 +343,39 @@ def old_words(root: Path) -> Iterator[Fault]:
                 continue
             for match in re.finditer(pattern.replace(" ", r"\s+"), text, re.IGNORECASE):
                 yield path, line + text.count("\n", 0, match.start()), f"{' '.join(match[0].split())}: {word}"
+
+
+def sentences_for_users(root: Path) -> Iterator[Fault]:
+    """Sentences of the guides and of Python: no tables, no code. What is put in counts as one word."""
+    for page in pages(root):
+        if page.stem not in REFERENCE and page.parent.name != "benchmarks":
+            text = _FENCED.sub(lambda block: "\n" * block[0].count("\n"), text_of(page))
+            yield page, 1, re.sub(r"^[|#].*$|<!--.*-->|(?<=\])\([^)]*\)", "", text, flags=re.MULTILINE)
+    for path in sources(root, "gpulab"):
+        tree = tree_of(path)
+        inside = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            parts = node.values if isinstance(node, ast.JoinedStr) else [node]
+            words = [part.value if isinstance(part, ast.Constant) else "\0" for part in parts]
+            if id(node) not in inside and isinstance(node, ast.JoinedStr | ast.Constant) and isinstance(words[0], str):
+                inside |= set(map(id, parts))
+                yield path, node.lineno, "".join(map(str, words))
+
+
+def words_of_sentences(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Where each sentence begins, and its words."""
+    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    for begin, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        if not _CODE.search(text[begin:end]):
+            yield begin, re.findall(r"\S*[\w\0]\S*", text[begin:end])
+
+
+def long_sentences(root: Path) -> Iterator[Fault]:
+    for path, line, text in sentences_for_users(root):
+        for begin, words in words_of_sentences(text):
+            if len(words) > SENTENCE_WORDS:
+                before = text.count("\n", 0, text.index(words[0], begin)) if path.suffix == ".md" else 0
+                yield path, line + before, " ".join(words[:6])
 
 
 # Packaging
@@ -403,6 +443,7 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("citation", citations, "cite a heading of the page, in quotes"),
     ("link", links, "it leads nowhere"),
     ("old word", old_words, "users read another word"),
+    ("long sentence", long_sentences, f"at most {SENTENCE_WORDS} words"),
     ("folders", folders_in_contributing, "the table of folders and the folders of gpulab differ"),
     ("documents", list_of_documents, "each document is listed once"),
     ("front door", length_of_readme, f"at most {README_LINES} lines"),

@@ -1,13 +1,17 @@
 // The bench of one cell: toggles, what runs, the table of runs, two of them side by side. Python says what there is, as
 // data and as HTML that it has escaped; here it is drawn and made to answer.
 
-import { applyToCell } from "./apply.js";
+import uplotCss from "uplot/dist/uPlot.min.css";
+import { APPLY_NOTES, applyToCell } from "./apply.js";
+import { drawCharts } from "./curves.js";
 import { element } from "./dom.js";
-import { STOP_NOTES, stopRun } from "./stop.js";
+import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
-const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
+const LOST = "The kernel was restarted or has ended. Its rows are saved: %gpulab panel opens the bench again.";
+const UNHEARD = "No answer from a kernel: it is busy, or there is none behind this page.";
+const PATIENCE_MS = 5000;
 
 class Bench {
   constructor(model, el) {
@@ -15,13 +19,14 @@ class Bench {
     this.lost = false;
     this.sort = { by: "number", descending: false };
     this.root = element("div", "gp-bench", el);
-    element("style", "", this.root, model.get("style"));
+    element("style", "", this.root, uplotCss + model.get("css"));
     this.#hideTwin();
     this.#head();
     this.toggles = element("div", "gp-toggles", this.root);
     this.#controls();
-    this.rows = element("div", "gp-table", this.root);
-    this.detail = element("div", "gp-detail", this.root);
+    const panes = element("div", "gp-panes", this.root);
+    this.rows = element("div", "gp-table", panes);
+    this.detail = element("div", "gp-detail", panes);
     this.keep = element("div", "gp-keep", this.root);
     this.#listen();
     this.#drawAll();
@@ -57,13 +62,7 @@ class Bench {
       this.#begin("climb"),
     );
     this.reset = this.#button(line, "Reset", "Reset all toggles to the values of the baseline", () => this.#send("choose", { settings: {} }));
-    const now = (this.now = element("div", "gp-now", bar));
-    this.stop = this.#button(now, "Stop", "Stop at the next step; keeps what was measured", () => this.#stopRun());
-    this.stop.classList.add("gp-stop");
-    this.track = element("div", "gp-track", now);
-    this.track.setAttribute("role", "progressbar");
-    this.bar = element("div", "gp-bar", this.track);
-    this.words = element("span", "gp-words", now);
+    this.now = new Running(bar, this.model, "Stop at the next step; keeps what was measured", () => this.#send("stop"));
     this.message = element("div", "gp-message", bar);
     this.message.setAttribute("role", "status");
     // Stop stays in view: where its place is scrolled away, it floats over the page (in a box of its own: an output
@@ -78,7 +77,7 @@ class Bench {
 
   #place() {
     const floats = this.away && this.running && !this.lost;
-    (floats ? this.float : this.message.parentNode).insertBefore(this.now, floats ? null : this.message);
+    (floats ? this.float : this.message.parentNode).insertBefore(this.now.root, floats ? null : this.message);
     this.float.hidden = !floats;
   }
 
@@ -94,27 +93,17 @@ class Bench {
     this.model.send({ do: what, ...more });
   }
 
-  #begin(what) {
+  #begin(what, more = { settings: settingsOf(this.model.get("toggles")) }) {
     this.#setRunning(true); // until Python says so itself: a second click must not start a second run
-    this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
-  }
-
-  async #stopRun() {
-    this.stop.disabled = true;
-    this.words.textContent = "Stopping …";
-    const viaComm = () => {
-      this.#send("stop");
-      return new Promise((resolve) => this.model.once("change:status", () => resolve(true)));
-    };
-    const answer = await stopRun(this.model.widget_manager?.kernel, this.model.get("run_key"), viaComm);
-    this.words.textContent = STOP_NOTES[answer] ?? "";
-    if (answer === "unreachable" || answer === "over") this.#drawStatus();
+    this.unheard = setTimeout(() => (this.message.textContent = UNHEARD), PATIENCE_MS);
+    this.#send(what, more);
   }
 
   #listen() {
     const draw = {
       toggles: () => this.#drawToggles(),
-      status: () => this.#drawStatus(),
+      unexpected: () => this.#drawToggles(),
+      status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
       edit: () => this.#drawKeep(),
@@ -141,7 +130,10 @@ class Bench {
       this.model.off("comm_live_update", onLost);
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
+      this.now.end();
+      clearTimeout(this.unheard);
       this.seen.disconnect();
+      this.charts?.end();
       this.float.remove();
       this.twin.remove();
     };
@@ -158,6 +150,7 @@ class Bench {
 
   #drawTheme() {
     for (const box of [this.root, this.float]) box.dataset.theme = isDark() ? "dark" : "light";
+    this.charts?.draw();
   }
 
   // -- toggles -----------------------------------------------------------------------------------------------------
@@ -165,12 +158,22 @@ class Bench {
   #drawToggles() {
     const toggles = this.model.get("toggles");
     const focused = document.activeElement?.closest?.("[data-toggle]")?.dataset.toggle;
-    const open = this.toggles.querySelector("details.gp-fixed")?.open ?? false;
+    const open = (kind) => this.toggles.querySelector(`details.${kind}`)?.open ?? false;
+    const [moreOpen, fixedOpen] = [open("gp-more"), open("gp-fixed")];
     this.toggles.replaceChildren();
     const able = toggles.filter((t) => !t.reason);
+    const folded = able.filter((t) => t.folded);
     const fixed = toggles.filter((t) => t.reason);
-    for (const toggle of able) this.#drawToggle(toggle);
-    if (fixed.length) this.#drawFixed(fixed, open, able.length > 0);
+    const why = this.model.get("unexpected");
+    if (why) element("div", "gp-quiet", this.toggles, why);
+    for (const toggle of able) if (!toggle.folded) this.#drawToggle(toggle, this.toggles);
+    if (folded.length) {
+      const box = element("details", "gp-more", this.toggles);
+      box.open = moreOpen;
+      element("summary", "gp-quiet", box, settings(folded.length, "more "));
+      for (const toggle of folded) this.#drawToggle(toggle, box);
+    }
+    if (fixed.length) this.#drawFixed(fixed, fixedOpen, able.length > 0);
     const chosen = toggles.filter((t) => t.value !== null);
     if (!this.running) this.each.disabled = chosen.length < 2;
     this.each.hidden = !able.length;
@@ -179,8 +182,8 @@ class Bench {
     if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
   }
 
-  #drawToggle(toggle) {
-    const line = element("div", "gp-toggle", this.toggles);
+  #drawToggle(toggle, parent) {
+    const line = element("div", "gp-toggle", parent);
     line.dataset.toggle = toggle.name;
     line.toggleAttribute("data-changed", toggle.value !== null);
     const label = element("label", "gp-name", line);
@@ -236,8 +239,7 @@ class Bench {
   #drawFixed(fixed, open, others) {
     const box = element("details", "gp-fixed", this.toggles);
     box.open = open || !others;
-    const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
-    element("summary", "gp-quiet", box, `${count} ${fixed.length > 1 ? "do" : "does"} not apply here`);
+    element("summary", "gp-quiet", box, `${settings(fixed.length, others ? "more " : "")} ${fixed.length > 1 ? "do" : "does"} not apply here`);
     for (const { title, reason } of fixed) {
       const line = element("div", "gp-quiet", box);
       element("b", "", line, title);
@@ -262,17 +264,13 @@ class Bench {
     for (const button of [this.run, this.each, this.climb]) button.disabled = running;
   }
 
-  #drawStatus() {
-    const { running, words, fraction, message, level } = this.model.get("status");
+  #drawStatus(fresh = false) {
+    clearTimeout(this.unheard);
+    const { running, message, level } = this.model.get("status");
     const dead = this.lost;
     this.#setRunning(running || dead);
     this.close.disabled = dead;
-    this.stop.hidden = !running || dead;
-    if (!running) this.stop.disabled = false;
-    this.track.hidden = this.stop.hidden;
-    this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;
-    this.track.setAttribute("aria-valuenow", String(Math.round(100 * fraction)));
-    if (!this.stop.disabled) this.words.textContent = running && !dead ? words : "";
+    this.now.draw(fresh, dead);
     this.message.textContent = dead ? LOST : message;
     this.message.dataset.level = dead ? "bad" : level;
     this.#place();
@@ -289,9 +287,7 @@ class Bench {
   }
 
   #order() {
-    const body = this.rows.querySelector("tbody");
-    if (!body) return;
-    body.append(...order([...body.children], this.sort));
+    for (const body of this.rows.querySelectorAll("tbody")) body.append(...order([...body.children], this.sort));
     for (const head of this.rows.querySelectorAll("th[aria-sort]")) {
       const by = head.querySelector("button").dataset.sort;
       const now = by !== this.sort.by ? "none" : this.sort.descending ? "descending" : "ascending";
@@ -320,8 +316,8 @@ class Bench {
     row.querySelector(".gp-menu").open = false;
     if (what === "rename") return this.#rename(row);
     if (["decide", "again", "remove"].includes(what) && (this.running || this.lost)) return;
-    if (["decide", "again"].includes(what)) this.#setRunning(true);
-    this.#send(what, { row: row.dataset.row });
+    if (["decide", "again"].includes(what)) this.#begin(what, { row: row.dataset.row });
+    else this.#send(what, { row: row.dataset.row });
   }
 
   #rename(row) {
@@ -365,22 +361,23 @@ class Bench {
   // -- one run, or two side by side --------------------------------------------------------------------------------
 
   #drawDetail() {
+    this.charts?.end();
     this.detail.innerHTML = this.model.get("detail");
+    this.charts = drawCharts(this.detail, this.model.get("charts"));
   }
 
   #drawKeep() {
-    const { title, html, text, cell, code } = this.model.get("edit");
+    const { title, html, text, cell, row, texts } = this.model.get("edit");
     this.keep.replaceChildren();
     if (!text) return;
     const head = element("div", "gp-buttons", this.keep);
     element("b", "", head, title);
     const note = element("span", "gp-quiet", null);
-    if (cell) {
+    if (cell && texts.length) {
       this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
-        const done = applyToCell(this.model.widget_manager, code, cell);
-        note.textContent = done
-          ? "Applied to the cell above. Run it again."
-          : "No unchanged copy of the cell in this notebook: copy the edit instead.";
+        const done = applyToCell(this.model.widget_manager, texts, cell);
+        note.textContent = APPLY_NOTES[done];
+        if (done === "applied") this.#send(done, { row });
       });
     }
     this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {
@@ -390,6 +387,8 @@ class Bench {
     element("div", "", this.keep).innerHTML = html;
   }
 }
+
+const settings = (count, more) => `${count} ${more}setting${count > 1 ? "s" : ""}`;
 
 async function copied(text) {
   try {

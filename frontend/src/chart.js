@@ -9,28 +9,31 @@ const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 720
 const Y_AXIS_PX = 46; // one width for all, so that plots above each other share their time axis
 
 export const join = uPlot.join;
+export const stepped = uPlot.paths.stepped({ align: 1 });
 
 function timeLabels(chart, values) {
   const long = chart.scales.x.max >= 120;
   return values.map((v) => (long ? elapsed(v) : `${v} s`));
 }
 
-function lineOptions({ color, fill, width = 1.6, points = true, dash }) {
+function lineOptions({ color, fill, width = 1.6, points = true, dash, paths }) {
   return {
     stroke: () => color(palette()),
     ...(fill && { fill: () => fill(palette()) }),
     width,
     dash,
+    paths,
     spanGaps: false,
     points: points ? { size: 4, width: 1, fill: () => color(palette()) } : { show: false },
   };
 }
 
 export class Chart {
-  /** `lines`: [{color(palette), fill, width}]; `syncKey` joins the cursors of one run's plots. */
-  constructor(host, { lines, syncKey, onCursor, bands }) {
+  /** `lines`: [{color(palette), fill, width}]; `syncKey` joins the cursors of one run's plots; `labels`: of the x-axis. */
+  constructor(host, { lines, syncKey, onCursor, bands, labels = { incrs: TIME_STEPS, values: timeLabels } }) {
     this.host = host;
-    this.max = { x: 5, y: 1 };
+    this.labels = labels;
+    this.range = { x: [0, 5], y: [0, 1] };
     this.onCursor = onCursor;
     this.bands = bands;
     this.plot = new uPlot(this.#options(lines, syncKey), [[], ...lines.map(() => [])], host);
@@ -48,13 +51,13 @@ export class Chart {
       ...this.#size(),
       padding: [8, 14, 0, 0],
       legend: { show: false },
-      cursor: { y: false, drag: { x: false, y: false }, sync: { key: syncKey, setSeries: false }, points: { size: 6 } },
+      cursor: { y: false, drag: { x: false, y: false }, sync: { key: syncKey, setSeries: false }, points: { size: (_, i) => (lines[i - 1].paths ? 0 : 6) } },
       scales: {
-        x: { time: false, range: () => [0, this.max.x] },
-        y: { range: () => [0, this.max.y] },
+        x: { time: false, range: () => this.range.x },
+        y: { range: () => this.range.y },
       },
       axes: [
-        axis({ size: 24, gap: 4, space: 64, incrs: TIME_STEPS, values: timeLabels }),
+        axis({ size: 24, gap: 4, space: 64, ...this.labels }),
         axis({ size: Y_AXIS_PX, gap: 6, space: 30, values: (_, values) => values.map(tick) }),
       ],
       series: [{}, ...lines.map(lineOptions)],
@@ -96,8 +99,8 @@ export class Chart {
     ctx.restore();
   }
 
-  draw(data, xMax, yMax) {
-    this.max = { x: xMax, y: yMax };
+  draw(data, xMax, yMax, yMin = 0) {
+    this.range = { x: [0, xMax], y: [yMin, yMax] };
     this.plot.setData(data, true);
     this.host.dataset.points = data[0].length; // what is drawn, for tests and for who inspects the page
   }

@@ -7,6 +7,14 @@ export function elapsed(s) {
   return h ? `${h}:${two(m)}:${two(sec)}` : `${m}:${two(sec)}`;
 }
 
+/** For how long something has gone on, in words: "less than 1 s", "12 s", "2 min 5 s", as Python says it. */
+export function lasting(s) {
+  const whole = Math.floor(s);
+  if (whole < 120) return whole || !s ? `${whole} s` : "less than 1 s";
+  const minutes = Math.floor(whole / 60);
+  return minutes < 120 ? `${minutes} min ${whole % 60} s` : `${grouped(Math.floor(minutes / 60))} h ${minutes % 60} min`;
+}
+
 export function grouped(n) {
   return String(n).replace(/\B(?=(\d{3})+$)/g, ","); // not the reader's locale: the report prints commas too
 }
@@ -19,11 +27,13 @@ export function figure(x) {
   return x.toFixed(size >= 10 ? 1 : size >= 1 || size === 0 ? 2 : 3);
 }
 
-/** What the header says of progress, and the fraction of its bar (null: no bar). */
+/** What the header says of progress, and the fraction of its bar (null: no bar). A loop may leave its epoch early. */
 export function progress({ step, total, total_of }) {
-  if (!total) return { text: step ? `step ${grouped(step)}` : "no step yet", fraction: null };
+  if (!step) return { text: "before the first step", fraction: null };
+  if (!total) return { text: `step ${grouped(step)}`, fraction: null };
   if (step <= total) {
-    return { text: `step ${grouped(step)} of ${grouped(total)} (${total_of})`, fraction: step / total };
+    const of = total_of === "epoch" ? `at most ${grouped(total)} (one epoch)` : grouped(total);
+    return { text: `step ${grouped(step)} of ${of}`, fraction: step / total };
   }
   const within = ((step - 1) % total) + 1;
   const round = Math.floor((step - 1) / total) + 1;

@@ -141,6 +141,12 @@ function reading(values, cursor) {
   return i < 0 ? null : values[i];
 }
 
+/** What a figure of the caption is of, while no cursor picks a point. */
+function lastOf(steps, cursor) {
+  if (cursor !== null) return "";
+  return steps.group > 1 ? "last point" : "last step";
+}
+
 /** Step time with its data wait beneath. */
 export class StepPanel extends Panel {
   constructor(parent, { syncKey, bands }) {
@@ -181,7 +187,8 @@ export class StepPanel extends Panel {
   #tell(steps, colors) {
     const i = this.cursor === null ? steps.length - 1 : Math.min(this.cursor, steps.length - 1);
     const [wall, wait] = [steps.wall[i], steps.wait[i]];
-    const share = wall > 0 ? ` (${Math.round((100 * wait) / wall)} %)` : "";
+    const last = lastOf(steps, this.cursor);
+    const share = wall > 0 ? ` (${Math.round((100 * wait) / wall)} %${last && ` of ${last}`})` : "";
     this.say(0, colors.wait, `${figure(wait)} ms${share}`);
     this.say(1, colors.step, `${figure(wall)} ms`);
     if (this.items.length > 2) this.say(2, colors.slowest, `${figure(steps.slowest[i])} ms`);
@@ -211,8 +218,10 @@ export class RatePanel extends Panel {
     this.chart.draw([steps.end, values], xMax, top);
     const text = above ? `${RATE_NOTE} · ${grouped(above)} off scale, max ${figure(largest)}` : RATE_NOTE;
     if (this.note.textContent !== text) this.note.textContent = text;
-    const last = steps.group > 1 ? " (last point)" : " (last step)";
-    this.tell = () => this.say(0, colors.series[1], figure(reading(values, this.cursor)) + (this.cursor === null ? last : ""));
+    this.tell = () => {
+      const last = lastOf(steps, this.cursor);
+      this.say(0, colors.series[1], figure(reading(values, this.cursor)) + (last && ` (${last})`));
+    };
     this.tell();
   }
 }

@@ -1,34 +1,27 @@
-// The Stop button of a comparison: its cell runs on the kernel's main thread, where a click would wait for its end,
-// so it asks on the control channel.
+// What runs in a cell of its own: a comparison, a climb. Its cell keeps the kernel's main thread, where a click would
+// wait for its end, so Stop asks on the control channel. The HTML that says the same below is hidden.
 
-import { STOP_NOTES, stopRun } from "./stop.js";
+import { element } from "./dom.js";
+import { Running } from "./running.js";
+import { isDark, watchTheme } from "./theme.js";
 
 function render({ model, el }) {
-  const button = document.createElement("button");
-  button.className = "lm-Widget jupyter-widgets jupyter-button widget-button"; // as ipywidgets draws its own
-  button.style.width = "auto";
-  const draw = () => {
-    const off = model.get("disabled");
-    button.disabled = off;
-    button.classList.toggle("mod-warning", !off);
-    button.textContent = "Stop";
-    button.title = model.get("hint");
+  const root = element("div", "gp-bench gp-plain", el);
+  element("style", "", root, model.get("css"));
+  const twin = element("style", "", document.head, `.gpulab-twin-${model.get("run_key")} { display: none; }`);
+  const running = new Running(root, model, model.get("hint"), () => model.send({ kind: "stop" }));
+  const draw = () => running.draw(true);
+  const theme = () => (root.dataset.theme = isDark() ? "dark" : "light");
+  const endTheme = watchTheme(theme);
+  model.on("change:status", draw);
+  theme();
+  running.draw(false);
+  return () => {
+    model.off("change:status", draw);
+    endTheme();
+    running.end();
+    twin.remove();
   };
-  button.addEventListener("click", async () => {
-    button.disabled = true;
-    button.textContent = "Stopping …";
-    const viaComm = () => {
-      model.send({ kind: "stop" });
-      return new Promise((resolve) => model.once("change:disabled", () => resolve(true)));
-    };
-    const answer = await stopRun(model.widget_manager?.kernel, model.get("run_key"), viaComm);
-    if (answer === "unreachable") draw();
-    button.title = STOP_NOTES[answer];
-  });
-  model.on("change:disabled", draw);
-  draw();
-  el.append(button);
-  return () => model.off("change:disabled", draw);
 }
 
 export default { render };

@@ -1,5 +1,6 @@
 // One run as the browser knows it. Lives as long as the widget's model; views only draw it.
 
+import { Clock } from "./clock.js";
 import { Curve, StepHistory } from "./history.js";
 import { decode } from "./message.js";
 import { STOP_NOTES, stopRun } from "./stop.js";
@@ -16,6 +17,7 @@ export class Store {
   constructor(model) {
     this.model = model;
     this.status = null;
+    this.clock = new Clock();
     this.series = [];
     this.curves = new Map();
     this.steps = new StepHistory();
@@ -42,6 +44,7 @@ export class Store {
     const delta = decode(head, buffers);
     if (!delta) return;
     this.status = delta.status;
+    this.clock.hear({ since_s: 0, sent_s: delta.status.elapsed_s });
     this.lost = false;
     this.ended = this.ended || delta.ended;
     if (delta.series) this.series = delta.series;
@@ -82,6 +85,11 @@ export class Store {
 
   changed() {
     for (const view of this.views) view.invalidate();
+  }
+
+  /** Seconds since the run began: by this page's clock while it goes on. */
+  get elapsed() {
+    return this.ended || this.lost ? this.status.elapsed_s : this.clock.elapsed;
   }
 
   get stopNote() {

@@ -18,6 +18,7 @@ const PHASES = {
   ending: ["ending", "The run has ended; the report is being built."],
 };
 const BAND = 2;
+const TICK_MS = 250;
 let viewCount = 0;
 
 export function mount(el, store) {
@@ -55,7 +56,7 @@ class View {
     this.stop.title = "Stop the run at the next step boundary; the report is still made";
     this.stop.addEventListener("click", () => this.store.requestStop());
     const row = element("div", "gp-progress", this.root);
-    this.progressText = element("span", "gp-progress-text", row, "no step yet");
+    this.progressText = element("span", "gp-progress-text", row, "before the first step");
     this.track = element("div", "gp-track", row);
     this.track.setAttribute("role", "progressbar");
     this.track.hidden = true;
@@ -98,6 +99,7 @@ class View {
     });
     this.intersectionObserver.observe(this.root);
     this.endTheme = watchTheme(() => this.invalidate());
+    this.timer = setInterval(() => this.#tick(), TICK_MS); // also while Python says nothing
   }
 
   invalidate() {
@@ -119,6 +121,9 @@ class View {
     }
     const colors = palette();
     const xMax = horizon(status.elapsed_s);
+    // small until there is something to draw
+    this.root.toggleAttribute("data-before-steps", !this.store.steps.length);
+    this.root.toggleAttribute("data-before-readings", !this.store.curves.size);
     for (const panel of this.panels) {
       panel.draw(this.store, colors, xMax);
       panel.resize();
@@ -132,7 +137,7 @@ class View {
     write(this.phase, over || phase);
     this.phase.title = over ? "" : meaning;
     this.phase.toggleAttribute("data-ended", this.store.ended || this.store.lost);
-    write(this.elapsed, elapsed(status.elapsed_s));
+    this.#tick();
     const rate = this.store.steps.throughput();
     write(this.rate, figure(rate?.value));
     if (rate) this.rateUnit.data = ` ${rate.unit}, mean of recent steps`;
@@ -143,6 +148,10 @@ class View {
       this.bar.style.width = `${(100 * fraction).toFixed(1)}%`;
       this.track.setAttribute("aria-valuenow", String(Math.round(100 * fraction)));
     }
+  }
+
+  #tick() {
+    if (this.store.status) write(this.elapsed, elapsed(this.store.elapsed));
   }
 
   #drawStop() {
@@ -175,6 +184,7 @@ class View {
     this.resizeObserver.disconnect();
     this.intersectionObserver.disconnect();
     this.endTheme();
+    clearInterval(this.timer);
     for (const panel of this.panels) panel.destroy();
   }
 }

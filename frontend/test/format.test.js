@@ -14,11 +14,12 @@ test("figures have three digits", () => {
 
 test("progress names what the total counts", () => {
   assert.deepEqual(progress({ step: 12, total: 113, total_of: "epoch" }), {
-    text: "step 12 of 113 (epoch)",
+    text: "step 12 of at most 113 (one epoch)",
     fraction: 12 / 113,
   });
+  assert.equal(progress({ step: 12, total: 40, total_of: "run" }).text, "step 12 of 40");
   assert.deepEqual(progress({ step: 12, total: null, total_of: "" }), { text: "step 12", fraction: null });
-  assert.deepEqual(progress({ step: 0, total: null, total_of: "" }).text, "no step yet");
+  assert.equal(progress({ step: 0, total: 113, total_of: "epoch" }).text, "before the first step");
   assert.deepEqual(progress({ step: 226, total: 113, total_of: "epoch" }), {
     text: "step 226 · epoch 2, step 113 of 113",
     fraction: 1,

@@ -136,8 +136,8 @@ def _kernels_before_launch(seen: _Seen) -> Check:
     early = int((seen.early_ns > CLOCK_TOLERANCE_NS).sum())
     bad = early > EARLY_NOTICE * len(seen.early_ns)
     meaning = (
-        f"{early:,} kernels or copies begin before their launch: the CPU and GPU clocks of this trace disagree, so "
-        "the causes of GPU idle time are unknown"
+        f"{early:,} kernels or copies begin before their launch (CPU and GPU clocks disagree), so the causes of GPU "
+        "idle time are unknown"
     )
     state: State = "degraded" if bad else "ok"
     return check_of_count("kernels_before_launch", early, state, meaning, HOST_AGAINST_DEVICE if bad else ())
@@ -156,8 +156,8 @@ def _clock_shift(seen: _Seen) -> Check:
         begun = before >= 0
         shifted = int((latest[before[begun]] > t.end_ns[waits[begun]] + CLOCK_TOLERANCE_NS).sum())
     meaning = (
-        f"after {shifted:,} calls that wait for the GPU, the awaited work goes on: the GPU's times are shifted in this "
-        "trace, so the causes of GPU idle time are unknown"
+        f"after {shifted:,} calls that wait for the GPU, its work goes on (GPU times are shifted), so the causes of "
+        "GPU idle time are unknown"
     )
     return check_of_count("clock_shift", shifted, "degraded", meaning, HOST_AGAINST_DEVICE)
 

@@ -6,7 +6,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.run import Int64, Loader, Phase, Run, StepFlag
+from gpulab.run import Int64, Loader, Phase, Run, StepFlag, Steps
 
 
 class Spread(Struct, frozen=True):
@@ -19,6 +19,7 @@ class Spread(Struct, frozen=True):
 
 
 FEWEST_ROUNDS = 3  # ours: of fewer no median is worth the name
+LEAST_SETUP_S = 0.1  # ours: nobody weighs less
 BUNCHED = 0.05  # ours, of a step: so far apart are the waits of a typical step and of a typical round
 
 
@@ -99,6 +100,17 @@ def _means(values: Int64, rows: Int64, round_steps: int) -> np.ndarray:
     sums = np.concatenate(([0], np.cumsum(values)))
     means = (sums[round_steps:] - sums[:-round_steps]) / round_steps
     return np.asarray(means[rows[round_steps - 1 :] - rows[: len(rows) - round_steps + 1] == round_steps - 1])
+
+
+def setup_ns(steps: Steps, rows: Int64, began_ns: int = 0) -> int | None:
+    """From then to the first of these rows, which are counted, less what the steps before it take at their pace.
+
+    What comes once, before the steps: definitions.md, "One-time cost". None where the profiler ran before them.
+    """
+    profiled = (steps.phase == Phase.TRACED) | ((steps.flags & StepFlag.PROFILER_EDGE) != 0)
+    if not len(rows) or profiled[: rows[0]].any():
+        return None
+    return int(steps.start_ns[rows[0]] - began_ns - rows[0] * steps.time_ns[rows].mean())
 
 
 def select(run: Run) -> Selection:

@@ -32,8 +32,8 @@ HELP = """\
 Without --port it takes 6006 or a free port after it."""
 
 NOTE = (
-    "Its overview fetches a chart library from the network, and torch-tb-profiler 0.4.3 misreads traces of today's "
-    "PyTorch: the figures to read are those of gpulab's own report (%gpulab report)."
+    "Its overview fetches a chart library from the network. torch-tb-profiler 0.4.3 misreads traces of today's "
+    "PyTorch: trust the figures of gpulab's own report (%gpulab report)."
 )
 
 _PACKAGES = {"tensorboard": "tensorboard", "torch_tb_profiler": "torch-tb-profiler"}

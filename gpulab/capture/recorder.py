@@ -38,6 +38,7 @@ from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
+from gpulab.formatting import capitalized
 from gpulab.live_feed import Delta, SeriesInfo, SoFar, Status, Watcher
 from gpulab.run import (
     Choice,
@@ -142,7 +143,7 @@ class Capture:
         self._loop.peaks = PeakWatch() if on_gpu else None
         if on_gpu and stays():
             reason = (
-                "an earlier run of this process was profiled; PyTorch's profiler stays attached, which makes CUDA "
+                "an earlier run of this process was traced; PyTorch's profiler stays attached, which makes CUDA "
                 "calls slower"
             )
             self._choices.append(Choice("profiler", "attached since an earlier run", reason))
@@ -380,6 +381,10 @@ class Capture:
         """Steps so far. From any thread."""
         return self._loop.counted
 
+    @property
+    def beside_steps(self) -> str:
+        return self._loop.beside_steps
+
     def series(self) -> tuple[SeriesInfo, ...]:
         return self._sampler.series()
 
@@ -481,6 +486,7 @@ class Capture:
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._loop.stopping,
+            message=capitalized(self._loop.beside_steps),
             alert=alert.words if alert is not None else "",
         )
 
@@ -506,7 +512,7 @@ class Capture:
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
         elif self.settings.device == "auto":
             self.device = detect_device("cpu")
-            self._choices.append(Choice("device", "CPU", "the profiled steps made no CUDA call"))
+            self._choices.append(Choice("device", "CPU", "the traced steps made no CUDA call"))
 
 
 def _thresholds() -> Thresholds:

@@ -35,6 +35,15 @@ class ShortRun:
         self._loop.begin(hooks.install(self._loop, self._undo))
         return self
 
+    @property
+    def step_count(self) -> int:
+        """Steps so far. From any thread."""
+        return self._loop.counted
+
+    @property
+    def beside_steps(self) -> str:
+        return self._loop.beside_steps
+
     def stop(self) -> None:
         """End at the next step boundary. From any thread."""
         self._loop.stop()

@@ -164,7 +164,7 @@ def _report_options(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         default="latest",
         metavar="RUN",
-        help="a run by id (or a prefix of it), name, folder, or -1 for the newest (default); or a torch.profiler "
+        help="a run by id (or a prefix of it), name, folder, or -1 for the newest (default). Or a torch.profiler "
         "trace (.json, .json.gz), or a folder with one trace per rank",
     )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the report as one self-contained page")

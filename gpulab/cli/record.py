@@ -32,7 +32,7 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
-from gpulab.views.running.waiting import waiting
+from gpulab.views.running.waiting import FIRST_S, TerminalLine, waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.function_code import TextCode
@@ -135,7 +135,8 @@ def _starting(options: argparse.Namespace) -> AbstractContextManager[object]:
     """PyTorch is imported inside, which may take long; of several ranks one says so."""
     if options.silent or options.no_live or os.environ.get("RANK", "0") != "0":
         return nullcontext()
-    return waiting(f"importing PyTorch, then running {os.path.basename(options.script)}", log=True)
+    what = f"importing PyTorch, then running {os.path.basename(options.script)}"
+    return waiting(what, first_s=0.0 if TerminalLine() else FIRST_S, log=True)
 
 
 def _experiment(options: argparse.Namespace, script: _Script) -> int:
@@ -170,12 +171,14 @@ def _check_comparison(options: argparse.Namespace) -> None:
 
 def _compare(options: argparse.Namespace, script: _Script) -> int:
     """`--ab`: the baseline and changed, in turn in this process."""
-    from gpulab.api.experiment import conduct, experiments
-    from gpulab.devices.machine import detect_device
-    from gpulab.tuning.plan import PlanRequest
-    from gpulab.views.running.progress import log_lines
+    with _starting(options):
+        from gpulab.api.experiment import conduct, experiments
+        from gpulab.devices.machine import detect_device
+        from gpulab.tuning.plan import PlanRequest
+        from gpulab.views.running.progress import log_lines
 
-    code = script.code()
+        code = script.code()
+        detect_device(options.device)
     request = PlanRequest(
         ab=tuple(options.ab),
         set=tuple(options.set or ()),
@@ -188,8 +191,6 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
         save=not options.no_save,
     )
     terminal, before = sys.stderr, len(experiments)
-    with _starting(options):
-        detect_device(options.device)
     try:
         conduct(code, request.plan(code.variables), show=False, tell=log_lines(terminal))
     except GpulabError:

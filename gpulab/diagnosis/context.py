@@ -110,7 +110,7 @@ class RuleContext(Struct, frozen=True):
     def unit(self) -> str:
         """What shares are shares of, in words: "each step", or "the profiled time" where no step was found."""
         account = self.facts.breakdown
-        return "each step" if account is None or not account.whole_window else "the profiled time"
+        return "each step" if account is None or not account.whole_window else "the traced time"
 
     @property
     def on_gpu(self) -> bool:

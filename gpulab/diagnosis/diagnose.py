@@ -59,7 +59,7 @@ def diagnose(
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
-        alarm=_alarm(facts),
+        alarm=_alarm(facts, ranked[0]),
         ended=_ended(facts),
         few_steps=facts.few_steps,
     )
@@ -93,18 +93,21 @@ def _epoch_steps(run: Run) -> int | None:
 _EARLY = {"stopped": "Stopped by you", "interrupted": "Interrupted", "failed": "Ended by an exception"}
 
 
-def _alarm(facts: Facts) -> str:
-    """Where profiled steps are not like the others: what the trace shows may not hold for those."""
+def _alarm(facts: Facts, first: Finding) -> str:
+    """Where profiled steps are not like the others: what the trace shows may not hold for those.
+
+    One next step: the fix of the first finding, where it has one.
+    """
     ratio = facts.profiled_over_unprofiled
     if ratio is None or 1 / _APART < ratio < _APART:
         return ""
     times = factor(max(ratio, 1 / max(ratio, 1e-9)))
     which = (
-        f"a profiled step took {times}× the time of an unprofiled one"
+        f"a traced step took {times}× the time of an untraced one"
         if ratio > 1
-        else f"an unprofiled step took {times}× the time of a profiled one"
+        else f"an untraced step took {times}× the time of a traced one"
     )
-    return f"Caution: {which}, so what the profiled steps show may not hold for the others. Run it again."
+    return f"The step breakdown may be off: {which}.{'' if first.cure else ' Run it again.'}"
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

@@ -46,4 +46,4 @@ def summary(finding: Finding, diagnosis: Diagnosis) -> str:
         return f"Nothing stands out, but {few} to be sure."
     if kind.is_verdict:
         return f"{capitalized(few)} to say where the time goes."
-    return f"It looks like {title_for(finding)}; {few} for shares."
+    return f"Likely cause: {title_for(finding)}. {capitalized(few)} for percentages."

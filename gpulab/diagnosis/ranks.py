@@ -70,11 +70,11 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
             return next(iter(own.values()))
         if any(check.name == "failed_rank" and check.count for check in comparison.integrity.checks):
             return cannot_tell_because(
-                "The ranks failed before a step was profiled, so there is no step breakdown.",
+                "The ranks failed before a step was traced, so there is no step breakdown.",
                 "What each rank raised stands below; steps that went well before it have their times there",
             )
         return cannot_tell_because(
-            "No rank has usable profiled steps, so the ranks cannot be compared.",
+            "No rank has usable traced steps, so the ranks cannot be compared.",
             "Profile a few steps on every rank, on GPUs with ProfilerActivity.CUDA",
         )
     if comparison.integrity.reason("comparison") is not None:
@@ -84,7 +84,7 @@ def _incomparable(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> 
         )
     if not any(r.communication_us for r in comparison.ranks):
         return cannot_tell_because(
-            "No communication between these ranks in their profiled steps, so nothing can be compared.",
+            "No communication between these ranks in their traced steps, so nothing can be compared.",
             "No communication was recorded: each rank may train by itself. gpulab report RUN shows one of them",
         )
     return None
@@ -120,7 +120,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
     own, alone = first[rank], len(comparison.ranks) == 1
     where = "all ranks" if count == len(comparison.ranks) else f"{count} of the {len(comparison.ranks)} ranks"
     whose = (
-        f"this is rank {rank}, the only one with profiled steps"
+        f"this is rank {rank}, the only one with traced steps"
         if alone
         else f"the figures are those of rank {rank}, in the middle of them"
     )

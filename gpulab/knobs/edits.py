@@ -34,6 +34,7 @@ _DATA_LOADER = (  # parameters that may be given by position, in that order
 _TRAINS = ("backward", "step")
 _FSTRING_END = getattr(tokenize, "FSTRING_END", tokenize.STRING)  # from Python 3.12 on
 _CONTEXT = 2  # lines around a change
+ELSEWHERE = "# And, where it belongs:"  # before what has no place in the cell
 
 
 class Edit(Struct, frozen=True):
@@ -58,17 +59,20 @@ def edit(cell: str, edits: Sequence[CodeEdit]) -> Edit:
         changed, note = result
         if note and note not in notes:
             notes.append(note)
-    title = ", ".join(f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
+    title = ", ".join(p.title or f"{p.keyword}={p.literal}" for p in edits if p not in unplaced)
     snippets = list(dict.fromkeys(one.snippet for one in _with_one_loop_end(unplaced)))
     if changed == cell:
         return Edit("\n\n".join(snippets) or "# Your code already has these values.", False, cell)
-    lines = difflib.unified_diff(
-        cell.split("\n"), changed.split("\n"), "your code", f"your code with {title}", n=_CONTEXT, lineterm=""
-    )
-    parts = [*(f"# {note}" for note in notes), "\n".join(lines)]
+    parts = [*(f"# {note}" for note in notes), diff(cell, changed, "your code", f"your code with {title}")]
     if snippets:
-        parts += ["# And, where it belongs:", *snippets]
+        parts += [ELSEWHERE, *snippets]
     return Edit("\n".join(parts), True, changed)
+
+
+def diff(old: str, new: str, old_title: str, new_title: str) -> str:
+    """Of two texts of a cell."""
+    lines = difflib.unified_diff(old.split("\n"), new.split("\n"), old_title, new_title, n=_CONTEXT, lineterm="")
+    return "\n".join(lines)
 
 
 def _with_one_loop_end(edits: list[CodeEdit]) -> list[CodeEdit]:

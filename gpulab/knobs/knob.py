@@ -20,7 +20,7 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Environment, Run
 
 Value = bool | int | float | str
-Kind = Literal["DataLoader option", "module call", "optimizer option", "backend setting", "variable of the cell"]
+Kind = Literal["DataLoader option", "module call", "optimizer option", "backend setting", "variable"]
 State = Literal["took effect", "no effect", "cannot tell"]
 
 
@@ -86,13 +86,16 @@ class CodeEdit(Struct, frozen=True):
     """How to keep a value: `call` is given `keyword=literal` where the cell has it, else `snippet` is shown.
 
     `call` is the name of a call as the user writes it ("DataLoader"); empty where there is only the snippet, which is
-    `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has.
+    `lines` and the end of the loop where that changes too. In `literal` the word `keyword` is what the cell has; where
+    that is more than a name, `once` computes it once. `title` is for `literal` that does not say what it keeps.
     """
 
     lines: str
     call: str = ""
     keyword: str = ""
     literal: str = ""
+    once: str = ""
+    title: str = ""
     loop_end: LoopEnd | None = None
 
     @property
@@ -101,7 +104,8 @@ class CodeEdit(Struct, frozen=True):
         return bool(self.keyword) and self.literal_for("") != self.literal
 
     def literal_for(self, old: str) -> str:
-        return re.sub(rf"\b{self.keyword}\b", lambda _: old, self.literal)
+        named = not self.once or re.fullmatch(r"(?!i\b)[^\W\d]\w*(\.\w+)*", old)
+        return re.sub(rf"\b{self.keyword}\b", lambda _: old, self.literal if named else self.once)
 
     @property
     def snippet(self) -> str:

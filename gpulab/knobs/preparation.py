@@ -1,6 +1,7 @@
 """What a knob prepares within the user's code, compiling for one, can be ended from another thread when time is over.
 
-A run ends at a step boundary, and code that waits for a compiler may not come to one for minutes.
+A run ends at a step boundary, and code that waits for a compiler may not come to one for minutes. What takes long says
+so meanwhile.
 """
 
 from __future__ import annotations
@@ -24,6 +25,13 @@ class _Now(Struct):
     ending: bool = False  # somebody ends it, or has
 
 
+class Doing(Struct):
+    """What is being prepared, in words for who waits; empty: nothing. Read from any thread."""
+
+    words: str = ""
+
+
+doing = Doing()
 _MOST_BYTECODES = 1_000_000
 
 _now = _Now()

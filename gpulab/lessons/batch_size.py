@@ -182,8 +182,8 @@ def check_accumulation(one_step: OneStep) -> Checked:
         )
     if mine.most_alive > 1:
         return wrong(
-            f"The results of {mine.most_alive} batches are kept at once: a sum of losses holds on to all of them until "
-            "backward() runs, and that is the memory of the large batch. Call backward() for each batch."
+            f"The results of {mine.most_alive} batches are kept at once: a sum of losses holds them all until "
+            "backward(). That is the memory of the large batch. Call backward() for each batch."
         )
     if not mine.moved[0].any():
         return wrong(
@@ -219,7 +219,7 @@ def _judged(mine: _Outcome, wanted: _Outcome) -> Checked:
         )
     return right(
         f"{BATCHES[0]} batches of {BATCH_SIZE} samples moved the weights exactly as one batch of "
-        f"{BATCHES[0] * BATCH_SIZE}, and never were the results of two of them kept at once."
+        f"{BATCHES[0] * BATCH_SIZE}. No two of them had their results in memory at once."
     )
 
 

@@ -342,13 +342,13 @@ def what_is_left(ladder: Ladder) -> Note:
     top = ladder.busiest
     if top is None or top.working is None:
         return Note("Not measured.", "No rung counts yet, or no share was measured: add a rung that is faster.")
-    words = f"In the profiled run of {top.name} ({top.label}) the device works {percent(top.working)} of each step."
+    words = f"In the traced run of {top.name} ({top.label}) the device works {percent(top.working)} of each step."
     parts = [f"{percent(part)} {label}" for label, part in top.rest.items() if part >= LEAST_REST][:MOST_PARTS]
     words += f" Most of the rest: {', '.join(parts)}." if parts else " No other part is as much as 1 %."
     if any(CORE_WAIT in part for part in parts):
         words += f" {CORE_WAIT.capitalize()} comes from other programs, or from more processes than cores."
     if abs(top.working - GOAL) < GOAL_MARGIN:
-        return Note("Undecided.", f"{words} One profiled run cannot decide whether that is 90 % or not.")
+        return Note("Undecided.", f"{words} One traced run cannot decide whether that is 90 % or not.")
     if top.working > GOAL:
         return Note("90 % is reached.", words)
     return Note("90 % is not reached.", f"{words} To come further, that is what would have to go.")

@@ -50,7 +50,7 @@ def bill(experiment: str, price_per_hour: float) -> Table | Note:
         lines.append(f"{side.label:14} {long:>23} {spent.cost or 0.0:8.3f} {energy:>15} {works:>13}")
     if record is not None and not all(is_decided(c.verdict) for c in record.comparisons):
         lines.append("undecided: other programs disturbed it, so the rows may differ by chance")
-    lines.append("device works: its share of the steps of one profiled run of each")
+    lines.append("device works: its share of the steps of one traced run of each")
     why = next((s.why_no_energy for s in (spending(side) for side in sides) if s.why_no_energy), "")
     return Table((*lines, *([f"energy: {why}"] if why else [])))
 

@@ -128,8 +128,8 @@ def check_all_reduce(my_all_reduce: Any) -> Checked:
         if most > allowed + 1e-9:
             rank = multiples.index(most)
             return wrong(
-                f"The sums are right. With {ranks} ranks, rank {rank} sends {most:.2f} times its tensor, and "
-                f"2(n-1)/n = {allowed:.2f} times is enough: send one part in each round, and to the next rank only."
+                f"The sums are right. With {ranks} ranks, rank {rank} sends {most:.2f} times its tensor; "
+                f"2(n-1)/n = {allowed:.2f} times is enough. Send one part in each round, and to the next rank only."
             )
     return right(
         f"With {RANK_COUNTS[-1]} ranks each sends {most:.2f} times its tensor; however many there are, it is less than "

@@ -191,8 +191,8 @@ def check_loop(my_loop: Any) -> Checked:
     late = [at for number, at in enumerate(logged_at, start=1) if at >= (number + 1) * LOG_EVERY]
     if late:
         return wrong(
-            f"The values are right, but one is logged only after {late[0]} steps: who watches a training wants each as "
-            "soon as its ten steps are over."
+            f"The values are right, but one is logged only after {late[0]} steps. Log each as soon as its ten "
+            "steps are over."
         )
     return right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights, the same means.")
 

@@ -150,7 +150,7 @@ class Lesson:
             return Note(
                 "No recording.",
                 "This gpulab comes without these two runs recorded on a GPU, so this part stays empty. "
-                "(In a clone of gpulab, on a machine with an NVIDIA GPU, make record-gpu records them.)",
+                "(To record them, run make record-gpu in a clone of gpulab, on a machine with an NVIDIA GPU.)",
             )
         return compare(recordings.open(f"{machine}/{before}"), recordings.open(f"{machine}/{after}"))
 

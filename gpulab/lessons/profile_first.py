@@ -108,7 +108,7 @@ def trace_file(name: str) -> Path:
     """Where PyTorch's own trace of the latest run of that name lies. Raises StoreError where there is none."""
     path = folders.trace_path(runs.store.find(runs[name].id))
     if path is None:
-        raise StoreError(f"The run {name!r} has no trace: it was stored without one.")
+        raise StoreError(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
     return path
 
 
@@ -237,7 +237,7 @@ def plugin_beside(name: str) -> Table | Note:
         costs = _plugin_costs(trace_file(name))
     if costs is None:
         return Note("Not read.", "TensorBoard's plugin could not read this trace at all.")
-    lines = [f"{'a profiled step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
+    lines = [f"{'a traced step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
     for label, (roles, parts) in _ROLES.items():
         theirs = sum(costs[role] for role in roles) / costs["Total"] if costs["Total"] else None
         ours = sum(breakdown.share[part] for part in parts)

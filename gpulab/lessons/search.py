@@ -136,7 +136,7 @@ def first_look(run: Run, batch_size: int) -> Look:
     """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
     step_us, works = facts(run).typical_step_us, working_share(run)
     if step_us is None:
-        raise GpulabError("The trial made too few steps to measure.")
+        raise GpulabError("The trial made too few steps to measure: give it at least ten.")
     return Look(step_us.median / batch_size, math.nan if works is None else works)
 
 
@@ -563,7 +563,7 @@ def check_should_stop(should_stop: object) -> Checked:
     hopeless = sum(map(_is_hopeless, CURVES))
     return right(
         f"{len(stopped)} of {hopeless} hopeless trials are stopped, after {statistics.mean(stopped):.1f} steps on "
-        "average, and none that is worth its rest; also on a faster and on a slower machine."
+        "average, and none that is worth finishing. On a faster and on a slower machine, too."
     )
 
 

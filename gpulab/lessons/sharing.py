@@ -347,8 +347,8 @@ def check_together(put_together: Any) -> Checked:
         enough += len(first_fit(jobs, MOST_BUSY))
     if needed > enough:
         return wrong(
-            f"No device gets too much, but {_FLEETS} fleets need {needed:,} devices, and {enough:,} are enough: look "
-            "at every device that has room, before you take a new one."
+            f"No device gets too much, but {_FLEETS} fleets need {needed:,} devices, and {enough:,} are enough. Look "
+            "at every device that has room before you take a new one."
         )
     alone = sum(map(len, _fleets()))
     better = sum(len(first_fit(dict(sorted(jobs.items(), key=_largest)), MOST_BUSY)) for jobs in _fleets())

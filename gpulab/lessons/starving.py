@@ -251,7 +251,7 @@ def judge_claim(*names: str) -> Note:
     if not best.is_decided:
         return Note("Undecided.", f"{figures} Its experiment did not decide whether that loader is faster.")
     if abs(best.works - CLAIMED) < CLOSE:
-        return Note("Undecided.", f"{figures} That is too close for one profiled run to decide.")
+        return Note("Undecided.", f"{figures} That is too close for one traced run to decide.")
     if best.works > CLAIMED:
         return Note("It holds here.", figures)
     if any(loader.is_disturbed for loader in tried):

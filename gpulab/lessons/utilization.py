@@ -93,8 +93,8 @@ def measure_one_sm() -> Table | Note:
     if not torch.cuda.is_available():
         return Note(
             "No GPU here.",
-            "On a machine with one, this cell runs a kernel of a single thread, which only counts clock cycles, and "
-            "then large matrix products, and reads the meters during both.",
+            "On a machine with one, this cell reads the meters under two loads: a one-thread kernel that only counts "
+            "clock cycles, and large matrix products.",
         )
     a = torch.randn(MATRIX_SIZE, MATRIX_SIZE, device="cuda", dtype=torch.bfloat16)
     product_s = 2 * MATRIX_SIZE**3 / 500e12
@@ -535,7 +535,7 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: _thread_share(facts_named("polled")),
         "of the time the training has a core",
     ),
-    "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the profiled steps reach (MFU)"),
+    "mfu": share("What is its MFU?", _best_mfu, "of the measured peak is what the traced steps reach (MFU)"),
 }
 EXERCISES: Mapping[str, Callable[..., Checked]] = {
     "statements": check_statements,

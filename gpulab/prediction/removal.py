@@ -126,7 +126,7 @@ def _without_waits(today: Baseline, cause: Waits, intervals: Intervals | None) -
         raise Refused("the trace shows no call that waits for the GPU there")
     ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
     sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
-    words = f"Replay of the profiled steps without the wait in {plural(len(rows), 'call')}"
+    words = f"Replay of the traced steps without the wait in {plural(len(rows), 'call')}"
     return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
 
 
@@ -140,7 +140,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
         raise Refused("on a CPU no call waits for a device")
     account = today.facts.breakdown
     if account is None or not account.steps:
-        raise Refused("there is no profiled step")
+        raise Refused("there is no traced step")
     if today.on_gpu or not len(intersect(intervals, account.covered)):
         raise Refused("none of this time lies in the measured steps")
     shares = _traced_shares(account.steps, intervals)
@@ -150,7 +150,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
         {},
         ratio,
         (max(1e-3, ratio - Z_975 * spread), min(1.0, ratio + Z_975 * spread)),
-        "Its time per profiled step",
+        "Its time per traced step",
     )
 
 

@@ -194,7 +194,7 @@ def _memory(events: MemoryEvents | None, device: Device) -> Memory:
 
 def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[Missing]:
     yield Missing("live curves", "a trace holds no readings of the device's meters", key="curves")
-    yield Missing("unprofiled step time", "a trace shows only steps that the profiler slowed down", key="step_time")
+    yield Missing("untraced step time", "a trace shows only steps that the profiler slowed down", key="step_time")
     if device.kind == "cuda" and not trace.timeline.has_device_events:
         yield Missing(
             "device time",

@@ -1,7 +1,7 @@
 """What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
 
 The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
-pairs give its speed. Pure.
+pairs give its speed. A cell to which an edit was applied has another text, and so another baseline. Pure.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
+from gpulab.knobs.edits import ELSEWHERE, diff
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
+from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
-from gpulab.tuning.compare.verdicts import Unit
+from gpulab.tuning.compare.verdicts import Unit, with_times
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.verdict import Verdict, verdict
 
@@ -37,6 +40,7 @@ class Speed(Struct, frozen=True):
     noise_floor: float | None = None
     pairs: int = 0
     per: Unit = "step"
+    setup_s: float | None = None  # that the row takes once, before its steps, and the first does not
 
     @property
     def times_as_fast(self) -> float | None:
@@ -77,6 +81,7 @@ class Row(Struct, frozen=True):
     block_us: float | None = None  # of the first row: in the blocks of its first comparison, by which all times go
     contended: bool = False  # the run in full was short of CPU cores
     samples_per_step: float | None = None
+    cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
     shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
     shares_left_out: str = ""  # why there are none, though the run in full has them
     memory_bytes: int | None = None
@@ -91,6 +96,7 @@ class Row(Struct, frozen=True):
     edit: str = ""  # what keeps it
     cell: str = ""  # the cell with that edit; empty where the edit is no diff
     origin: str = ""  # "rung 2 of a climb"; empty: run by hand
+    code: str = ""  # the text of the cell that it was measured on; empty: the one that the cell has now
 
     @property
     def label(self) -> str:
@@ -114,26 +120,55 @@ class Row(Struct, frozen=True):
         return self.samples_per_step * 1e6 / self.step_us if self.step_us and self.samples_per_step else None
 
 
+def plain_text(code: str) -> str:
+    """By which the text of a cell is known: without empty lines around it."""
+    return code.rstrip().lstrip("\n")
+
+
 class Bench(Struct, frozen=True):
-    """All rows of one cell, the baseline first, then in the order in which they came."""
+    """All rows of one cell, the baseline first, then in the order in which they came.
+
+    A row is compared with the baseline of its own text only; `own` are those of the text that the cell has now.
+    """
 
     code: str
     rows: tuple[Row, ...] = ()
+    texts: tuple[str, ...] = ()  # that the cell had before edits were applied to it
+    observation: Observation | None = None  # of the last run of the baseline
+
+    @property
+    def own(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.code in ("", self.code))
+
+    def at(self, code: str) -> Bench:
+        """The bench when its cell has this text: all rows stay, and say what they were measured on."""
+        code = plain_text(code)
+        if code == self.code:
+            return self
+        rows = tuple(replace(row, code=row.code or self.code) for row in self.rows)
+        return Bench(code, rows, tuple(text for text in (*self.texts, self.code) if text != code))
+
+    def joined(self, other: Bench) -> Bench:
+        """With what another bench of the same text has besides."""
+        rows = (*self.rows, *(row for row in other.rows if self.row(row.id) is None))
+        texts = dict.fromkeys((*other.texts, *self.texts))
+        return replace(self, rows=rows, texts=tuple(texts), observation=self.observation or other.observation)
 
     @property
     def baseline(self) -> Row | None:
-        return next((row for row in self.rows if not row.settings), None)
+        return self.of({})
 
     def row(self, row_id: str) -> Row | None:
         return next((row for row in self.rows if row.id == row_id), None)
 
     def of(self, settings: Mapping[str, str]) -> Row | None:
         """The row with these settings, whatever their order."""
-        return next((row for row in self.rows if row.settings == dict(settings)), None)
+        return next((row for row in self.own if row.settings == dict(settings)), None)
 
     @property
     def best(self) -> Row | None:
-        return best_of(self.rows)
+        best = best_of([replace(row, step_us=self.step_us(row)) for row in self.own])
+        return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
         """A step of the row: of the first row in the blocks of its first comparison, of another that time by the ratio
@@ -159,8 +194,18 @@ class Bench(Struct, frozen=True):
 
     @property
     def shown(self) -> tuple[Row, ...]:
-        """The rows as every view has them."""
-        return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in self.rows)
+        """The rows of the text that the cell has now, as every view has them."""
+        rows = (replace(row, code=self.code) for row in self.own)
+        return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in rows)
+
+    def edit_between(self, a: Row, b: Row) -> str:
+        """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
+        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        marked = list(zip("AB", (a, b), strict=True))
+        loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
+        parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []
+        parts += [f"# Of {mark}, where it belongs:\n{text.strip()}" for mark, text in loose if text.strip()]
+        return "\n".join(filter(None, parts))
 
     @property
     def next_turn(self) -> int:
@@ -173,10 +218,22 @@ class Bench(Struct, frozen=True):
             return replace(self, rows=tuple(row if other.id == row.id else other for other in self.rows))
         return replace(self, rows=(*self.rows, row) if row.settings else (row, *self.rows))
 
+    def so_far(self, rows: Sequence[Row], blocks: Sequence[Block], turn: int) -> Bench:
+        """While an experiment goes on: with its rows, in the order of its arms, and what its blocks say until now."""
+        baseline = self.baseline
+        if baseline is None:
+            return self
+        baseline, *others = (_with_blocks(row, blocks, arm, turn) for arm, row in enumerate((baseline, *rows)))
+        in_blocks = with_times(Side(BASELINE, {}, None, baseline.blocks)).us_per_step
+        bench = self.put(replace(baseline, block_us=baseline.block_us or in_blocks))
+        for row in others:
+            bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
+        return bench
+
     def remove(self, row_id: str) -> Bench:
         """Without this row; the first stays as long as there are others, which are measured against it."""
         row = self.row(row_id)
-        if row is None or (not row.settings and len(self.rows) > 1):
+        if row is None or (not row.settings and len(self.at(row.code or self.code).own) > 1):
             return self
         return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
 
@@ -212,9 +269,18 @@ class Bench(Struct, frozen=True):
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The fastest of those that are faster for certain."""
+    """The fastest of those that are faster for certain, and save what they take once within the cell's own steps."""
     faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
+    faster = [row for row in faster if (cost := cost_of_row(rows[0], row)) is None or cost.pays]
     return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+
+
+def cost_of_row(first: Row, row: Row) -> SetupCost | None:
+    """What a row takes once, and after how many steps of the first row it has saved that."""
+    speed = row.speed
+    if speed is None or row.failure:
+        return None
+    return setup_cost(speed.setup_s, first.step_us, speed.ratio, speed.interval, speed.verdict, first.cell_steps)
 
 
 def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
@@ -258,6 +324,7 @@ def speed_of(comparison: Comparison) -> Speed:
         comparison.noise_floor,
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
+        comparison.setup_s,
     )
 
 
@@ -277,6 +344,24 @@ def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed
     return speed_of(compared) if compared.ratio is not None else None
 
 
+def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
+    """With an interval only once there are as many pairs as an experiment may end on: fewer show it too narrow by
+    chance, or so wide that it says nothing.
+    """
+    speed = speed_by_blocks(baseline, blocks)
+    if speed is None or speed.pairs >= FEWEST_PAIRS:
+        return speed
+    return replace(speed, verdict="undecided", interval=None)
+
+
+def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
+    """The row with the blocks of that arm on top of its own; its samples by them where no run in full has told."""
+    own = [replace(block, turn=block.turn + turn, arm=0) for block in blocks if block.arm == arm]
+    samples = [block.sample_count / block.step_count for block in own if block.sample_count and block.step_count]
+    per_step = row.samples_per_step or (float(np.median(samples)) if samples else None)
+    return replace(row, blocks=(*row.blocks, *own), samples_per_step=per_step)
+
+
 def with_run(row: Row, side: Side) -> Row:
     """The row with the figures of its run in full."""
     figures = side.facts
@@ -288,6 +373,7 @@ def with_run(row: Row, side: Side) -> Row:
         row,
         run_id=figures.run.id,
         step_us=run_us(figures),
+        cell_steps=cell_steps(figures) or row.cell_steps,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
         memory_bytes=memory_peak_bytes(figures),
@@ -435,7 +521,12 @@ def _log_times(blocks: Sequence[Block]) -> dict[int, float]:
 
 
 def between(a: Row, b: Row) -> Speed | None:
-    """B against A where each was measured against the first row only: the one ratio over the other."""
+    """B against A where each was measured against the first row only: the one ratio over the other.
+
+    None where these first rows are of two texts of the cell.
+    """
+    if a.code != b.code:
+        return None
     if a.speed is None:
         return b.speed
     return _inverse(a.speed) if b.speed is None else chained(_inverse(a.speed), b.speed)
@@ -457,7 +548,8 @@ def chained(first: Speed | None, then: Speed) -> Speed:
         interval = (ratio * math.exp(-low), ratio * math.exp(high))
     floor = max((speed.noise_floor or 0.0 for speed in (first, then)), default=0.0)
     pairs = min(first.pairs, then.pairs)
-    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per)
+    setup_s = first.setup_s + then.setup_s if first.setup_s is not None and then.setup_s is not None else None
+    return Speed(verdict(ratio, interval, floor, pairs), ratio, interval, floor, pairs, then.per, setup_s)
 
 
 def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
@@ -470,4 +562,5 @@ def _inverse(speed: Speed) -> Speed:
         return speed
     ratio, interval = 1 / speed.ratio, inverse(speed.interval)
     said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
-    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per)
+    setup_s = -speed.setup_s if speed.setup_s is not None else None
+    return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per, setup_s)

@@ -35,6 +35,7 @@ class Block(Struct, frozen=True):
     sample_count: int | None  # None: unknown
     time_ns: int  # of the counted steps
     losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
+    setup_ns: int | None = None  # before them, beside what the dropped steps take at the pace of the counted ones
 
 
 class Side(Struct, frozen=True):
@@ -55,6 +56,7 @@ class Side(Struct, frozen=True):
     edit_cell: str = ""  # the cell with that edit
     step_inputs: StepInputs | None = None  # what the model is given in a step, by shape; None: not known for certain
     prediction: Prediction | None = None  # of its ratio, made before it ran; None: none was asked for
+    setup_ns: int | None = None  # of its traced run, as of a block
 
 
 class PartChange(Struct, frozen=True):
@@ -97,6 +99,7 @@ class Comparison(Struct, frozen=True):
     interval: tuple[float, float] | None
     noise_floor: float | None  # as a fraction: 0.05 is up to 1.05 times as long or short; None: not measured
     pairs: int
+    setup_s: float | None = None  # that B takes once, before its steps, and A does not; None: not measured
     parts: tuple[PartChange, ...] = ()
     parts_left_out: str = ""  # why there are none, though both sides have an accounting
     loss: LossComparison | None = None

@@ -6,7 +6,7 @@ import math
 import random
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -125,7 +125,8 @@ class Runner:
         self._step_s = step_s if step_s is not None else _step_of(done)
         self._expected_s: float | None = None  # in all
         self._needed_s: float | None = None  # in all, at least
-        self._now = Progress("", 0, 1, None)
+        self._now = Progress("saving the training state", 0, 1, None)
+        self._steps: int | None = None  # planned of what runs now
         self._seeds_done = 0
         self._store = Store() if plan.save else None
         # of its own: the user's numbers stay where they are
@@ -164,7 +165,7 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with exclusive.taken(), interrupts_heard(self.stop) as heard:
+        with exclusive.taken(), interrupts_heard(self.stop) as heard, watched(self._look):
             self._check()
             detect_device(self._plan.device)
             experiment = self._run()
@@ -179,13 +180,13 @@ class Runner:
         before = set(self._code.namespace)
         try:
             self._expect()
-            with nullcontext() if self._ranks.is_of_several else watched(self._budget, self._stopper.cut):
-                self._trials()
-                if self._arms[0].trial is not None and self.error is None:
-                    self._run_blocks()
+            self._trials()
+            if self._arms[0].trial is not None and self.error is None:
+                self._run_blocks()
         except KeyboardInterrupt as e:  # between two runs of the user's code
             self.error = e
         finally:
+            self._now = replace(self._now, what="comparing")
             self._restore()
             self._state = None  # it holds what the cell had before
             for knob in KNOBS.values():
@@ -315,6 +316,7 @@ class Runner:
 
     def _run_short(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
         """One block of that arm; None where it failed."""
+        self._steps = size.total
         result = short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
         error = self._error_of_all(None if isinstance(result, Block) else result)
         if isinstance(result, Block) and error is None:
@@ -365,6 +367,7 @@ class Runner:
         for seed in range(1, self._plan.seeds + 1):
             if self._ended:
                 return
+            self._steps = steps
             self._say(f"{BASELINE}, seed {seed}", 0)
             if not self._all_restore():
                 return
@@ -376,7 +379,6 @@ class Runner:
                     None,
                     quiet=True,
                     limit_s=self._full_run_s(),
-                    tick=lambda done: self._tick(done, steps),
                 )
             self._seeds_done = seed
             error = self._error_of_all(trial.error)
@@ -437,6 +439,7 @@ class Runner:
             device=self._plan.device,
             knobs=arm.arm.shown,
         )
+        self._steps = settings.steps
         trial = full_trial(
             arm.setting,
             settings,
@@ -445,7 +448,6 @@ class Runner:
             quiet=quiet,
             changes=lambda run, effects: self._changes(arm, run, effects),
             limit_s=self._full_run_s(),
-            tick=lambda done: self._tick(done, settings.steps),
             ends_alone=not self._ranks.is_of_several,
         )
         error = self._error_of_all(trial.error)
@@ -655,6 +657,7 @@ class Runner:
             edit_cell=edit.cell if edit is not None else "",
             step_inputs=trial.observation.step_inputs if trial is not None else None,
             prediction=arm.prediction,
+            setup_ns=trial.setup_ns if trial is not None else None,
         )
         return with_times(side)
 
@@ -667,11 +670,16 @@ class Runner:
         self._now = progress
         self.tell(self._timed(progress))
 
-    def _tick(self, steps: int, total: int | None) -> None:
-        """On another thread, while a full run goes on."""
-        now = self._now
-        share = min(1.0, steps / total) if total else 0.0
-        what = f"{now.what}: step {steps}" + (f" of {total}" if total else "")
+    def _look(self) -> None:
+        """On another thread, again and again: whether the time is over, and how far the current run is."""
+        if self._budget.over and not self._ranks.is_of_several:
+            self._stopper.cut()
+        now, words, total, current = self._now, self._stopper.words, self._steps, self._stopper.current
+        share, of_all = 0.0, ""
+        if current is not None and total:
+            share = min(1.0, current.step_count / total)
+            of_all = f" of {total}" if words.startswith("step ") else ""
+        what = f"{now.what}: {words}{of_all}" if words else now.what
         with suppress(Exception):  # a view that fails ends no run
             self.tick(self._timed(replace(now, what=what, done=now.done + share)))
 
@@ -748,7 +756,7 @@ def _is_cut(block: Block | None, size: schedule.Size) -> bool:
 
 def _idle(run: Run) -> str:
     """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
-    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable of the cell"]
+    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
     return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
 
 

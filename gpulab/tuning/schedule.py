@@ -137,7 +137,7 @@ MOST_TIMES = 5  # times the default: longer than this nobody waits who has not a
 FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
 LEAST_FULL_RUN_S = 1.0
 ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
-WATCHED_S = 0.25
+WATCHED_S = 0.5
 
 
 def default_budget_s(plan: Plan) -> float:
@@ -188,19 +188,15 @@ class Budget:
 
 
 @contextmanager
-def watched(budget: Budget, stop: Callable[[], None]) -> Iterator[None]:
-    """Inside, `stop` is called on a thread of its own when the budget is over, and again for what begins after that."""
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Inside, `look` is called again and again on a thread of its own."""
     ended = threading.Event()
 
-    def look() -> None:
+    def watch() -> None:
         while not ended.wait(WATCHED_S):
-            if budget.over:
-                stop()
+            look()
 
-    if math.isinf(budget.limit_s):
-        yield
-        return
-    thread = threading.Thread(target=look, name="gpulab-budget", daemon=True)
+    thread = threading.Thread(target=watch, name="gpulab-budget", daemon=True)
     thread.start()
     try:
         yield

@@ -18,6 +18,7 @@ from typing import Self
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.meters.memory_peaks import count_anew
 from gpulab.capture.recorder import Capture
 from gpulab.capture.short_run import ShortRun
@@ -75,6 +76,7 @@ class Trial(Struct, frozen=True):
     error: BaseException | None = None
     unsaved: str = ""
     path: Path | None = None
+    setup_ns: int | None = None  # before its steps (analysis/steps.py)
 
 
 class Stopper(Struct):
@@ -82,7 +84,14 @@ class Stopper(Struct):
 
     asked: bool = False
     late: Callable[[], bool] = lambda: False  # the time is over: what runs then is ended as well
-    _current: Capture | ShortRun | None = None
+    current: Capture | ShortRun | None = None
+    after: str = ""  # a run has ended: what is done with it, in words
+
+    @property
+    def words(self) -> str:
+        """Where it is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
+        current = self.current
+        return self.after if current is None else current.beside_steps or f"step {current.step_count}"
 
     @property
     def ends(self) -> bool:
@@ -94,7 +103,7 @@ class Stopper(Struct):
 
     def cut(self) -> None:
         """End what runs now, whoever asked for it: at its next step, and what a knob prepares before it."""
-        current = self._current
+        current = self.current
         if current is not None:
             preparation.end()
         if isinstance(current, Capture):
@@ -103,7 +112,7 @@ class Stopper(Struct):
             current.stop()
 
     def now(self, current: Capture | ShortRun | None) -> None:
-        self._current = current
+        self.current = current
         if self.ends and current is not None:
             self.cut()
 
@@ -128,18 +137,12 @@ class _Raised(Struct):
 
 
 class _Limit:
-    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count.
+    """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
-    `tick` is called there with the steps so far.
-    """
-
-    def __init__(
-        self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float, tick: Callable[[int], None]
-    ) -> None:
+    def __init__(self, capture: Capture, effects: Mapping[str, KnobEffects], limit_s: float) -> None:
         self._capture = capture
         self._effects = effects
         self._limit_s = limit_s
-        self._tick = tick
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
         self._thread.start()
@@ -148,7 +151,6 @@ class _Limit:
         first_s: float | None = None  # when the first step was complete: it may have compiled the model
         while not self._over.wait(0.25):
             spent_s = self._capture.now() / 1e9
-            self._tick(self._capture.step_count)
             if first_s is None and self._capture.step_count:
                 first_s = spent_s
             prepared_s = sum(one.preparation_s for one in list(self._effects.values()))
@@ -171,14 +173,13 @@ def full_trial(
     quiet: bool,
     changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
     limit_s: float = TRIAL_LIMIT_S,
-    tick: Callable[[int], None] = lambda steps: None,
     ends_alone: bool = True,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
-    it may go on after its first step; infinite: to its end, however long. `tick` hears, on another thread, of the steps
-    so far. Where others wait for each step of it, `ends_alone` is false: SIGTERM is left to the caller.
+    it may go on after its first step; infinite: to its end, however long. Where others wait for each step of it,
+    `ends_alone` is false: SIGTERM is left to the caller.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
@@ -190,12 +191,12 @@ def full_trial(
     raised, error = _Raised(), None
     outcome: Outcome = "completed"
     effects: dict[str, KnobEffects] = {}
-    seen = Observed()
+    seen, began_ns = Observed(), 0
     counted = count_anew()
     capture.start()
     stopper.now(capture)
     origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, limit_s, tick)
+    limit = _Limit(capture, effects, limit_s)
     try:
         with ExitStack() as stack:
             seen = stack.enter_context(observe())
@@ -206,12 +207,14 @@ def full_trial(
             code = setting.code.through(lines) if reads else setting.code
             if quiet:
                 stack.enter_context(silence())
+            began_ns = capture.now()
             with users_code(), raised, setting.within():
                 code.run()
     except BaseException as e:
         outcome, error = _ending(capture, raised.first(e))
     finally:
         limit.cancel()
+        stopper.after = "reading its trace" if settings.trace else ""
         stopper.now(None)
         try:
             run, write_trace = _finished(capture, outcome, error)
@@ -221,8 +224,11 @@ def full_trial(
                 run = replace(run, changes=changes(run, effects))
             path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
         finally:
+            stopper.after = ""
             capture.close()
-    return Trial(run, seen.observation(run), effects, losses.per_step(run.steps, origin_ns), error, unsaved, path)
+    setup = setup_ns(run.steps, select(run).rows, began_ns)
+    per_step = losses.per_step(run.steps, origin_ns)
+    return Trial(run, seen.observation(run), effects, per_step, error, unsaved, path, setup)
 
 
 def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
@@ -255,6 +261,7 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
         time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
+        setup_ns=setup_ns(block.steps, rows),
     )
 
 

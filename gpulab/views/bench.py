@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, inverse, pair_speeds
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -26,11 +28,12 @@ from gpulab.views.html_rows import (
     factor_row,
     key,
 )  # fmt: skip
-from gpulab.views.interval_places import FactorAxis, axis_of
+from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
-NOTHING = "Nothing has run yet."
+NOTHING = "Nothing has run yet: run the baseline, then the settings of the cell can be changed."
+IN_CELL = "now in the cell"
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
 _NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU utilization"}
@@ -53,24 +56,63 @@ _ACTIONS = (
 )
 
 
+def groups(bench: Bench) -> list[tuple[Row, ...]]:
+    """The rows of each text that the cell has had, those of what it has now first."""
+    now, *earlier = (ordered(bench.at(code)) for code in (bench.code, *reversed(bench.texts)))
+    marked = [tuple(_marked(row) if is_in(bench, row) else row for row in rows) for rows in earlier]
+    return [now, *marked]
+
+
+def _marked(row: Row) -> Row:
+    return replace(row, origin=f"{row.origin}; {IN_CELL}" if row.origin else IN_CELL)
+
+
+def is_in(bench: Bench, row: Row) -> bool:
+    """Whether the cell has the row's edit now."""
+    return bool(row.cell) and plain_text(row.cell) == bench.code
+
+
 def ordered(bench: Bench) -> tuple[Row, ...]:
     """The baseline first, then pinned ones, then the others as they came."""
     return tuple(sorted(bench.shown, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
-def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False) -> str:
+def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
+    """The axis of rows that are being measured, which had this one before."""
+    return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+
+
+def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None) -> str:
+    """A table of each text that the cell has had: speedups of two texts have no common baseline."""
+    now, *earlier = groups(bench)
+    return table(now, marks, alive=alive, axis=axis) + "".join(
+        f'<p class="gp-quiet">{safe(_before(rows, bench))}</p>{table(rows, marks, alive=alive)}'
+        for rows in earlier
+        if rows
+    )
+
+
+def _before(rows: Sequence[Row], bench: Bench) -> str:
+    applied = ", ".join(row.title for row in rows if plain_text(row.cell) in (bench.code, *bench.texts))
+    on = f"the cell without {applied}" if applied else "another text of the cell"
+    return f"Measured on {on}: these speedups have another baseline."
+
+
+def table(
+    rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None
+) -> str:
     """All rows, the first is the baseline. `marks` are the ids of A and B; `alive`: rows answer to clicks and keys."""
     if not rows:
         return f'<p class="gp-quiet">{NOTHING}</p>'
     ranges = factor_ranges(rows)
-    axis = axis_of(factor for shown in ranges for factor in shown.factors)
+    axis = axis or axis_of(factor for shown in ranges for factor in shown.factors)
     divided = any(row.shares or row.shares_left_out for row in rows)
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is the baseline"),
         ("time", time_title(rows)),
         *([("shares", "Where a step's time goes, traced run")] if divided else []),
-        ("memory", "Peak memory"),
+        *([("memory", "Peak memory")] if any(row.memory_bytes for row in rows) or alive else []),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
         *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
         *([("do", "")] if alive else []),
@@ -84,7 +126,8 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
         mark = "AB"[marks.index(row.id)] if row.id in marks else ""
         cells = _cells(row, shown, axis, best, mark, rated=rated, by_blocks=by_blocks)
-        acts = _acts(row, place, best, marked=bool(mark)) if alive else ""
+        cells["speed"] += _cost(rows[0], row)
+        acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
         named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
@@ -97,9 +140,9 @@ def table(rows: Sequence[Row], marks: Sequence[str] = (), *, alive: bool = False
     )
 
 
-def picture(rows: Sequence[Row]) -> str:
+def picture(rows: Sequence[Row], axis: FactorAxis | None = None) -> str:
     """The table in a page or an output that has the style sheet of its own."""
-    return f'<div class="gp-bench gp-static gp-plain">{table(rows)}</div>'
+    return f'<div class="gp-bench gp-static gp-plain">{table(rows, axis=axis)}</div>'
 
 
 def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
@@ -124,14 +167,14 @@ def _cells(
     }
 
 
-def _acts(row: Row, place: int, best: Row | None, *, marked: bool) -> str:
+def _acts(row: Row, place: int, label: str, *, marked: bool) -> str:
     """The attributes by which a row is sorted, chosen and read out."""
     speed = (row.speed and row.speed.times_as_fast) or float(row.is_baseline)
     keys = {"number": place, "speed": speed, "time": row.step_us or 1e18, "memory": row.memory_bytes or 1e18}
     data = "".join(f' data-by-{name}="{value}"' for name, value in keys.items())
     return (
         f' data-row="{safe(row.id)}" data-by-setting="{safe(row.title)}"{data} tabindex="0" '
-        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(words(row, best))}"'
+        f'aria-selected="{"true" if marked else "false"}" aria-label="{safe(label)}"'
     )
 
 
@@ -169,11 +212,22 @@ def _speed_words(speed: Speed) -> str:
     return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {how}{more}</span>'
 
 
+def _cost(first: Row, row: Row) -> str:
+    cost = cost_of_row(first, row)
+    tone = "gp-quiet" if cost is None or cost.pays else "gp-caution"
+    return f'<div class="{tone}">{safe(capitalized(cost.words))}</div>' if cost is not None else ""
+
+
 def factor_ranges(rows: Sequence[Row]) -> list[FactorRange]:
-    """Each speedup with its interval, the noise and what was predicted; of only two rows also the pairs."""
-    first = FactorRange(1.0, None, UNDECIDED) if rows[0].is_baseline else _range(rows[0])
-    points = pair_speeds(*rows)[:_MOST_POINTS] if len(rows) == 2 else ()
-    return [first, *(_range(row, points) for row in rows[1:])]
+    """Each speedup with its interval, the noise and what was predicted; the pairs of one that has no interval, and of
+    only two rows.
+    """
+    first, *others = rows
+    shown = [FactorRange(1.0, None, UNDECIDED) if first.is_baseline else _range(first)]
+    for row in others:
+        alone = len(others) == 1 or (row.speed is not None and row.speed.interval is None)
+        shown.append(_range(row, pair_speeds(first, row)[:_MOST_POINTS] if alone else ()))
+    return shown
 
 
 def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
@@ -215,13 +269,18 @@ def run_words(row: Row) -> str:
 
 def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
     """What is drawn of a speedup, in the colour of the first verdict there is."""
-    drawn = [shown for row, shown in zip(rows, ranges, strict=True) if row.speed is not None and shown.interval]
+    drawn = [
+        shown
+        for row, shown in zip(rows, ranges, strict=True)
+        if row.speed is not None and (shown.interval or shown.points)
+    ]
     if not drawn:
         return ""
     colour = next((shown.colour for shown in drawn if shown.colour != UNDECIDED), UNDECIDED)
     floors = {shown.floor for shown in drawn}
     most = "at most " if len(floors) > 1 else ""
-    entries = [(colour, "speedup, tick: median, thick: 95 % interval")]
+    interval = ", thick: 95 % interval" if any(shown.interval for shown in drawn) else " so far"
+    entries = [(colour, f"speedup, tick: median{interval}")]
     entries += [(FLOOR, f"run-to-run noise of the baseline, {most}{percent(max(floors))}")] if max(floors) else []
     entries += [(PREDICTED, "predicted")] if any(shown.predicted for shown in drawn) else []
     return key([*entries, *[(POINT, "pairs of blocks")] * any(shown.points for shown in drawn)])
@@ -261,14 +320,16 @@ def _unknown(row: Row, what: str) -> str:
 # in words
 
 
-def words(row: Row, best: Row | None) -> str:
+def words(row: Row, best: Row | None, first: Row) -> str:
     """The row as a sentence, for a screen reader and a terminal."""
+    cost = cost_of_row(first, row)
     parts = [row.title] if row.settings else list(dict.fromkeys((row.title, row.label)))
     if row.failure:
         parts.append(row.failure)
     elif row.speed is not None and row.speed.times_as_fast:
         times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
         parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
+    parts += [cost.words] if cost is not None else []
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step{' in interleaved blocks' if row.by_blocks else ''}")
         parts += filter(None, [run_words(row)])
@@ -284,9 +345,28 @@ def words(row: Row, best: Row | None) -> str:
     return plain("; ".join(parts))
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(bench: Bench) -> str:
     """A line per row."""
-    return "\n".join(words(row, best_of(rows)) for row in rows) or NOTHING
+    now, *earlier = groups(bench)
+    lines = [words(row, best_of(now), now[0]) for row in now] or [NOTHING]
+    for rows in filter(None, earlier):
+        lines += [_before(rows, bench), *(words(row, best_of(rows), rows[0]) for row in rows)]
+    return "\n".join(lines)
+
+
+def figures(rows: Sequence[Row]) -> str:
+    """What is measured so far, for one line: "baseline 179 ms, workers=2 86 ms, speedup 2.1× (1.8–2.4), 5 pairs"."""
+    first, *others = rows
+    measured = [row for row in others if row.speed is not None and row.speed.times_as_fast]
+    if not measured or not first.step_us:
+        return ""
+    parts = [f"{first.title} {duration(first.step_us)}"]
+    for row in measured:
+        assert row.speed is not None and row.speed.times_as_fast is not None
+        times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
+        step = f" {duration(row.step_us)}" if row.step_us else ""
+        parts.append(f"{row.title}{step}, {times}, {plural(row.speed.pairs, 'pair')}")
+    return "; ".join(parts)
 
 
 def sum_words(total: Sum) -> str:
@@ -315,12 +395,16 @@ def full_run_words(row: Row) -> str:
     return html_bars.caption(words if row.run_agrees else f"{words} {why}")
 
 
-def edit_html(row: Row) -> str:
-    """What keeps the row's settings: a diff of the cell, or a snippet."""
-    return fragment_section(Section("", code=row.edit))
+def edit_html(row: Row, bench: Bench) -> str:
+    """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
+    cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if row.id in {own.id for own in rows}), None)
+    lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
+    return fragment_section(Section("", lines=lines, code=row.edit))
 
 
-def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
+def static_page(bench: Bench, head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
-    return f'<div class="gp-bench gp-static">{style}{head}{table(rows)}{below}</div>'
+    detail = f'<div class="gp-detail">{below}</div>' if below else ""
+    panes = f'<div class="gp-panes"><div class="gp-table">{tables(bench)}</div>{detail}</div>'
+    return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

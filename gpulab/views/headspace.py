@@ -24,8 +24,8 @@ _LEAVE_IT = "Leave the DataLoader as it is: %%gpuprofile shows where else the st
 _AGAIN = "Try again on a quiet machine, or with a larger --budget for more blocks."
 _PREPARE = "Use more workers, or make items cheaper to load."
 _COST = (
-    "Second row minus first: the cost of preparing a batch (read from memory, decode, transform, collate, copy to the "
-    "device), as far as training waits for it."
+    "Second row minus first: what training waits for while a batch is prepared (read from memory, decode, transform, "
+    "collate, copy to the device)."
 )
 _READ = "Use a faster disk, fewer and larger files, or more workers. Third row minus second: reading."
 _RESULT = "what each row is"

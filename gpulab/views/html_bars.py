@@ -108,12 +108,12 @@ def line(x: Float64, y: Float64, colour: str, height_px: int = 48) -> str:
     return _svg(_path(x, y, colour), height_px)
 
 
-def lines(curves: Iterable[tuple[Float64, Float64, str]], height_px: int = 110) -> str:
-    """Several curves on one ground: `x`, `y` and colour of each."""
-    return _svg("".join(_path(x, y, colour) for x, y, colour in curves), height_px)
+def lines(curves: Iterable[tuple[Float64, Float64, str, bool]], height_px: int = 110) -> str:
+    """Several curves on one ground: `x`, `y`, colour of each, and whether it is dashed."""
+    return _svg("".join(_path(*curve) for curve in curves), height_px)
 
 
-def _path(x: Float64, y: Float64, colour: str) -> str:
+def _path(x: Float64, y: Float64, colour: str, dashed: bool = False) -> str:
     drawn, pen = [], "M"
     for a, b in zip(x.tolist(), y.tolist(), strict=True):
         if b != b:
@@ -122,6 +122,7 @@ def _path(x: Float64, y: Float64, colour: str) -> str:
         drawn.append(f"{pen}{1000 * a:.0f} {100 - 98 * b:.1f}")
         pen = "L"
     look = f'fill="none" stroke="{colour}" stroke-width="1.6" vector-effect="non-scaling-stroke"'
+    look += ' style="stroke-dasharray:6 4"' if dashed else ""
     return f'<path {look} d="{"".join(drawn)}"/>'
 
 

@@ -59,7 +59,7 @@ class FactorRange(Struct, frozen=True):
         """All that the axis must reach."""
         middle = () if self.middle is None else (self.middle,)
         floor = (1 + self.floor, 1 / (1 + self.floor))
-        return (*middle, *(self.interval or ()), *floor, *(self.predicted or ()))
+        return (*middle, *(self.interval or self.points), *floor, *(self.predicted or ()))
 
 
 def picture(*parts: str) -> str:

@@ -9,6 +9,7 @@ from msgspec import Struct
 
 LEAST_SPAN = 0.04  # of an axis, in logarithms
 _ROOM = 0.06  # beyond the outermost factor, as a share of the span
+_STEP = 1.5  # times from one end to the next of an axis that grows
 _NARROW = 6.0  # times from one end of an axis to the other: below, its ticks are as on a linear one
 _WIDE = 300.0  # from here on, only its powers of ten are marked
 _MOST_TICKS = 6
@@ -44,6 +45,16 @@ def axis_of(factors: Iterable[float]) -> FactorAxis:
     low, high = low - lacking, high + lacking
     room = _ROOM * (high - low)
     return FactorAxis(math.exp(low - room), math.exp(high + room))
+
+
+def stepped_axis(factors: Iterable[float], before: FactorAxis | None) -> FactorAxis:
+    """An axis for what is drawn again and again: its ends move in steps and outwards only, so that little jumps."""
+    wanted = axis_of(factors)
+    low, high = (
+        _STEP ** towards(math.log(end) / math.log(_STEP))
+        for end, towards in ((wanted.low, math.floor), (wanted.high, math.ceil))
+    )
+    return FactorAxis(low, high) if before is None else FactorAxis(min(low, before.low), max(high, before.high))
 
 
 def factor_ticks(low: float, high: float) -> list[float]:

@@ -1,7 +1,8 @@
 """Two runs of one cell in full, drawn on the same axes: where a step goes, steps over time, the device, the losses,
-the operators, the settings.
+the operators, the settings and the edit between them.
 
 A pure function of both rows and their runs; what one of them has not is left out, and what neither has is not drawn.
+Tables are HTML from here alone: a saved notebook has them without a script, and a second renderer would differ.
 """
 
 from __future__ import annotations
@@ -9,25 +10,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.operators import CostRow
-from gpulab.formatting import duration, gib, number, percent, speedup
-from gpulab.run import Float64
-from gpulab.tuning.bench import Row, Speed
+from gpulab.formatting import capitalized, duration, gib, number, speedup
+from gpulab.run import Change, Series
+from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
 from gpulab.views.bench import run_words, time_title
+from gpulab.views.charts import Chart, Line
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment
 from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.report import step_bars
 from gpulab.views.report.sections import without_parts
-from gpulab.views.wording import effect, operator_name, plain
+from gpulab.views.wording import PARTS, effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
+_LONGER = 5  # times the shorter run: what the longer one did after that is not drawn
 _HIGH_PX = 64
+_KEY = key([(A_COLOUR, "A"), (B_COLOUR, "B")])
+_BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
+_ABREAST = "columns:2 400px;column-gap:28px;margin:0 0 10px"
 
 
 def sentence(a: Row, b: Row, speed: Speed | None) -> str:
@@ -37,7 +43,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         return f"{failed.title} could not be measured: {failed.failure}."
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
-        return f"No comparison of {of_b} and {of_a}."
+        why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
+        return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""
     how = {
@@ -45,11 +52,13 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         "slower": f"{of_b} is slower than {of_a}: speedup {figures}",
         "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
-    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}."
+    cost = cost_of_row(a, replace(b, speed=speed))
+    takes = f" {capitalized(cost.words)}." if cost is not None and speed.verdict in ("faster", "slower") else ""
+    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
 
 
-def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
-    """All of it as HTML with inline styles; only what stands in the rows where a run is gone."""
+def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
+    """All of it as HTML with inline styles; only what stands in the rows where a run is gone. `edit` is from A to B."""
     title = f'<div class="gp-sentence">{html_bars.safe(sentence(a, b, speed))}</div>'
     gone = [row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure]
     note = (
@@ -58,23 +67,40 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
         else ""
     )
     apart = "".join(html_bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
-    return title + note + apart + drawn(a, b, of_a, of_b, speed) + fragment_section(_figures(a, b))
+    code = fragment_section(Section("Code, from A to B", code=edit)) if edit else ""
+    return title + note + apart + drawn(a, b, of_a, of_b, speed, fragment_section(_figures(a, b))) + code
 
 
-def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None) -> str:
-    """What is drawn of both on one axis each, and their operators."""
-    parts = [_times(a, b, per_sample=speed is not None and speed.per == "sample")]
-    if of_a is not None and of_b is not None:
-        parts += [_steps(of_a, of_b), _device_curves(of_a, of_b)]
-    parts.append(_losses(a, b))
-    operators = _operators(of_a, of_b) if of_a is not None and of_b is not None else None
-    return "".join(parts) + (fragment_section(operators) if operators is not None else "")
+def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: str = "") -> str:
+    """What is drawn of both on one axis each, their operators and `figures`: abreast where there is room."""
+    per_sample = speed is not None and speed.per == "sample" and all(row.samples_per_step for row in (a, b))
+    shown = charts(a, b, of_a, of_b)
+    over_time = [chart.html() for chart in shown if chart.x_unit == "s"]
+    of_loss = [chart.html() for chart in shown if chart.x_unit != "s"]
+    operators = (
+        _operators((a, of_a), (b, of_b), per_sample=per_sample) if of_a is not None and of_b is not None else None
+    )
+    parts = [
+        _times(a, b, per_sample=per_sample),
+        picture(*over_time, _KEY) if over_time else "",
+        picture(*of_loss, _KEY) if of_loss else "",
+        fragment_section(operators) if operators is not None else "",
+        figures,
+    ]
+    whole = "".join(f'<div style="break-inside:avoid;display:flow-root">{part}</div>' for part in parts if part)
+    return f'<div class="gp-sides" style="{_ABREAST}">{whole}</div>'
+
+
+def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
+    """The steps of each and their device, and both losses, as they stand in the HTML; without what was not measured."""
+    over_time = _over_time(of_a, of_b) if of_a is not None and of_b is not None else []
+    loss = _losses(a, b)
+    return (*over_time, *([loss] if loss is not None else []))
 
 
 def _times(a: Row, b: Row, *, per_sample: bool) -> str:
     """Both times as bars on one axis, divided by their parts."""
     both = [(f"{mark}: {row.title}", row, row.step_us) for mark, row in (("A", a), ("B", b))]
-    per_sample = per_sample and all(row.samples_per_step for row in (a, b))
     shown = [
         (name, row.shares, us / (row.samples_per_step or 1.0) if per_sample else us) for name, row, us in both if us
     ]
@@ -86,7 +112,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
     blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
     title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
-    title += "; split as in one profiled run each" if legend else ""
+    title += "; split as in one traced run each" if legend else ""
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -96,109 +122,159 @@ def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[
     return html_bars.of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
 
 
-def _device_curves(of_a: Facts, of_b: Facts) -> str:
-    """How busy the device was in the profiled run of each; empty where that was read of neither."""
+def _over_time(of_a: Facts, of_b: Facts) -> list[Chart]:
+    """On one axis, from each one's first step on, as far as both can be seen where one is much longer."""
+    both = [("A", A_COLOUR, of_a), ("B", B_COLOUR, of_b)]
+    spans_ns = [int(f.run.steps.end_ns[-1] - f.run.steps.start_ns[0]) for _, _, f in both if len(f.run.steps) > 1]
+    if not spans_ns:
+        return []
+    end_ns = min(max(spans_ns), _LONGER * min(spans_ns))
+    stepped = [(mark, f, step_bars.bars(f, _first_ns(f) + end_ns)) for mark, _, f in both if len(f.run.steps) > 1]
+    top_ms = max(bars.top_ms for *_, bars in stepped) or 1.0
+    shown = [_steps(mark, f, bars, end_ns, top_ms) for mark, f, bars in stepped]
+    device = _device(both, end_ns)
+    return [*shown, device] if device is not None else [*shown[:-1], replace(shown[-1], below=_end(end_ns))]
+
+
+def _first_ns(figures: Facts) -> int:
+    return int(figures.run.steps.start_ns[0]) if len(figures.run.steps) else 0
+
+
+def _end(end_ns: int) -> str:
+    return f"{duration(end_ns / 1e3)} from the first step on"
+
+
+def _steps(mark: str, figures: Facts, bars: step_bars.Bars, end_ns: int, top_ms: float) -> Chart:
+    """Its bars as edges: each is as high as the next begins, or nothing where there is a pause."""
+    steps, end_s = figures.run.steps, end_ns / 1e9
+    left_s, right_s = (side - _first_ns(figures) / 1e9 for side in (bars.left_s, bars.right_s))
+    pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
+    order = np.argsort(np.concatenate([np.arange(len(left_s)), np.flatnonzero(pause) + 0.5]), kind="stable")
+    edges = np.clip(np.concatenate([left_s, right_s[pause]])[order], 0, end_s)
+    lines = [
+        Line(
+            PARTS[name].label if name in PARTS else "no trace",
+            html_bars.part_colour(name),
+            np.maximum.accumulate(edges),
+            np.concatenate([ms, np.zeros(int(pause.sum()))])[order],
+        )
+        for name, ms in bars.parts_ms.items()
+        if ms.any()
+    ]
+    whole_ns = int(steps.end_ns[-1] - steps.start_ns[0])
+    shown = f", the first {duration(end_ns / 1e3)} of" if whole_ns > end_ns else " in"
+    grey = "" if bars.profiled.all() else "; grey: no trace"
+    title = f"Step time over the run, {mark}: {len(steps):,} steps{shown} {duration(whole_ns / 1e3)}"
+    title += f" (y-max {duration(top_ms * 1e3)}{grey})"
+    return Chart(title, "", "s", end_s, "ms", 0.0, top_ms, tuple(lines), stacked=True, height_px=_HIGH_PX)
+
+
+def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None:
+    """How busy the device was in the traced run of each; None where that was read of neither."""
     for kind in ("gpu_utilization_pct", "cpu_pct"):
-        readings = [(one.run.samples.get(kind), colour) for one, colour in ((of_a, A_COLOUR), (of_b, B_COLOUR))]
-        shown = [(series, colour) for series, colour in readings if series is not None and curves.has_readings(series)]
+        readings = [(mark, colour, _from_first_step(f, kind, end_ns)) for mark, colour, f in both]
+        shown = [(mark, colour, series) for mark, colour, series in readings if series is not None]
         if shown:
             break
     else:
-        return ""
-    end_ns = max(float(series.t_ns[-1]) for series, _ in shown) or 1.0
-    top = max(100.0, curves.highest([series for series, _ in shown]))
+        return None
+    top = max(100.0, curves.highest([series for *_, series in shown]))
     lines = []
-    for series, colour in shown:
+    for mark, colour, series in shown:
         t_ns, _, mean, _ = curves.at_most(series, _POINTS)
-        lines.append((t_ns / end_ns, mean / top, colour))
-    title = f"{plain(shown[0][0].label)}, 0 to {top:.0f} %, in one profiled run of each"
-    panel = html_bars.panel(html_bars.lines(lines), title, duration(end_ns / 1e3))
-    return picture(panel, key([(A_COLOUR, "A"), (B_COLOUR, "B")]))
+        lines.append(Line(mark, colour, t_ns / 1e9, mean))
+    title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one traced run of each"
+    return Chart(title, _end(end_ns), "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
 
 
-def _steps(of_a: Facts, of_b: Facts) -> str:
-    """The steps of both over one time axis, from each one's first step on, under one y-max."""
-    both = [(mark, figures) for mark, figures in (("A", of_a), ("B", of_b)) if len(figures.run.steps) > 1]
-    if not both:
-        return ""
-    charts = [(mark, step_bars.bars(figures)) for mark, figures in both]
-    top_ms = max(bars.top_ms for _, bars in charts)
-    spans_s = [float(bars.right_s[-1] - bars.left_s[0]) for _, bars in charts]
-    longest_s = max(spans_s)
-    drawn = "".join(
-        html_bars.panel(
-            html_bars.columns(
-                (bars.left_s - bars.left_s[0]) / longest_s,
-                (bars.right_s - bars.left_s[0]) / longest_s,
-                [(html_bars.part_colour(name), ms) for name, ms in bars.parts_ms.items() if ms.any()],
-                top_ms,
-                _HIGH_PX,
-            ),
-            f"{mark}: {len(figures.run.steps):,} steps (grey: no trace)",
-            "",
-        )
-        for (mark, figures), (_, bars) in zip(both, charts, strict=True)
-    )
-    limits = html_bars.caption(f"Step time over the run; y-max {duration(top_ms * 1e3)}, both on one time axis")
-    return picture(limits, drawn)
+def _from_first_step(figures: Facts, kind: str, end_ns: int) -> Series | None:
+    series, first_ns = figures.run.samples.get(kind), _first_ns(figures)
+    if series is None:
+        return None
+    shown = (series.t_ns >= first_ns) & (series.t_ns <= first_ns + end_ns)
+    series = replace(series, t_ns=series.t_ns[shown] - first_ns, value=series.value[shown])
+    return series if curves.has_readings(series) else None
 
 
-def _losses(a: Row, b: Row) -> str:
+def _losses(a: Row, b: Row) -> Chart | None:
     """Both losses over the samples that the model was shown; over steps where their number is not known."""
-    values = [np.array([np.nan if x is None else x for x in row.losses], np.float64) for row in (a, b)]
-    finite = np.concatenate([curve[np.isfinite(curve)] for curve in values])
-    if not len(finite):
-        return ""
-    low, high = float(finite.min()), float(finite.max())
-    unit = "samples" if all(row.samples_per_step for row in (a, b)) else "steps"
-    ends = [
-        (row.loss_steps or len(row.losses)) * ((row.samples_per_step or 1.0) if unit == "samples" else 1.0)
-        for row in (a, b)
+    both = [
+        (mark, colour, row) for mark, colour, row in zip("AB", (A_COLOUR, B_COLOUR), (a, b), strict=True) if row.losses
     ]
-    longest = max(ends)
-    lines = [
-        (np.linspace(0, end / longest, len(curve), endpoint=False), _within(curve, low, high), colour)
-        for curve, end, colour in zip(values, ends, (A_COLOUR, B_COLOUR), strict=True)
-    ]
-    title = f"Loss over {unit}, from {low:.4g} to {high:.4g}"
-    panel = html_bars.panel(html_bars.lines(lines), title, f"{longest:,.0f} {unit}")
-    return picture(panel, key([(A_COLOUR, f"A: {a.title}"), (B_COLOUR, f"B: {b.title}")]))
-
-
-def _within(curve: Float64, low: float, high: float) -> Float64:
-    return (curve - low) / (high - low) if high > low else curve * 0 + 0.5
+    unit = "samples" if all(row.samples_per_step for *_, row in both) else "steps"
+    lines, ends = [], {}
+    for mark, colour, row in both:
+        per_step = (row.samples_per_step or 1.0) if unit == "samples" else 1.0
+        ends[mark] = (row.loss_steps or len(row.losses)) * per_step
+        y = np.array([np.nan if loss is None else loss for loss in row.losses], np.float64)
+        lines.append(Line(mark, colour, np.linspace(0, ends[mark], len(y), endpoint=False), y, dashed=mark == "B"))
+    end = min(max(ends.values()), _LONGER * min(ends.values())) if ends else 0.0
+    lines = [replace(line, x=line.x[line.x <= end], y=line.y[line.x <= end]) for line in lines]
+    finite = [loss for line in lines for loss in line.y.tolist() if np.isfinite(loss)]
+    if not finite:
+        return None
+    low, high = min(finite), max(finite)
+    cut = "".join(f"; {mark} goes on to {last:,.0f}" for mark, last in ends.items() if last > end)
+    title = f"Loss over {unit}, from {low:.4g} to {high:.4g}{cut}"
+    return Chart(title, f"{end:,.0f} {unit}", unit, end, "", low, high, tuple(lines))
 
 
 def _figures(a: Row, b: Row) -> Section:
     rows = [
-        ("settings", a.label, b.label),
+        *_settings(a, b),
         (time_title((a, b)).lower(), *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
-        ("took effect", *("; ".join(f"{c.name}: {effect(c)}" for c in row.checks) or "–" for row in (a, b))),
     ]
     shown = [cells for cells in rows if set(cells[1:]) != {"–"}]
-    both = (("A", a), ("B", b))
-    lines = [f"Loss of {m} against the baseline: {plain(row.loss_words)}." for m, row in both if row.loss_words]
-    return Section.table("Figures", [Column(""), Column("A", "wrap"), Column("B", "wrap")], shown, lines)
+    lines = [
+        f"Loss of {m} against the baseline: {plain(row.loss_words)}."
+        for m, row in (("A", a), ("B", b))
+        if row.loss_words
+    ]
+    columns = [Column(""), Column("A", "wrap"), Column("B", "wrap")]
+    return Section.table("Settings that differ, and figures", columns, shown, lines)
 
 
-def _operators(of_a: Facts, of_b: Facts) -> Section | None:
-    """The operators that take most of a step on either side, as shares: the traced runs are slower than the blocks."""
-    both = [{row.name: row for row in without_parts(figures.operators)} for figures in (of_a, of_b)]
-    names = sorted({*both[0], *both[1]}, key=lambda name: -max(_share(side.get(name)) for side in both))[:_OPERATORS]
-    if not names:
+def _settings(a: Row, b: Row) -> list[tuple[str, str, str]]:
+    """Those that differ; of a row that leaves one alone what the other found there."""
+    checks = [{check.name: check for check in row.checks} for row in (a, b)]
+    values = {name: check.found for side in checks for name, check in side.items() if check.found}
+
+    def cell(row: Row, own: Mapping[str, Change], name: str) -> str:
+        if name not in row.settings:
+            return values.get(name, BASELINE)
+        return f"{row.settings[name]}, {effect(own[name])}" if name in own else row.settings[name]
+
+    names = [name for name in {**a.settings, **b.settings} if a.settings.get(name) != b.settings.get(name)]
+    return [(name, cell(a, checks[0], name), cell(b, checks[1], name)) for name in names]
+
+
+def _operators(*both: tuple[Row, Facts], per_sample: bool) -> Section | None:
+    """Those whose time differs most: among them is what the change of settings did."""
+    title = f"Operators that differ most, per traced {'step, for one sample' if per_sample else 'step'}"
+    bare = [mark for mark, (_, figures) in zip("AB", both, strict=True) if figures.breakdown is None]
+    if bare:
+        return Section(title, lines=(f"Not measurable: no traced steps in {' and '.join(bare)}.",))
+    if not any(figures.operators for _, figures in both):
         return None
-    cells = [(operator_name(name), *_operator_cells([side.get(name) for side in both])) for name in names]
-    title = "Top operators, share of a traced step"
-    return Section.table(title, [Column(""), *numbers("A", "B", "difference")], cells)
+    on_gpu = all(any(row.device_us is not None for row in figures.operators) for _, figures in both)
+    times = [dict[str, float](), dict[str, float]()]
+    for us, (row, figures) in zip(times, both, strict=True):
+        for cost in without_parts(figures.operators):
+            own_us = (cost.device_us or 0.0) if on_gpu else cost.self_us
+            name = operator_name(cost.name)
+            us[name] = us.get(name, 0.0) + own_us / ((row.samples_per_step or 1.0) if per_sample else 1.0)
+    of_a, of_b = times
+    change = {name: of_b.get(name, 0.0) - of_a.get(name, 0.0) for name in {**of_a, **of_b}}
+    names = sorted(change, key=lambda name: -abs(change[name]))[:_OPERATORS]
+    cells = [
+        (name, *(duration(us[name]) if name in us else "–" for us in times), _signed(change[name])) for name in names
+    ]
+    columns = [Column("GPU time" if on_gpu else "CPU time", "cut"), *numbers("A", "B", "difference")]
+    note = "Tracing slows a step down: compare these times with each other only."
+    return Section.table(title, columns, cells, [note])
 
 
-def _operator_cells(rows: Sequence[CostRow | None]) -> tuple[str, str, str]:
-    of_a, of_b = (_share(row) for row in rows)
-    a, b = (percent(row.share) if row is not None else "–" for row in rows)
-    return a, b, f"{100 * (of_b - of_a):+.1f} points"
-
-
-def _share(row: CostRow | None) -> float:
-    return 0.0 if row is None else row.share
+def _signed(us: float) -> str:
+    return f"{'+' if us > 0 else '−' if us < 0 else ''}{duration(abs(us))}"

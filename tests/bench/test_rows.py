@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,9 +11,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.tuning.bench import Bench, Row, Speed, add_up, baseline_row, between, chained, row_of, speed_by_blocks
+from gpulab.tuning.bench import (
+    Bench,
+    Row,
+    Speed,
+    add_up,
+    baseline_row,
+    between,
+    chained,
+    cost_of_row,
+    pair_speeds,
+    row_of,
+    speed_by_blocks,
+)
 from gpulab.tuning.compare.blocks import compare_blocks
+from gpulab.tuning.compare.headline import comparison_headline
 from gpulab.tuning.record import Block, Experiment, Side
+from gpulab.views.bench import factor_ranges
 from tests.support.comparisons import as_written, blocks, faster, out_of_memory
 
 BASELINE = baseline_row(Row("a"), as_written(), 0, [compare_blocks(as_written(), faster())])
@@ -43,6 +58,37 @@ def test_a_row_has_the_figures_of_its_comparison() -> None:
     assert failed.failure.startswith("out of memory") and failed.speed is not None and failed.speed.ratio is None
 
 
+@pytest.mark.parametrize(
+    ("setups_s", "cell_steps", "said", "best"),
+    [
+        ((18.0, 0.02), None, "one-time cost 18.0 s, pays off after 7", True),
+        ((18.0, 0.02), 100, "one-time cost 18.0 s pays off only after 7", False),
+        ((0.05, 0.02), 100, "", True),
+        ((None, 18.0), 100, "", True),
+    ],
+)
+def test_what_a_row_takes_once_is_weighed(setups_s: Any, cell_steps: int | None, said: str, best: bool) -> None:
+    usual = tuple(replace(block, setup_ns=10_000_000) for block in as_written().blocks)
+    starts = [None if s is None else int(s * 1e9) + 10_000_000 for s in (*setups_s, *[0.02] * 30)]
+    own = tuple(replace(block, setup_ns=ns) for block, ns in zip(faster().blocks, starts, strict=False))
+    comparison = compare_blocks(as_written(blocks=usual), faster(blocks=own))
+    first = replace(BASELINE, blocks=usual, cell_steps=cell_steps)
+    made = row_of(Row("b", {"workers": "2"}), comparison, first, 0)
+    bench = Bench("x", (first, made))
+    cost = cost_of_row(replace(first, step_us=bench.step_us(first)), made)
+    assert (cost.words if cost is not None else "").startswith(said) and bool(cost) is bool(said)
+    assert (bench.best is made) is best
+    if cost is not None and cost.steps and comparison.ratio and comparison.interval and comparison.a.us_per_step:
+        saved_s = comparison.a.us_per_step * (1 - comparison.ratio) / 1e6
+        assert cost.steps * saved_s == pytest.approx(18.0) and cost.interval is not None
+        assert cost.interval[0] < cost.steps < cost.interval[1]
+        headline = comparison_headline(comparison)  # whose runs have 40 steps
+        assert f"cost 18.0 s pays off only after {math.ceil(cost.steps)} steps" in headline.sentence
+        assert headline.level == "unknown"
+        back = between(made, first)
+        assert back is not None and back.setup_s == -comparison.setup_s  # type: ignore[operator]
+
+
 def test_more_blocks_of_a_row_narrow_its_interval() -> None:
     few, more = (blocks(1, 30.0, turns=n, noise=0.05) for n in (6, 12))
     a = blocks(0, 38.0, turns=18, noise=0.05)
@@ -52,6 +98,23 @@ def test_more_blocks_of_a_row_narrow_its_interval() -> None:
     assert (once.pairs, again.pairs) == (6, 18)
     assert again.interval[1] / again.interval[0] < once.interval[1] / once.interval[0]
     assert speed_by_blocks(a, ()) is None, "without a pair there is nothing to say"
+
+
+def test_a_row_that_is_measured_has_points_then_an_interval() -> None:
+    a, b = (blocks(arm, ms, turns=4, noise=0.2) for arm, ms in ((0, 40.0), (1, 30.0)))
+    before = Bench("x", (Row("a", blocks=blocks(0, 50.0, turns=2)), Row("b", {"workers": "2"})))
+    for pairs in range(1, 5):
+        ran = [block for block in (*a, *b) if block.turn < pairs]
+        bench = before.so_far([before.rows[1]], ran, turn=2)
+        baseline, row = bench.rows
+        assert row.speed is not None and (row.speed.interval is not None) is (pairs == 4)
+        assert row.speed.pairs == len(pair_speeds(baseline, row)) == pairs
+        assert len(baseline.blocks) == len(before.rows[0].blocks) + pairs * len([x for x in a if not x.turn])
+        assert {block.turn for block in row.blocks} == set(range(2, 2 + pairs))
+        shown = factor_ranges(bench.rows)[1]
+        assert set(shown.points) <= set(shown.factors) or shown.interval is not None
+        assert bench.step_us(row) == pytest.approx(row.speed.ratio * bench.step_us(baseline))  # type: ignore[operator]
+    assert Bench("x").so_far([], (), 0) == Bench("x")
 
 
 def test_another_batch_is_compared_per_sample() -> None:

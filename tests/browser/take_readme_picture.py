@@ -1,13 +1,12 @@
 """Takes the README's pictures from real runs: `python -m tests.browser.take_readme_picture [FOLDER]`.
 
-Runs the quick-start notebook in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), the
+Runs the README's own cells in JupyterLab and cuts out of the page: the profiled cell while it runs (live.png), the
 comparison with two workers (comparison.png), and the bench with four more settings (bench.png). Take them on a quiet
 machine and look at them before they are committed.
 """
 
 from __future__ import annotations
 
-import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -17,17 +16,17 @@ from playwright.sync_api import FloatRect, Locator, ViewportSize, expect, sync_p
 from tests.browser.jupyterlab_page import PATIENCE_MS, LabServer, NotebookPage, open_chromium
 from tests.browser.test_bench_in_lab import toggle
 from tests.support.paths import ROOT
+from tests.support.readme import cells_of_the_readme
 
-QUICK_START = ROOT / "notebooks" / "00_quick_start.ipynb"
 TARGET = ROOT / "docs" / "images"
-LOAD, SETUP, TRAINING, COMPARISON = 0, 1, 3, 8  # its code cells
+SETUP, TRAINING, COMPARISON = range(3)
 WINDOW: ViewportSize = {
     "width": 1292,
     "height": 8000,
 }  # the cell is then about 1200 wide, and nothing has to be scrolled
 MARGIN_PX = 8
 BENCH = ({"workers": "2"}, {"workers": "4"}, {"batch_size": "64"}, {"workers": "4", "batch_size": "64"})
-LIVE_AFTER_MS = 9_000  # of some 14 s: both plots have curves
+LIVE_AFTER_MS = 9_000  # of some 40 s: both plots have curves
 WITHOUT_FOLDER = """
 (folder) => {
   const texts = document.createTreeWalker(document.querySelector(".jp-Notebook"), NodeFilter.SHOW_TEXT);
@@ -43,14 +42,13 @@ def main(folder: Path) -> None:
         LabServer(Path(temporary)) as server,
         sync_playwright() as playwright,
     ):
-        shutil.copy(QUICK_START, server.notebooks)
+        server.write_notebook("readme.ipynb", cells_of_the_readme(), "python3")
         browser = open_chromium(playwright)
-        notebook = NotebookPage(browser.new_page(viewport=WINDOW), server, QUICK_START.name)
+        notebook = NotebookPage(browser.new_page(viewport=WINDOW), server, "readme.ipynb")
         notebook.set_theme("light")
         notebook.command("application:toggle-left-area")
         notebook.page.wait_for_timeout(5000)  # the editor's own start must not disturb what is measured
-        for index in (LOAD, SETUP):
-            notebook.run_cell(index)
+        notebook.run_cell(SETUP)
         notebook.start_cell(TRAINING)
         notebook.page.wait_for_timeout(LIVE_AFTER_MS)
         _take(notebook, folder / "live.png", _whole(notebook.cell(TRAINING)))

@@ -15,7 +15,7 @@ from tests.support.paths import ROOT
 pytestmark = pytest.mark.browser
 
 LIGHT_STEP_LINE = (0x1D, 0x63, 0xC4)
-ALERT = "Input-bound for 20 s: the steps wait on the DataLoader."
+ALERT = "Waiting for data for 20 s: the DataLoader's batches come late."
 
 SETUP = f"""
 import sys
@@ -40,7 +40,7 @@ finally:
     view.end()
     view.replace({"text/html": f"<p id='report'>stopped by the button: {stopped}</p>", "text/plain": "report"})
 """
-SO_FAR = "So far, input-bound: 63 % of each step waits on the DataLoader."
+SO_FAR = "So far (400 steps), input-bound: 63 % of each step waits on the DataLoader."
 ALERTING = f"feed.alert, feed.message = {ALERT!r}, {SO_FAR!r}\n"
 ALERTING += "try:\n    while not os.path.exists('calm'): feed.play(0.2)\n    feed.alert = ''"
 ON_A_GPU = PLAY.replace("()", "('device: NVIDIA H100 80GB HBM3 (GPU 0)', GPU_SERIES, total=4000)", 1).replace(

@@ -464,7 +464,7 @@ def test_an_interrupt_shows_a_partial_report_and_stops_run_all(session: KernelSe
     assert answer.reply["ename"] == "KeyboardInterrupt" and answer.error is not None
     assert not own_frames(answer.error[2]) and "Cell In" in answer.error[2]
     picture, _ = answer.report()
-    assert "interrupted" in picture["text/plain"].lower()
+    assert "interrupted" in picture["text/plain"].lower() and "Try other settings" in str(answer.buttons)
     assert session.value("__import__('gpulab').runs[-1].outcome") == "interrupted"
     assert session.value("len(__import__('gpulab').runs[-1].steps)") >= 8
     again = session.run(f"%%gpuprofile --no-live --no-save\n{BATCHES}")
@@ -503,7 +503,7 @@ def test_stop_on_the_control_channel_ends_the_cell_at_a_step(session: KernelSess
     answer = session.finish(running)
     assert answer.status == "ok" and answer.error is None and "no" not in answer.stdout.split()
     picture, _ = answer.report()
-    assert "stopped" in picture["text/plain"].lower()
+    assert "stopped" in picture["text/plain"].lower() and "Try other settings" in str(answer.buttons)
     assert session.value("__import__('gpulab').runs[-1].outcome") == "stopped"
     printed = next(i for i, o in enumerate(answer.outputs) if "under way" in o.get("text", ""))
     shown = next(i for i, o in enumerate(answer.outputs) if o.get("data") is picture)

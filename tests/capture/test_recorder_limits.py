@@ -73,7 +73,7 @@ def test_the_trace_of_pure_tensor_code_is_bounded(options: dict[str, Any], compi
     assert run.outcome == "completed" and run.timeline is not None
     products = sum(run.timeline.names[i] == "aten::mm" for i in run.timeline.name_id)
     assert 0 < products <= turns, "nothing after the limit"
-    assert run.observer.window_truncated == f"code without steps is profiled for {LIMIT_S:g} s at most"
+    assert run.observer.window_truncated == f"code without steps is traced for {LIMIT_S:g} s at most"
     assert not [m for m in run.missing if m.key == "breakdown"]
 
 
@@ -121,7 +121,7 @@ def test_on_another_thread_what_could_not_be_bounded_is_said() -> None:
 
     run = on_another_thread(train)
     said = [c for c in run.choices if "could not be ended" in c.reason]
-    assert len(said) == 1 and said[0].what == "profiled window"
+    assert len(said) == 1 and said[0].what == "traced window"
     run.check()
 
 

@@ -198,7 +198,7 @@ def test_what_could_not_be_ended_in_time_is_said() -> None:
     loop = whole()
     loop.open.age_s = 41.0
     said = loop.finish(stepless=True).choices[-1]
-    assert (said.what, said.value) == ("profiled window", "41.0 s") and "10 s" in said.reason
+    assert (said.what, said.value) == ("traced window", "41.0 s") and "10 s" in said.reason
     quick = whole()
     quick.open.age_s = 9.0
     assert all(c.value != "9.0 s" for c in quick.finish(stepless=True).choices)
@@ -238,7 +238,7 @@ def test_within_a_backward_pass_the_profiler_is_left_alone(monkeypatch: pytest.M
     [
         (Settings(), "", "another torch.profiler is active", "another torch.profiler is active"),
         (Settings(), "with torch.profiler.profile() as prof:", "", "your code uses torch's profiler itself"),
-        (Settings(), "", "", "the run ended after 2 steps, before the profiled window"),
+        (Settings(), "", "", "the run ended after 2 steps, before the traced window"),
     ],
     ids=["refused", "in the code", "too short"],
 )

@@ -203,10 +203,10 @@ def assert_lawful(run: Run, p: gpulab.profile) -> None:
     traced = set(run.traced_numbers)
     assert traced <= set(steps.number[steps.phase == Phase.TRACED].tolist())
     counted = set(steps.number[known.selection.rows].tolist())
-    assert not traced & counted, "a profiled step counts as an unprofiled one"
+    assert not traced & counted, "a traced step counts as an untraced one"
     if len(steps) >= 6:
-        assert traced, f"no profiled step: {run.missing} {run.choices}"
-        assert counted, "no unprofiled step"
+        assert traced, f"no traced step: {run.missing} {run.choices}"
+        assert counted, "no untraced step"
         assert known.breakdown is not None
     if known.breakdown is not None:
         assert not known.breakdown.whole_window or not len(steps)

@@ -43,7 +43,7 @@ def brief(count: int, counted: int, **changes: object) -> Run:
 )
 def test_an_early_end_is_said_first(outcome: Outcome, asked: int | None, said: str) -> None:
     run = brief(9, 5, outcome=outcome, settings=Settings(steps=asked))
-    assert of(run).sentence.startswith(said or "It looks like")
+    assert of(run).sentence.startswith(said or "Likely cause: ")
     assert not said or of(replace(run, loader=run_of().loader)).sentence.partition(" after 9 ")[0] in said
 
 
@@ -60,7 +60,10 @@ def test_few_steps_have_no_share_in_a_headline(count: int, counted: int, shares:
     assert (facts(run).step_us.count if facts(run).step_us else 0) == counted  # type: ignore[union-attr]
     told = of(run)
     assert ("%" in told.sentence) is shares and "%" not in told.evidence
-    assert shares or told.sentence == f"It looks like waiting for data; {counted} counted steps are too few for shares."
+    assert (
+        shares
+        or told.sentence == f"Likely cause: waiting for data. {counted} counted steps are too few for percentages."
+    )
     assert of(replace(run, source="trace")).sentence.count("%") == of(brief(40, 30)).sentence.count("%")
 
 
@@ -71,6 +74,9 @@ def test_a_setting_is_told_beside_the_code_as_written() -> None:
     run = replace(written, id="b", steps=half, settings=workers)
     change = step_change(run, [written, run])
     assert change is not None and (change.now_us, change.before_us, change.unit) == (10_000, 20_000, "step")
+    late = replace(half, start_ns=half.start_ns + 5 * 10**9, end_ns=half.end_ns + 5 * 10**9)
+    later = step_change(replace(run, steps=late), [written])
+    assert later is not None and later.setup_s == pytest.approx(5.0, abs=0.1) and step_change(run, [written]) == change
     double = replace(run, steps=replace(half, sample_count=2 * half.sample_count))
     per_sample = step_change(double, [written])
     assert per_sample is not None and (per_sample.unit, per_sample.now_us) == ("sample", 10_000 / 64)

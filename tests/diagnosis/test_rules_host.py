@@ -378,7 +378,7 @@ CASES: dict[str, Case] = table(
             "a mixture": (waits(0.5, MIXED), "data_starved"),
             **{f"{key} without a wait": (waits(0.02, facts), "healthy") for key, facts in CAUSES.items()},
             "a GPU that was not used": (
-                lambda: case_of(run_of(choices=(Choice("device", "CPU", "the profiled steps made no CUDA call"),))),
+                lambda: case_of(run_of(choices=(Choice("device", "CPU", "the traced steps made no CUDA call"),))),
                 "wrong_device",
             ),
             "loading without a core": (loading_without_a_core, "cpu_shared"),

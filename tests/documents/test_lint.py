@@ -7,6 +7,8 @@ from pathlib import Path
 from tests.lint import RULES, faults
 
 LONG = "test_" + "x" * 56
+TEN = "1 2 3 4 5 6 7 8 9 ten, "
+LONGER = f"A {TEN}{TEN}b c d e f"
 PAGE = "[a](there.md) [b](there.md#two-and-more) [c](https://x.y/z)\n```\n[d](in_code.md)\n```\n"
 TREE = {
     "gpulab/__init__.py": '__version__ = "1.0"\n__all__ = ["Run", "Riddle"]\n',
@@ -15,14 +17,17 @@ TREE = {
     "gpulab/views/__init__.py": "def f(found, *told, known=1, **made): found(known)\nself._known = 1\n",
     "gpulab/sphinx/a.py": "async def made(x, /): ...\nh = lambda found: 'We recieve it'\n"
     "'A docstring of the noise floor.'\nk = f'{h} times as long', 'noise_floor', 'cure'\n",
+    "gpulab/views/run.py": f"'{LONGER}'\nf('{LONGER}</p>', f'A {TEN}{TEN}{{1}} b.')\n"
+    f"g = f'A {TEN}{{1}} {TEN}{{2}} b c d. D, {TEN}'\n",
     "frontend/src/a.js": "// the cell as written\nsay('Give back');\n",
     "tests/test_a.py": f"def {LONG}(): ...\n",
     "docs/glossary.md": "| word | meaning |\n| run, step | one |\n| view, story, init, a | two |\n",
     "docs/definitions.md": "# Step\n",
     "docs/pitfalls.md": "# NVML\n",
-    "docs/there.md": "# One\n## Two (and more)\nThe knob as\nwritten, `knob as written`.\n",
+    "docs/there.md": "# One\n## Two (and more)\nThe knob as\nwritten, `knob as written`.\n"
+    f"\n{LONGER}, `a b`. B {TEN}.\n- {TEN}{TEN}[f](#one)\n- {TEN}\n\n| {LONGER} |\n```\n{LONGER}\n```\n",
     "docs/README.md": f"{PAGE}[e](missing.md)\n[f](there.md#three) [g](glossary.md) [h](definitions.md)\n",
-    "README.md": "make test\n" * 121,
+    "README.md": "make test\n\n" * 60 + "make test\n",
     "CONTRIBUTING.md": "`make tea`\n## Find your way\n| `views/` |\n| `trace/` |\n",
     "Makefile": ".PHONY: test\ntest: lint ## tests\n.PHONY: lint\nlint:\n",
     "pyproject.toml": '[project]\nversion = "1.1"\ndependencies = ["torch>=3"]\n[project.optional-dependencies]\n'
@@ -49,6 +54,7 @@ constraints.txt:4: pins: numpy>=2
 docs/README.md:1: documents: pitfalls.md is listed 0 times
 docs/README.md:5: link: missing.md
 docs/README.md:6: link: there.md#three
+docs/there.md:6: long sentence: A 1 2 3 4 5
 docs/there.md:3: old word: as written: baseline
 docs/there.md:3: old word: knob: NAME=VALUE, setting, fix
 frontend/src/a.js:2: old word: Give back: potential saving
@@ -61,6 +67,7 @@ gpulab/sphinx/a.py:2: participle: found
 gpulab/sphinx/a.py:2: spelling: recieve ==> receive
 gpulab/sphinx/a.py:4: old word: times as long: speedup, 2× the time
 gpulab/step_runs.py:3: citation: definitions.md, None
+gpulab/views/run.py:3: long sentence: A 1 2 3 4 5
 gpulab/views/__init__.py:1: participle: found
 gpulab/views/__init__.py:1: participle: known
 gpulab/views/__init__.py:1: participle: made

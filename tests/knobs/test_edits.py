@@ -211,6 +211,12 @@ def test_of_two_loaders_the_one_that_trains_is_changed(cell: str) -> None:
     assert changed(cell, WORKERS) == cell.replace("DataLoader(a)", "DataLoader(a, num_workers=4)")
 
 
+def test_a_cached_dataset_with_a_name_is_read_by_its_name() -> None:
+    result = edit("loader = DataLoader(self.data, 2)", [CACHE])
+    assert result.cell == "loader = DataLoader([self.data[i] for i in range(len(self.data))], 2)"
+    assert "+++ your code with cache=on" in result.text and "for items in [i]" in changed("DataLoader(i)", CACHE)
+
+
 @pytest.mark.parametrize("dataset", ["Digits(*paths)", "dataset=Digits(*paths)", "dataset =\n  Digits(*paths)"])
 def test_a_value_that_wraps_the_cells_own_has_its_expression(dataset: str) -> None:
     made, paths = [], (3,)

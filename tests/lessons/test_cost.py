@@ -66,7 +66,7 @@ def test_the_bill_has_a_row_per_setting(monkeypatch: pytest.MonkeyPatch) -> None
     measured(monkeypatch, 0.5, 1.05, (30.0, 10.0))
     lines = repr(bill("two-workers", 3.6)).splitlines()
     assert len(lines) == 5 and "not measurable" in lines[1] and lines[-1].startswith("energy: ")
-    assert lines[3] == "device works: its share of the steps of one profiled run of each"
+    assert lines[3] == "device works: its share of the steps of one traced run of each"
 
 
 def test_the_legend_lies_on_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

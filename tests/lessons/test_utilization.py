@@ -174,7 +174,7 @@ def test_alerts_are_told_from_the_record(monkeypatch: pytest.MonkeyPatch) -> Non
     run = SimpleNamespace(steps=steps, samples={}, wall_ns=count * step_ns)
     monkeypatch.setattr(utilization, "run_named", lambda name: run)
     assert "No alert." in repr(alerts_with("polled"))
-    assert "the steps wait on the DataLoader" in repr(alerts_with("polled", alert_after_s=1))
+    assert "the DataLoader's batches come late" in repr(alerts_with("polled", alert_after_s=1))
     with pytest.raises(Exception, match="alert_after"):
         alerts_with("polled", alert_afters=1)
 

@@ -704,7 +704,9 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     none = gpulab.predict(run, {"prefetch": 4, "workers": 2})
     assert none.headline.sentence == "No prediction for prefetch=4, workers=2."
     assert "try it:" not in none.text().lower()
-    assert "write above the cell: %%gpuprofile --ab prefetch=4,workers=2" in " ".join(none.text().split())
+    assert "%%gpuprofile --ab prefetch=4,workers=2" in " ".join(none.text().split())
+    of_script = gpulab.predict(replace(run, source="script"), {"prefetch": 4, "workers": 2})
+    assert "on your script, without an edit: gpulab record --ab" in " ".join(of_script.text().split())
 
 
 def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

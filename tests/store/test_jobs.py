@@ -117,7 +117,7 @@ def test_a_rank_that_failed_is_named(store: Store) -> None:
     assert "2 of 2 ranks · rank 1 failed" in text.splitlines()[0]
     assert "rank 1: failed: ValueError: sample 13" in text
     assert "Rank 1: ValueError: sample 13." in failure_words(job)
-    assert "ProfilerActivity" not in text and "failed before a step was profiled" in text
+    assert "ProfilerActivity" not in text and "failed before a step was traced" in text
 
 
 def test_who_was_killed_comes_before_who_lost_touch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +31,7 @@ class ScriptedRuns(Struct, dict=True):
     trials: list[Settings] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
     told: list[Progress] = field(default_factory=list)
+    look: Callable[[], None] = lambda: None  # what the runner's other thread does
     on_block: Callable[[ScriptedRuns], None] = lambda runs: None
 
     def clock(self) -> float:
@@ -45,7 +47,9 @@ class ScriptedRuns(Struct, dict=True):
         return self.runner(code, plan, step_s).run()
 
     def runner(self, code: Any, plan: Plan, step_s: float | None = None) -> Runner:
-        return Runner(code, plan, self.told.append, step_s=step_s, clock=self.clock)
+        runner = Runner(code, plan, self.told.append, step_s=step_s, clock=self.clock)
+        self.look = runner._look
+        return runner
 
     def full_trial(
         self,
@@ -57,16 +61,17 @@ class ScriptedRuns(Struct, dict=True):
         quiet: bool,
         changes: object = None,
         limit_s: float | None = None,
-        tick: Callable[[int], None] = lambda steps: None,
         ends_alone: bool = True,
     ) -> Trial:
         began_s, step_s, most = self.now_s, self.step_s(setting.label), settings.steps or 0
         limit_s = TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S)
         for number in range(most):
             self.now_s += step_s
-            tick(number + 1)
+            stopper.current = SimpleNamespace(step_count=number + 1, beside_steps="", stop=_nothing)  # type: ignore[assignment]
+            self.look()
             if stopper.ends or self.now_s - began_s - step_s > limit_s:
                 break
+        stopper.current = None
         self.now_s += PROFILER_S
         self.trials.append(settings)
         return Trial(_run(step_s, settings), SCENE, {}, ())
@@ -80,6 +85,10 @@ class ScriptedRuns(Struct, dict=True):
         self.on_block(self)
         counted = max(0, done - size.warmup)
         return Block(0, 0, 0, counted, done - counted, 32 * counted, int(counted * step_s * 1e3 * MS))
+
+
+def _nothing() -> None:
+    """It ends by itself."""
 
 
 def _run(step_s: float, settings: Settings) -> Run:

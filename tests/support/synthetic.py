@@ -233,7 +233,7 @@ def cpu_case() -> Case:
     found_out = said(
         "data_wait",
         "60 % of each step is spent waiting for the DataLoader: the model computes only the rest of the time.",
-        "Waiting for the DataLoader: 22.8 ms of 38.0 ms per step (median of 16 unprofiled steps).",
+        "Waiting for the DataLoader: 22.8 ms of 38.0 ms per step (median of 16 untraced steps).",
         "bad",
     )
     return Case(run, facts_of(run, split, _cpu_operators()), found_out)
@@ -276,7 +276,7 @@ def gpu_case() -> Case:
     found_out = said(
         "data_wait",
         "The GPU is idle for 55 % of each step, mostly because the next batch is not ready.",
-        "3.6 ms of 12.0 ms per step: GPU idle while the loop waits for the DataLoader (median of 6 profiled steps).",
+        "3.6 ms of 12.0 ms per step: GPU idle while the loop waits for the DataLoader (median of 6 traced steps).",
         "bad",
     )
     return Case(run, facts_of(run, split, _gpu_operators(), _gpu_kernels()), found_out)
@@ -287,7 +287,7 @@ def tiny_case() -> Case:
     found = steps(np.array([55.0, 31.0]), np.array([4.0, 3.0]), phases(1, 0, 1))
     run = _run("20260801-121500-e5f6", _cpu(), found, _cpu_timeline(found), loader=_loader(workers=0))
     split = breakdown(run, {"data_wait": 0.1, "compute": 0.8, "optimizer": 0.05})
-    found_out = said("unknown", "Two steps are too few to name a bottleneck.", "1 profiled step.", "unknown")
+    found_out = said("unknown", "Two steps are too few to name a bottleneck.", "1 traced step.", "unknown")
     return Case(run, facts_of(run, split, _cpu_operators()[:3]), found_out)
 
 

@@ -152,7 +152,7 @@ def test_a_whole_trace(tmp_path: Path) -> None:
     assert run.traced_numbers == (3, 4)
     assert run.steps.data_wait_ns.tolist() == [200_000, 200_000]
     assert run.steps.optimizer_ns.tolist() == [90_000, 90_000]
-    assert {"live curves", "unprofiled step time"} <= {m.what for m in run.missing}
+    assert {"live curves", "untraced step time"} <= {m.what for m in run.missing}
 
 
 def test_what_the_head_of_the_file_tells(tmp_path: Path) -> None:

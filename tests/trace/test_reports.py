@@ -83,7 +83,7 @@ def test_the_text_reads_as_a_trace(tmp_path: Path, capsys: pytest.CaptureFixture
     text = capsys.readouterr().out
     assert "job · device: NVIDIA H100 80GB HBM3 (GPU 0) · 3 steps · 3.00 ms · a trace from elsewhere" in text
     assert "20 % of each step waits on the DataLoader" in text
-    assert "over all 3 profiled steps" in text
+    assert "over all 3 traced steps" in text
     for title in ("STEP TIME", "HOW THE GPU WAS USED", "COPIES", "CAN THIS TRACE BE TRUSTED?"):
         assert title in text
     for absent in ("without the profiler", "--no-save", "DataLoader settings", "Left out", "gpulab's own code"):

@@ -345,7 +345,7 @@ def test_time_lost_at_the_start_of_epochs_is_named() -> None:
     )  # 8 ms of 20: a third, and less than the starts
     assert because(replace(both, parts=(part,))).startswith(" The first step of each epoch")
     steady = with_epochs(made.alike(blocks=made.blocks(1, 30.0)), 10.0)
-    assert because(made.a_comparison(steady, a)) == "", "the profiled runs do not differ as the blocks do"
+    assert because(made.a_comparison(steady, a)) == "", "the traced runs do not differ as the blocks do"
 
 
 def test_steps_fed_from_the_buffer_are_left_out() -> None:

@@ -5,8 +5,12 @@ from __future__ import annotations
 import re
 from typing import get_args
 
+import numpy as np
+import pytest
 from msgspec.structs import replace
 
+from gpulab.analysis.operators import CostRow
+from gpulab.knobs.edits import ELSEWHERE
 from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import LossVerdict
@@ -20,7 +24,8 @@ A = baseline_row(Row("a"), as_written(), 0, [PAIRED])
 B = row_of(Row("b", {"workers": "2"}), PAIRED, A, 0)
 LOST = row_of(Row("c", {"batch_size": "4096"}), compare_blocks(as_written(), out_of_memory()), A, 0)
 UNDECIDED = Row("d", {"amp": "bf16"}, speed=Speed("undecided", 0.97, (0.9, 1.05), 0.02, 6), origin="rung 2 of a climb")
-ROWS = view.ordered(Bench("x = 1", (A, B, LOST, UNDECIDED)))
+BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
+ROWS = view.ordered(BENCH)
 
 
 def test_every_row_is_a_line_of_the_table() -> None:
@@ -44,15 +49,15 @@ def test_every_row_is_a_line_of_the_table() -> None:
 
 def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
     rows = [(A, replace(B, loss=verdict)) for verdict in get_args(LossVerdict)]
-    shown = {re.search(r"; loss (.*)$", view.words(b, None)).group(1) for _, b in rows}  # type: ignore[union-attr]
+    shown = {re.search(r"; loss (.*)$", view.words(b, None, A)).group(1) for _, b in rows}  # type: ignore[union-attr]
     assert len(shown) == len(rows) and {"not comparable", "differs, seeds not run", "differs beyond seeds"} < shown
 
 
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
-        label = view.words(row, ROWS[1])
-        assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
-    assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
+        label = view.words(row, ROWS[1], ROWS[0])
+        assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
+    assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(())
 
 
 def test_a_run_that_took_another_time_than_the_blocks_is_said_and_divides_nothing() -> None:
@@ -62,7 +67,7 @@ def test_a_run_that_took_another_time_than_the_blocks_is_said_and_divides_nothin
     baseline = baseline_row(Row("a"), a, 0, [compared])
     b = row_of(Row("b", {"workers": "2"}), compared, baseline, 0)
     once = baseline_row(Row("a"), a, 0, [])
-    assert view.ordered(Bench("x", (once,)))[0].shares and "750 ms" in view.words(once, None)
+    assert view.ordered(Bench("x", (once,)))[0].shares and "750 ms" in view.words(once, None, once)
     alone = replace(baseline, shares=once.shares)  # had another comparison kept them, its own blocks would not
     for first in (baseline, alone):
         rows = view.ordered(Bench("x", (first, b)))
@@ -74,7 +79,7 @@ def test_a_run_that_took_another_time_than_the_blocks_is_said_and_divides_nothin
         detail = Markup(view.full_run_words(rows[0])).text
         assert "750 ms per step. In interleaved blocks, as in the table: 37.9 ms. They were measured" in detail
     busy = view.ordered(Bench("x", (replace(baseline, contended=True), b)))
-    assert "750 ms in its full run, under CPU contention" in view.text(busy)
+    assert "750 ms in its full run, under CPU contention" in view.words(busy[0], None, busy[0])
 
 
 def test_pinned_rows_stand_below_the_first() -> None:
@@ -99,7 +104,7 @@ def test_two_rows_side_by_side() -> None:
     shown = Markup(html).text
     for words in (
         "workers=2 is faster than the baseline: speedup 2.91× (2.87–2.92).", "A: baseline", "B: workers=2",
-        "Loss over samples", "Step time over the run", "Figures", "took effect",
+        "Loss over samples", "Step time over the run, B: 40 steps in", "2, took effect",
     ):  # fmt: skip
         assert words in shown, words
     assert "no longer stored" in Markup(side_by_side.fragment(a, b, None, None, B.speed)).text
@@ -109,10 +114,52 @@ def test_two_rows_side_by_side() -> None:
     )
 
 
+def test_a_run_twenty_times_as_long_leaves_the_other_to_be_seen() -> None:
+    """Steps and device of both on one time axis, each from its own first step."""
+    a, b = as_written().facts, facts_with(1.6, {"compute": 1.0}, seed=9)
+    assert a is not None
+    *steps, device = side_by_side.charts(replace(A, losses=()), replace(B, losses=()), a, b)
+    ends_s = [chart.lines[0].x[-1] for chart in steps]
+    assert {chart.x_end for chart in (*steps, device)} == {ends_s[0]} and ends_s[0] == pytest.approx(5 * ends_s[1])
+    assert "40 steps, the first" in steps[0].title and "40 steps in" in steps[1].title
+    series, first_ns = a.run.samples.get("cpu_pct"), a.run.steps.start_ns[0]
+    assert series is not None
+    t_s = (series.t_ns[series.t_ns >= first_ns] - first_ns) / 1e9
+    assert device.lines[0].x[0] == pytest.approx(t_s[0]) and device.lines[0].x[-1] <= device.x_end
+    shown = steps[0].data()["lines"]
+    assert isinstance(shown, list)
+    heights = np.sum([line["y"] for line in shown], axis=0)
+    assert heights[0] == pytest.approx(a.run.steps.time_ns[0] / 1e6, rel=1e-3), "the parts are stacked to the step"
+
+
+def test_operators_of_both_stand_by_their_difference() -> None:
+    a, b = as_written().facts, faster().facts
+    assert a is not None and b is not None
+    loading = CostRow("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1, 3e4, 3e4, 0.8)
+    a = replace(
+        a, operators=(CostRow("aten::mm", 1, 500.0, 500.0, 0.1), CostRow("aten::add", 1, 9e3, 9e3, 0.1), loading)
+    )
+    b = replace(b, operators=(CostRow("aten::mm", 1, 700.0, 700.0, 0.1), CostRow("aten::add", 1, 1e3, 1e3, 0.1)))
+    shown = " ".join(Markup(side_by_side.fragment(A, B, a, b, B.speed)).words)
+    assert "aten::add 9.00 ms 1.00 ms −8.00 ms aten::mm 500 µs 700 µs +200 µs" in shown
+    assert "30.0 ms" not in shown, "the bar has the DataLoader's part"
+    bare = replace(b, operators=(), breakdown=None)
+    assert "no traced steps in B" in Markup(side_by_side.fragment(A, B, a, bare, B.speed)).text
+
+
+def test_the_edit_from_one_row_to_the_other() -> None:
+    """Of the code of both, not of each against the baseline; what has no place in it stands below."""
+    one = Row("b", {"workers": "2"}, cell="f(workers=2)", edit="diff")
+    other = Row("c", {"workers": "4", "amp": "bf16"}, cell="f(workers=4)", edit=f"diff\n{ELSEWHERE}\nautocast()")
+    lines = Bench("f()").edit_between(one, other).split("\n")
+    assert lines[-4:] == ["-f(workers=2)", "+f(workers=4)", "# Of B, where it belongs:", "autocast()"]
+    assert Bench("f()").edit_between(Row("a"), one).split("\n")[-2:] == ["-f()", "+f(workers=2)"]
+
+
 def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
     long = with_run(Row("a"), as_written(losses=loss_curve(1_000)))
     assert len(long.losses) < 1_000
-    assert "32,000 samples" in Markup(side_by_side.fragment(long, B, None, None, None)).text
+    assert "A goes on to 32,000" in Markup(side_by_side.fragment(long, B, None, None, None)).text
 
 
 def test_a_sum_in_words() -> None:

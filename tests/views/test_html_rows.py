@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from itertools import pairwise
 
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpulab.views.html_rows import FactorRange, Piece, factor_axis, factor_row, layers, row
-from gpulab.views.interval_places import axis_of, factor_ticks, labels
+from gpulab.views.interval_places import FactorAxis, axis_of, factor_ticks, labels, stepped_axis
 from tests.support.markup import Markup
 
 RANGES = st.builds(
@@ -68,6 +69,17 @@ def test_twice_is_as_far_from_1_as_half() -> None:
     axis = axis_of([0.25, 4.0])
     assert axis.place(2.0) - axis.place(1.0) == pytest.approx(axis.place(1.0) - axis.place(0.5))
     assert axis.place(1.0) == pytest.approx(0.5)
+
+
+@given(st.lists(st.lists(st.floats(0.05, 20), min_size=1, max_size=4), min_size=1, max_size=6))
+def test_an_axis_that_is_drawn_again_only_grows_and_in_steps(shown: list[list[float]]) -> None:
+    axes: list[FactorAxis] = []
+    for factors in shown:
+        axes.append(stepped_axis(factors, axes[-1] if axes else None))
+        assert all(axes[-1].low < factor < axes[-1].high for factor in (1.0, *factors))
+        for end in (axes[-1].low, axes[-1].high):
+            assert math.log(end, 1.5) == pytest.approx(round(math.log(end, 1.5)))
+    assert all(b.low <= a.low and b.high >= a.high for a, b in pairwise(axes))
 
 
 def test_ticks_are_round_and_inside() -> None:

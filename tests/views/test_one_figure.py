@@ -45,18 +45,18 @@ PCT = r"(?:[<>] )?\d+(?:\.\d+)? %"
 TIME = r"[\d.,]+ (?:µs|ms|s)"
 LABELS = {part.label: key for key, part in PARTS.items()} | {OWN_BATCHES.label: "data_wait"}
 LABEL = "|".join(map(re.escape, LABELS))
-ALONE = "PROFILED STEPS ONLY"
+ALONE = "TRACED STEPS ONLY"
 # A sentence with a share or a time → the part that it is of; "idle" and "working" are of a GPU, "step" is the whole.
 SENTENCES = {
-    rf"({PCT}) of (?:each step|the profiled time) waits on the DataLoader": "data_wait",
-    rf"({PCT}) of (?:each step|the profiled time) goes to making the next batch": "data_wait",
+    rf"({PCT}) of (?:each step|the traced time) waits on the DataLoader": "data_wait",
+    rf"({PCT}) of (?:each step|the traced time) goes to making the next batch": "data_wait",
     rf"({TIME}) of each {TIME} step is data wait": "data_wait",
     rf"[Ww]aiting for a core takes {TIME} of each {TIME} step \(({PCT})\)": "core_wait",
     rf"[Ww]aiting for a core takes ({TIME}) of each {TIME} step \(": "core_wait",
     rf"[Nn]o free core for [^:]*: waiting for a core ({TIME})": "core_wait",
-    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) (?:the GPU|this rank) exchanges": "communication",
+    rf"[Ff]or ({PCT}) of (?:each step|the traced time) (?:the GPU|this rank) exchanges": "communication",
     rf"({TIME}) of {TIME} are communication": "communication",
-    rf"[Ff]or ({PCT}) of (?:each step|the profiled time) PyTorch ran nothing": "unknown",
+    rf"[Ff]or ({PCT}) of (?:each step|the traced time) PyTorch ran nothing": "unknown",
     rf"what happened in ({PCT}) of the time is unknown": "unknown",
     rf"[Tt]he CPU computes for ({PCT})": "compute",
     rf"GPU (?:works|computes) for ({PCT}) of": "working",
@@ -165,7 +165,7 @@ def _all_agree(known: Facts) -> tuple[int, int]:
     for finding in report.diagnosis.findings:
         assert (finding.recoverable_us_per_step or 0.0) <= 1.001 * (report.diagnosis.total_us or np.inf), where
     main = text.partition(ALONE)[0]
-    assert ALONE not in page.upper(), "the profiled steps alone stand in the whole text only"
+    assert ALONE not in page.upper(), "the traced steps alone stand in the whole text only"
     counted = [0, 0]
     if known.few_steps is not None:
         assert "%" not in report.headline.sentence + report.headline.evidence, where
@@ -184,7 +184,7 @@ def _row_agrees(known: Facts) -> str:
     rows = view.ordered(Bench("x", (with_run(Row("a"), Side(BASELINE, {}, known)),)))
     page, typical, shares = html.unescape(view.table(rows)), known.typical_step_us, known.shares
     assert _times(page) == ([duration(typical.median)] if typical is not None else [])
-    assert typical is None or f"{duration(typical.median)} per step" in view.words(rows[0], None)
+    assert typical is None or f"{duration(typical.median)} per step" in view.words(rows[0], None, rows[0])
     drawn = re.findall(rf'title="({LABEL}) ({PCT})"', page)
     assert bool(drawn) == (shares is not None and known.few_steps is None)
     for label, written in drawn:
@@ -193,7 +193,7 @@ def _row_agrees(known: Facts) -> str:
     live = _sentence(SoFar(untraced.run, DEFAULT))
     for key, written in _sentences(live if untraced.shares is not None else ""):
         assert written == _expected(untraced, key, written)
-    return f"{page}\n{view.text(rows)}\n{live}"
+    return f"{page}\n{view.words(rows[0], None, rows[0])}\n{live}"
 
 
 def _times(table: str) -> list[str]:

@@ -1,6 +1,7 @@
 """What a live run says of itself when something goes wrong for long: one quiet line, gone when it is over. Pure.
 
-It is a hint while the run goes on, no diagnosis, and names no share: the headline does. Shares are smoothed, and begin
+It is a hint while the run goes on: it names the symptom, and neither a cause nor a share. The headline does, and the
+sentence beside it, which is found by the headline's rules. Shares are smoothed, and begin
 and end at two different values, so that the line does not flicker. The record's alerts are found anew from its own
 steps and readings, so that a run without a live view has the same.
 """
@@ -24,7 +25,7 @@ _BIN_NS = 250_000_000  # steps of a record are judged in bunches of this length
 STARVING = "data_starved"
 IDLE = "gpu_idle"
 WORDS = {
-    STARVING: "Input-bound for {time}: the steps wait on the DataLoader.",
+    STARVING: "Waiting for data for {time}: the DataLoader's batches come late.",
     IDLE: "GPU idle for {time}: it had no work most of that time.",
 }
 

@@ -94,8 +94,8 @@ class PeakWatch:
         """An earlier run of this process hides the peak: the most that was read, which the true one is not below."""
         allocated, reserved = self._most[index] if index < len(self._most) else (0, 0)
         why = (
-            f"this process had reached {size(after.allocated_peak)} before the run, and the run stayed "
-            "below: the peak shown is the most that was read before backward passes and at the ends of steps"
+            f"an earlier peak of this process ({size(after.allocated_peak)}) hides it: shown is the most that was read "
+            "before backward passes and at step ends"
         )
         exact = Missing(f"exact peak of the {_ALLOCATED}", why, key="memory")
         return max(allocated, after.allocated), max(reserved, after.reserved), (exact,)
@@ -125,7 +125,7 @@ def count_anew() -> Choice | None:
     except RuntimeError:  # an allocator of the user's own
         return None
     reason = (
-        "torch keeps one peak for the whole process, which would hide that of a leaner run; "
+        "torch keeps one peak per process, which would hide that of a leaner run; "
         "torch.cuda.max_memory_allocated() now counts from the last run of the experiment"
     )
     return Choice("peak of the GPU memory", "counted anew for each run", reason)

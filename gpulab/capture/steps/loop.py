@@ -31,6 +31,8 @@ from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
+from gpulab.formatting import plural
+from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
 
 if TYPE_CHECKING:
@@ -149,10 +151,19 @@ class Loop:
         self.stopping = False  # the run ends at the next step boundary
         self.counted = 0  # steps
         self.epoch_steps: int | None = None
+        self._starting_workers = 0  # of the loader that has given no batch yet
         self.hooks_ns = 0  # time inside our marks
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakWatch | None = None  # of a GPU's memory
         self.cores: CoreWatch | None = None
+
+    @property
+    def beside_steps(self) -> str:
+        """What goes on now and is no step, as far as it is known; empty while there are steps. From any thread."""
+        if preparation.doing.words or self.counted:
+            return preparation.doing.words
+        count = self._starting_workers
+        return f"starting {plural(count, 'worker')}" if count else "before the first step"
 
     def begin(self, modules: ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""
@@ -267,6 +278,7 @@ class Loop:
         try:
             entered, samples = perf_counter_ns(), None
             if answer == "batch":
+                self._starting_workers = 0
                 self.loaders.gave(self._asked, batch)
                 samples = samples_in(batch)
             elif answer == "iterator":
@@ -517,6 +529,7 @@ class Loop:
             self.loaders.record = described
             self._expect(described.length)
         self._workers.meet(owner, self._now())
+        self._starting_workers = getattr(owner, "num_workers", 0)  # an iterator has started its own
 
     def _expect(self, epoch_steps: int | None) -> None:
         """An epoch has so many steps, as far as the loader knows."""

@@ -181,7 +181,7 @@ class Phases:
         age_s = self._window.age_s
         if age_s > UNBOUNDED * limit_s:
             why = f"it could not be ended after {limit_s:g} s: the code ran on another thread or in one long call"
-            self._notes.append(Choice("profiled window", duration(age_s * 1e6), why))
+            self._notes.append(Choice("traced window", duration(age_s * 1e6), why))
         self._end(self._complete())
 
     def abandon(self) -> None:
@@ -251,7 +251,7 @@ class Phases:
             return schedule.TRACE_HARD_LIMIT_S, f"one step ran longer than {schedule.TRACE_HARD_LIMIT_S:g} s"
         limit_s = schedule.TRACE_STEPLESS_LIMIT_S if stepless else schedule.TRACE_HARD_LIMIT_S
         what = "code without steps" if stepless else "the whole code"
-        return limit_s, f"{what} is profiled for {limit_s:g} s at most"
+        return limit_s, f"{what} is traced for {limit_s:g} s at most"
 
     def _complete(self) -> tuple[int, ...]:
         """The steps complete in a window that is cut short."""
@@ -288,7 +288,7 @@ class Phases:
 def _why_none(step_count: int) -> str:
     if step_count == 0:
         return "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
-    return f"the run ended after {step_count} steps, before the profiled window"
+    return f"the run ended after {step_count} steps, before the traced window"
 
 
 def _may_touch() -> bool:

@@ -70,7 +70,7 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu:
     choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"chosen for a run in which {length}"))]
     if windows:
         why = _why(settings.trace_steps, f"chosen for a run in which {length}")
-        choices.append(Choice("profiled window", _windows_text(windows), why))
+        choices.append(Choice("traced window", _windows_text(windows), why))
     sooner_after = warmup + GPU_FEWEST_MEASURED if on_gpu and windows else NEVER
     return Schedule(warmup, windows, tuple(choices), sooner_after)
 

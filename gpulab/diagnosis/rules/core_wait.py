@@ -122,8 +122,8 @@ def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None
         return None  # nobody knows whether others were there, and the program's own threads suffice
     return (
         f"CPU contention: this process got only {_got(cores)}.",
-        "Wait until the machine is idle (top shows who uses it), or get cores of your own: another machine, or a "
-        "reservation. Don't trust timings until then.",
+        "Wait until the machine is idle (top shows who uses it), then run it again: timings are unreliable until then. "
+        "If it never is, reserve cores or use another machine.",
     )
 
 
@@ -145,9 +145,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
         whose = f", {_cores(host)} of them the host of this virtual machine" if host >= LEAST_OTHERS else ""
         rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
     if loss.pool_us > 0 and cores.pool_waiting is not None:
-        rows.append(
-            Evidence(f"{number(round(cores.pool_waiting, 2))} more threads were runnable but not scheduled (mean)")
-        )
+        rows.append(Evidence(f"{number(round(cores.pool_waiting, 2))} more threads waited for a CPU core (mean)"))
     step = context.facts.typical_step_us
     if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
         rows.append(Evidence(f"step times vary: p10–p90 {duration_range(step.p10, step.p90)}"))

@@ -105,10 +105,10 @@ def _basis(context: RuleContext) -> str:
     if step is None:
         return "as one whole"
     if context.facts.step_us is not None and not (context.on_gpu and context.facts.breakdown is not None):
-        return f"median of {plural(step.count, 'unprofiled step')}"
+        return f"median of {plural(step.count, 'untraced step')}"
     shares = context.facts.shares
     count = step.count if shares is None else shares.profiled_count
-    return f"over all {count:,} profiled steps" if count > 1 else "in the one profiled step"
+    return f"over all {count:,} traced steps" if count > 1 else "in the one traced step"
 
 
 def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
@@ -220,12 +220,12 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
         return None
     because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
-    return _finding(context, wait, key, f"{wait.sentence}; {because}{_without_core(inside)}.", Evidence(making(inside)))
+    return _finding(context, wait, key, f"{wait.sentence}; {because}.{_without_core(inside)}", Evidence(making(inside)))
 
 
 def _without_core(inside: LoadingFacts) -> str:
     waited = inside.core_wait_fraction or 0.0
-    return f"; loading had no free core for {percent(waited)} of its time" if waited >= _CORE_WAIT_TOLD else ""
+    return f" Loading had no free core for {percent(waited)} of its time." if waited >= _CORE_WAIT_TOLD else ""
 
 
 _BECAUSE = {

@@ -55,10 +55,8 @@ def _split(inside: LoadingFacts) -> str:
         "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
         "waiting for a free core": waiting_for_core_us(inside),
     }
-    for what, time_us in waits.items():
-        if time_us >= _WAIT_TOLD * inside.batch_us:
-            words += f"; {duration(time_us)} of the {duration(inside.batch_us)} is {what}"
-    return words
+    waiting = [f"{duration(us)} is {what}" for what, us in waits.items() if us >= _WAIT_TOLD * inside.batch_us]
+    return f"{words}. Of this, {' and '.join(waiting)}" if waiting else words
 
 
 # -- the line of code --------------------------------------------------------------------------------------------------

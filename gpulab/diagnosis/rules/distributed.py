@@ -81,8 +81,8 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
         wait,
         "likely" if partial else "measured",
         parts=("communication/waiting",),
-        cure=f"Find out what slows rank {late_rank}: give each rank the same amount of work (samples, tokens, "
-        "table rows), and check its GPU, its data and its machine.",
+        cure=f"Find out what slows rank {late_rank}. Give each rank the same amount of work (samples, tokens, table "
+        "rows), then check that rank's GPU, data and machine.",
         level="bad",
         source_line=with_line.source_line if with_line is not None else "",
         source=with_line.source if with_line is not None else (),
@@ -110,8 +110,8 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
         key="uneven_data",
         summary=f"{late.summary.rstrip('.')}. {sentence}",
         evidence=(Evidence(f"{figures} (median)"), *late.evidence),
-        cure="Give each rank the same number of samples: DistributedSampler with drop_last=True, the same batch size "
-        "on all ranks, and where samples differ in length, batches of the same number of tokens.",
+        cure="Give each rank the same number of samples: DistributedSampler with drop_last=True and the same batch "
+        "size on all ranks. Where samples differ in length, make batches of the same number of tokens.",
     )
 
 

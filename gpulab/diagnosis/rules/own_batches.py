@@ -83,13 +83,13 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
     own, stack = _unprofiled(context), context.facts.run.stack
     looks = ""
     if own is not None and not context.on_gpu:
-        looks = f"{own.preparing_looks} of {own.looks} samples beside the profiled steps: {_between(own)}"
+        looks = f"{own.preparing_looks} of {own.looks} samples beside the traced steps: {_between(own)}"
     elif stack is not None:
-        profiled = plural(len(account.steps), "profiled step")
+        profiled = plural(len(account.steps), "traced step")
         looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {profiled}"
     return (
-        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step is spent in the lines that make the "
-        f"model's input ({looks})"
+        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step goes into making the model's "
+        f"input ({looks})"
     )
 
 

@@ -28,7 +28,7 @@ def start_up(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "start_up",
-        f"{percent(share)} of the profiled time is starting up, once: {_what(context, seen)}.",
+        f"{percent(share)} of the traced time is starting up, once: {_what(context, seen)}.",
         (Evidence(f"{duration(once_us)} of {duration(account.wall_ns / 1e3)}: {_calls(seen)}", pairs(seen.times)[0]),),
         None,
         "measured",
@@ -49,4 +49,4 @@ def _calls(seen: StartUp) -> str:
     return ", ".join(f"{name} {duration(ns / 1e3)}" for name, ns in seen.calls[:_NAMED])
 
 
-FINDINGS = (FindingKind("start_up", "starting up inside the profiled window", start_up),)
+FINDINGS = (FindingKind("start_up", "starting up inside the traced window", start_up),)

@@ -89,7 +89,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
     busiest = max(account.share, key=lambda p: account.share[p])
     return cannot_tell_because(
         f"No {context.facts.step_name} was found: this is the whole {'trace' if loaded else 'run'}, {wall}, as one.",
-        f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the profiled time",
+        f"Largest part: {busiest.replace('_', ' ')}, {percent(account.share[busiest])} of the traced time",
         "notice",
     )
 

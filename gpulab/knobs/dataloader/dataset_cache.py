@@ -16,7 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
-from gpulab.formatting import duration, percent, size, while_s
+from gpulab.formatting import duration, number, percent, size, while_s
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.dataloader.in_memory_dataset import served_for
 from gpulab.knobs.dataloader.loader_options import NO_LOADER, why_untouched
@@ -24,6 +24,7 @@ from gpulab.knobs.dataloader.option_changes import OWN_AFFAIR, Left
 from gpulab.knobs.dataloader.randomness import kept, random_state
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.preparation import doing
 from gpulab.run import Run
 
 if TYPE_CHECKING:
@@ -106,7 +107,9 @@ class DatasetCache(Knob):
             "dataset = [dataset[i] for i in range(len(dataset))]",
             "DataLoader",
             "dataset",
+            "[dataset[i] for i in range(len(dataset))]",
             "[items[i] for items in [dataset] for i in range(len(items))]",
+            "cache=on",
         )
 
 
@@ -149,6 +152,7 @@ class _Application:
                 self._left[id(dataset)] = weakref.ref(dataset), str(why)
             raise
         finally:
+            doing.words = ""
             self._effects.preparation_s += time.perf_counter() - began
 
     def _items(self, load: _Loading, copies: int) -> list[Any]:
@@ -239,6 +243,7 @@ class _Loading:
         size_bytes = 0
         deadline = time.perf_counter() + 2 * LIMIT_S
         for start in range(0, self.length, CHUNK):
+            doing.words = f"filling the cache, {number(start)} of {number(self.length)} items"
             chunk = self.items(list(range(start, min(start + CHUNK, self.length))))
             items += chunk
             size_bytes += sum(map(item_bytes, chunk))

@@ -19,7 +19,7 @@ OWN_AFFAIR = (
     "the run might see different data"
 )
 UNFIT_FOR_SPAWN = (
-    "the Dataset (or collate_fn, worker_init_fn) is defined in the notebook, where workers started by {method} cannot "
+    "the notebook defines the Dataset (or collate_fn, worker_init_fn): workers started by {method} cannot "
     "import it; move it to a .py file, or keep workers=0"
 )
 NO_WORKERS = "the DataLoader has no workers; set workers=2 together with it"

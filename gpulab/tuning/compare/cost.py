@@ -46,9 +46,9 @@ def _power(side: Side) -> tuple[float | None, str]:
     if power is None or not len(power.value):
         return None, "no meter of power" if run.device.kind == "cuda" else "the CPU's power is not metered"
     if not len(rows):
-        return None, "no unprofiled step"
+        return None, "no untraced step"
     start, end = int(run.steps.start_ns[rows[0]]), int(run.steps.end_ns[rows[-1]])
     within = (power.t_ns >= start) & (power.t_ns <= end) & np.isfinite(power.value)
     if end - start < LEAST_S * 1e9 or within.sum() < LEAST_READINGS:
-        return None, f"the unprofiled steps took less than {LEAST_S:g} s"
+        return None, f"the untraced steps took less than {LEAST_S:g} s"
     return float(power.value[within].mean()), ""

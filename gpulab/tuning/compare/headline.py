@@ -12,6 +12,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
+from gpulab.tuning.compare.setup_cost import cost_of, fastest, pays
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
@@ -24,7 +25,7 @@ _LEVELS = {"faster": "good", "slower": "bad"}
 def comparison_headline(comparison: Comparison) -> Headline:
     """What B does to the time of A, and which part of the step explains it."""
     key = comparison.verdict.replace(" ", "_")
-    return Headline(key, _sentence(comparison), _evidence(comparison), _LEVELS.get(comparison.verdict, "unknown"))
+    return Headline(key, _sentence(comparison), _evidence(comparison), _level(comparison))
 
 
 def experiment_headline(experiment: Experiment) -> Headline:
@@ -33,17 +34,26 @@ def experiment_headline(experiment: Experiment) -> Headline:
         return comparison_headline(experiment.comparisons[0])
     if not experiment.comparisons:
         return Headline("not_comparable", "No setting was compared.", _stopped(experiment) or "Nothing ran.", "unknown")
-    faster = [c for c in experiment.comparisons if c.verdict == "faster"]
-    if not faster:
+    best = fastest(experiment.comparisons)
+    if best is None:
         return _none_faster(experiment)
-    best = min(faster, key=lambda c: c.ratio or 1.0)
     count = len(experiment.comparisons) + 1
-    speed = _speed(best, f" over {_name(best.a)}")
-    sentence = f"Faster: {_name(best.b)} is the fastest of {count} settings, {speed}{_around(best)}.{because(best)}"
+    speed, more = _speed(best, f" over {_name(best.a)}"), f"{_cost(best)}{because(best)}"
+    sentence = f"Faster: {_name(best.b)} is the fastest of {count} settings, {speed}{_around(best)}.{more}"
     rivals = [_name(c.b) for c in experiment.comparisons if c is not best and _overlaps(c, best)]
     evidence = f"Tied with it (overlapping intervals): {', '.join(rivals)}." if rivals else _evidence(best)
-    more = filter(None, (evidence, _failed(experiment), _stopped(experiment)))
-    return Headline("faster", sentence, " ".join(more), "good")
+    figures = filter(None, (evidence, _failed(experiment), _stopped(experiment)))
+    return Headline("faster", sentence, " ".join(figures), _level(best))
+
+
+def _level(comparison: Comparison) -> str:
+    return _LEVELS.get(comparison.verdict, "unknown") if pays(comparison) else "unknown"
+
+
+def _cost(comparison: Comparison) -> str:
+    """What it takes once, as a sentence of its own; empty for nothing."""
+    cost = cost_of(comparison)
+    return f" {capitalized(cost.words)}." if cost is not None else ""
 
 
 def _sentence(comparison: Comparison) -> str:
@@ -56,10 +66,10 @@ def _sentence(comparison: Comparison) -> str:
     said = f"{capitalized(comparison.verdict)}: {named}"
     other = "" if _is_baseline(comparison.a) else _name(comparison.a)
     if comparison.verdict == "slower":
-        return f"{said} is {_slower(comparison, other)}.{because(comparison)}"
+        return f"{said} is {_slower(comparison, other)}.{_cost(comparison)}{because(comparison)}"
     speed = _speed(comparison, other and f" over {other}")
     if comparison.verdict == "faster":
-        return f"{said} gives a {speed}{_around(comparison)}.{because(comparison)}"
+        return f"{said} gives a {speed}{_around(comparison)}.{_cost(comparison)}{because(comparison)}"
     if comparison.verdict == "no measurable difference":
         band = f"less than {percent(EQUIVALENT)} counts as none"
         return f"{said} gives a {speed}{_around(comparison, band)}."
@@ -242,10 +252,10 @@ def _continued(note: str) -> str:
 
 
 NOT_SHOWN = " No single part of the step explains the difference."
-NOT_CLEAR = " The profiled steps are too few, or too uneven, to say which part of the step changed."
+NOT_CLEAR = " The traced steps are too few, or too uneven, to say which part of the step changed."
 LEAST_COVERED = 1 / 3  # of the measured difference: what covers less of it is not its cause
-DISTURBED = " CPU contention in the profiled runs hides which part of the step changed."
-SHORT_OF_CORES = " The profiled runs were short of CPU cores, which hides what part of the step changed."
+DISTURBED = " CPU contention in the traced runs hides which part of the step changed."
+SHORT_OF_CORES = " The traced runs were short of CPU cores, which hides what part of the step changed."
 CORE_WAIT = 0.05  # ours, of a step: on a quiet machine a thread waits 1 to 3 % of its time for a core
 _ODD = StepFlag.FIRST | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 

@@ -16,7 +16,7 @@ from gpulab.analysis.steps import loaded_ahead
 from gpulab.run import Float64, Run, StepFlag
 from gpulab.tuning.record import Block, Comparison, PartChange, Side
 
-ONE_RUN_EACH = "one profiled run each"
+ONE_RUN_EACH = "one traced run each"
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
 LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known
 AGREES = 1.25  # times: a run may lie so far outside the interval of the blocks, or all of them, in either direction

@@ -140,7 +140,7 @@ def _notes(a: Side, b: Side, how: str) -> list[str]:
     ]
     if how == PROFILED and not notes:
         notes.append(
-            "Compared by their profiled steps, which are slower than unprofiled ones; the first and the last are left "
+            "Compared by their traced steps, which are slower than untraced ones; the first and the last are left "
             "out where enough others remain."
         )
     return notes

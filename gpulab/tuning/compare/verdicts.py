@@ -25,6 +25,7 @@ from gpulab.tuning.compare.parts import (
     run_agrees,
     run_us,
 )
+from gpulab.tuning.compare.setup_cost import setup_s
 from gpulab.tuning.compare.statistics import Estimate
 from gpulab.tuning.record import Block, Comparison, Evidence, Side
 from gpulab.verdict import TOO_FEW, Verdict, verdict
@@ -60,7 +61,7 @@ class Findings(Struct, frozen=True):
         if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
         if not _accounted(self.a, self.b):
-            more.append("The step breakdowns cannot be compared: one side has no profiled steps.")
+            more.append("The step breakdowns cannot be compared: one side has no traced steps.")
         comparison = Comparison(
             a=self.a,
             b=self.b,
@@ -71,6 +72,7 @@ class Findings(Struct, frozen=True):
             interval=estimate.interval if estimate else None,
             noise_floor=floor,
             pairs=pairs,
+            setup_s=setup_s(self.a, self.b),
             parts=part_changes(self.a, self.b, per_sample=self.unit == "sample"),
             loss=None
             if self.a.failure or self.b.failure
@@ -95,7 +97,7 @@ class Findings(Struct, frozen=True):
         why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not match their times"
         if apart:
             alone, in_blocks = durations(run_us(apart[0].facts) or 0.0, apart[0].us_per_step or 0.0)
-            why = f"the profiled run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
+            why = f"the traced run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
         return replace(comparison, parts=(), parts_left_out=why)
 
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
@@ -212,7 +214,7 @@ def changed_variables(a: Side, b: Side) -> tuple[str, ...]:
 
 
 def _variables(side: Side) -> dict[str, str]:
-    return {c.name: c.value for c in side.checks if c.kind == "variable of the cell" and c.state != "no effect"}
+    return {c.name: c.value for c in side.checks if c.kind.startswith("variable") and c.state != "no effect"}
 
 
 def _uncounted(side: Side) -> bool:

@@ -184,7 +184,7 @@ class Differential(Runner):
                 arm.failure = ""
                 if place != next(iter(places)):
                     self._note(
-                        "The cell cannot take batches that are on the GPU already: they were kept in the host's "
+                        "The cell cannot take batches that are on the GPU already. They were kept in host "
                         "memory, so copying them is part of the ideal step."
                     )
                 return

@@ -96,7 +96,7 @@ def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
     notes = [
         "Each line adds its own setting to everything kept so far. Its times: without and with that setting, in "
         "interleaved blocks. In brackets: the 95 % interval of the speedup, and the predicted one.",
-        f"The rest is from one profiled run each. Busy: share of the step {busy}; data wait: share of the step; "
+        f"The rest is from one traced run each. Busy: share of the step {busy}; data wait: share of the step; "
         "memory: the peak.",
     ]
     if step is not None:

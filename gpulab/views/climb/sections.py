@@ -13,6 +13,7 @@ from gpulab.formatting import decapitalized, duration, factor, plural, speed_wit
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.headline import comparison_headline
+from gpulab.tuning.compare.setup_cost import cost_of
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
@@ -108,7 +109,8 @@ def sections(climb: Climb) -> tuple[Section, ...]:
 def kept_edit(climb: Climb) -> Section | None:
     """The edit of the cell that keeps all kept settings; None where they bring nothing together, or move the loss."""
     useless = (climb.whole is not None and climb.whole.verdict != "faster") or bool(_loss_moved(climb))
-    return keep(climb.top) if climb.kept and not useless else None
+    cost = cost_of(climb.whole) if climb.whole is not None else None
+    return keep(climb.top, cost) if climb.kept and not useless else None
 
 
 def _loss_moved(climb: Climb) -> str:
@@ -163,7 +165,7 @@ def _measured(climb: Climb) -> Section:
     rows = how_measured(whole) if whole is not None else []
     lines = [
         "Each setting ran against all that was kept before, in short interleaved blocks. It is kept only if the whole "
-        "95 % interval lies beyond the noise, the gain is at least 2 %, and the loss moves no further than with "
+        "95 % interval lies beyond the noise and the gain is at least 2 %. Its loss may move no further than with "
         "another seed.",
         f"{ended_words(climb)}.",
     ]

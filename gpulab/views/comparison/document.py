@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from gpulab.formatting import plain_values
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
+from gpulab.tuning.compare.setup_cost import cell_steps, cost_of
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.verdict import EQUIVALENT
 from gpulab.views.comparison.sections import keep_faster
@@ -37,12 +38,24 @@ def _comparison(comparison: Comparison, price_per_hour: float | None) -> dict[st
         **picked(comparison, "verdict", "evidence", "unit", "times_as_fast", "times_as_fast_interval"),
         **picked(comparison, "ratio", "interval", "noise_floor", "pairs"),
         "equivalence": EQUIVALENT,
+        "setup_s": comparison.setup_s,
+        **_break_even(comparison),
         **picked(comparison, "differences", "notes", "restored"),
         "parts": [plain_values(change) for change in comparison.parts],
         "parts_left_out": comparison.parts_left_out or None,
         "loss": _loss(comparison.loss) if comparison.loss else None,
         "a": _side(comparison.a, comparison, price_per_hour),
         "b": _side(comparison.b, comparison, price_per_hour),
+    }
+
+
+def _break_even(comparison: Comparison) -> dict[str, object]:
+    cost = cost_of(comparison)
+    steps, interval = (cost.steps, cost.interval) if cost is not None else (None, None)
+    return {
+        "break_even_steps": steps,
+        "break_even_interval": interval,
+        "cell_steps": cell_steps(comparison.a.facts),
     }
 
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
 from gpulab.tuning.bench import rows_of
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
+from gpulab.tuning.compare.setup_cost import SetupCost, cost_of
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side
@@ -101,7 +102,7 @@ def _parts(comparison: Comparison) -> Section:
     if comparison.parts_left_out:
         return Section(title, lines=(f"Left out: {comparison.parts_left_out}.",), wide=True)
     if not comparison.parts:
-        return Section(title, lines=("Not measurable: one side has no profiled steps.",), wide=True)
+        return Section(title, lines=("Not measurable: one side has no traced steps.",), wide=True)
     per_sample = comparison.unit == "sample" and comparison.parts[0].a_us_per_sample is not None
     changed = comparison.verdict in ("faster", "slower")
     ordered = sorted(comparison.parts, key=lambda c: -max(both_us(c, per_sample=per_sample)))
@@ -114,7 +115,7 @@ def _parts(comparison: Comparison) -> Section:
     columns = (Column(""), *numbers(heading(comparison.a), heading(comparison.b)), *([Column("")] * changed))
     lines = [f"The times above, split as in {ONE_RUN_EACH}."]
     if comparison.unit == "sample" and not per_sample:
-        lines.append("Per step: the samples of the profiled steps are not known.")
+        lines.append("Per step: the samples of the traced steps are not known.")
     result = in_one_line(comparison, *rows[0][:3])
     return Section.table(title, columns, rows, lines, wide=True, result=result)
 
@@ -164,7 +165,7 @@ def _curves(comparison: Comparison) -> Section | None:
         for name, curve in {**b, **a}.items()
     )
     columns = (Column("mean of", "cut"), *numbers(heading(comparison.a), heading(comparison.b)))
-    lines = ("Over all of one profiled run each.",)
+    lines = ("Over all of one traced run each.",)
     return Section.table("Device", columns, cells, lines, aside=True)
 
 
@@ -267,17 +268,18 @@ def keep_faster(comparison: Comparison) -> Section | None:
     """The edit of a setting that is faster for certain: nothing else is worth keeping for its speed."""
     if comparison.verdict != "faster":
         return None
-    section, loss = keep(comparison.b), comparison.loss
+    section, loss = keep(comparison.b, cost_of(comparison)), comparison.loss
     if section is None or loss is None or not loss.moved:
         return section
     how = "cannot be compared" if loss.verdict == "not comparable" else "differ"
     return replace(section, lines=(LOSSES_DIFFER.format(how=how), *section.lines))
 
 
-def keep(side: Side | None) -> Section | None:
+def keep(side: Side | None, cost: SetupCost | None) -> Section | None:
     """The edit that makes the setting of a side permanent; None where it has nothing to keep."""
     if side is None or not side.edit or not worth_keeping(side):
         return None
     what = "This edit" if side.edit_is_diff else "This"
     code = "\n".join(plain(line.replace("\t", "    ")) for line in side.edit.strip("\n").split("\n"))
-    return Section("Keep it", lines=(f"{what} makes {name(side)} permanent:",), code=code)
+    takes = (f"{capitalized(cost.words)}.",) if cost is not None else ()
+    return Section("Keep it", lines=(*takes, f"{what} makes {name(side)} permanent:"), code=code)

@@ -6,9 +6,10 @@ from msgspec.structs import replace
 
 from gpulab.formatting import duration, gib, plural, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
+from gpulab.tuning.compare.setup_cost import fastest
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
-from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep, never_ran
+from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep_faster, never_ran
 from gpulab.views.comparison.table import name
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
@@ -33,7 +34,7 @@ def sections(experiment: Experiment) -> tuple[Section, ...]:
         _losses(experiment),
         checks(experiment.sides),
         _measured(experiment),
-        keep(best_of(experiment)),
+        keep_faster(best) if (best := fastest(experiment.comparisons)) is not None else None,
     )
 
 
@@ -42,15 +43,9 @@ def none_ran(experiment: Experiment) -> bool:
     return bool(experiment.comparisons) and all(never_ran(c) for c in experiment.comparisons)
 
 
-def best_of(experiment: Experiment) -> Side | None:
-    """The setting to keep: the fastest of those that are faster, none where none is."""
-    faster = [c for c in experiment.comparisons if c.verdict == "faster"]
-    return min(faster, key=lambda c: c.ratio or 1.0).b if faster else None
-
-
 def _to_decide(experiment: Experiment) -> Section | None:
     """How to look again at the quickest that may be faster; None where something is, or nothing may be."""
-    if best_of(experiment) is not None:
+    if fastest(experiment.comparisons) is not None:
         return None
     open_ones = [c for c in experiment.comparisons if c.verdict == "undecided" and c.b.settings and c.ratio]
     if not open_ones:
@@ -71,7 +66,7 @@ def _lines(experiment: Experiment) -> Section:
     rows = [_line(experiment.sides[0], None, experiment)]
     rows += [_line(c.b, c, experiment) for c in experiment.comparisons]
     lines = [
-        f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one profiled run each."
+        f"Speedup vs. {name(experiment.sides[0])}, per {unit}, by the blocks. Memory: peak of one traced run each."
     ]
     table = Section.table("All settings", columns, rows, lines, wide=True)
     return replace(table, pictured=True, result=f"time per {unit} of each")

@@ -70,7 +70,7 @@ def verdict_line(comparison: Comparison) -> str:
 
 def _origin(comparison: Comparison) -> str:
     """What the rows rest on: two kinds of runs."""
-    profiled = "Memory: peak of one profiled run each."
+    profiled = "Memory: peak of one traced run each."
     if comparison.ratio is None:
         return profiled
     if comparison.evidence != "interleaved":

@@ -17,7 +17,7 @@ _TRANSFORM = Part("transform", "the dataset's transforms change the items", "#D5
 _COLLATE = Part("collate", "items become one batch (collate_fn)", "#56B4E9")
 _HAND_OVER = Part("hand over", "from the worker to the main process, which waits for it", "#CC79A7")
 _PIN = Part("pin memory", "copied into page-locked memory", "#999933")
-_COPY = Part("copying to the GPU", "in a profiled step, after the DataLoader", "#0072B2")
+_COPY = Part("copying to the GPU", "in a traced step, after the DataLoader", "#0072B2")
 
 
 def loading_sections(facts: Facts) -> tuple[Section, ...]:
@@ -60,7 +60,7 @@ def _lines(inside: LoadingFacts) -> list[str]:
     return [
         f"One batch{items} takes {duration(inside.batch_us)} to load (median of {inside.batches:,}), {_where(inside)}.",
         _waiting(inside),
-        f"For {percent(core)} of the time that batches took, the loading code was runnable but not scheduled."
+        f"For {percent(core)} of the loading time the code waited for a CPU core."
         if core is not None and core >= WORTH_SAYING
         else "",
         "" if inside.transform_us else "The dataset has no separate transform, so its transforms count as read.",

@@ -70,7 +70,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 # -- one finding -------------------------------------------------------------------------------------------------------
 
 
-def _to_try(settings: str, source: str | None, ranks: int | None) -> str:
+def to_try(settings: str, source: str | None, ranks: int | None) -> str:
     """Where and how a setting is compared: a script where it was recorded, all else in a cell."""
     if source in ("script", "trace"):
         if ranks:
@@ -92,7 +92,7 @@ def _section(
         rows.append(("fix", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
-        where, command = _to_try(knob, source, ranks).split(": ", 1)
+        where, command = to_try(knob, source, ranks).split(": ", 1)
         slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
         rows.append(("try it", f"{where}{slower}: {command}"))
     details = [
@@ -149,7 +149,7 @@ def _most(finding: Finding, diagnosis: Diagnosis) -> str:
         return "size unknown"
     beside = any(part.startswith(BETWEEN) for part in finding.parts)
     of_us = diagnosis.total_us if beside else diagnosis.step_us
-    of = "the profiled time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
+    of = "the traced time" if diagnosis.whole_window else "the training time" if beside else "a typical step"
     share = f", {percent(time_us / of_us)} of {of}" if of_us and diagnosis.few_steps is None else ""
     per = "" if diagnosis.whole_window else "/step"
     return f"up to {duration(time_us)}{per}{share}"

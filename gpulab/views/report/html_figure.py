@@ -54,7 +54,7 @@ def title(facts: Facts) -> str:
     """What the bar of a typical step shows."""
     account, step = facts.breakdown, facts.typical_step_us
     if account is not None and account.whole_window:
-        return "Breakdown of the profiled time"
+        return "Breakdown of the traced time"
     of = "mean" if facts.whole_window else "median"
     typical = f"Step breakdown, {of} {duration(step.median)}" if step is not None else "Step breakdown"
     if account is None:

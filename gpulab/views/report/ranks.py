@@ -132,7 +132,7 @@ def _communication(rank: RankFacts) -> dict[str, float | None]:
 def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Section:
     columns = (
         Column("rank"),
-        *numbers("profiled step, mean", "GPU busy", "computing", "exchanging data"),
+        *numbers("traced step, mean", "GPU busy", "computing", "exchanging data"),
         *numbers("hidden", "waiting for others", "moving data"),
     )
     compared = {rank.rank: _rank_cells(rank, comparison.straggler) for rank in comparison.ranks}
@@ -149,7 +149,7 @@ def _side_by_side(comparison: RankComparison, facts: Mapping[int, Facts]) -> Sec
         lines.append(f"Waiting and moving data are not separable: {plain(comparison.mismatch)}.")
     steps = [rank.step_us for rank in comparison.ranks if rank.step_us is not None]
     takes = duration_range(min(steps), max(steps)) if len(steps) > 1 else duration(next(iter(steps), None))
-    result = f"{plural(len(steps), 'rank')}, a profiled step takes {takes}" if steps else ""
+    result = f"{plural(len(steps), 'rank')}, a traced step takes {takes}" if steps else ""
     return Section.table("Ranks side by side", columns, cells, lines, wide=True, result=result)
 
 

@@ -61,6 +61,7 @@ class Report(View):
             words.append(f"{capitalized(speed.verdict)}: {times} per {speed.per} over the baseline, in {pairs}.")
         elif change is not None:
             words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
+            words += [f"One-time cost: {duration(change.setup_s * 1e6)}."] if change.setup_s is not None else []
         return " ".join(words)
 
     def _opening(self) -> str:

@@ -220,7 +220,7 @@ def _left_out(facts: Facts) -> str:
     if not dropped:
         return ""
     why = "; ".join(f"{d.count:,} {plain(d.reason)}" for d in dropped)
-    return f"Left out of the unprofiled figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
+    return f"Left out of the untraced figures: {plural(sum(d.count for d in dropped), 'step')} ({why})."
 
 
 def _parts(facts: Facts) -> Section:
@@ -244,7 +244,7 @@ def _parts(facts: Facts) -> Section:
     lines = tuple(_breakdown_lines(facts, breakdown, shares))
     result = ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
     if few is not None:
-        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for shares.", *lines[:1])
+        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for percentages.", *lines[:1])
     return Section(title, columns, tuple(rows), lines, wide=True, result=result)
 
 
@@ -260,9 +260,9 @@ def _profiled_alone(facts: Facts) -> Section | None:
         for p in parts
     ]
     what = "share of their summed time, and mean per step" if many else "mean per step"
-    lines = [f"From {plural(len(account.steps), 'profiled step')}: {what}."]
+    lines = [f"From {plural(len(account.steps), 'traced step')}: {what}."]
     columns = (Column(""), *numbers(*["share"] * many, "per step"))
-    table = Section.table("Profiled steps only, with profiler overhead", columns, rows, lines, aside=True)
+    table = Section.table("Traced steps only, with profiler overhead", columns, rows, lines, aside=True)
     return replace(table, text_only=True)
 
 
@@ -288,7 +288,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
     lines = [_basis(facts, shares)]
     if facts.run.device.kind == "cuda":
         lines.append(
-            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the profiled time; "
+            f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the traced time; "
             f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
     if breakdown.start_up_ns:
@@ -301,19 +301,19 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 def _basis(facts: Facts, shares: StepShares) -> str:
     """Which steps tell what."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
-        return "The profiled window stands as one: no step lies wholly inside it."
+        return "The traced window stands as one: no step lies wholly inside it."
     count, step = shares.profiled_count, facts.step_us
-    profiled = "the one profiled step" if count == 1 else f"{count:,} profiled steps"
+    profiled = "the one traced step" if count == 1 else f"{count:,} traced steps"
     if step is None:
         return f"From {profiled}."
     if shares.waits_known:
-        return f"Data wait: {plural(step.count, 'unprofiled step')}; how the rest divides: {profiled}."
-    return f"Step time: {plural(step.count, 'unprofiled step')}; how it divides: {profiled}."
+        return f"Data wait: {plural(step.count, 'untraced step')}; how the rest divides: {profiled}."
+    return f"Step time: {plural(step.count, 'untraced step')}; how it divides: {profiled}."
 
 
 def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[str]:
     """Where in the program unknown time lies, as its annotations tell."""
-    each = "the profiled time" if breakdown.whole_window else "a step"
+    each = "the traced time" if breakdown.whole_window else "a step"
     scale = shares.share["unknown"] / breakdown.share["unknown"] if breakdown.share["unknown"] else 0.0
     return [
         f"Unknown, inside {plain(a.words)}, without operators: {percent(min(1.0, a.share * scale))} of {each}."
@@ -332,7 +332,7 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
         return ""
     return (
         f"The loop itself is blocked for {duration(wait.median)} per step. For {duration(hidden_us)} of that the "
-        "GPU is still at work on what it was given before; only the rest counts here, as for every other part."
+        "GPU is still busy with earlier work; only the rest counts here, as for every other part."
     )
 
 
@@ -453,10 +453,10 @@ def _observer(facts: Facts) -> Section:
     lines = []
     ratio = facts.profiled_over_unprofiled
     if ratio is not None:
-        longer, other = ("A profiled", "an unprofiled") if ratio >= 1 else ("An unprofiled", "a profiled")
+        longer, other = ("A traced", "an untraced") if ratio >= 1 else ("An untraced", "a traced")
         lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× the time of {other} one (medians).")
     if observer.window_truncated:
-        lines.append(f"The profiled window ended early: {plain(observer.window_truncated)}.")
+        lines.append(f"The traced window ended early: {plain(observer.window_truncated)}.")
     return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
 
 
@@ -527,7 +527,7 @@ def core_section(facts: Facts) -> Section | None:
         if count is not None:
             rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
     if cores.thread_wait_fraction is not None:
-        rows.append(("runnable but not scheduled, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
+        rows.append(("waiting for a CPU core, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
     if cores.throttled_fraction is not None and cores.quota_cores is not None:
         rows.append(("CPU quota ran out", f"in {percent(cores.throttled_fraction)} of its periods"))
     return Section.table("CPU cores", PAIRS, rows, aside=True)

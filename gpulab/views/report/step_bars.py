@@ -39,26 +39,28 @@ class Bars(Struct, frozen=True):
         return highest if highest <= 2.5 * usual else 1.5 * usual
 
 
-def bars(facts: Facts) -> Bars:
-    """The steps as at most about 150 bars; profiled steps are never averaged with others."""
+def bars(facts: Facts, until_ns: int | None = None) -> Bars:
+    """The steps as at most about 150 bars, those that began before `until_ns`; profiled steps are never averaged with
+    others."""
     steps = facts.run.steps
-    parts = _parts_ns(facts)
-    profiled = np.isin(steps.number, [s.number for s in profiled_steps(facts)])
-    per_bar = max(1, -(-len(steps) // MOST_BARS))
-    start_ns, end_ns = _windows(facts)
+    count = len(steps) if until_ns is None else int(np.searchsorted(steps.start_ns, until_ns))
+    parts = {name: ns[:count] for name, ns in _parts_ns(facts).items()}
+    profiled = np.isin(steps.number[:count], [s.number for s in profiled_steps(facts)])
+    per_bar = max(1, -(-count // MOST_BARS))
+    start_ns, end_ns = (ns[:count] for ns in _windows(facts))
     pause = np.concatenate([[0], start_ns[1:] - end_ns[:-1]]) > _PAUSE * facts.run.wall_ns
     # the row at which each bar begins: after every `per_bar` steps, a change of profiling, or a pause
     change = np.flatnonzero(pause | (np.diff(profiled, prepend=profiled[0]) != 0))
     edges = np.unique(np.concatenate([[0], change, [len(profiled)]]))
     first = np.concatenate([np.arange(a, b, per_bar) for a, b in pairwise(edges)])
-    last = np.append(first[1:], len(steps)) - 1
-    count = last - first + 1
+    last = np.append(first[1:], count) - 1
+    per = last - first + 1
     return Bars(
         left_s=start_ns[first] / 1e9,
         right_s=end_ns[last] / 1e9,
-        parts_ms={name: np.add.reduceat(ns, first) / count / 1e6 for name, ns in parts.items()},
+        parts_ms={name: np.add.reduceat(ns, first) / per / 1e6 for name, ns in parts.items()},
         profiled=profiled[first],
-        per_bar=int(count.max()),
+        per_bar=int(per.max()),
     )
 
 

@@ -346,8 +346,8 @@ def _band(
 
 _HELP = (
     "Ctrl and wheel or pinch zooms, drag pans, a click on a kernel shows its launch. Keys: ← → pan, + − zoom, 0 the "
-    "whole window, Enter picks a span and zooms to it, Shift with arrows walks from span to span, L goes from kernel "
-    "to launch and back, / searches. Low bars: spans under a pixel, as high as the share of it that they cover."
+    "whole window, / searches. Enter picks a span and zooms to it, Shift with arrows walks from span to span, L goes "
+    "from kernel to launch and back. Low bars: spans under a pixel, as high as the share of it that they cover."
 )
 
 

@@ -108,8 +108,11 @@ def _with_so_far(words: str, status: Status) -> str:
 def status_words(status: Status) -> str:
     """ "40 s: step 120 of 500, profiling"."""
     if not status.step:
-        return f"{while_s(status.elapsed_s)}: first step not reached yet"
-    of_all = f" of {number(status.total)}" if status.total is not None and status.step <= status.total else ""
+        return f"{while_s(status.elapsed_s)}: before the first step"
+    of_all = ""
+    if status.total is not None and status.step <= status.total:
+        epoch = status.total_of == "epoch"  # which a loop may leave early
+        of_all = f" of at most {number(status.total)} (one epoch)" if epoch else f" of {number(status.total)}"
     phase = _PHASES.get(status.phase, status.phase)
     return f"{while_s(status.elapsed_s)}: step {number(status.step)}{of_all}, {phase}"
 

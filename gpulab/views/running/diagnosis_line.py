@@ -1,6 +1,7 @@
 """What a running cell can be told about itself: the sentence that its report would begin with, were it over now.
 
-By the rules of the report, so that the live view does not say one thing and the headline another.
+By the rules of the report, so that the live view does not say one thing and the headline another; with the steps that
+it is of, for the report is of more.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from gpulab.analysis.facts import facts
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.headline import summary
 from gpulab.diagnosis.rules.catalogue import kind_of
-from gpulab.formatting import decapitalized
+from gpulab.formatting import decapitalized, plural
 
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, SoFar
@@ -28,7 +29,7 @@ class Sentence:
         self._due_s = 0.0
 
     def words(self, feed: Feed, elapsed_s: float) -> str:
-        """ "So far, …"; empty while nothing can be said."""
+        """ "So far (40 steps), …"; empty while nothing can be said."""
         if elapsed_s >= self._due_s:
             self._due_s = elapsed_s + EVERY_S
             with suppress(Exception):
@@ -41,4 +42,5 @@ def _sentence(until_now: SoFar) -> str:
     diagnosis = diagnose(facts(until_now.run), until_now.thresholds)
     first = diagnosis.first
     speaks = not kind_of(first.key).is_verdict or first.level == "good"
-    return f"So far, {decapitalized(summary(first, diagnosis))}" if speaks else ""
+    steps = plural(len(until_now.run.steps), "step")
+    return f"So far ({steps}), {decapitalized(summary(first, diagnosis))}" if speaks else ""

@@ -153,7 +153,7 @@ class LiveView:
         """Now and then, for a notebook that is opened without this kernel."""
         if status.elapsed_s >= self._note_due_s + NOTE_S:
             self._note_due_s = status.elapsed_s
-            steps = f"{status.step:,} step{'s' * (status.step != 1)}" if status.step else "no step yet"
+            steps = f"{status.step:,} step{'s' * (status.step != 1)}" if status.step else "before the first step"
             self._note.update(last_frame(f"gpulab, after {while_s(status.elapsed_s)}: {steps}."), raw=True)
 
     def _fail(self, e: Exception) -> None:

@@ -1,7 +1,8 @@
-"""What is going on right now: one line that is renewed, in a notebook with a bar, and a Stop button where it is needed.
+"""What is going on right now: one line that is renewed, in a notebook with a bar and Stop, and figures so far below it.
 
-An experiment runs the user's cell on the main thread, where a click would wait for its end: the button asks on the
-kernel's control channel (gpulab.views.running.widgets). The notebook's own stop button ends it as well.
+An experiment runs the user's cell on the main thread, where a click would wait for its end: Stop asks on the kernel's
+control channel (gpulab.views.running.widgets). The notebook's own stop button ends it as well. The same line as HTML
+is for front ends without widgets.
 """
 
 from __future__ import annotations
@@ -13,16 +14,21 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Protocol, Self, TextIO
+from typing import Any, Literal, Protocol, Self, TextIO
 
-from gpulab.formatting import while_s
+from msgspec import Struct
+from msgspec.structs import replace
+
+from gpulab.formatting import plain_values, while_s
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
 from gpulab.views.running.waiting import TerminalLine
-from gpulab.views.running.widgets import accept_stop, close
+from gpulab.views.running.widgets import ProgressWidget, accept_stop
 
 RENEWED_S = 0.2
+BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins
+JITTER_S = 0.5  # of a time that is counted from another one
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
 STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
 RESTORED = "Weights, optimizer, random numbers and data order are restored before each run and at the end."
@@ -33,6 +39,47 @@ class Shown(Protocol):
 
     def text(self, width: int | None = None, *, full: bool = False) -> str: ...
     def bundle(self, *, full: bool = False) -> dict[str, object]: ...
+
+
+Level = Literal["quiet", "good", "bad"]
+
+
+class Status(Struct, frozen=True):
+    """What goes on, for frontend/src/running.js, whose clock counts on; when nothing does, what came of it.
+
+    `rest` follows the time; `whole_s` is what all takes, `since_s` when it began by this process's clock.
+    """
+
+    running: bool = False
+    words: str = ""
+    rest: str = ""
+    fraction: float = 0.0
+    whole_s: float | None = None
+    since_s: float | None = None
+    stopping: bool = False
+    message: str = ""
+    level: Level = "quiet"
+
+    @classmethod
+    def of(cls, progress: Progress, before: Status, *, stopping: bool = False) -> Status:
+        """It goes on so; equal to the status before as long as only time has passed."""
+        if progress.elapsed_s is None:
+            share = max(before.fraction, share_done(progress))
+            return cls(True, words(progress), fraction=share, stopping=stopping)
+        since_s = time.time() - progress.elapsed_s
+        if before.since_s is not None and abs(since_s - before.since_s) < JITTER_S:
+            since_s = before.since_s
+        whole_s, share = progress.about_s or progress.most_s, before.fraction
+        if whole_s is None or whole_s != before.whole_s:
+            share = max(before.share_at(progress.elapsed_s), share_done(progress))
+        return cls(True, progress.what, rest_of(progress), share, whole_s, since_s, stopping)
+
+    def share_at(self, elapsed_s: float | None) -> float:
+        """Of the bar, which never goes back."""
+        return max(self.fraction, min(1.0, elapsed_s / self.whole_s) if elapsed_s and self.whole_s else 0.0)
+
+    def sent(self) -> dict[str, object]:
+        return {**plain_values(self), "sent_s": time.time()}
 
 
 class Progressing:
@@ -46,8 +93,9 @@ class Progressing:
         self._show = show
         self._notebook = in_notebook()
         self._handle: Any = None
+        self._widget: ProgressWidget | None = None
         self._shown_at = 0.0
-        self._share = 0.0
+        self._status = Status()
         self._line = TerminalLine()
         self._context = contextvars.copy_context()
 
@@ -63,25 +111,41 @@ class Progressing:
         """Show where the experiment stands."""
         if self._also is not None:
             self._also(progress)
-        self._renew(progress)
+        self._renew(progress, RENEWED_S)
 
     def tick(self, progress: Progress) -> None:
         """The same from another thread, while the user's code runs on this one."""
-        self._context.copy().run(self._renew, progress)
+        self._context.copy().run(self._renew, progress, BEHIND_WIDGET_S if self._widget is not None else RENEWED_S)
 
-    def _renew(self, progress: Progress) -> None:
-        if time.monotonic() - self._shown_at < RENEWED_S:
-            return
-        self._shown_at = time.monotonic()
-        self._share = max(self._share, share_done(progress))
+    def _renew(self, progress: Progress, every_s: float) -> None:
+        self._status = Status.of(progress, self._status, stopping=self._status.stopping)
         with suppress(Exception):  # a view that fails must not end the experiment
+            if self._widget is not None:
+                self._widget.show(status=self._status)
+            if time.monotonic() - self._shown_at < every_s:
+                return
+            self._shown_at = time.monotonic()
             if self._handle is not None:
                 self._draw(progress)
             else:
-                self._line.write(f"gpulab: {words(progress)}")
+                self._line.write(f"gpulab: {words(progress, self._figures())}")
 
     def _draw(self, progress: Progress) -> None:
-        self._handle.update({"text/html": _html(progress, self._share), "text/plain": words(progress)}, raw=True)
+        line = self._as_twin(_html(progress, self._status.share_at(progress.elapsed_s)))
+        told = words(progress, self._figures())
+        self._handle.update({"text/html": line + self._picture(), "text/plain": told}, raw=True)
+
+    def _figures(self) -> str:
+        """What there is so far, in a few words."""
+        return ""
+
+    def _picture(self) -> str:
+        """The same as HTML."""
+        return ""
+
+    def _as_twin(self, html: str) -> str:
+        """HTML that the widget hides, where it is alive."""
+        return html if self._widget is None else f'<div class="gpulab-twin-{self._widget.key}">{html}</div>'
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._line.clear()
@@ -113,37 +177,37 @@ class Stoppable(Progressing):
         super().__init__(also, show=show)
         self._stop = stop
         self._hint = hint
-        self._button: Any = None
-        self._button_handle: Any = None
+        self._widget_handle: Any = None
         self._refuse_stop: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
         if self._notebook:
             with suppress(Exception):  # the notebook's own stop button is there without ipywidgets, too
-                self._show_button()
+                self._show_widget()
         return super().__enter__()
 
-    def _show_button(self) -> None:
+    def _show_widget(self) -> None:
         from IPython.display import display
 
-        from gpulab.views.running.widgets import control_stop_button
-
-        key = uuid.uuid4().hex
-        button = self._button = control_stop_button(key, self._hint, self._stop)
-        button.disabled, button.button_style = False, "warning"
-        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": button.model_id}}
-        self._refuse_stop = accept_stop(running_kernel(), key, self._stop)
-        self._button_handle = display(  # type: ignore[no-untyped-call]
+        widget = ProgressWidget(uuid.uuid4().hex, self._hint, self._heard)
+        self._refuse_stop = accept_stop(running_kernel(), widget.key, self._heard)
+        view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.root.model_id}}
+        self._widget_handle = display(  # type: ignore[no-untyped-call]
             {**view, "text/plain": STOPPED_BY}, raw=True, display_id=True
         )
+        self._widget = widget
+
+    def _heard(self) -> None:
+        self._status = replace(self._status, stopping=True)
+        self._stop()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._refuse_stop()
         with suppress(Exception):
-            if self._button_handle is not None:  # a widget in a saved notebook is an error message
-                self._button_handle.update({"text/plain": "", "text/html": ""}, raw=True)
-            if self._button is not None:
-                close(self._button)
+            if self._widget_handle is not None:  # a widget in a saved notebook is an error message
+                self._widget_handle.update({"text/plain": "", "text/html": ""}, raw=True)
+            if self._widget is not None:
+                self._widget.close()
         super().__exit__(kind, error, trace)
 
 
@@ -166,21 +230,25 @@ def log_lines(stream: TextIO) -> Listener | None:
     return tell
 
 
-def words(progress: Progress) -> str:
-    """One line: what runs, how far it is, how long it takes in all."""
+def words(progress: Progress, figures: str = "") -> str:
+    """One line: what runs, how far it is, how long it takes in all.
+
+    With figures the time and they come first: a narrow terminal cuts off what runs.
+    """
     if progress.elapsed_s is None:
         left = "" if progress.seconds_left is None else f", about {while_s(max(1.0, progress.seconds_left))} left"
         return f"{progress.what} ({progress.done:g} of {progress.total} done{left})"
-    sentence = f"{progress.what} · {while_s(progress.elapsed_s)}{_of_all(progress)}"
-    return f"{sentence}. {progress.note}" if progress.note else sentence
+    time_of_all = f"{while_s(progress.elapsed_s)}{rest_of(progress)}"
+    return " · ".join([time_of_all, figures, progress.what] if figures else [progress.what, time_of_all])
 
 
-def _of_all(progress: Progress) -> str:
-    """ " of about 40 s, at most 60 s"."""
+def rest_of(progress: Progress) -> str:
+    """What follows the time: " of about 40 s, at most 60 s", and a sentence about it."""
     bounds = [f"about {while_s(progress.about_s)}"] if progress.about_s is not None else []
     if progress.most_s is not None and not (bounds and while_s(progress.most_s) == while_s(progress.about_s or 0.0)):
         bounds.append(f"at most {while_s(progress.most_s)}")
-    return f" of {', '.join(bounds)}" if bounds else ""
+    of_all = f" of {', '.join(bounds)}" if bounds else ""
+    return f"{of_all}. {progress.note}" if progress.note else of_all
 
 
 def share_done(progress: Progress) -> float:

@@ -89,14 +89,16 @@ def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S
     outside = _said.set(wait)
     over, began_s, context = threading.Event(), time.monotonic(), contextvars.copy_context()
 
-    def look() -> None:
-        pause_s = first_s
+    def look(pause_s: float) -> None:
         while not over.wait(pause_s):
             line.write(f"gpulab: {wait.words(began_s)}")
             pause_s = renewed_s
 
+    if not first_s:  # what is imported may keep the other thread from it for seconds
+        line.write(f"gpulab: {wait.words(began_s)}")
+        first_s = renewed_s
     # the context says to which cell an output belongs
-    thread = threading.Thread(target=context.run, args=(look,), name="gpulab-waiting", daemon=True)
+    thread = threading.Thread(target=context.run, args=(look, first_s), name="gpulab-waiting", daemon=True)
     thread.start()
     try:
         yield wait

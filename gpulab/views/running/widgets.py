@@ -8,14 +8,18 @@ nobody sees, only shows them and passes their clicks on (static/offer_buttons.js
 
 from __future__ import annotations
 
+import contextvars
+import threading
 import uuid
 from collections.abc import Callable, MutableMapping, Sequence
+from contextlib import suppress
 from functools import cache
 from html import escape
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.html_bars import static
 
 
 def close(widget: Any) -> None:
@@ -27,19 +31,51 @@ def close(widget: Any) -> None:
     widget.close()
 
 
+class Sent(Protocol):
+    """A status, as `gpulab.views.running.progress.Status`."""
+
+    @property
+    def running(self) -> bool: ...
+    def sent(self) -> dict[str, object]: ...
+
+
+class Renewed:
+    """A widget whose parts are renewed from any thread; a status only where it says something else."""
+
+    def __init__(self, root: Any) -> None:
+        self.root = root
+        self._status: Sent | None = None
+        self._lock = threading.Lock()
+        self._context = contextvars.copy_context()  # says to which cell an output belongs
+
+    def show(self, *, status: Sent | None = None, **parts: object) -> None:
+        """Renew these parts of it."""
+
+        def renew() -> None:
+            with self._lock, suppress(Exception):  # a view that fails ends no run
+                # a front end that has asked for something waits for the status at rest
+                if status is not None and (status != self._status or not status.running):
+                    self._status = status
+                    self.root.status = status.sent()
+                for name, value in parts.items():
+                    setattr(self.root, name, value)
+
+        self._context.copy().run(renew)
+
+    def close(self) -> None:
+        close(self.root)
+
+
 MODULE = PACKAGE_FOLDER / "views" / "static" / "stop_button.js"
 
 
-def control_stop_button(run_key: str, hint: str, action: Callable[[], None]) -> Any:
-    """A widget with `disabled` like a Button's. `action` is called where the front end has no control channel."""
-    widget = _widget_class()(run_key=run_key, hint=hint)
+class ProgressWidget(Renewed):
+    """What runs, with a Stop button. `stop` is called where the front end has no control channel."""
 
-    def heard(_widget: object, content: dict[str, object], _buffers: object) -> None:
-        if content.get("kind") == "stop":
-            action()
-
-    widget.on_msg(heard)
-    return widget
+    def __init__(self, key: str, hint: str, stop: Callable[[], None]) -> None:
+        self.key = key
+        super().__init__(_widget_class()(run_key=key, hint=hint, css=static("rows.css") + static("bench.css")))
+        self.root.on_msg(lambda _widget, content, _buffers: stop() if content.get("kind") == "stop" else None)
 
 
 @cache
@@ -47,16 +83,16 @@ def _widget_class() -> Callable[..., Any]:
     import anywidget
     import traitlets
 
-    class StopButton(anywidget.AnyWidget):
-        """A view of live/src/stop_button.js."""
+    class ProgressView(anywidget.AnyWidget):
+        """A view of frontend/src/stop_button.js."""
 
         _esm = MODULE.read_text(encoding="utf-8")
         run_key = traitlets.Unicode().tag(sync=True)
         hint = traitlets.Unicode().tag(sync=True)
-        disabled = traitlets.Bool(True).tag(sync=True)
-        button_style = traitlets.Unicode()
+        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
+        status = traitlets.Dict({"running": True, "words": "gpulab: …", "fraction": 0}).tag(sync=True)
 
-    return cast("Callable[..., Any]", StopButton)
+    return cast("Callable[..., Any]", ProgressView)
 
 
 OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "offer_buttons.js"

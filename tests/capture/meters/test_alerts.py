@@ -90,7 +90,9 @@ def test_begin_and_end_against_looking_back(steps: list[tuple[float, float]]) ->
 
 def test_the_sentence_says_for_how_long() -> None:
     (alert,) = played([(0.5, 0.63)] * 60)
-    assert alert == Alert("data_starved", "Input-bound for 29 s: the steps wait on the DataLoader.", 500_000_000, None)
+    assert alert == Alert(
+        "data_starved", "Waiting for data for 29 s: the DataLoader's batches come late.", 500_000_000, None
+    )
     assert played([(0.5, 0.63)] * 30) == (), "15 s are not long enough"
     assert played([(0.5, 0.2)] * 200) == ()
 
@@ -174,7 +176,9 @@ def test_a_starving_run_says_so_while_it_runs_and_in_its_report(
     finally:
         run, _ = capture.finish("completed")
         capture.close()
-    assert any(t.startswith("Input-bound for ") and t.endswith("the steps wait on the DataLoader.") for t in watch.told)
+    assert any(
+        t.startswith("Waiting for data for ") and t.endswith("the DataLoader's batches come late.") for t in watch.told
+    )
     (alert,) = run.alerts
     assert alert.key == "data_starved" and alert.until_ns is None
     report = gpulab.report(run)
@@ -202,7 +206,7 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     stream, feed = io.StringIO(), Scripted()
     lines = AlertLines(stream, interval_s=0.001)
     lines.begin(feed)  # type: ignore[arg-type]
-    for words in ("Input-bound for 20 s", "Input-bound for 21 s", "", "GPU idle for 20 s"):
+    for words in ("Waiting for data for 20 s", "Waiting for data for 21 s", "", "GPU idle for 20 s"):
         feed.alert = words
         deadline = time.monotonic() + 60
         while lines._said != bool(words) and time.monotonic() < deadline:
@@ -211,7 +215,7 @@ def test_a_terminal_hears_of_an_alert_at_its_begin_and_end() -> None:
     lines.end()
     said = [line for line in stream.getvalue().splitlines() if line]
     assert said == [
-        "gpulab: Input-bound for 20 s",
+        "gpulab: Waiting for data for 20 s",
         "gpulab: That is over.",
         "gpulab: GPU idle for 20 s",
     ]

@@ -55,7 +55,7 @@ def test_on_a_gpu_steps_are_measured_before_the_profiler_comes(total: int, certa
 
 
 def test_what_was_chosen_is_told_in_sentences() -> None:
-    window = next(c for c in plan(Settings(), 56, certain=False).choices if c.what == "profiled window")
+    window = next(c for c in plan(Settings(), 56, certain=False).choices if c.what == "traced window")
     assert "; in their place " in window.value
     assert window.reason == "chosen for a run in which an epoch has 56 steps"
     assert plan(Settings(), 50).choices[0].reason == "chosen for a run in which 50 steps run"

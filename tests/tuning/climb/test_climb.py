@@ -383,7 +383,7 @@ def test_a_rung_shows_its_own_blocks_beside_the_prediction() -> None:
     climbed = Climbed(machine.climb(rungs=1))
     told = " ".join(climbed.text(full=True).split())
     assert "×, predicted 2.0–3.3×)" in told
-    assert "The rest is from one profiled run each." in told
+    assert "The rest is from one traced run each." in told
     rung = climbed.json()["rungs"][0]  # type: ignore[index]
     assert rung["prediction"] == {"ratio": 0.4, "interval": [0.3, 0.5], "refused": None}
     assert rung["ratio"] == pytest.approx(7 / 9, rel=0.02)

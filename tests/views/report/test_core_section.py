@@ -28,7 +28,7 @@ def test_the_report_says_who_had_the_cores() -> None:
     assert shown["usable by this process"] == "2"
     assert shown["used by this process and its workers"] == "0.3 (mean during the steps)"
     assert shown["used by all other programs"] == "1.6 (mean during the steps)"
-    assert shown["runnable but not scheduled, loading or not"] == "13.6 ms per step (mean)"
+    assert shown["waiting for a CPU core, loading or not"] == "13.6 ms per step (mean)"
     assert core_section(facts(run_of())) is None
 
 

@@ -194,7 +194,7 @@ def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
     row = int(np.flatnonzero(found.profiled)[0])
     for part, ns in first.parts_ns.items():
         assert found.parts_ms[part][row] == pytest.approx(ns / MS)
-    assert found.parts_ms["compute"][~found.profiled].sum() == 0, "an unprofiled step knows no compute"
+    assert found.parts_ms["compute"][~found.profiled].sum() == 0, "an untraced step knows no compute"
 
 
 def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:

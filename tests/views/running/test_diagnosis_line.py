@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.diagnose import diagnosis_for_report
-from gpulab.formatting import decapitalized
+from gpulab.formatting import decapitalized, plural
 from gpulab.live_feed import SoFar
 from gpulab.run import Run, StepFlag
 from gpulab.thresholds import DEFAULT
@@ -34,7 +34,8 @@ def test_it_is_the_reports(name: str) -> None:
     run = synthetic.cases()[name].facts.run
     first = diagnosis_for_report(facts(run)).first
     words = Sentence().words(Feed(run), 10.0)
-    assert words == (f"So far, {decapitalized(first.summary)}" if first.level in ("bad", "notice", "good") else "")
+    said = f"So far ({plural(len(run.steps), 'step')}), {decapitalized(first.summary)}"
+    assert words == (said if first.level in ("bad", "notice", "good") else "")
 
 
 def test_it_is_looked_for_every_few_seconds() -> None:

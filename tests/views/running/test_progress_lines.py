@@ -6,6 +6,7 @@ import sys
 from io import StringIO
 
 import pytest
+from msgspec.structs import replace
 
 from gpulab.live_feed import Status
 from gpulab.views.running.alert_lines import ProgressLines, progress_lines_or_none, status_words
@@ -42,9 +43,9 @@ def test_the_report_is_announced_after_a_long_run() -> None:
 
 def test_alerts_stand_among_them() -> None:
     lines, stream = at_a_terminal()
-    lines._heed(status(3.0, alert="Input-bound for 20 s"))
+    lines._heed(status(3.0, alert="Waiting for data for 20 s"))
     assert stream.getvalue().split("\n")[1:3] == [
-        "gpulab: Input-bound for 20 s",
+        "gpulab: Waiting for data for 20 s",
         "gpulab: running train.py, 3 s: step 3, timing",
     ]
 
@@ -52,13 +53,18 @@ def test_alerts_stand_among_them() -> None:
 @pytest.mark.parametrize(
     ("step", "total", "words"),
     [
-        (0, None, "4 s: first step not reached yet"),
+        (0, None, "4 s: before the first step"),
         (12, 500, "4 s: step 12 of 500, timing"),
         (81, 56, "4 s: step 81, timing"),
     ],
 )
 def test_how_far_it_is(step: int, total: int | None, words: str) -> None:
     assert status_words(status(4.0, step, total)) == words
+
+
+def test_a_loop_may_leave_its_epoch_early() -> None:
+    of_epoch = replace(status(4.0, 39, 250), total_of="epoch")
+    assert status_words(of_epoch) == "4 s: step 39 of at most 250 (one epoch), timing"
 
 
 def test_a_log_is_told_soon_then_each_minute(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,8 +75,8 @@ def test_a_log_is_told_soon_then_each_minute(monkeypatch: pytest.MonkeyPatch) ->
     for elapsed_s in (2.0, 9.0, 12.0):
         lines._heed(status(elapsed_s, step=0))
     assert told(lines, stream, 20.0, 59.0, 61.0, 90.0, 125.0) == [
-        "gpulab: running train.py, 2 s: first step not reached yet",
-        "gpulab: running train.py, 12 s: first step not reached yet",
+        "gpulab: running train.py, 2 s: before the first step",
+        "gpulab: running train.py, 12 s: before the first step",
         "gpulab: running train.py, 20 s: step 3, timing",
         "gpulab: running train.py, 61 s: step 3, timing",
         "gpulab: running train.py, 2 min 5 s: step 3, timing",
