@@ -60,7 +60,7 @@ def test_text_and_table_say_the_same() -> None:
     assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(())
 
 
-def test_a_run_that_took_another_time_than_the_blocks_is_said_and_divides_nothing() -> None:
+def test_a_run_of_another_time_than_its_blocks_divides_nothing() -> None:
     """The baseline's run met other work: 750 ms per step, where its blocks took 38 ms."""
     a = as_written(facts=facts_with(750.0, {"data_wait": 0.9}))
     compared = compare_blocks(a, faster())
