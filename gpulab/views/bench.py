@@ -121,6 +121,7 @@ def table(
     head = "".join(_head_cell(kind, title, sortable) for kind, title in columns)
     best, kinds = best_of(rows), [kind for kind, _ in columns]
     by_blocks = any(row.by_blocks for row in rows)
+    narrow = _NARROW_TITLES | ({"time": "step in blocks"} if by_blocks else {})
     rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
     body = ""
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
@@ -128,7 +129,7 @@ def table(
         cells = _cells(row, shown, axis, best, mark, rated=rated, by_blocks=by_blocks)
         cells["speed"] += _cost(rows[0], row)
         acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
-        named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
+        named = {kind: f' data-title="{title}"' for kind, title in narrow.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
     under = f'<tr class="gp-axis"><td></td><td>{factor_axis(axis)}</td></tr>'
@@ -309,7 +310,7 @@ def _menu(row: Row) -> str:
 def _no_shares(row: Row) -> str:
     if not row.shares_left_out or row.failure:
         return _unknown(row, "Where a step goes")
-    return f'<span class="gp-quiet" title="{safe(capitalized(row.shares_left_out))}">left out</span>'
+    return f'<span class="gp-quiet" title="{safe(capitalized(row.shares_left_out))}">breakdown left out</span>'
 
 
 def _unknown(row: Row, what: str) -> str:
