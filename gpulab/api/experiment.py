@@ -28,7 +28,7 @@ from gpulab.views.running.comparing import Comparing
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (
     "No cell was profiled in this kernel yet: put %%gpuprofile above a training cell and run it once. "
-    "Its earlier runs and bench rows are kept, also over a restart."
+    "Earlier runs are kept: %gpulab runs."
 )
 
 experiments: list[Compared] = []

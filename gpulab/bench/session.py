@@ -235,7 +235,7 @@ class BenchSession:
         self._take_code(edited(self.code, row.cell))
         if not self._save or self._problem:
             self.bench = bench
-        self._toggles = toggles_of(_KNOBS, self._observation, None)
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
         self._show(cell=first_line(self.code.text), code=self.code.text)
         self._draw_all()
         self._say(self._problem or APPLIED.format(row.title), "bad" if self._problem else "good")

@@ -23,6 +23,8 @@ from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.step import plan_of
+from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
+from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 
 NOTHING_EXPECTED = "No expectations"
@@ -43,6 +45,7 @@ class Toggle(Struct, frozen=True):
     reason: str = ""
     prediction: Prediction | None = None  # of the value that promises most
     rank: float = math.inf
+    cost: SetupCost | None = None  # taken once, as predicted
     folded: bool = False
 
     @property
@@ -114,7 +117,8 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
         predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
         useful = [p for p in predictions if p.ratio is not None]
-        return replace(toggle, prediction=min(useful, key=lambda p: p.ratio or 1.0, default=None))
+        most = min(useful, key=lambda p: p.ratio or 1.0, default=None)
+        return replace(toggle, prediction=most, cost=_cost(most, figures) if most is not None else None)
 
     toggles = [best(toggle) for toggle in toggles]
     if any(_gains(toggle.prediction) for toggle in toggles):
@@ -124,13 +128,22 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
     return toggles, "" if any(toggle.prediction for toggle in toggles) else f"{NOTHING_EXPECTED}: only a run tells."
 
 
+def _cost(prediction: Prediction, figures: Facts) -> SetupCost | None:
+    """What is expected to be taken once, and after how many steps it is saved."""
+    interval, step = prediction.interval, figures.typical_step_us
+    said: Verdict = "faster" if interval is not None and interval[1] < 1 else "undecided"
+    step_us = step.median if step is not None else None
+    return setup_cost(prediction.setup_s, step_us, prediction.ratio, interval, said, cell_steps(figures))
+
+
 def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
     """What gains, then what the diagnosis names and only a run tells, then the others; last what cannot act."""
 
     def place(toggle: Toggle) -> tuple[bool, int, float]:
         predicted, fixed = toggle.prediction, bool(toggle.reason)
         if predicted is not None:
-            return (fixed, 0, predicted.ratio or 1.0) if _gains(predicted) else (fixed, 2, 0.0)
+            pays = _gains(predicted) and (toggle.cost is None or toggle.cost.pays)
+            return (fixed, 0, predicted.ratio or 1.0) if pays else (fixed, 2, 0.0)
         return (fixed, 1, toggle.rank) if toggle.rank < math.inf else (fixed, 2, 0.0)
 
     ordered = sorted(toggles, key=place)
@@ -166,7 +179,9 @@ def _data(
         reason = _why_fixed(knob, observation, current)
     else:
         problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
-    failure = failures.get(f"{knob.name}={toggle.proposal}", "")
+    failure, cost = failures.get(f"{knob.name}={toggle.proposal}", ""), toggle.cost
+    if cost is not None and not (cost.pays and cost.cell_steps):
+        cautions = (*cautions, f"expected {cost.words}")
     return {
         "name": knob.name,
         "title": knob.title,

@@ -60,8 +60,9 @@ def test_what_one_toggle_can_be_depends_on_the_others() -> None:
 def test_what_is_expected_to_help_most_stands_first() -> None:
     toggles, why = toggles_of(KNOBS.values(), SCENE, as_written().facts)
     able = [t for t in toggles if not t.reason]
-    gains = [t.prediction.ratio for t in able if expected_words(t.prediction).startswith("expected ")]
-    assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able) and not why  # type: ignore[type-var, operator]
+    promising = [t.prediction for t in able if expected_words(t.prediction).startswith("expected ")]
+    gains = [p.ratio or 1.0 for p in promising if p is not None]
+    assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able) and not why
     assert all(t.prediction is not None for t in able[: len(gains)]) and not any(t.folded for t in able[:5])
     assert all(t.folded for t in able[5:]) and expected_words(able[-1].prediction) in ("", "no clear gain expected")
     turned = {str(d["name"]): d for d in data(toggles, SCENE, {able[-1].knob.name: True}, {})}
@@ -84,6 +85,20 @@ def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPat
     causes.pop(0)
     found = Diagnosis((*causes,), (), 1.0)
     assert toggles_of(KNOBS.values(), SCENE, as_written().facts)[1] == "No expectations: only a run tells."
+
+
+def test_a_gain_that_the_cell_cannot_earn_stands_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"cache": Prediction({"cache": "on"}, 0.1, (0.05, 0.2), "", setup_s=18.0)}
+    gains["workers"] = Prediction({"workers": "2"}, 0.5, (0.4, 0.6), "")
+    monkeypatch.setattr(
+        toggles_module, "predict_from", lambda _, s, *__: gains[n] if (n := next(iter(s))) in gains else refused(s, "")
+    )
+    toggles, _ = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    assert toggles[0].knob.name == "workers" and toggles[1].knob.name != "cache"
+    shown = {str(d["name"]): d for d in data(toggles, SCENE, {}, {})}
+    said = str(shown["cache"]["cautions"])
+    assert "expected one-time cost 18.0 s pays off only after 5" in said and said.endswith("the cell runs 40']")
+    assert shown["workers"]["cautions"] == []
 
 
 @pytest.mark.parametrize(

@@ -205,6 +205,8 @@ def test_what_the_loader_takes_afterwards(
 ) -> None:
     assert known.step_us is not None
     assert ratio_of(known, **settings) * known.step_us.median / 1e3 == pytest.approx(after_ms, rel=rel)
+    filled = predict(timed(fed(40, 0.5), batch_ms=20, read_ms=17), {"cache": "on"})
+    assert filled.setup_s == pytest.approx(0.017 / 32 * 1797) and "filling takes about 955 ms once" in filled.basis
     assert "not measured" in predict(fed(20, 0.01, workers=4), {"workers": "0"}).refused, "no wait, and not timed"
 
 
