@@ -200,7 +200,7 @@ class Bench(Struct, frozen=True):
 
     def edit_between(self, a: Row, b: Row) -> str:
         """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
-        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        cells = [plain_text(row.cell or ("" if row.settings else row.code or self.code)) for row in (a, b)]
         marked = list(zip("AB", (a, b), strict=True))
         loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
         parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []

@@ -33,7 +33,7 @@ _LONGER = 5  # times the shorter run: what the longer one did after that is not 
 _HIGH_PX = 64
 _KEY = key([(A_COLOUR, "A"), (B_COLOUR, "B")])
 _BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
-_ABREAST = "columns:2 400px;column-gap:28px;margin:0 0 10px"
+_ABREAST = "columns:2 360px;column-gap:28px;margin:0 0 10px"
 
 
 def sentence(a: Row, b: Row, speed: Speed | None) -> str:

@@ -150,11 +150,12 @@ def test_operators_of_both_stand_by_their_difference() -> None:
 
 def test_the_edit_from_one_row_to_the_other() -> None:
     """Of the code of both, not of each against the baseline; what has no place in it stands below."""
-    one = Row("b", {"workers": "2"}, cell="f(workers=2)", edit="diff")
+    one = Row("b", {"workers": "2"}, cell="f(workers=2)\n", edit="diff")
     other = Row("c", {"workers": "4", "amp": "bf16"}, cell="f(workers=4)", edit=f"diff\n{ELSEWHERE}\nautocast()")
     lines = Bench("f()").edit_between(one, other).split("\n")
     assert lines[-4:] == ["-f(workers=2)", "+f(workers=4)", "# Of B, where it belongs:", "autocast()"]
-    assert Bench("f()").edit_between(Row("a"), one).split("\n")[-2:] == ["-f()", "+f(workers=2)"]
+    for bench, baseline in ((Bench("f()"), Row("a")), (Bench("f(workers=2)"), Row("a", code="f()"))):
+        assert bench.edit_between(baseline, one).split("\n")[-2:] == ["-f()", "+f(workers=2)"]
 
 
 def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
