@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises instead of leaving Python, and names the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%gpuprofile: {message}. `%%gpuprofile --help` has examples.")
+        raise UsageError(f"%%gpuprofile: {message}. `%gpuprofile --help` has examples.")
 
 
 def _parser() -> _Parser:
@@ -574,6 +574,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
     "report": _show_report,
     "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
     "panel": _in("gpulab.bench.opening", "open_bench", alone="panel"),
+    "apply": _in("gpulab.bench.opening", "apply_edit", alone="apply"),
     "climb": _in("gpulab.api.climb"),
     "headspace": _in("gpulab.api.headspace"),
     "predict": _in("gpulab.api.predict", "magic_predict"),
@@ -585,6 +586,7 @@ _COMMANDS: dict[str, Callable[[str], None]] = {
 
 
 _HELP_WORDS = ("-h", "--help")
+_AT_A_TERMINAL = {"record", "watch", "compare", "lab"}
 _ONE_LINE_HELP = {
     "doctor": "%gpulab doctor   what gpulab can measure on this machine, and why not the rest",
     "report": "%gpulab report [RUN] [--all]   show the report of the last run again, or of RUN (a name, an id or -1); "
@@ -593,6 +595,7 @@ _ONE_LINE_HELP = {
     "board": "%gpulab board FOLDER [--html FILE]   live progress of the class in FOLDER, refreshed every few seconds; "
     "--html FILE: as a page; %gpulab board --stop ends it",
     "panel": "%gpulab panel   the bench of the last profiled cell: toggle settings, run, compare; needs a notebook",
+    "apply": "%gpulab apply   the cell with the edit of the row open in the bench, as a new cell below",
 }
 COMMANDS_HELP = """\
 %gpulab runs          list the stored runs
@@ -602,6 +605,7 @@ COMMANDS_HELP = """\
 %gpulab climb         try promising settings on the last profiled cell one by one, keep what is faster
 %gpulab headspace     the speedup of that cell with a perfect DataLoader
 %gpulab panel         the bench of that cell: toggle settings, run, compare
+%gpulab apply         the cell with the edit of the row open in the bench, as a new cell below
 %gpulab fleet         which jobs waste GPUs, across folders of runs
 %gpulab tensorboard   open the runs in TensorBoard
 %gpulab doctor        what gpulab can measure on this machine
@@ -617,7 +621,10 @@ def command_named(name: str) -> Callable[[str], None]:
         return _COMMANDS[name]
     near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.5)
     asked = f"%gpulab has no command {name!r}" if name else "%gpulab takes a command"
-    raise UsageError(f"{asked}: {', '.join(_COMMANDS)}." + (f" Did you mean {near[0]}?" if name and near else ""))
+    more = f"Did you mean {near[0]}?" if name and near else "`%gpulab --help` explains them."
+    if name in _AT_A_TERMINAL:
+        more = f"At a terminal: gpulab {name}."
+    raise UsageError(f"{asked}: {', '.join(_COMMANDS)}. {more}")
 
 
 @context_matcher()  # type: ignore[untyped-decorator]

@@ -667,7 +667,7 @@ class Change(Struct, frozen=True):
     name: str
     value: str
     found: str  # the value as the code has it; "" unknown
-    kind: str  # what it takes hold of: "DataLoader option", "variable of the cell", …
+    kind: str  # what it takes hold of: "DataLoader option", "variable", …
     state: str
     evidence: str
 

@@ -362,15 +362,20 @@ def sentences_for_users(root: Path) -> Iterator[Fault]:
                 yield path, node.lineno, "".join(map(str, words))
 
 
+def words_of_sentences(text: str) -> Iterator[tuple[int, list[str]]]:
+    """Where each sentence begins, and its words."""
+    ends = [match.end() for match in _SENTENCE.finditer(text)]
+    for begin, end in zip([0, *ends], [*ends, len(text)], strict=True):
+        if not _CODE.search(text[begin:end]):
+            yield begin, re.findall(r"\S*[\w\0]\S*", text[begin:end])
+
+
 def long_sentences(root: Path) -> Iterator[Fault]:
     for path, line, text in sentences_for_users(root):
-        position = 0
-        for end in [*(match.end() for match in _SENTENCE.finditer(text)), len(text)]:
-            sentence, position, at = text[position:end], end, position
-            words = re.findall(r"\S*[\w\0]\S*", sentence)
-            if len(words) > SENTENCE_WORDS and not _CODE.search(sentence):
-                where = at + len(sentence) - len(sentence.lstrip())
-                yield path, line + (text.count("\n", 0, where) if path.suffix == ".md" else 0), " ".join(words[:6])
+        for begin, words in words_of_sentences(text):
+            if len(words) > SENTENCE_WORDS:
+                before = text.count("\n", 0, text.index(words[0], begin)) if path.suffix == ".md" else 0
+                yield path, line + before, " ".join(words[:6])
 
 
 # Packaging

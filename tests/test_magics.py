@@ -103,6 +103,8 @@ def test_a_statement_is_left_as_it_is(line: str, words: dict[str, object], state
         (magics.command_named, "rnus", "Did you mean runs?"),
         (magics.command_named, "Doctor", "Did you mean doctor?"),
         (magics.command_named, "foo", "runs, doctor, report, tensorboard, panel, "),
+        (magics.command_named, "foo", "`%gpulab --help` explains them."),
+        (magics.command_named, "watch", "At a terminal: gpulab watch."),
     ],
 )
 def test_an_unknown_word_names_the_nearest(read: Callable[[Any], object], given: Any, told: str) -> None:

@@ -2,14 +2,16 @@
 // data and as HTML that it has escaped; here it is drawn and made to answer.
 
 import uplotCss from "uplot/dist/uPlot.min.css";
-import { applyToCell } from "./apply.js";
+import { APPLY_NOTES, applyToCell } from "./apply.js";
 import { drawCharts } from "./curves.js";
 import { element } from "./dom.js";
 import { Running } from "./running.js";
 import { isDark, watchTheme } from "./theme.js";
 import { chosenRows, order, settingsOf } from "./bench_state.js";
 
-const LOST = "The kernel was restarted or has ended. Run the cell again, then %gpulab panel: your runs are saved.";
+const LOST = "The kernel was restarted or has ended. Its rows are saved: %gpulab panel opens the bench again.";
+const UNHEARD = "No answer from a kernel: it is busy, or there is none behind this page.";
+const PATIENCE_MS = 5000;
 
 class Bench {
   constructor(model, el) {
@@ -91,14 +93,16 @@ class Bench {
     this.model.send({ do: what, ...more });
   }
 
-  #begin(what) {
+  #begin(what, more = { settings: settingsOf(this.model.get("toggles")) }) {
     this.#setRunning(true); // until Python says so itself: a second click must not start a second run
-    this.#send(what, { settings: settingsOf(this.model.get("toggles")) });
+    this.unheard = setTimeout(() => (this.message.textContent = UNHEARD), PATIENCE_MS);
+    this.#send(what, more);
   }
 
   #listen() {
     const draw = {
       toggles: () => this.#drawToggles(),
+      unexpected: () => this.#drawToggles(),
       status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
@@ -127,6 +131,7 @@ class Bench {
       window.removeEventListener("keydown", typed, true);
       this.endTheme();
       this.now.end();
+      clearTimeout(this.unheard);
       this.seen.disconnect();
       this.charts?.end();
       this.float.remove();
@@ -153,12 +158,22 @@ class Bench {
   #drawToggles() {
     const toggles = this.model.get("toggles");
     const focused = document.activeElement?.closest?.("[data-toggle]")?.dataset.toggle;
-    const open = this.toggles.querySelector("details.gp-fixed")?.open ?? false;
+    const open = (kind) => this.toggles.querySelector(`details.${kind}`)?.open ?? false;
+    const [moreOpen, fixedOpen] = [open("gp-more"), open("gp-fixed")];
     this.toggles.replaceChildren();
     const able = toggles.filter((t) => !t.reason);
+    const folded = able.filter((t) => t.folded);
     const fixed = toggles.filter((t) => t.reason);
-    for (const toggle of able) this.#drawToggle(toggle);
-    if (fixed.length) this.#drawFixed(fixed, open, able.length > 0);
+    const why = this.model.get("unexpected");
+    if (why) element("div", "gp-quiet", this.toggles, why);
+    for (const toggle of able) if (!toggle.folded) this.#drawToggle(toggle, this.toggles);
+    if (folded.length) {
+      const box = element("details", "gp-more", this.toggles);
+      box.open = moreOpen;
+      element("summary", "gp-quiet", box, settings(folded.length, "more "));
+      for (const toggle of folded) this.#drawToggle(toggle, box);
+    }
+    if (fixed.length) this.#drawFixed(fixed, fixedOpen, able.length > 0);
     const chosen = toggles.filter((t) => t.value !== null);
     if (!this.running) this.each.disabled = chosen.length < 2;
     this.each.hidden = !able.length;
@@ -167,8 +182,8 @@ class Bench {
     if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
   }
 
-  #drawToggle(toggle) {
-    const line = element("div", "gp-toggle", this.toggles);
+  #drawToggle(toggle, parent) {
+    const line = element("div", "gp-toggle", parent);
     line.dataset.toggle = toggle.name;
     line.toggleAttribute("data-changed", toggle.value !== null);
     const label = element("label", "gp-name", line);
@@ -224,8 +239,7 @@ class Bench {
   #drawFixed(fixed, open, others) {
     const box = element("details", "gp-fixed", this.toggles);
     box.open = open || !others;
-    const count = `${fixed.length} ${others ? "more " : ""}setting${fixed.length > 1 ? "s" : ""}`;
-    element("summary", "gp-quiet", box, `${count} ${fixed.length > 1 ? "do" : "does"} not apply here`);
+    element("summary", "gp-quiet", box, `${settings(fixed.length, others ? "more " : "")} ${fixed.length > 1 ? "do" : "does"} not apply here`);
     for (const { title, reason } of fixed) {
       const line = element("div", "gp-quiet", box);
       element("b", "", line, title);
@@ -251,6 +265,7 @@ class Bench {
   }
 
   #drawStatus(fresh = false) {
+    clearTimeout(this.unheard);
     const { running, message, level } = this.model.get("status");
     const dead = this.lost;
     this.#setRunning(running || dead);
@@ -272,9 +287,7 @@ class Bench {
   }
 
   #order() {
-    const body = this.rows.querySelector("tbody");
-    if (!body) return;
-    body.append(...order([...body.children], this.sort));
+    for (const body of this.rows.querySelectorAll("tbody")) body.append(...order([...body.children], this.sort));
     for (const head of this.rows.querySelectorAll("th[aria-sort]")) {
       const by = head.querySelector("button").dataset.sort;
       const now = by !== this.sort.by ? "none" : this.sort.descending ? "descending" : "ascending";
@@ -303,8 +316,8 @@ class Bench {
     row.querySelector(".gp-menu").open = false;
     if (what === "rename") return this.#rename(row);
     if (["decide", "again", "remove"].includes(what) && (this.running || this.lost)) return;
-    if (["decide", "again"].includes(what)) this.#setRunning(true);
-    this.#send(what, { row: row.dataset.row });
+    if (["decide", "again"].includes(what)) this.#begin(what, { row: row.dataset.row });
+    else this.#send(what, { row: row.dataset.row });
   }
 
   #rename(row) {
@@ -354,18 +367,17 @@ class Bench {
   }
 
   #drawKeep() {
-    const { title, html, text, cell, code } = this.model.get("edit");
+    const { title, html, text, cell, row, texts } = this.model.get("edit");
     this.keep.replaceChildren();
     if (!text) return;
     const head = element("div", "gp-buttons", this.keep);
     element("b", "", head, title);
     const note = element("span", "gp-quiet", null);
-    if (cell) {
+    if (cell && texts.length) {
       this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
-        const done = applyToCell(this.model.widget_manager, code, cell);
-        note.textContent = done
-          ? "Applied to the cell above. Run it again."
-          : "No unchanged copy of the cell in this notebook: copy the edit instead.";
+        const done = applyToCell(this.model.widget_manager, texts, cell);
+        note.textContent = APPLY_NOTES[done];
+        if (done === "applied") this.#send(done, { row });
       });
     }
     this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {
@@ -375,6 +387,8 @@ class Bench {
     element("div", "", this.keep).innerHTML = html;
   }
 }
+
+const settings = (count, more) => `${count} ${more}setting${count > 1 ? "s" : ""}`;
 
 async function copied(text) {
   try {

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 
-import { applyToCell, replaced } from "../src/apply.js";
+import { APPLY_NOTES, applyToCell, replaced } from "../src/apply.js";
 import { chosenRows, order, readout, settingsOf, sums } from "../src/bench_state.js";
 import { figure } from "../src/format.js";
 
@@ -40,14 +40,19 @@ test("an edit takes the place of the cell's text and keeps its magic", () => {
   assert.equal(replaced("x", "", "y"), null);
 });
 
-test("the cell of the notebook is changed, and nothing where there is none", () => {
+test("the cell of the notebook is changed, again after that, and nothing where it was changed by hand", () => {
   const sources = ["import torch", "%%gpuprofile\na = 0"];
   const cells = sources.map((_, i) => ({ sharedModel: { getSource: () => sources[i], setSource: (s) => (sources[i] = s) } }));
   const manager = { context: { model: { cells: { length: 2, get: (i) => cells[i] } } } };
-  assert.equal(applyToCell(manager, "a = 0", "a = 1"), true);
+  assert.equal(applyToCell(manager, ["a = 0"], "a = 1"), "applied");
   assert.deepEqual(sources, ["import torch", "%%gpuprofile\na = 1"]);
-  assert.equal(applyToCell(manager, "a = 0", "a = 2"), false, "it is not there any more");
-  assert.equal(applyToCell(undefined, "a = 1", "a = 2"), false);
+  assert.equal(applyToCell(manager, ["a = 1", "a = 0"], "a = 2"), "applied");
+  assert.equal(applyToCell(manager, ["a = 1", "a = 2"], "a = 3"), "applied", "the first edit was undone, or never told");
+  sources[1] += " + 1";
+  assert.equal(applyToCell(manager, ["a = 3", "a = 2"], "a = 4"), "changed");
+  assert.deepEqual(sources, ["import torch", "%%gpuprofile\na = 3 + 1"]);
+  assert.equal(applyToCell(undefined, ["a = 3 + 1"], "a = 4"), "unreachable");
+  for (const came of ["applied", "changed", "unreachable"]) assert.ok(APPLY_NOTES[came]);
 });
 
 test("what stands on each other is drawn as sums, and told as parts of a step", () => {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import product
 from typing import Any, Literal
 
@@ -25,10 +26,11 @@ from gpulab.views.running.comparison_progress import Comparing
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (
     "No cell was profiled in this kernel yet: put %%gpuprofile above a training cell and run it once. "
-    "Its earlier runs and bench rows are kept, also over a restart."
+    "Earlier runs are kept: %gpulab runs."
 )
 
 experiments: list[Compared] = []
+_text_since: dict[str, str] = {}  # by the last run of the cell: its text since an edit was applied
 
 
 def experiment(
@@ -65,8 +67,8 @@ def code_of(given: Callable[[], object] | str | Code | None, namespace: dict[str
     A text has these names, else those of the notebook; where there is no notebook, none.
     """
     if given is None:
-        run = _last_profiled()
-        return _text_code(run.code, main_names(), "statement" if run.source == "statement" else "cell")
+        run, text = _last_profiled()
+        return _text_code(text, main_names(), "statement" if run.source == "statement" else "cell")
     if isinstance(given, str):
         return _text_code(given, namespace, "cell")
     if callable(given):
@@ -79,14 +81,23 @@ def main_names() -> dict[str, Any] | None:
     return None if cells.shell() is not None else vars(sys.modules["__main__"])
 
 
-def _last_profiled() -> Run:
-    """Of this process: a cell of another notebook needs names that are not here."""
+def edited(code: Code, text: str) -> Code:
+    """The code of a cell that has this text from now on."""
+    with suppress(UsageError):
+        run, before = _last_profiled()
+        if before == code.text:
+            _text_since[run.id] = text
+    return code_of(text, None if cells.shell() is not None else code.namespace)
+
+
+def _last_profiled() -> tuple[Run, str]:
+    """Of this process, with the text that its cell has: a cell of another notebook needs names that are not here."""
     from gpulab.api.reading import runs
 
-    cells_only = [run for run in runs.own if run.source in ("cell", "statement") and run.code.strip()]
-    if not cells_only:
+    run = next((run for run in reversed(runs.own) if run.source in ("cell", "statement") and run.code.strip()), None)
+    if run is None:
         raise UsageError(NO_CELL)
-    return cells_only[-1]
+    return run, _text_since.get(run.id, run.code)
 
 
 def _text_code(text: str, namespace: dict[str, Any] | None, source: Literal["cell", "statement"]) -> Code:

@@ -55,8 +55,9 @@ def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time
     chosen = next((job for job, number in running.items() if number and number == chosen), chosen)
     if chosen not in running:
         named = f"No job {chosen!r}" if chosen else "No job"
-        others = f" These run: {', '.join(running)}." if running else ""
-        raise StoreError(f"{named} runs in {str(root)!r}.{others}")
+        start = "Start one with gpulab record --ranks N SCRIPT, or name its folder with --store"
+        others = f"These run: {', '.join(running)}" if running else start
+        raise StoreError(f"{named} runs in {str(root)!r}. {others}.")
     job, screen = LiveJob(root, chosen), _Screen()
     while True:
         store.finish_killed()

@@ -35,7 +35,8 @@ PREDICT_HELP = """\
 Predicts from the last run of the baseline; nothing runs. Each prediction is a speedup and a range that should contain
 the measured one in 19 of 20 cases.
 
-To measure a setting, write above the cell: %%gpuprofile --ab NAME=VALUE"""
+To measure a setting, write above the cell: %%gpuprofile --ab NAME=VALUE
+For a script: gpulab record --ab NAME=VALUE SCRIPT"""
 SCOREBOARD_HELP = """\
 %gpulab scoreboard   predictions on this machine, beside what comparisons measured
 
@@ -63,12 +64,12 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
     diagnosis = diagnose(figures, evidence=evidence, predict_cures=settings is None)
     if settings is not None:
         texts = {name: _text(name, value) for name, value in settings.items()}
-        return Predicted(run.name, (predict_settings(figures, texts, evidence),), _doubt(diagnosis))
+        return Predicted(run.name, (predict_settings(figures, texts, evidence),), _doubt(diagnosis), run.source)
     by_settings: dict[tuple[tuple[str, str], ...], Prediction] = {}
     for finding in diagnosis.findings:
         if finding.prediction is not None and finding.settings:
             by_settings.setdefault(finding.settings, finding.prediction)
-    return Predicted(run.name, tuple(by_settings.values()), _doubt(diagnosis))
+    return Predicted(run.name, tuple(by_settings.values()), _doubt(diagnosis), run.source)
 
 
 def magic_predict(line: str) -> None:

@@ -84,7 +84,9 @@ def _step_us(ranks: Ranks) -> float:
     """Of the slowest rank, the median. Raises UsageError where no step was counted."""
     steps = [figures.step_us for figures in map(facts, ranks.runs.values()) if figures.step_us is not None]
     if not steps:
-        raise UsageError(f"No countable step was found in {len(ranks.runs)} ranks.")
+        raise UsageError(
+            f"No countable step was found in {len(ranks.runs)} ranks: run more steps, or mark them with gpulab.step()."
+        )
     return max(step.median for step in steps)
 
 
@@ -99,5 +101,5 @@ def counts_of(words: Sequence[str]) -> tuple[int, ...] | None:
     if len(numbers) < 2 or not all(text.isdecimal() and int(text) > 0 for text in numbers):
         raise UsageError(f"--sweep ranks={asked[0]}: expected two or more integers, e.g. --sweep ranks=1,2,4.")
     if len(set(numbers)) < len(numbers):
-        raise UsageError(f"--sweep ranks={asked[0]}: a number appears twice.")
+        raise UsageError(f"--sweep ranks={asked[0]}: a number appears twice, name it once.")
     return tuple(sorted(map(int, numbers)))

@@ -5,14 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 
-from gpulab.api.experiment import code_of, main_names
+from gpulab.api.experiment import NO_CELL, code_of, main_names
+from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, MainThread
 from gpulab.bench.session import BenchSession
+from gpulab.errors import UsageError
+from gpulab.tuning import cell_code
 from gpulab.tuning.plan import Code
 from gpulab.views.running.display import in_notebook
 from gpulab.views.running.widgets import Choice, Offer
 
 OPEN = "Try other settings"
+NOTHING_TO_APPLY = "Nothing to apply: open the bench (%gpulab panel) and click the row whose edit you want."
 OFFER = "Toggle settings, run and compare this cell: %gpulab panel"
 
 
@@ -25,10 +29,18 @@ def lab(
 ) -> BenchSession:
     """The lab of a cell: its text, a function without arguments, or None for the cell that was profiled last.
 
-    Raises UsageError where no cell was profiled yet. `steps` counted steps make a block of a comparison, within
+    Where none was since the kernel started, it is the cell of the bench that was open last. Raises UsageError where
+    there is none. `steps` counted steps make a block of a comparison, within
     `budget_s` seconds in all (None: gpulab chooses), or are those of a single run.
     """
-    return BenchSession(code_of(code, main_names()), steps=steps, budget_s=budget_s, save=save)
+    try:
+        cell = code_of(code, main_names())
+    except UsageError as e:
+        bench = file.latest() if str(e) == NO_CELL else None
+        if bench is None:
+            raise
+        cell = code_of(bench.code, main_names())
+    return BenchSession(cell, steps=steps, budget_s=budget_s, save=save)
 
 
 _opened: list[BenchSession] = []
@@ -38,6 +50,16 @@ _offered: list[Offer] = []
 def open_bench() -> BenchSession:
     """`%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
     return _open(lab(), None)
+
+
+def apply_edit() -> None:
+    """`%gpulab apply`: the changed cell as a new one below, where a widget cannot change it. Raises UsageError."""
+    session = _opened[-1] if _opened else None
+    row = session.row_to_keep if session is not None else None
+    if session is None or row is None or not row.cell:
+        raise UsageError(NOTHING_TO_APPLY)
+    cell_code.shell().set_next_input(f"%%gpuprofile\n{row.cell.rstrip()}", replace=False)
+    session.go_on(row)
 
 
 def offer_bench(settings: Mapping[str, str] | None = None) -> None:

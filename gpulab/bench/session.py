@@ -5,6 +5,7 @@ The cell is never edited, and what it trains is put back after each run.
 
 from __future__ import annotations
 
+import builtins
 import dataclasses
 import sys
 import traceback
@@ -19,7 +20,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
-from gpulab.api.experiment import experiments, remember_trials, run_before
+from gpulab.api.experiment import edited, experiments, remember_trials, run_before
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
@@ -61,6 +62,9 @@ BUSY = "A run is already in progress: wait, or press Stop."
 TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
 INTERRUPTED = "Interrupted. The training state was restored."
+MISSING = "The notebook has no {}: run the cells above first."
+MEASURED_AGAIN = "The next run measures the baseline again: the objects that the cell reads are new."
+APPLIED = "The cell now has {}. Run the baseline here, or run the cell: its new text is measured anew."
 IN_MEMORY = 6  # runs with their traces; others are read from disk when they are opened
 MORE_PAIRS = (5, 10, 30)  # to decide a row: at least, where it cannot be told how many would do, and at most
 
@@ -99,16 +103,13 @@ class BenchSession:
         save: bool = True,
         engine: Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner] = Runner,
     ) -> None:
-        self.code = code
         self.steps = steps  # counted steps of a run or block; None: gpulab chooses
         self.budget_s = budget_s
-        self.bench, self._problem = file.load(code.text) if save else (Bench(code.text), "")
         self._save, self._engine = save, engine
         self._main = MainThread()
-        self._trials: dict[str, tuple[Arm, Trial]] = {}  # of this process, by label
         self._figures: dict[str, Facts] = {}  # by the id of the run
-        self._settings: dict[str, Value] = {}  # of the toggles
         self._toggles: tuple[Toggle, ...] = ()
+        self._unexpected = ""  # why nothing is expected of any toggle
         self._job: _Job | None = None  # the one that runs
         self._last: Compared | None = None
         self._prints = ""
@@ -116,7 +117,7 @@ class BenchSession:
         self._widget: BenchWidget | None = None
         self._output: BenchOutput | None = None
         self._opener: Offer | None = None
-        self._take_latest_run()
+        self._take_code(code)
 
     # -- what a user calls ---------------------------------------------------------------------------------------
 
@@ -163,7 +164,7 @@ class BenchSession:
         """End what runs and put the bench away; its table stays as HTML."""
         self.stop()
         if self._output is not None:
-            self._output.close(self._page(), view.text(view.ordered(self.bench)))
+            self._output.close(self._page(), view.text(self.bench))
         if self._widget is not None:
             self._widget.close()
         if self._opener is not None:
@@ -186,11 +187,12 @@ class BenchSession:
         self._output = output or BenchOutput()
         cell = first_line(self.code.text)
         self._widget = BenchWidget(self._key, self._run_key, cell, self.code.text, self._hear)
-        self._toggles = toggles_of(_KNOBS, self._observation, None)
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
         self._draw_all()
-        if self._problem:
-            self._say(self._problem, "bad")
-        self._output.show(self._widget.root, self._page(), view.text(view.ordered(self.bench)))
+        self._say(self._problem or self._news, "bad" if self._problem else "quiet")
+        self._output.show(self._widget.root, self._page(), view.text(self.bench))
+        if self.rows and not self._problem:
+            self._keep_rows()  # after a restart the bench that was open last is opened again
         self._main.later(0.0, self._predict)
 
     def _ipython_display_(self) -> None:
@@ -204,12 +206,39 @@ class BenchSession:
     @property
     def _observation(self) -> Observation | None:
         _, trial = self._trials.get(BASELINE, (None, None))
-        return trial.observation if trial is not None else observation_of(self.code)
+        return trial.observation if trial is not None else observation_of(self.code) or self.bench.observation
 
-    def _take_latest_run(self) -> None:
-        """The cell's last run in this process is the first row: it is not made again."""
-        for arm, trial in run_before(self.code, Plan(arms=())):
+    @property
+    def _news(self) -> str:
+        """What is other than when the rows were measured: after a restart of the kernel, above all."""
+        missing = self._missing_names
+        said = [MISSING.format(", ".join(missing))] if missing else []
+        if self.bench.baseline is not None and observation_of(self.code) is None:
+            said.append(MEASURED_AGAIN)
+        return " ".join(said)
+
+    def _take_code(self, code: Code) -> None:
+        """The rows of this cell. Its last run in this process is the first row: it is not made again."""
+        self.code = code
+        self.bench, self._problem = file.load(code.text) if self._save else (Bench(code.text), "")
+        self._trials: dict[str, tuple[Arm, Trial]] = {}  # of this process, by label
+        self._settings: dict[str, Value] = {}  # of the toggles
+        for arm, trial in run_before(code, Plan(arms=())):
             self._take(arm, trial)
+
+    def go_on(self, row: Row) -> None:
+        """The cell has this row's edit now: the rows stay, and the new text has a baseline of its own."""
+        bench, self._problem = self.bench.at(row.cell), ""
+        if self._save:
+            self._problem = file.save(bench.joined(file.load(row.cell)[0]))
+        self._take_code(edited(self.code, row.cell))
+        if not self._save or self._problem:
+            self.bench = bench
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, None)
+        self._show(cell=first_line(self.code.text), code=self.code.text)
+        self._draw_all()
+        self._say(self._problem or APPLIED.format(row.title), "bad" if self._problem else "good")
+        self._main.later(0.0, self._predict)
 
     def _take(self, arm: Arm, trial: Trial) -> None:
         self._trials[arm.label] = (arm, trial)
@@ -217,7 +246,8 @@ class BenchSession:
             del self._trials[old]
         if not arm.settings:
             side = Side(arm.label, {}, self._facts(trial.run), losses=trial.losses)
-            self.bench = self.bench.put(rows_of.with_run(self.bench.baseline or Row(new_id()), side))
+            bench = replace(self.bench, observation=trial.observation)
+            self.bench = bench.put(rows_of.with_run(bench.baseline or Row(new_id()), side))
 
     def _facts(self, run: Run) -> Facts:
         figures = self._figures.pop(run.id, None) or facts(run)
@@ -256,7 +286,7 @@ class BenchSession:
             elif what == "close":
                 self.close()
             elif row is not None:
-                self._edit(what, row, content)
+                self._change(what, row, content)
         except Exception as e:
             self._say(f"gpulab failed to do this ({type(e).__name__}: {e})", "bad")
 
@@ -270,13 +300,14 @@ class BenchSession:
     def choose(self, settings: Mapping[str, object]) -> dict[str, Value]:
         """Set the toggles to these; those that are no setting of a knob are left out."""
         self._settings = valid(settings)
-        failures = {row.label: row.failure for row in self.bench.rows if row.failure}
-        self._show(toggles=data(self._toggles, self._observation, self._settings, failures))
+        failures = {row.label: row.failure for row in self.bench.own if row.failure}
+        toggles = data(self._toggles, self._observation, self._settings, failures)
+        self._show(unexpected=self._unexpected, toggles=toggles)
         return self._settings
 
-    def _edit(self, what: str, row: Row, content: Mapping[str, Any]) -> None:
-        if what == "use":
-            self.choose(row.settings)
+    def _change(self, what: str, row: Row, content: Mapping[str, Any]) -> None:
+        if what in ("use", "applied"):
+            self.choose(row.settings) if what == "use" else self.go_on(row)
             return
         if what == "remove":
             self.bench = self.bench.remove(row.id)
@@ -301,6 +332,8 @@ class BenchSession:
     ) -> Self:
         if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
+        if kind == "decide" and row is not None and row.code not in ("", self.bench.code):
+            kind = "again"  # its pairs are of an earlier text of the cell
         job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
         if in_notebook() and self._output is None and not from_click:
             self.show()
@@ -473,10 +506,18 @@ class BenchSession:
             return str(error), "bad"
         if isinstance(error, KeyboardInterrupt):
             return INTERRUPTED, "bad"
+        missing = self._missing_names
+        if isinstance(error, NameError) and error.name in missing:
+            return MISSING.format(", ".join(missing)), "bad"
         hide_gpulabs_frames(error)
         trace = escape("".join(traceback.format_exception(error)))
         self._prints = f'<pre style="font-size:12px;white-space:pre-wrap">{trace}</pre>'
         return f"The cell raised {''.join(traceback.format_exception_only(error)).strip()}", "bad"
+
+    @property
+    def _missing_names(self) -> list[str]:
+        """That the cell reads and the notebook has not: after a restart."""
+        return sorted(n for n in self.code.variables.read if n not in self.code.namespace and not hasattr(builtins, n))
 
     def _keep_rows(self) -> None:
         if self._save and (problem := file.save(self.bench)):
@@ -484,9 +525,9 @@ class BenchSession:
 
     # -- what it shows -------------------------------------------------------------------------------------------
 
-    def _show(self, **parts: Any) -> None:
+    def _show(self, *, status: Status | None = None, **parts: object) -> None:
         if self._widget is not None:
-            self._widget.show(**parts)
+            self._widget.show(status=status, **parts)
 
     def _say(self, message: str, level: Level = "quiet") -> None:
         status = Status() if (job := self._job) is None else job.status
@@ -499,7 +540,7 @@ class BenchSession:
         """What each toggle is expected to bring, from the trace of the first row's run."""
         baseline = self.bench.baseline
         figures = self._figures_of(baseline) if baseline is not None else None
-        self._toggles = toggles_of(_KNOBS, self._observation, figures)
+        self._toggles, self._unexpected = toggles_of(_KNOBS, self._observation, figures)
         self.choose(self._settings)
 
     def _draw_all(self) -> None:
@@ -509,24 +550,24 @@ class BenchSession:
     def _draw_rows(self, bench: Bench | None = None, axis: FactorAxis | None = None) -> None:
         """The table; with the bench at rest also what is open, the edit, and the HTML that is saved."""
         marks = self._widget.marks if self._widget is not None else []
-        table = view.table(view.ordered(bench or self.bench), marks, alive=True, axis=axis)
+        table = view.tables(bench or self.bench, marks, alive=True, axis=axis)
         if bench is not None:
             self._show(table=table)
             return
         detail, charts = self._detail(marks)
-        self._show(table=table, charts=charts, detail=detail + self._prints, edit=self._edit_of(marks))
+        self._show(table=table, charts=charts, detail=detail + self._prints, edit=self._edit())
         if self._output is not None:
-            self._output.save(self._key, self._page(detail), view.text(view.ordered(self.bench)))
+            self._output.save(self._key, self._page(detail), view.text(self.bench))
 
     def _page(self, detail: str | None = None) -> str:
         """What a saved notebook shows; `detail` where it was made already."""
         marks = self._widget.marks if self._widget is not None else []
         code = f'<div class="gp-benchhead"><b>Bench</b><code>{escape(first_line(self.code.text))}</code></div>'
-        return view.static_page(view.ordered(self.bench), code, self._detail(marks)[0] if detail is None else detail)
+        return view.static_page(self.bench, code, self._detail(marks)[0] if detail is None else detail)
 
     def _detail(self, marks: Sequence[str]) -> tuple[str, list[dict[str, object]]]:
         """The report of one row, or two side by side and their charts as data: in a live bench these have a cursor."""
-        rows = [row for mark in marks for row in view.ordered(self.bench) if row.id == mark]
+        rows = [row for mark in marks for group in view.groups(self.bench) for row in group if row.id == mark]
         if not rows:
             return "", []
         if len(rows) == 1:
@@ -540,15 +581,21 @@ class BenchSession:
         html = side_by_side.fragment(*both, rows_of.between(a, b), self.bench.edit_between(a, b))
         return html, [chart.data() for chart in side_by_side.charts(*both)]
 
-    def _edit_of(self, marks: Sequence[str]) -> dict[str, str]:
-        """What keeps the row that was opened last, else the best."""
+    @property
+    def row_to_keep(self) -> Row | None:
+        """The row that was opened last, else the best; None where it has no edit, or the cell has it already."""
+        marks = self._widget.marks if self._widget is not None else []
         opened = [row for row in map(self.bench.row, marks) if row is not None and row.settings]
         row = opened[-1] if opened else self.bench.best
-        if row is None or not row.edit:
+        return None if row is None or not row.edit or view.is_in(self.bench, row) else row
+
+    def _edit(self) -> dict[str, object]:
+        row = self.row_to_keep
+        if row is None:
             return {"text": ""}
-        html = view.edit_html(row, view.ordered(self.bench)[0])
-        title = f"Keep {row.label}"
-        return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "code": self.code.text}
+        texts = [] if self.code.source == "block" else [self.code.text, *reversed(self.bench.texts), row.cell]
+        title, html = f"Keep {row.label}", view.edit_html(row, self.bench)
+        return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}
 
 
 _KNOBS = tuple(knob for knob in KNOBS.values() if not knob.of_ranks)

@@ -5,6 +5,7 @@ Pure but for the knobs' own look at this machine: what a front end draws is plai
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
@@ -14,6 +15,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.api.diagnose import diagnosis_for_report, learned_here
 from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
+from gpulab.knobs.catalogue import KNOBS, knobs_against
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
 from gpulab.knobs.observe.observation import Observation
@@ -21,20 +23,30 @@ from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.step import plan_of
+from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
+from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 
+NOTHING_EXPECTED = "No expectations"
 MOST = 1_000_000  # that a number field takes; the knob says what it really refuses
 NO_GAIN, CLEAR_GAIN = 1.1, 1.05  # speedups: for less at best, or in the middle, nobody turns a toggle
 _PROPOSED = 2  # values of a knob whose gain is predicted
+_SHOWN = 5  # toggles at least that are not folded, whatever is expected of them
 
 
 class Toggle(Struct, frozen=True):
-    """One knob in this cell. `reason`: why it cannot be turned here; empty where it can."""
+    """One knob in this cell. `reason`: why it cannot be turned here; empty where it can.
+
+    `rank`: place among the fixes that the diagnosis names, the gravest cause first; infinite: it names others.
+    """
 
     knob: Knob
     current: Value | None
     reason: str = ""
     prediction: Prediction | None = None  # of the value that promises most
+    rank: float = math.inf
+    cost: SetupCost | None = None  # taken once, as predicted
+    folded: bool = False
 
     @property
     def proposal(self) -> str:
@@ -42,12 +54,18 @@ class Toggle(Struct, frozen=True):
         return self.prediction.settings.get(self.knob.name, "") if self.prediction is not None else ""
 
 
-def toggles_of(knobs: Iterable[Knob], observation: Observation | None, figures: Facts | None) -> tuple[Toggle, ...]:
-    """One for each knob, what is expected to gain most first; without an observation nothing is known of the cell."""
+def toggles_of(
+    knobs: Iterable[Knob], observation: Observation | None, figures: Facts | None
+) -> tuple[tuple[Toggle, ...], str]:
+    """One for each knob, what is expected to gain most first; and why nothing is expected of any, if nothing is.
+
+    Without an observation nothing is known of the cell.
+    """
     if observation is None:
-        return tuple(Toggle(knob, None, "the cell has not run yet") for knob in knobs)
+        return (), ""
     there = [_toggle(knob, observation) for knob in knobs]
-    return _ordered(there if figures is None else _predicted(there, observation, figures))
+    there, why = (there, "") if figures is None else _predicted(there, observation, figures)
+    return _ordered(there), why
 
 
 def _toggle(knob: Knob, observation: Observation) -> Toggle:
@@ -70,15 +88,21 @@ def refusal(knob: Knob, observation: Observation, value: Value) -> str:
         return str(e)
 
 
-def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> list[Toggle]:
+def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> tuple[list[Toggle], str]:
+    """With what each promises and its rank; and why nothing is expected of any, if nothing is."""
+    evidence = learned_here(figures)
+    findings = diagnosis_for_report(figures, evidence).findings
+    named = {name: text for f in reversed(findings) for name, text in f.settings}
+    ranks = {
+        knob.name: place + knob.helps_against.get(f.key, 0) / 10
+        for place, f in reversed([*enumerate(findings)])
+        for knob in (*knobs_against(f.key), *(KNOBS[name] for name, _ in f.settings if name in KNOBS))
+    }
+    toggles = [replace(toggle, rank=ranks.get(toggle.knob.name, math.inf)) for toggle in toggles]
     try:
         projection = plan_of(figures)
-    except Refused:
-        return list(toggles)
-    evidence = learned_here(figures)
-    named = {
-        name: text for f in reversed(diagnosis_for_report(figures, evidence).findings) for name, text in f.settings
-    }
+    except Refused as why:
+        return toggles, f"{NOTHING_EXPECTED}: {why}."
     cores = figures.run.environment.usable_cores or 1.0
     step, wait = figures.typical_step_us, figures.data_wait_us
     times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)
@@ -93,17 +117,38 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
         predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
         useful = [p for p in predictions if p.ratio is not None]
-        return replace(toggle, prediction=min(useful, key=lambda p: p.ratio or 1.0, default=None))
+        most = min(useful, key=lambda p: p.ratio or 1.0, default=None)
+        return replace(toggle, prediction=most, cost=_cost(most, figures) if most is not None else None)
 
-    return [best(toggle) for toggle in toggles]
+    toggles = [best(toggle) for toggle in toggles]
+    if any(_gains(toggle.prediction) for toggle in toggles):
+        return toggles, ""
+    if any(f.key == "cpu_shared" for f in findings):
+        return toggles, f"{NOTHING_EXPECTED}: the machine was contended while this was measured."
+    return toggles, "" if any(toggle.prediction for toggle in toggles) else f"{NOTHING_EXPECTED}: only a run tells."
+
+
+def _cost(prediction: Prediction, figures: Facts) -> SetupCost | None:
+    """What is expected to be taken once, and after how many steps it is saved."""
+    interval, step = prediction.interval, figures.typical_step_us
+    said: Verdict = "faster" if interval is not None and interval[1] < 1 else "undecided"
+    step_us = step.median if step is not None else None
+    return setup_cost(prediction.setup_s, step_us, prediction.ratio, interval, said, cell_steps(figures))
 
 
 def _ordered(toggles: Sequence[Toggle]) -> tuple[Toggle, ...]:
-    def gain(toggle: Toggle) -> tuple[bool, float]:
-        predicted = toggle.prediction
-        return bool(toggle.reason), (predicted.ratio or 1.0) if predicted is not None else 1.0
+    """What gains, then what the diagnosis names and only a run tells, then the others; last what cannot act."""
 
-    return tuple(sorted(toggles, key=gain))
+    def place(toggle: Toggle) -> tuple[bool, int, float]:
+        predicted, fixed = toggle.prediction, bool(toggle.reason)
+        if predicted is not None:
+            pays = _gains(predicted) and (toggle.cost is None or toggle.cost.pays)
+            return (fixed, 0, predicted.ratio or 1.0) if pays else (fixed, 2, 0.0)
+        return (fixed, 1, toggle.rank) if toggle.rank < math.inf else (fixed, 2, 0.0)
+
+    ordered = sorted(toggles, key=place)
+    folds = [number >= _SHOWN and place(toggle)[:2] == (False, 2) for number, toggle in enumerate(ordered)]
+    return tuple(replace(toggle, folded=folded) for toggle, folded in zip(ordered, folds, strict=True))
 
 
 # as a front end draws them
@@ -119,20 +164,24 @@ def data(
 
     `failures` says of settings that were run, by their label, why they could not be compared: nothing is expected then.
     """
-    together = with_settings(observation, settings) if observation is not None else None
+    if observation is None:
+        return []
+    together = with_settings(observation, settings)
     return [_data(toggle, together, settings.get(toggle.knob.name), failures) for toggle in toggles]
 
 
 def _data(
-    toggle: Toggle, observation: Observation | None, choice: Value | None, failures: Mapping[str, str]
+    toggle: Toggle, observation: Observation, choice: Value | None, failures: Mapping[str, str]
 ) -> dict[str, object]:
     knob, current = toggle.knob, toggle.current
-    reason, problem, cautions = toggle.reason, "", tuple[str, ...]()
-    if observation is not None:
-        reason = _why_fixed(knob, observation, current) if choice is None else ""
-        if choice is not None:
-            problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
-    failure = failures.get(f"{knob.name}={toggle.proposal}", "")
+    reason, problem, cautions = "", "", tuple[str, ...]()
+    if choice is None:
+        reason = _why_fixed(knob, observation, current)
+    else:
+        problem, cautions = refusal(knob, observation, choice), knob.cautions(observation, choice)
+    failure, cost = failures.get(f"{knob.name}={toggle.proposal}", ""), toggle.cost
+    if cost is not None and not (cost.pays and cost.cell_steps):
+        cautions = (*cautions, f"expected {cost.words}")
     return {
         "name": knob.name,
         "title": knob.title,
@@ -143,6 +192,7 @@ def _data(
         "shown": written(current) if current is not None else "unknown",
         "value": choice,
         "reason": reason,
+        "folded": toggle.folded and choice is None,
         "problem": problem,
         "cautions": [*cautions, *([f"{toggle.proposal}: {failure}"] if failure else [])],
         "proposal": None if not toggle.proposal else knob.parse(toggle.proposal),
@@ -162,14 +212,21 @@ def _control(knob: Knob, current: Value | None, choice: Value | None) -> dict[st
     return {"kind": "choice", "options": [{"value": v, "words": written(v)} for v in values]}
 
 
+def _gains(prediction: Prediction | None) -> bool:
+    """Whether a gain worth a click is expected."""
+    if prediction is None or prediction.ratio is None or prediction.interval is None:
+        return False
+    low, high = prediction.interval
+    return low <= 1 / NO_GAIN and (high <= 1 or prediction.only_sign or prediction.ratio <= 1 / CLEAR_GAIN)
+
+
 def expected_words(prediction: Prediction | None) -> str:
     """ "expected 2.1× (1.7–2.6)"; a mere range has no middle; empty where nothing is predicted."""
     if prediction is None or prediction.ratio is None or prediction.interval is None:
         return ""
-    low, high = prediction.interval
-    if low > 1:
+    if prediction.interval[0] > 1:
         return "slower expected"
-    if low > 1 / NO_GAIN or (high > 1 and not prediction.only_sign and prediction.ratio > 1 / CLEAR_GAIN):
+    if not _gains(prediction):
         return "no clear gain expected"
     middle, around = speed_within(prediction.ratio, prediction.interval)
     return f"expected {around}×" if prediction.only_sign else f"expected {middle}× ({around})"

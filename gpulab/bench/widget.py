@@ -50,6 +50,7 @@ def _widget_class() -> Callable[..., Any]:
         code = traitlets.Unicode().tag(sync=True)
         css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
         toggles: Any = traitlets.List().tag(sync=True)
+        unexpected = traitlets.Unicode().tag(sync=True)
         status = traitlets.Dict().tag(sync=True)
         table = traitlets.Unicode().tag(sync=True)
         marks: Any = traitlets.List().tag(sync=True)

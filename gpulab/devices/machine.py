@@ -117,7 +117,7 @@ def detect_device(requested: str = "auto") -> Device:
     if kind == "auto" and not gpus:
         return _cpu()
     if torch is None:
-        raise UsageError(f'device "{requested}" needs PyTorch, which is not installed.')
+        raise UsageError(f'device "{requested}" needs PyTorch: pip install torch.')
     if not gpus:
         raise UsageError(f'device "{requested}" is not available: {_why_no_cuda(torch)}. Use "cpu" or "auto".')
     index = int(number) if number else _current(torch)

@@ -1,4 +1,4 @@
-"""All knobs in the order of the panel, and how `--set`, `--ab` and `--sweep` name them.
+"""All knobs in the order of the bench, and how `--set`, `--ab` and `--sweep` name them.
 
 A knob's name is that knob where the code was seen to use what the knob takes hold of, and the knob can be set there.
 Otherwise, as any other name, it is a variable that the code assigns as a literal at its top level or reads. Without
@@ -76,7 +76,7 @@ def decide(name: str, observation: Observation, names: Names) -> Decision:
     if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
         return Decision(knob, knob.kind)
     if names(name):
-        return Decision(None, "variable of the cell")
+        return Decision(None, "variable")
     raise _unknown(name, ())
 
 
@@ -110,7 +110,7 @@ def parse_sweeps(texts: Sequence[str], names: Names, variables: Collection[str] 
         for word in words:
             value = _value(name, word, names, variables)
             if any(type(value) is type(v) and value == v for v in values):
-                raise UsageError(f"--sweep {text.strip()}: {word} appears twice.")
+                raise UsageError(f"--sweep {text.strip()}: {word} appears twice, name it once.")
             values.append(value)
         sweeps[name] = tuple(values)
     return sweeps

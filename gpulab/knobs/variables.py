@@ -93,7 +93,8 @@ class Variables(Struct, frozen=True):
         """Its value as it is. Raises UsageError where there is none."""
         if not self.has(name):
             raise UsageError(
-                f"{name} cannot be set: the code neither assigns it a literal at its top level nor reads it."
+                f"{name} cannot be set: the code neither reads it nor assigns it a literal. "
+                f"Assign it at the top level, e.g. {name} = 1."
             )
         if name in self.literals:
             return self.literals[name]

@@ -108,7 +108,7 @@ def trace_file(name: str) -> Path:
     """Where PyTorch's own trace of the latest run of that name lies. Raises StoreError where there is none."""
     path = folders.trace_path(runs.store.find(runs[name].id))
     if path is None:
-        raise StoreError(f"The run {name!r} has no trace: it was stored without one.")
+        raise StoreError(f"The run {name!r} has no trace: run its cell again, without --no-trace.")
     return path
 
 

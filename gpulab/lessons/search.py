@@ -136,7 +136,7 @@ def first_look(run: Run, batch_size: int) -> Look:
     """Time per sample and working share of a run of a few steps. Raises GpulabError for one without steps."""
     step_us, works = facts(run).typical_step_us, working_share(run)
     if step_us is None:
-        raise GpulabError("The trial made too few steps to measure.")
+        raise GpulabError("The trial made too few steps to measure: give it at least ten.")
     return Look(step_us.median / batch_size, math.nan if works is None else works)
 
 

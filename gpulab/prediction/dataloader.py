@@ -115,7 +115,11 @@ def cache(projection: Projection, value: str, evidence: PriorEvidence) -> Projec
     if inside is not None:
         left = inside.collate_us
         words = f"of {duration(inside.batch_us)} to load a batch, only collate ({duration(left)}) remains"
-        return replace(projection, making=Making(left, 0.0), remade=True).doubted(CACHE_SD, words)
+        loader, setup_s = today.run.loader, None
+        if loader.dataset_length and loader.batch_size:
+            setup_s = (inside.batch_us - left) / loader.batch_size * loader.dataset_length / 1e6
+            words += f"; filling takes about {duration(setup_s * 1e6)} once"
+        return replace(projection, making=Making(left, 0.0), remade=True, setup_s=setup_s).doubted(CACHE_SD, words)
     if today.wait_us >= SMALL_WAIT * today.step.median:
         raise Refused("try it: reading items is saved, but its part of the data wait was not measured")
     return projection.doubted(CACHE_SD, "training hardly waits for data")

@@ -125,8 +125,16 @@ def _of(projection: Projection, settings: Mapping[str, str]) -> Prediction:
     middle, low, high = projection.ratio()
     basis = "; ".join(dict.fromkeys(projection.basis))
     memory, its_basis = _memory(projection, settings)
-    sign = projection.only_sign
-    return Prediction(dict(settings), middle, (low, high), capitalized(basis), memory, sign, memory_basis=its_basis)
+    return Prediction(
+        dict(settings),
+        middle,
+        (low, high),
+        capitalized(basis),
+        memory,
+        projection.only_sign,
+        memory_basis=its_basis,
+        setup_s=projection.setup_s,
+    )
 
 
 def _memory(projection: Projection, settings: Mapping[str, str]) -> tuple[float | None, str]:

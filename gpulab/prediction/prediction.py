@@ -16,10 +16,11 @@ class Prediction(Struct, frozen=True):
     """Of one setting of the knobs.
 
     `ratio` is the predicted time per sample (per step where the samples stay the same) over today's, `interval` the
-    range it should lie in with 95 %; both None where `refused` says why nothing is predicted. `only_sign`: the range
-    is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the peak of the GPU's
-    memory, without a range; None: not predicted. `memory_basis` says from what it is or that there is none; empty where
-    no GPU computes. `basis` is one sentence: from which figures and which formula.
+    range it should lie in with 95 %; both None where `refused` says why nothing is predicted. `only_sign`: the
+    range is all that the evidence carries, its middle is no estimate. `memory_ratio` likewise of the peak of the
+    GPU's memory, without a range; None: not predicted. `memory_basis` says from what it is or that there is none;
+    empty where no GPU computes. `setup_s` is taken once, before the steps; None: not predicted. `basis` is one
+    sentence: from which figures and which formula.
     """
 
     settings: dict[str, str]
@@ -30,6 +31,7 @@ class Prediction(Struct, frozen=True):
     only_sign: bool = False
     refused: str = ""
     memory_basis: str = ""
+    setup_s: float | None = None
 
     @property
     def needs_run(self) -> bool:

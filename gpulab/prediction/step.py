@@ -30,7 +30,7 @@ class Projection(Struct, frozen=True):
     `starting_us` is an estimate of what starting workers with each epoch adds to a step, `first_us` what waiting for
     their first batch adds, `at_most_us` what either may add to some steps and not to a typical one. `saved_us` is time
     of the training thread per step that falls away (CPU device), `changes` what a replay plays (GPU). `samples`: of a
-    step, after over before.
+    step, after over before. `setup_s`: taken once, before the steps; None: not predicted.
     `sd`: of the ratio's logarithm. `reach`: factors by which the result may be lower and higher beside that;
     `only_sign` as of a Prediction.
     """
@@ -50,6 +50,7 @@ class Projection(Struct, frozen=True):
     reach: tuple[float, float] = (1.0, 1.0)
     only_sign: bool = False
     memory_ratio: float | None = None
+    setup_s: float | None = None
     basis: tuple[str, ...] = ()
     already: tuple[str, ...] = ()  # of settings that the baseline has: a sentence each
 

@@ -245,7 +245,9 @@ class Runs(Sequence[Run]):
         items, unreadable = self._items(), self._unreadable()
         if not items and not unreadable:
             none = (
-                f"no run matches {shown(self.asked)!r}" if self.asked else f"no run is in {str(self.store.root)!r} yet"
+                f"no run matches {shown(self.asked)!r}"
+                if self.asked
+                else f"no run is in {str(self.store.root)!r} yet, profile something first"
             )
             raise StoreError(f"Nothing to export: {none}.")
         loaders: dict[str, Callable[[], Run]] = {item.id: partial(_load, item) for item in items}

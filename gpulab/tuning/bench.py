@@ -1,7 +1,7 @@
 """What was tried on one cell and what came of it: rows that outlive the process, each measured against the first.
 
 The first row is the baseline. Every other row has blocks that ran in turn with blocks of the first: their
-pairs give its speed. Pure.
+pairs give its speed. A cell to which an edit was applied has another text, and so another baseline. Pure.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.knobs.edits import ELSEWHERE, diff
+from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
@@ -87,6 +88,7 @@ class Row(Struct, frozen=True):
     edit: str = ""  # what keeps it
     cell: str = ""  # the cell with that edit; empty where the edit is no diff
     origin: str = ""  # "rung 2 of a climb"; empty: run by hand
+    code: str = ""  # the text of the cell that it was measured on; empty: the one that the cell has now
 
     @property
     def label(self) -> str:
@@ -105,26 +107,54 @@ class Row(Struct, frozen=True):
         return self.samples_per_step * 1e6 / self.step_us if self.step_us and self.samples_per_step else None
 
 
+def plain_text(code: str) -> str:
+    """By which the text of a cell is known: without empty lines around it."""
+    return code.rstrip().lstrip("\n")
+
+
 class Bench(Struct, frozen=True):
-    """All rows of one cell, the baseline first, then in the order in which they came."""
+    """All rows of one cell, the baseline first, then in the order in which they came.
+
+    A row is compared with the baseline of its own text only; `own` are those of the text that the cell has now.
+    """
 
     code: str
     rows: tuple[Row, ...] = ()
+    texts: tuple[str, ...] = ()  # that the cell had before edits were applied to it
+    observation: Observation | None = None  # of the last run of the baseline
+
+    @property
+    def own(self) -> tuple[Row, ...]:
+        return tuple(row for row in self.rows if row.code in ("", self.code))
+
+    def at(self, code: str) -> Bench:
+        """The bench when its cell has this text: all rows stay, and say what they were measured on."""
+        code = plain_text(code)
+        if code == self.code:
+            return self
+        rows = tuple(replace(row, code=row.code or self.code) for row in self.rows)
+        return Bench(code, rows, tuple(text for text in (*self.texts, self.code) if text != code))
+
+    def joined(self, other: Bench) -> Bench:
+        """With what another bench of the same text has besides."""
+        rows = (*self.rows, *(row for row in other.rows if self.row(row.id) is None))
+        texts = dict.fromkeys((*other.texts, *self.texts))
+        return replace(self, rows=rows, texts=tuple(texts), observation=self.observation or other.observation)
 
     @property
     def baseline(self) -> Row | None:
-        return next((row for row in self.rows if not row.settings), None)
+        return self.of({})
 
     def row(self, row_id: str) -> Row | None:
         return next((row for row in self.rows if row.id == row_id), None)
 
     def of(self, settings: Mapping[str, str]) -> Row | None:
         """The row with these settings, whatever their order."""
-        return next((row for row in self.rows if row.settings == dict(settings)), None)
+        return next((row for row in self.own if row.settings == dict(settings)), None)
 
     @property
     def best(self) -> Row | None:
-        best = best_of([replace(row, step_us=self.step_us(row)) for row in self.rows])
+        best = best_of([replace(row, step_us=self.step_us(row)) for row in self.own])
         return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
@@ -152,7 +182,7 @@ class Bench(Struct, frozen=True):
 
     def edit_between(self, a: Row, b: Row) -> str:
         """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
-        cells = [row.cell or ("" if row.settings else self.code) for row in (a, b)]
+        cells = [plain_text(row.cell or ("" if row.settings else row.code or self.code)) for row in (a, b)]
         marked = list(zip("AB", (a, b), strict=True))
         loose = [(mark, row.edit.partition(ELSEWHERE)[2] if row.cell else row.edit) for mark, row in marked]
         parts = [diff(*cells, *(f"{mark}: {row.title}" for mark, row in marked))] if all(cells) else []
@@ -184,7 +214,7 @@ class Bench(Struct, frozen=True):
     def remove(self, row_id: str) -> Bench:
         """Without this row; the first stays as long as there are others, which are measured against it."""
         row = self.row(row_id)
-        if row is None or (not row.settings and len(self.rows) > 1):
+        if row is None or (not row.settings and len(self.at(row.code or self.code).own) > 1):
             return self
         return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
 
@@ -458,7 +488,12 @@ def _log_times(blocks: Sequence[Block]) -> dict[int, float]:
 
 
 def between(a: Row, b: Row) -> Speed | None:
-    """B against A where each was measured against the first row only: the one ratio over the other."""
+    """B against A where each was measured against the first row only: the one ratio over the other.
+
+    None where these first rows are of two texts of the cell.
+    """
+    if a.code != b.code:
+        return None
     if a.speed is None:
         return b.speed
     return _inverse(a.speed) if b.speed is None else chained(_inverse(a.speed), b.speed)

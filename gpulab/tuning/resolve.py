@@ -129,7 +129,7 @@ class ResolvedSetting(Struct, frozen=True):
 
     @property
     def kind(self) -> Kind:
-        return "variable of the cell" if self.knob is None else self.knob.kind
+        return "variable" if self.knob is None else self.knob.kind
 
     @property
     def knob_value(self) -> Value:

@@ -756,7 +756,7 @@ def _is_cut(block: Block | None, size: schedule.Size) -> bool:
 
 def _idle(run: Run) -> str:
     """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
-    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable of the cell"]
+    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
     return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
 
 

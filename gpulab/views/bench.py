@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
-from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds
+from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -33,7 +33,8 @@ from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
 from gpulab.views.wording import plain
 
-NOTHING = "Nothing has run yet."
+NOTHING = "Nothing has run yet: run the baseline, then the settings of the cell can be changed."
+IN_CELL = "now in the cell"
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
 _NARROW_TITLES = {"time": "step", "memory": "peak memory", "loss": "loss", "device": "GPU utilization"}
@@ -56,15 +57,47 @@ _ACTIONS = (
 )
 
 
+def groups(bench: Bench) -> list[tuple[Row, ...]]:
+    """The rows of each text that the cell has had, those of what it has now first."""
+    now, *earlier = (ordered(bench.at(code)) for code in (bench.code, *reversed(bench.texts)))
+    marked = [tuple(_marked(row) if is_in(bench, row) else row for row in rows) for rows in earlier]
+    return [now, *marked]
+
+
+def _marked(row: Row) -> Row:
+    return replace(row, origin=f"{row.origin}; {IN_CELL}" if row.origin else IN_CELL)
+
+
+def is_in(bench: Bench, row: Row) -> bool:
+    """Whether the cell has the row's edit now."""
+    return bool(row.cell) and plain_text(row.cell) == bench.code
+
+
 def ordered(bench: Bench) -> tuple[Row, ...]:
     """The baseline first, then pinned ones, then the others as they came; each with its step by the speedup."""
-    rows = (replace(row, step_us=bench.step_us(row)) for row in bench.rows)
+    rows = (replace(row, step_us=bench.step_us(row), code=bench.code) for row in bench.own)
     return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
 def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
     """The axis of rows that are being measured, which had this one before."""
     return stepped_axis((factor for shown in factor_ranges(rows) for factor in shown.factors), before)
+
+
+def tables(bench: Bench, marks: Sequence[str] = (), *, alive: bool = False, axis: FactorAxis | None = None) -> str:
+    """A table of each text that the cell has had: speedups of two texts have no common baseline."""
+    now, *earlier = groups(bench)
+    return table(now, marks, alive=alive, axis=axis) + "".join(
+        f'<p class="gp-quiet">{safe(_before(rows, bench))}</p>{table(rows, marks, alive=alive)}'
+        for rows in earlier
+        if rows
+    )
+
+
+def _before(rows: Sequence[Row], bench: Bench) -> str:
+    applied = ", ".join(row.title for row in rows if plain_text(row.cell) in (bench.code, *bench.texts))
+    on = f"the cell without {applied}" if applied else "another text of the cell"
+    return f"Measured on {on}: these speedups have another baseline."
 
 
 def table(
@@ -293,9 +326,13 @@ def words(row: Row, best: Row | None, first: Row) -> str:
     return plain("; ".join(parts))
 
 
-def text(rows: Sequence[Row]) -> str:
+def text(bench: Bench) -> str:
     """A line per row."""
-    return "\n".join(words(row, best_of(rows), rows[0]) for row in rows) or NOTHING
+    now, *earlier = groups(bench)
+    lines = [words(row, best_of(now), now[0]) for row in now] or [NOTHING]
+    for rows in filter(None, earlier):
+        lines += [_before(rows, bench), *(words(row, best_of(rows), rows[0]) for row in rows)]
+    return "\n".join(lines)
 
 
 def figures(rows: Sequence[Row]) -> str:
@@ -338,16 +375,16 @@ def full_run_words(row: Row, step: Spread | None) -> str:
     )
 
 
-def edit_html(row: Row, first: Row) -> str:
+def edit_html(row: Row, bench: Bench) -> str:
     """What keeps the row's settings: what they take once, then a diff of the cell or a snippet."""
-    cost = cost_of_row(first, row)
+    cost = next((cost_of_row(rows[0], row) for rows in groups(bench) if row.id in {own.id for own in rows}), None)
     lines = (f"{capitalized(cost.words)}.",) if cost is not None else ()
     return fragment_section(Section("", lines=lines, code=row.edit))
 
 
-def static_page(rows: Sequence[Row], head: str, below: str = "") -> str:
+def static_page(bench: Bench, head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
     style = f"<style>{html_bars.static('rows.css')}</style>"
     detail = f'<div class="gp-detail">{below}</div>' if below else ""
-    panes = f'<div class="gp-panes"><div class="gp-table">{table(rows)}</div>{detail}</div>'
+    panes = f'<div class="gp-panes"><div class="gp-table">{tables(bench)}</div>{detail}</div>'
     return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

@@ -51,7 +51,7 @@ def plot_run(run: Run) -> Figure:
     panels += [(4, _steps)] if _has_steps(run) else []
     panels += [(3, _device)] if any(curves.of_device(run.samples)) else []
     if not panels:
-        raise UsageError(f"There is nothing to plot of {run.name}: neither steps nor curves were measured.")
+        raise UsageError(f"There is nothing to plot of {run.name}: no steps, no curves. Mark steps with gpulab.step().")
     figure = NotebookFigure(layout="constrained")
     every = np.ravel(figure.subplots(len(panels), height_ratios=[height for height, _ in panels]))
     for axes, (_, draw) in zip(every, panels, strict=True):
@@ -153,7 +153,7 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
     ranges = factor_ranges([first, *rows])[1:]
     pairs = [pair_speeds(first, row) for row in rows]
     if not any(shown.middle for shown in ranges):
-        raise UsageError("There is nothing to plot: no setting could be compared with the first.")
+        raise UsageError("There is nothing to plot: no setting could be compared with the first. Its .text() says why.")
     usual = [float(x) for some in pairs if some for x in np.exp(np.percentile(np.log(some), (5, 95)))]
     axis = axis_of([*usual, *(x for shown in ranges for x in shown.factors)])
     size_in = rcParams["figure.figsize"][0], _AXIS_IN + _ROW_IN * len(ranges)

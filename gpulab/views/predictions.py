@@ -14,6 +14,7 @@ from gpulab.views.comparison.prediction import NONE, memory_words, predicted_fig
 from gpulab.views.html_rows import FactorRange
 from gpulab.views.interval_places import FactorAxis, axis_of
 from gpulab.views.layout import Column, Section, leading, present
+from gpulab.views.report.findings import to_try
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
@@ -30,6 +31,7 @@ class Predicted(View):
     run: str
     predictions: tuple[Prediction, ...]
     doubt: str = ""  # what disturbed the run from which they are made, as sentences
+    source: str | None = None  # of that run
 
     @property
     def headline(self) -> Headline:
@@ -41,12 +43,12 @@ class Predicted(View):
         if best is None:
             return self._no_prediction(self.predictions[0])
         said = f"{_TITLE}: {_named(best)} gives {_speed(best)}."
-        return Headline("predicted", said, f"{self._of_run()} {_to_measure(best)}", "unknown")
+        return Headline("predicted", said, f"{self._of_run()} {self._to_measure(best)}", "unknown")
 
     def _no_prediction(self, first: Prediction) -> Headline:
         """Why there is none, and the command that measures it where only a run tells."""
         why = sentence(plain(first.reason))
-        command = _to_measure(first) if first.needs_run else ""
+        command = self._to_measure(first) if first.needs_run else ""
         evidence = " ".join(filter(None, (why, command)))
         return Headline("nothing_predicted", f"No prediction for {_named(first)}.", evidence, "unknown")
 
@@ -84,12 +86,11 @@ class Predicted(View):
             return Section(_TITLE, lines=(NOTHING,))
         columns = (Column("setting"), Column("speedup"), Column("", "wrap"))
         asked = [p for p in self.predictions if p.ratio is not None]
-        lines = [self._of_run(), *map(_to_measure, asked[:1])]
+        lines = [self._of_run(), *map(self._to_measure, asked[:1])]
         return Section.table(_TITLE, columns, map(_cells, self.predictions), lines)
 
-
-def _to_measure(prediction: Prediction) -> str:
-    return f"To measure it, write above the cell: %%gpuprofile --ab {','.join(_settings(prediction))}"
+    def _to_measure(self, prediction: Prediction) -> str:
+        return f"Measure it {to_try(','.join(_settings(prediction)), self.source, None)}"
 
 
 def _named(prediction: Prediction) -> str:

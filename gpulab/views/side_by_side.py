@@ -32,7 +32,7 @@ _LONGER = 5  # times the shorter run: what the longer one did after that is not 
 _HIGH_PX = 64
 _KEY = key([(A_COLOUR, "A"), (B_COLOUR, "B")])
 _BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
-_ABREAST = "display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,400px),1fr));gap:0 28px"
+_ABREAST = "columns:2 360px;column-gap:28px;margin:0 0 10px"
 
 
 def sentence(a: Row, b: Row, speed: Speed | None) -> str:
@@ -42,7 +42,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         return f"{failed.title} could not be measured: {failed.failure}."
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
-        return f"No comparison of {of_b} and {of_a}."
+        why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
+        return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""
     how = {
@@ -51,7 +52,7 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
         "no measurable difference": f"No measurable difference between {of_b} and {of_a}: {figures}",
     }
     cost = cost_of_row(a, replace(b, speed=speed))
-    takes = f" {capitalized(cost.words)}." if cost is not None else ""
+    takes = f" {capitalized(cost.words)}." if cost is not None and speed.verdict in ("faster", "slower") else ""
     return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
 
 
@@ -78,19 +79,21 @@ def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed |
         _operators((a, of_a), (b, of_b), per_sample=per_sample) if of_a is not None and of_b is not None else None
     )
     parts = [
-        _times(a, b, per_sample=per_sample) + (picture(*of_loss, _KEY) if of_loss else ""),
+        _times(a, b, per_sample=per_sample),
         picture(*over_time, _KEY) if over_time else "",
-        figures,
+        picture(*of_loss, _KEY) if of_loss else "",
         fragment_section(operators) if operators is not None else "",
+        figures,
     ]
-    return f'<div class="gp-sides" style="{_ABREAST}">{"".join(f"<div>{part}</div>" for part in parts if part)}</div>'
+    whole = "".join(f'<div style="break-inside:avoid;display:flow-root">{part}</div>' for part in parts if part)
+    return f'<div class="gp-sides" style="{_ABREAST}">{whole}</div>'
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
-    """Both losses, the steps of each and their device, as they stand in the HTML; without what was not measured."""
+    """The steps of each and their device, and both losses, as they stand in the HTML; without what was not measured."""
     over_time = _over_time(of_a, of_b) if of_a is not None and of_b is not None else []
     loss = _losses(a, b)
-    return (*([loss] if loss is not None else []), *over_time)
+    return (*over_time, *([loss] if loss is not None else []))
 
 
 def _times(a: Row, b: Row, *, per_sample: bool) -> str:

@@ -40,7 +40,7 @@ def test_the_job_is_shown_until_it_has_ended(
 
 
 def test_a_job_that_does_not_run(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="No job runs in"):
+    with pytest.raises(StoreError, match=r"No job runs in .* Start one with gpulab record"):
         watch(tmp_path)
     spool = spooled(tmp_path, rank("a", 0, "2026-01-01T00:00:00+00:00"))
     with pytest.raises(StoreError, match=r"No job 'x' runs in .* These run: a"):

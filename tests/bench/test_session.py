@@ -13,14 +13,25 @@ from typing import Any, TextIO
 import ipywidgets
 import pytest
 import torch
+from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
+from gpulab.api.reading import runs
 from gpulab.bench import file
 from gpulab.bench.opening import lab
 from gpulab.bench.output import KeptPrints, MainThread, interruptible, prints_kept
-from gpulab.bench.session import BUSY, INTERRUPTED, TWO_SETTINGS, BenchSession, first_line
+from gpulab.bench.session import (
+    BUSY,
+    INTERRUPTED,
+    MEASURED_AGAIN,
+    MISSING,
+    TWO_SETTINGS,
+    BenchSession,
+    first_line,
+)
 from gpulab.bench.widget import BenchWidget
 from gpulab.errors import UsageError
+from gpulab.tuning import single_run
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.runner import Runner
@@ -140,6 +151,67 @@ def test_rows_outlive_the_process(bench: Bench) -> None:
     assert not broken.rows and "could not be read" in problem
 
 
+def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> None:
+    session = alive.session
+    session.run(workers=2)
+    session.run(batch_size=16)
+    first, two, sixteen = session.rows
+    changed, other = f"{CODE.text}\nx = 1", f"{CODE.text}\nx = 2"
+    for row, cell in ((two, changed), (sixteen, other)):
+        session.bench = session.bench.put(replace(row, edit="a diff", cell=cell))
+    root = click(alive, "rename", row=two.id, name="two workers")
+    assert (root.edit["row"], root.edit["texts"]) == (two.id, [CODE.text, changed]), "the best is offered"
+    root = click(alive, "applied", row=two.id)
+    assert "The cell now has two workers" in root.status["message"] and root.code == changed
+    assert root.edit == {"text": ""}, "the cell has it"
+    assert session.bench.baseline is None and session._observation is None, "another text: nothing is known of it"
+    assert view.IN_CELL in root.table and "Measured on the cell without two workers" in root.table
+
+    click(alive, "run", settings={"workers": 2})
+    assert alive.done[-1] == [] and [row.label for row in session.bench.own] == ["baseline", "workers=2"]
+    assert session.bench.row(two.id).speed == two.speed, "what was measured before stays"  # type: ignore[union-attr]
+    root = click(alive, "open", rows=[two.id, session.bench.own[1].id])
+    assert "measured against the baseline of another text" in root.detail
+    click(alive, "remove", row=first.id)
+    click(alive, "remove", row=session.bench.own[0].id)
+    assert [row.id for row in session.rows if not row.settings] != [], "others are measured against them"
+    click(alive, "decide", row=sixteen.id)
+    assert session.bench.of({"batch_size": "16"}) is not None, "measured on the text that the cell has now"
+
+    root = click(alive, "open", rows=[sixteen.id])
+    assert root.edit["texts"] == [changed, CODE.text, other], "looked for: what the cell has, else what it had"
+    click(alive, "applied", row=sixteen.id)
+    for text in (CODE.text, changed, other):
+        kept = BenchSession(TextCode.parsed(f"{text}\n", {"loader": [], "step": print})).bench
+        assert {row.title for row in kept.rows} >= {"two workers", "batch_size=16"} and len(kept.rows) == 6
+    undone = BenchSession(CODE).bench
+    assert undone.baseline is not None and undone.baseline.id == first.id and len(undone.own) == 3
+
+
+def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(file.NOTEBOOK, "this.ipynb")
+    kept = bench.session.run(workers=2).bench
+    monkeypatch.setenv(file.NOTEBOOK, "other.ipynb")
+    file.save(replace(kept, code="of_another()"))
+    monkeypatch.setattr(runs, "_own", {})
+    monkeypatch.setattr(single_run, "_observations", {})
+    assert lab().code.text == "of_another()"
+    monkeypatch.setenv(file.NOTEBOOK, "this.ipynb")
+    assert lab().code.text == CODE.text and lab().rows == kept.rows
+    assert lab()._news == f"{MISSING.format('loader, step')} {MEASURED_AGAIN}"
+
+    again = BenchSession(CODE, engine=bench.engine)
+    assert again._news == MEASURED_AGAIN and again._observation == kept.observation, "the toggles show what it had"
+    again.run(batch_size=16)
+    assert bench.done[-1] == [] and again._news == "" and len(again.rows) == 3
+    alone = BenchSession(TextCode.parsed(CODE.text, {}), engine=bench.engine)
+    bench.before = lambda runner: eval("loader", runner._code.namespace)
+    said = list[str]()
+    monkeypatch.setattr(alone, "_draw_status", lambda status=None: said.append(status.message if status else ""))
+    alone.begin("run", {"workers": 2})
+    assert said[-1] == MISSING.format("loader, step") and alone.rows == again.rows
+
+
 @pytest.mark.parametrize(
     ("error", "shown"),
     [(ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"), (None, INTERRUPTED)],
@@ -252,7 +324,7 @@ def test_a_saved_page_holds_the_rows_without_a_kernel(bench: Bench) -> None:
     bench.session.run(workers=2)
     page = bench.session._page()
     assert "workers=2" in page and "gp-static" in page and "<button" not in page and "<script" not in page
-    assert view.text(bench.session.rows).splitlines()[0].startswith("baseline; ")
+    assert view.text(bench.session.bench).splitlines()[0].startswith("baseline; ")
 
 
 def test_a_lesson_is_linked_only_where_its_notebook_is(tmp_path: Path) -> None:
@@ -278,9 +350,9 @@ def test_an_interrupt_is_heard_where_the_kernel_ignores_it() -> None:
         signal.signal(signal.SIGINT, before)
 
 
-def test_without_a_profiled_cell_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.api.reading import runs
-
+def test_without_a_profiled_cell_and_a_bench_it_says_what_to_do(
+    own_store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):
         lab()

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from gpulab.bench import toggles as toggles_module
 from gpulab.bench.toggles import Toggle, data, expected_words, toggles_of
+from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.prediction.predict import refused
 from gpulab.prediction.prediction import Prediction
 from tests.knobs.scenes import loading
 from tests.support.comparisons import as_written
@@ -18,7 +21,8 @@ SCENE = loading(dataset_length=480, batch_size=16)
 
 
 def drawn(observation: Any = SCENE, settings: dict[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    toggles = toggles_of(KNOBS.values(), observation, None)
+    toggles, why = toggles_of(KNOBS.values(), observation, None)
+    assert not why
     return {str(d["name"]): d for d in data(toggles, observation, settings or {}, {})}
 
 
@@ -29,8 +33,7 @@ def test_each_toggle_has_its_value_control_and_help() -> None:
     assert (toggles["pin_memory"]["kind"], toggles["amp"]["kind"]) == ("switch", "choice")
     assert toggles["tf32"]["reason"] == KNOBS["tf32"].refuses(SCENE, True)
     assert not toggles["workers"]["reason"] and all(t["help"] and t["title"] for t in toggles.values())
-    unseen = drawn(None)
-    assert all("has not run yet" in t["reason"] and t["current"] is None for t in unseen.values())
+    assert not drawn(None), "nothing is known of a cell that has not run"
 
 
 @pytest.mark.parametrize(
@@ -55,15 +58,47 @@ def test_what_one_toggle_can_be_depends_on_the_others() -> None:
 
 
 def test_what_is_expected_to_help_most_stands_first() -> None:
-    toggles = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    toggles, why = toggles_of(KNOBS.values(), SCENE, as_written().facts)
     able = [t for t in toggles if not t.reason]
-    gains = [t.prediction.ratio if t.prediction is not None and t.prediction.ratio else 1.0 for t in able]
-    assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able)
+    promising = [t.prediction for t in able if expected_words(t.prediction).startswith("expected ")]
+    gains = [p.ratio or 1.0 for p in promising if p is not None]
+    assert gains == sorted(gains) and gains[0] < 0.9 and toggles[: len(able)] == tuple(able) and not why
+    assert all(t.prediction is not None for t in able[: len(gains)]) and not any(t.folded for t in able[:5])
+    assert all(t.folded for t in able[5:]) and expected_words(able[-1].prediction) in ("", "no clear gain expected")
+    turned = {str(d["name"]): d for d in data(toggles, SCENE, {able[-1].knob.name: True}, {})}
+    assert not turned[able[-1].knob.name]["folded"], "what was turned is seen"
     workers = next(t for t in toggles if t.knob.name == "workers")
     assert workers.proposal and expected_words(workers.prediction).startswith("expected ")
     failures = {f"workers={workers.proposal}": "no effect: nobody asked"}
     tried = {str(d["name"]): d for d in data(toggles, SCENE, {}, failures)}["workers"]
     assert not tried["expected"] and tried["cautions"] == [f"{workers.proposal}: no effect: nobody asked"]
+
+
+def test_without_expectations_the_diagnosis_orders(monkeypatch: pytest.MonkeyPatch) -> None:
+    causes: list[Finding] = [Finding(key, "", (), 1.0, "measured") for key in ("cpu_shared", "cpu_preprocessing")]
+    found = Diagnosis((*causes,), (), 1.0)
+    monkeypatch.setattr(toggles_module, "diagnosis_for_report", lambda *_: found)
+    monkeypatch.setattr(toggles_module, "predict_from", lambda _, settings, *__: refused(settings, "too wide"))
+    toggles, why = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    assert why == "No expectations: the machine was contended while this was measured."
+    assert [t.knob.name for t in toggles[:2]] == ["workers", "cache"] and sum(t.folded for t in toggles) > 2
+    causes.pop(0)
+    found = Diagnosis((*causes,), (), 1.0)
+    assert toggles_of(KNOBS.values(), SCENE, as_written().facts)[1] == "No expectations: only a run tells."
+
+
+def test_a_gain_that_the_cell_cannot_earn_stands_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    gains = {"cache": Prediction({"cache": "on"}, 0.1, (0.05, 0.2), "", setup_s=18.0)}
+    gains["workers"] = Prediction({"workers": "2"}, 0.5, (0.4, 0.6), "")
+    monkeypatch.setattr(
+        toggles_module, "predict_from", lambda _, s, *__: gains[n] if (n := next(iter(s))) in gains else refused(s, "")
+    )
+    toggles, _ = toggles_of(KNOBS.values(), SCENE, as_written().facts)
+    assert toggles[0].knob.name == "workers" and toggles[1].knob.name != "cache"
+    shown = {str(d["name"]): d for d in data(toggles, SCENE, {}, {})}
+    said = str(shown["cache"]["cautions"])
+    assert "expected one-time cost 18.0 s pays off only after 5" in said and said.endswith("the cell runs 40']")
+    assert shown["workers"]["cautions"] == []
 
 
 @pytest.mark.parametrize(

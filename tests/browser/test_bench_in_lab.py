@@ -192,7 +192,7 @@ def test_the_bench_grows_and_stays(open_notebook: OpenNotebook, shots: Path) -> 
     do(rows(bench).nth(1), "Remove")
     expect(rows(bench)).to_have_count(2)
     press(bench, "Apply to the cell")
-    expect(bench.locator(".gp-keep")).to_contain_text("Applied")
+    expect(bench.locator(".gp-message")).to_contain_text("The cell now has workers=2")
     expect(notebook.cell(1).locator(".jp-InputArea")).to_contain_text("num_workers=2")
 
     notebook.save()

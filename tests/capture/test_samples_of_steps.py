@@ -44,7 +44,7 @@ def _with_variable(side: Side, value: str, inputs: StepInputs | None) -> Side:
     assert side.facts is not None
     known = replace(side.facts, run=replace(run, steps=steps, loader=None))
     blocks = tuple(replace(block, sample_count=None) for block in side.blocks)
-    checks = (Change("bs", value, "16", "variable of the cell", "took effect", ""),) if value else ()
+    checks = (Change("bs", value, "16", "variable", "took effect", ""),) if value else ()
     return replace(side, facts=known, blocks=blocks, checks=checks, step_inputs=inputs)
 
 

@@ -108,7 +108,7 @@ def test_command_and_bench_know_the_knob(knob: Knob) -> None:
     with pytest.raises(UsageError, match=r"Did you mean deterministic\?"):
         parse_settings(["reproducible=on"], lambda name: False)
     observation = Observation(Device("cpu", "CPU"))
-    (toggle,) = data(toggles_of([KNOBS[knob.name]], observation, None), observation, {}, {})
+    (toggle,) = data(toggles_of([KNOBS[knob.name]], observation, None)[0], observation, {}, {})
     assert (toggle["title"], toggle["current"], toggle["reason"]) == (knob.title, False, "")
 
 

@@ -156,8 +156,8 @@ def test_values_from_code() -> None:
     ("name", "observation", "kind"),
     [
         ("batch_size", SCENE, "DataLoader option"),
-        ("batch_size", NOTHING, "variable of the cell"),
-        ("hidden", SCENE, "variable of the cell"),
+        ("batch_size", NOTHING, "variable"),
+        ("hidden", SCENE, "variable"),
         ("workers", NOTHING, "DataLoader option"),  # no such variable: the knob, which says why it cannot be set
         ("amp", SCENE, "module call"),
         ("fused_optimizer", SCENE, "optimizer option"),
@@ -167,7 +167,7 @@ def test_values_from_code() -> None:
 def test_the_rule(name: str, observation: Observation, kind: str) -> None:
     decision = decide(name, observation, CELL.has)
     assert decision.kind == kind
-    assert (decision.knob is None) == (kind == "variable of the cell")
+    assert (decision.knob is None) == (kind == "variable")
 
 
 def test_a_knob_without_a_fitting_value_means_the_variable() -> None:

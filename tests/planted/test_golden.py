@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from planted.golden import answers, cases
+from tests.lint import SENTENCE_WORDS, words_of_sentences
 
 KEPT: dict[str, Any] = {"report": {"step_us": 2.0, "findings": [{"key": "launch_bound"}], "unknown": None}, "count": 3}
 
@@ -29,6 +30,13 @@ KEPT: dict[str, Any] = {"report": {"step_us": 2.0, "findings": [{"key": "launch_
 )
 def test_each_change_is_one_line(now: dict[str, Any], line: str | None) -> None:
     assert list(answers.differences(KEPT, now)) == ([] if line is None else [line])
+
+
+def test_no_sentence_of_a_headline_is_long() -> None:
+    headlines = [kept["report"]["headline"] for kept in answers.load().values()]
+    texts = {headline[key] for headline in headlines for key in ("sentence", "evidence")}
+    sentences = [words for text in texts for _, words in words_of_sentences(text)]
+    assert len(sentences) > 500 and [" ".join(words) for words in sentences if len(words) > SENTENCE_WORDS] == []
 
 
 def test_a_simulated_loop_still_has_its_kept_answer() -> None:

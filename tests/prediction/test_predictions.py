@@ -205,6 +205,8 @@ def test_what_the_loader_takes_afterwards(
 ) -> None:
     assert known.step_us is not None
     assert ratio_of(known, **settings) * known.step_us.median / 1e3 == pytest.approx(after_ms, rel=rel)
+    filled = predict(timed(fed(40, 0.5), batch_ms=20, read_ms=17), {"cache": "on"})
+    assert filled.setup_s == pytest.approx(0.017 / 32 * 1797) and "filling takes about 955 ms once" in filled.basis
     assert "not measured" in predict(fed(20, 0.01, workers=4), {"workers": "0"}).refused, "no wait, and not timed"
 
 
@@ -704,7 +706,9 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     none = gpulab.predict(run, {"prefetch": 4, "workers": 2})
     assert none.headline.sentence == "No prediction for prefetch=4, workers=2."
     assert "try it:" not in none.text().lower()
-    assert "write above the cell: %%gpuprofile --ab prefetch=4,workers=2" in " ".join(none.text().split())
+    assert "%%gpuprofile --ab prefetch=4,workers=2" in " ".join(none.text().split())
+    of_script = gpulab.predict(replace(run, source="script"), {"prefetch": 4, "workers": 2})
+    assert "on your script, without an edit: gpulab record --ab" in " ".join(of_script.text().split())
 
 
 def test_a_knob_is_asked_of_the_run_as_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

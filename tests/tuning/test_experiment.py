@@ -101,7 +101,7 @@ def test_as_written_trains_as_the_bare_cell_and_is_recorded(
 def test_variables_of_the_notebook_and_of_the_cell(names: dict[str, Any]) -> None:
     found = quick(CELL, {"pause": 0.02, "factor": 3.0}, names, pairs=2)
     assert all(b.time_ns >= b.step_count * 20e6 for b in found.only.b.blocks), "it slept in every step"
-    assert {check.kind for check in found.only.b.checks} == {"variable of the cell"}
+    assert {check.kind for check in found.only.b.checks} == {"variable"}
     assert names["pause"] == 0.0 and names["factor"] == 1.0
     assert found.loss.b[0] == pytest.approx(3 * found.loss.a[0], rel=1e-5)
     assert "factor = 3.0" in found.only.b.edit and found.only.b.edit_is_diff

@@ -150,7 +150,7 @@ def test_workers_that_cannot_import_the_dataset(
 
 def test_a_literal_holds_afterwards_what_the_cell_assigns(names: dict[str, Any]) -> None:
     (change,) = ran("hidden = 64\nsize = hidden * 2\n" + LOOP, names, hidden=512)
-    assert (change.kind, change.found, change.state) == ("variable of the cell", "64", "took effect")
+    assert (change.kind, change.found, change.state) == ("variable", "64", "took effect")
     assert (names["hidden"], names["size"]) == (64, 1024)
 
 
@@ -192,7 +192,7 @@ def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]
     assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
     decided = resolve_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
     assert decided.changes_training(()) == "your code computes with another `lr`"
-    idle = Change("lr", "0.5", "0.1", "variable of the cell", "no effect", "")
+    idle = Change("lr", "0.5", "0.1", "variable", "no effect", "")
     assert decided.changes_training((idle,)) == ""
 
 

@@ -23,7 +23,8 @@ A = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
 B = row_of(Row("b", {"workers": "2"}), compare_blocks(as_written(), faster()), A, 0)
 LOST = row_of(Row("c", {"batch_size": "4096"}), compare_blocks(as_written(), out_of_memory()), A, 0)
 UNDECIDED = Row("d", {"amp": "bf16"}, speed=Speed("undecided", 0.97, (0.9, 1.05), 0.02, 6), origin="rung 2 of a climb")
-ROWS = view.ordered(Bench("x = 1", (A, B, LOST, UNDECIDED)))
+BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
+ROWS = view.ordered(BENCH)
 
 
 def test_every_row_is_a_line_of_the_table() -> None:
@@ -54,8 +55,8 @@ def test_each_verdict_on_the_losses_has_a_word_of_its_own() -> None:
 def test_text_and_table_say_the_same() -> None:
     for row in ROWS:
         label = view.words(row, ROWS[1], ROWS[0])
-        assert label in view.text(ROWS) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
-    assert view.text(()) == view.NOTHING and view.NOTHING in view.table(())
+        assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
+    assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(())
 
 
 def test_pinned_rows_stand_below_the_first() -> None:
@@ -125,11 +126,12 @@ def test_operators_of_both_stand_by_their_difference() -> None:
 
 def test_the_edit_from_one_row_to_the_other() -> None:
     """Of the code of both, not of each against the baseline; what has no place in it stands below."""
-    one = Row("b", {"workers": "2"}, cell="f(workers=2)", edit="diff")
+    one = Row("b", {"workers": "2"}, cell="f(workers=2)\n", edit="diff")
     other = Row("c", {"workers": "4", "amp": "bf16"}, cell="f(workers=4)", edit=f"diff\n{ELSEWHERE}\nautocast()")
     lines = Bench("f()").edit_between(one, other).split("\n")
     assert lines[-4:] == ["-f(workers=2)", "+f(workers=4)", "# Of B, where it belongs:", "autocast()"]
-    assert Bench("f()").edit_between(Row("a"), one).split("\n")[-2:] == ["-f()", "+f(workers=2)"]
+    for bench, baseline in ((Bench("f()"), Row("a")), (Bench("f(workers=2)"), Row("a", code="f()"))):
+        assert bench.edit_between(baseline, one).split("\n")[-2:] == ["-f()", "+f(workers=2)"]
 
 
 def test_losses_of_a_long_run_end_at_its_last_sample() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import shutil
 import subprocess
 import sys
@@ -31,6 +32,7 @@ from tests.support.paths import ROOT, TESTS
 from tests.support.scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 
 FRONT_END = ROOT / "frontend"
+LOADS = re.compile(r"\bimport\s*[({*\"']|\bfrom\s*[\"']|\brequire\s*\(|https?://")
 GOLDEN = TESTS / "golden" / "live_message.json"
 STATUS = Status("measuring", 12, 113, "epoch", 1.5, "device: CPU")
 
@@ -314,6 +316,13 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
     widget.layout.close()
     widget.close()
     assert set(ipywidgets.widgets.widget._instances) == before
+
+
+def test_the_modules_load_nothing() -> None:
+    """VS Code and Colab take a module's text alone, and no network has to be there."""
+    modules = {path.name: path.read_text(encoding="utf-8") for path in live_plot.MODULE.parent.glob("*.js")}
+    assert {"bench.js", "live.js", "stop_button.js"} <= modules.keys()
+    assert {name for name, text in modules.items() if LOADS.search(text)} == set()
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node")

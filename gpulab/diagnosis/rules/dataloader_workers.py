@@ -57,8 +57,8 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
         f"Each epoch starts with a wait of {each}, because the DataLoader restarts its workers.",
         (
             Evidence(
-                f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first step of an epoch waited {each} "
-                f"longer for its batch than others do: {duration(cost_us)} per step, {percent(cost_us / whole_us)}",
+                f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first batch of an epoch came {each} "
+                f"later than others: {duration(cost_us)} per step, {percent(cost_us / whole_us)}",
                 (int(run.steps.start_ns[slowest]), int(run.steps.end_ns[slowest])),
             ),
         ),

@@ -88,8 +88,8 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
         profiled = plural(len(account.steps), "traced step")
         looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {profiled}"
     return (
-        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step is spent in the lines that make the "
-        f"model's input ({looks})"
+        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step goes into making the model's "
+        f"input ({looks})"
     )
 
 

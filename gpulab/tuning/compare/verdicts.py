@@ -205,7 +205,7 @@ def changed_variables(a: Side, b: Side) -> tuple[str, ...]:
 
 
 def _variables(side: Side) -> dict[str, str]:
-    return {c.name: c.value for c in side.checks if c.kind == "variable of the cell" and c.state != "no effect"}
+    return {c.name: c.value for c in side.checks if c.kind.startswith("variable") and c.state != "no effect"}
 
 
 def _uncounted(side: Side) -> bool:

@@ -70,7 +70,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
 # -- one finding -------------------------------------------------------------------------------------------------------
 
 
-def _to_try(settings: str, source: str | None, ranks: int | None) -> str:
+def to_try(settings: str, source: str | None, ranks: int | None) -> str:
     """Where and how a setting is compared: a script where it was recorded, all else in a cell."""
     if source in ("script", "trace"):
         if ranks:
@@ -92,7 +92,7 @@ def _section(
         rows.append(("fix", plain(finding.cure)))
     if finding.knob:
         knob = plain(finding.knob).replace(", ", ",")
-        where, command = _to_try(knob, source, ranks).split(": ", 1)
+        where, command = to_try(knob, source, ranks).split(": ", 1)
         slower = f"; {_SLOWER}" if _may_slow_down(finding.predicted_interval) else ""
         rows.append(("try it", f"{where}{slower}: {command}"))
     details = [

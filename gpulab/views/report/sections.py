@@ -244,7 +244,7 @@ def _parts(facts: Facts) -> Section:
     lines = tuple(_breakdown_lines(facts, breakdown, shares))
     result = ", ".join(f"{row.cells[1]} {row.cells[0]}" for row in rows[:_LARGEST])
     if few is not None:
-        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for shares.", *lines[:1])
+        columns, lines = (columns[0], *columns[2:]), (f"{too_few(few)} for percentages.", *lines[:1])
     return Section(title, columns, tuple(rows), lines, wide=True, result=result)
 
 
@@ -301,7 +301,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 def _basis(facts: Facts, shares: StepShares) -> str:
     """Which steps tell what."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
-        return "The traced window stands as one: no step lies wholly inside it."
+        return "No step lies wholly inside the traced window, so it counts as one."
     count, step = shares.profiled_count, facts.step_us
     profiled = "the one traced step" if count == 1 else f"{count:,} traced steps"
     if step is None:
