@@ -79,7 +79,7 @@ class _Parser(argparse.ArgumentParser):
     """An argument parser that raises instead of leaving Python, and names the nearest valid option."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%gpuprofile: {message}. `%%gpuprofile --help` has examples.")
+        raise UsageError(f"%%gpuprofile: {message}. `%gpuprofile --help` has examples.")
 
 
 def _parser() -> _Parser:

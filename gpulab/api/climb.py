@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import code_of, ending, experiments, remember_trials
+from gpulab.api.experiment import code_of, ending, remember_experiment, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -30,24 +30,23 @@ from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb.climb import Climbed, Climbing
-from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import RESTORED, STOPPED_BY
 
 HELP = f"""\
 %gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]
 
-Tries one setting after another on the last profiled cell: first those that should help most. Each is measured in short
-interleaved blocks, against the cell with all that was kept before. When the findings name no more, each other setting
-that leaves the training unchanged gets a few blocks, and the fastest of them a try. A setting is kept only if the
+Tries one setting after another on the last profiled cell, the most promising first. Each is measured in short
+interleaved blocks against the cell with the settings kept so far. When the findings name no more, each other setting
+that leaves the training unchanged gets a few blocks, and the fastest one a full try. A setting is kept only if the
 blocks show a speedup and the loss stays the same. At the end gpulab prints the edit that makes them permanent.
 
-  --budget SECONDS   time for all of it (default: {DEFAULT_BUDGET_S:g})
-  --rungs N          at most N settings
-  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only if a setting moves the loss: does another
-                     seed move it as far?
+  --budget SECONDS   total time (default: {DEFAULT_BUDGET_S:g})
+  --rungs N          try at most N settings
+  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only if a setting changes the loss: is that
+                     within seed-to-seed noise?
   --steps N          counted steps of a block
   --pairs N          pairs of blocks of each comparison
-  --without NAME,…   leave these settings alone
+  --without NAME,…   do not try these settings
   --allow NAME,…     settings that may change the training; batch_size and accumulate are tried only if named here
   --no-save          do not keep the runs on disk
 
@@ -103,7 +102,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     climbed = Climbed(record)
     climbs.append(climbed)
     if record.whole is not None:
-        experiments.append(Compared(record.whole))
+        remember_experiment(record.whole)
     remember_trials(climber.trials)
     if climber.error is not None and not record.rungs:  # the error says it all
         climbing.clear()

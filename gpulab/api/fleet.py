@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from gpulab.views.report.ranks import RankedReport
 
 HELP = """\
-{prog} [FOLDER …] [CONDITION …] [--all]   the jobs whose GPUs did nothing for longest, and why
-{prog} … --alert SHARE         only jobs whose GPUs idled for that share of their time; status 1 if there is one
+{prog} [FOLDER …] [CONDITION …] [--all]   the jobs that leave GPUs idle for longest, and why
+{prog} … --alert SHARE         only jobs whose GPUs are idle for that share or more; exit status 1 if any
 {prog} … --cpu                 also jobs without a GPU: the CPU is then their device
 {prog} … --export FILE         one row per job: .csv, .json or .parquet
 {prog} … --html FILE, --json   as a page, as figures

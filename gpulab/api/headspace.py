@@ -30,7 +30,7 @@ Runs the last profiled cell in short interleaved blocks: the baseline, batches a
 from disk again. Their differences are the cost of preparing the data and of fetching it. The speedup with batches on
 the device is that of a perfect DataLoader: no change to the loading can give more.
 
-  --budget SECONDS   time for all of it (default: {_BUDGET_S:g}); then the result so far stands
+  --budget SECONDS   total time (default: {_BUDGET_S:g}); at its end the result so far stands
   --steps N          counted steps of a block
   --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
 

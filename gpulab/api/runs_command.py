@@ -17,13 +17,13 @@ from gpulab.store.runs import Deletion, Exported, Figures, Runs
 from gpulab.views.wording import cut, plain
 
 HELP = """\
-{prog} [WORD …] [CONDITION …] [--all]   the newest {shown} runs, or all; with words: those in which they occur
-{prog} name RUN NEW                     give a run another name
-{prog} delete RUN … | CONDITION … [--yes]   say what would be deleted; with --yes, delete it
+{prog} [WORD …] [CONDITION …] [--all]   the newest {shown} runs, or all; with words: the runs that contain them
+{prog} name RUN NEW                     rename a run
+{prog} delete RUN … | CONDITION … [--yes]   show what would be deleted; with --yes, delete it
 {prog} export FILE [CONDITION …]        one row per run: .csv, .json or .parquet
 {prog} export --tensorboard FOLDER      curves as TensorBoard scalars
 
-RUN: an id or its beginning, a name, -1 for the newest, latest, or a run's folder.
+RUN: an id or a prefix of it, a name, -1 for the newest, latest, or a run's folder.
 CONDITION: --name 'resnet*', --device cpu|cuda, --since 2026-11-20 or 30m, 2h, 3d, 1w,
            --outcome completed|stopped|interrupted|failed, --text WORD"""
 

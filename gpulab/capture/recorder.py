@@ -32,7 +32,7 @@ from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.deadline import Deadline
-from gpulab.capture.steps.loop import Closed, Loop, StopRun
+from gpulab.capture.steps.loop import BEFORE_STEPS, Closed, Loop, StopRun
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, stays
 from gpulab.capture.terminations import WORDS, Terminations
@@ -478,6 +478,7 @@ class Capture:
         name = self.device.name if self.device.kind == "cuda" else "CPU"
         elapsed_s = self.now() / 1e9
         alert = self._alerts.active(elapsed_s)
+        beside = self._loop.beside_steps
         return Status(
             phase=self._phases.label,
             step=self._loop.counted,
@@ -486,7 +487,7 @@ class Capture:
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._loop.stopping,
-            message=capitalized(self._loop.beside_steps),
+            message=capitalized(beside) if beside != BEFORE_STEPS else "",  # the view says that by itself
             alert=alert.words if alert is not None else "",
         )
 

@@ -1,4 +1,4 @@
-"""All knobs in the order of the panel, and how `--set`, `--ab` and `--sweep` name them.
+"""All knobs in the order of the bench, and how `--set`, `--ab` and `--sweep` name them.
 
 A knob's name is that knob where the code was seen to use what the knob takes hold of, and the knob can be set there.
 Otherwise, as any other name, it is a variable that the code assigns as a literal at its top level or reads. Without

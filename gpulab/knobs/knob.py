@@ -1,6 +1,6 @@
 """What a knob is: one change to how a cell runs that needs no edit of the cell and puts back what it found.
 
-All that a knob knows of itself stands in its own class: the command, the panel, experiments and the climb ask it.
+All that a knob knows of itself stands in its own class: the command, the bench, experiments and the climb ask it.
 """
 
 from __future__ import annotations
@@ -128,10 +128,10 @@ class Knob(ABC):
     """
 
     name: str  # as in `--set NAME=VALUE`
-    title: str  # as in the panel
+    title: str  # as in the bench
     help: str  # one line: what it changes and when that helps
     kind: Kind  # what it takes hold of
-    # (False, True) is a switch, words are all there are, of numbers those that the panel proposes
+    # (False, True) is a switch, words are all there are, of numbers those that the bench proposes
     options: tuple[Value, ...]
     least: int = 1  # of a number
     spellings: Mapping[str, str] = MappingProxyType({})  # other ways to write an option
@@ -144,7 +144,7 @@ class Knob(ABC):
     changes_steps: bool = False  # another value is another number of optimizer steps per epoch
     needs: tuple[str, ...] = ()  # knobs whose value it depends on: where they are taken back, so is this one
     slow_to_prepare: bool = False  # compiling for one: a short block of it would be nothing else
-    of_ranks: bool = False  # it does nothing in one process alone, and is no row of the panel
+    of_ranks: bool = False  # it does nothing in one process alone, and is no toggle of the bench
     starts_processes: bool = False  # that must be able to import the dataset
     # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()

@@ -42,6 +42,7 @@ TRAINING = (
     r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
 )
 
+BEFORE_STEPS = "before the first step"
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 PASSED_BY = 16  # requests inside of a generator that a run which is to end lets pass: code that only loads ends, too
 
@@ -163,7 +164,7 @@ class Loop:
         if preparation.doing.words or self.counted:
             return preparation.doing.words
         count = self._starting_workers
-        return f"starting {plural(count, 'worker')}" if count else "before the first step"
+        return f"starting {plural(count, 'worker')}" if count else BEFORE_STEPS
 
     def begin(self, modules: ModuleHook | None) -> None:
         """The user's code is about to run. What is compiled by now is not its doing."""

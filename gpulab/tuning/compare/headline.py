@@ -266,8 +266,8 @@ def because(comparison: Comparison) -> str:
         divided and per_sample and comparison.parts[0].a_us_per_sample is None
     ):
         return ""
-    if disturbed := _disturbed(comparison.a) or _disturbed(comparison.b):
-        return disturbed
+    if hidden := disturbed(comparison.a) or disturbed(comparison.b):
+        return hidden
     part = most_changed(comparison.parts, comparison.verdict, per_sample=per_sample)
     of_part = abs(change_us(part, per_sample=per_sample)) if part is not None else 0.0
     starts, of_starts = _epoch_starts(comparison)
@@ -279,7 +279,7 @@ def because(comparison: Comparison) -> str:
     return f" {capitalized(part.label)} {change} per {comparison.unit} (split as in {ONE_RUN_EACH})."
 
 
-def _disturbed(side: Side) -> str:
+def disturbed(side: Side) -> str:
     """What is said of profiled steps that waited for a core: any part may be longer then, whatever was turned.
 
     Empty where they did not, or where the program's own threads and workers had all of the cores: that is what it does.

@@ -301,7 +301,7 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
 def _basis(facts: Facts, shares: StepShares) -> str:
     """Which steps tell what."""
     if facts.breakdown is not None and facts.breakdown.whole_window:
-        return "The traced window stands as one: no step lies wholly inside it."
+        return "No step lies wholly inside the traced window, so it counts as one."
     count, step = shares.profiled_count, facts.step_us
     profiled = "the one traced step" if count == 1 else f"{count:,} traced steps"
     if step is None:

@@ -132,8 +132,8 @@ class Progressing:
 
     def _draw(self, progress: Progress) -> None:
         line = self._as_twin(_html(progress, self._status.share_at(progress.elapsed_s)))
-        told = words(progress, self._figures())
-        self._handle.update({"text/html": line + self._picture(), "text/plain": told}, raw=True)
+        text = words(progress, self._figures())
+        self._handle.update({"text/html": line + self._picture(), "text/plain": text}, raw=True)
 
     def _figures(self) -> str:
         """What there is so far, in a few words."""
