@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import code_of, ending, experiments, remember_trials
+from gpulab.api.experiment import code_of, ending, remember_experiment, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -30,7 +30,6 @@ from gpulab.tuning.climb.climb import Climber
 from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb.climb import Climbed, Climbing
-from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.progress import RESTORED, STOPPED_BY
 
 HELP = f"""\
@@ -103,7 +102,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     climbed = Climbed(record)
     climbs.append(climbed)
     if record.whole is not None:
-        experiments.append(Compared(record.whole))
+        remember_experiment(record.whole)
     remember_trials(climber.trials)
     if climber.error is not None and not record.rungs:  # the error says it all
         climbing.clear()

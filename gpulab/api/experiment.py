@@ -13,15 +13,17 @@ from gpulab.knobs.variables import Plain
 from gpulab.run import Run
 from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
+from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.function_code import FunctionCode, TextCode
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
+from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner, check
 from gpulab.tuning.schedule import step_s
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.comparing import Comparing
+from gpulab.views.running.comparison_progress import Comparing
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (
@@ -131,8 +133,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
     with Comparing(runner.stop, HINT, arms, lambda: runner.blocks, also=tell, show=show) as progressing:
         runner.tell, runner.tick = progressing.tell, progressing.tick
         result = runner.run()
-    compared = Compared(result)
-    experiments.append(compared)
+    compared = remember_experiment(result)
     remember_trials(runner.trials)
     if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
         try:
@@ -173,6 +174,24 @@ def last_step_s(code: Code) -> float | None:
 
     latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
     return step_s(latest) if latest is not None else None
+
+
+def remember_experiment(result: Comparison | Experiment) -> Compared:
+    """It is the last of `gpulab.experiments`, and the report of a run in it says the same."""
+    compared = Compared(result)
+    experiments.append(compared)
+    for comparison in compared.comparisons:
+        if comparison.b.facts is not None:
+            remember_speed(comparison.b.facts.run.id, speed_of(comparison))
+    return compared
+
+
+def remember_speed(run_id: str, speed: Speed | None) -> None:
+    """What the report of this run says of its settings; nothing where no blocks were interleaved."""
+    from gpulab.api.reading import speeds
+
+    if run_id and speed is not None and speed.pairs:
+        speeds[run_id] = speed
 
 
 def remember_trials(trials: Sequence[Trial]) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Struct
 
 from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
-from gpulab.api.experiment import HINT, ending, experiments
+from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.reading import runs
 from gpulab.errors import StoreError, UsageError
 from gpulab.store.atomic_write import replace_whole, write_whole
@@ -53,8 +53,7 @@ class RankedExperiment(Struct, frozen=True):
             if followed.may_go_on:
                 (folder / KEPT).touch()
             result = self._result(folder, followed)
-            compared = Compared(result)
-            experiments.append(compared)
+            compared = remember_experiment(result)
             progressing.put(compared, full=self.full)
         for side in result.sides:
             if side.facts is not None:

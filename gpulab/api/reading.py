@@ -31,8 +31,10 @@ from gpulab.views.report.sections import opening
 from gpulab.views.running.waiting import waiting
 
 if TYPE_CHECKING:
+    from gpulab.tuning.bench import Speed
     from gpulab.views.comparison.comparison import Compared
 
+speeds: dict[str, Speed] = {}  # by run: how its blocks, interleaved with the baseline's, compare with these
 runs = Runs()
 runs.show_with(runs_table.text, runs_table.html)
 runs.export_with(Figures(COLUMNS, run_row))
@@ -55,7 +57,7 @@ def report(run: Run | Ranks, unsaved: str = "") -> Report | RankedReport:
             return RankedReport(run, job.facts, job.comparison, job.each, replace(job.diagnosis, notes=notes))
         figures = facts(run)
         diagnosis = diagnosis_for_report(figures, learned_here(figures))
-        return Report(figures, diagnosis, unsaved, step_change(run, runs.own))
+        return Report(figures, diagnosis, unsaved, step_change(run, runs.own), speeds.get(run.id))
 
 
 def diagnose(run: Run | Ranks | str | Path, thresholds: Mapping[str, float] | None = None) -> Diagnosed:

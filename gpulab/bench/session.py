@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
-from gpulab.api.experiment import edited, experiments, remember_trials, run_before
+from gpulab.api.experiment import edited, remember_experiment, remember_speed, remember_trials, run_before
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
@@ -118,6 +118,7 @@ class BenchSession:
         self._output: BenchOutput | None = None
         self._opener: Offer | None = None
         self._take_code(code)
+        self._remember_speeds()
 
     # -- what a user calls ---------------------------------------------------------------------------------------
 
@@ -466,15 +467,14 @@ class BenchSession:
         if baseline is None or not experiment.sides:
             return "Stopped before the cell ran."
         written = experiment.sides[0]
-        baseline = rows_of.baseline_row(baseline, written, job.turn)
+        baseline = rows_of.baseline_row(baseline, written, job.turn, experiment.comparisons)
         self.bench = self.bench.put(baseline)
         for row, comparison in zip(job.rows, experiment.comparisons, strict=False):
             if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
                 self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
         if not experiment.comparisons:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
-        self._last = Compared(experiment)
-        experiments.append(self._last)
+        self._last = remember_experiment(experiment)
         ids, (first, *others) = {row.id for row in job.rows}, view.ordered(self.bench)
         if job.kind == "each" and (total := rows_of.add_up(experiment)) is not None:
             return view.sum_words(total)
@@ -495,8 +495,7 @@ class BenchSession:
         self._take_rungs(record)
         if record.whole is not None:
             self.bench = self.bench.with_climb(record)
-            self._last = Compared(record.whole)
-            experiments.append(self._last)
+            self._last = remember_experiment(record.whole)
         return Climbed(record).headline.sentence
 
     def _failed(self, error: BaseException) -> tuple[str, Level]:
@@ -517,7 +516,12 @@ class BenchSession:
         """That the cell reads and the notebook has not: after a restart."""
         return sorted(n for n in self.code.variables.read if n not in self.code.namespace and not hasattr(builtins, n))
 
+    def _remember_speeds(self) -> None:
+        for row in self.rows:
+            remember_speed(row.run_id, row.speed)
+
     def _keep_rows(self) -> None:
+        self._remember_speeds()
         if self._save and (problem := file.save(self.bench)):
             self._say(problem, "bad")
 
@@ -573,7 +577,7 @@ class BenchSession:
             if figures is None:
                 return "", []
             whole = dataclasses.replace(report(figures.run), change=None)  # the row says what its settings bring
-            return view.full_run_words(rows[0], figures.typical_step_us) + whole.fragment(), []
+            return view.full_run_words(rows[0]) + whole.fragment(), []
         a, b = rows
         both = (a, b, self._figures_of(a), self._figures_of(b))
         html = side_by_side.fragment(*both, rows_of.between(a, b), self.bench.edit_between(a, b))

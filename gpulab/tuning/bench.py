@@ -19,12 +19,15 @@ from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
+from gpulab.tuning.compare.headline import disturbed
+from gpulab.tuning.compare.parts import run_agrees, run_us
 from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
-from gpulab.tuning.compare.verdicts import Unit
+from gpulab.tuning.compare.verdicts import Unit, with_times
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
 from gpulab.verdict import Verdict, verdict
 
+OTHER_TIME = "the one traced run took another time than the blocks"
 LOSSES_KEPT = 400  # of a run, for its curve
 
 
@@ -72,10 +75,15 @@ class Row(Struct, frozen=True):
     run_id: str = ""
     blocks: tuple[Block, ...] = ()
     speed: Speed | None = None  # None: the first row, or nothing was compared yet
-    step_us: float | None = None  # of the run in full
+    step_us: float | None = None  # of the run in full; where it is shown, by blocks if there are any
+    run_us: float | None = None  # where that is by blocks: of the run in full
+    by_blocks: bool = False
+    block_us: float | None = None  # of the first row: in the blocks of its first comparison, by which all times go
+    contended: bool = False  # the run in full was short of CPU cores
     samples_per_step: float | None = None
     cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
     shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
+    shares_left_out: str = ""  # why there are none, though the run in full has them
     memory_bytes: int | None = None
     utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
     loss: str = ""  # the verdict on the losses of both; empty: none
@@ -97,6 +105,11 @@ class Row(Struct, frozen=True):
     @property
     def title(self) -> str:
         return self.name or self.label
+
+    @property
+    def run_agrees(self) -> bool:
+        """Whether the run in full took about the time of the blocks: else its parts are of another time."""
+        return run_agrees(self.run_us, self.blocks, self.step_us)
 
     @property
     def is_baseline(self) -> bool:
@@ -158,27 +171,32 @@ class Bench(Struct, frozen=True):
         return self.row(best.id) if best is not None else None
 
     def step_us(self, row: Row) -> float | None:
-        """A step of the row: of the first row the median of its blocks, of another that time by the ratio of the pairs.
+        """A step of the row: of the first row in the blocks of its first comparison, of another that time by the ratio
+        of its pairs.
 
-        So times and speedups of a bench are one fact, which no later run of the cell moves. Where nothing was compared,
+        So times and speedups of a bench are one fact, which nothing that runs later moves. Where nothing was compared,
         that of the row's own run.
         """
+        by_blocks = self._block_us(row)
+        return row.step_us if by_blocks is None else by_blocks
+
+    def _block_us(self, row: Row) -> float | None:
         baseline, speed = self.baseline, row.speed
-        blocks = [
-            b.time_ns / b.step_count / 1e3 for b in (baseline.blocks if baseline is not None else ()) if b.step_count
-        ]
-        if baseline is None or not blocks:
-            return row.step_us
-        first_us = float(np.median(blocks))
-        if not row.settings:
-            return first_us
+        if baseline is None or baseline.block_us is None or not row.settings:
+            return None if row.settings else row.block_us
         if speed is None or speed.ratio is None:
-            return row.step_us
+            return None
         if speed.per == "step":
-            return first_us * speed.ratio
+            return baseline.block_us * speed.ratio
         if not baseline.samples_per_step or not row.samples_per_step:
-            return row.step_us
-        return first_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+            return None
+        return baseline.block_us / baseline.samples_per_step * speed.ratio * row.samples_per_step
+
+    @property
+    def shown(self) -> tuple[Row, ...]:
+        """The rows of the text that the cell has now, as every view has them."""
+        rows = (replace(row, code=self.code) for row in self.own)
+        return tuple(row if (us := self._block_us(row)) is None else with_time(row, us) for row in rows)
 
     def edit_between(self, a: Row, b: Row) -> str:
         """What makes the code of A that of B: a diff where both are known as code, then what has no place in it."""
@@ -206,7 +224,8 @@ class Bench(Struct, frozen=True):
         if baseline is None:
             return self
         baseline, *others = (_with_blocks(row, blocks, arm, turn) for arm, row in enumerate((baseline, *rows)))
-        bench = self.put(baseline)
+        in_blocks = with_times(Side(BASELINE, {}, None, baseline.blocks)).us_per_step
+        bench = self.put(replace(baseline, block_us=baseline.block_us or in_blocks))
         for row in others:
             bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
         return bench
@@ -242,7 +261,7 @@ class Bench(Struct, frozen=True):
         if whole is None or baseline is None or row is None:
             return self
         turn = self.next_turn
-        baseline = baseline_row(baseline, whole.a, turn)
+        baseline = baseline_row(baseline, whole.a, turn, (whole,))
         return self.put(baseline).put(row_of(replace(row, blocks=()), whole, baseline, turn))
 
 
@@ -269,13 +288,11 @@ def rows_of(comparisons: Sequence[Comparison]) -> tuple[Row, ...]:
     a = comparisons[0].a
     written = Row("", a.settings).label
     first = Row("0", name=_name(a, BASELINE), origin="" if written in (BASELINE, a.label) else written)
-    first = replace(_with_times(with_run(first, a), a), blocks=a.blocks, failure=a.failure)
-    if all(c.parts_left_out for c in comparisons):
-        first = replace(first, shares={})
-    rows = [first]
+    first = replace(baseline_row(first, a, 0, comparisons), blocks=a.blocks, failure=a.failure)
+    rows = [_with_times(first, comparisons[0], a)]
     for i, c in enumerate(comparisons, 1):
         row = Row(str(i), c.b.settings)
-        rows.append(_with_times(row_of(replace(row, name=_name(c.b, row.label)), c, first, 0), c.b))
+        rows.append(_with_times(row_of(replace(row, name=_name(c.b, row.label)), c, first, 0), c, c.b))
     return tuple(rows)
 
 
@@ -283,12 +300,20 @@ def _name(side: Side, label: str) -> str:
     return side.label if side.label != label else ""
 
 
-def _with_times(row: Row, side: Side) -> Row:
+def _with_times(row: Row, comparison: Comparison, side: Side) -> Row:
     """A sample's as well, which may be of blocks whose last batch was a small one."""
     if not side.us_per_step:
         return row
     samples = side.us_per_step / side.us_per_sample if side.us_per_sample else None
-    return replace(row, step_us=side.us_per_step, samples_per_step=samples)
+    if comparison.evidence != "interleaved":
+        return replace(row, step_us=side.us_per_step, samples_per_step=samples)
+    return with_time(replace(row, samples_per_step=samples), side.us_per_step)
+
+
+def with_time(row: Row, block_us: float) -> Row:
+    """The row with its step by blocks, and without the parts of a run that took another time."""
+    row = replace(row, step_us=block_us, run_us=row.step_us, by_blocks=True)
+    return row if row.run_agrees else replace(row, shares={}, shares_left_out=OTHER_TIME)
 
 
 def speed_of(comparison: Comparison) -> Speed:
@@ -342,27 +367,34 @@ def with_run(row: Row, side: Side) -> Row:
     figures = side.facts
     if figures is None:
         return row
-    step = figures.typical_step_us
     rows = figures.selection.rows
     samples = figures.run.steps.sample_count[rows] if len(rows) else figures.run.steps.sample_count
     return replace(
         row,
         run_id=figures.run.id,
-        step_us=step.median if step is not None else None,
+        step_us=run_us(figures),
         cell_steps=cell_steps(figures) or row.cell_steps,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
         shares=_shares(figures),
         memory_bytes=memory_peak_bytes(figures),
         utilization=_utilization(figures),
+        contended=bool(disturbed(side)),
         losses=_thinned(side.losses),
         loss_steps=len(side.losses),
         checks=side.checks,
     )
 
 
-def baseline_row(row: Row, side: Side, turn: int) -> Row:
-    """The first row with what an experiment measured of the baseline; its turns come after `turn`."""
-    return with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
+def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparison]) -> Row:
+    """The first row with what an experiment measured of the baseline; its turns come after `turn`.
+
+    Without shares where no comparison has parts: see `row_of`.
+    """
+    row = with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
+    in_blocks = next((c.a.us_per_step for c in comparisons if c.evidence == "interleaved"), None)
+    left_out = comparisons[0].parts_left_out if comparisons and all(c.parts_left_out for c in comparisons) else ""
+    shares = {} if left_out else row.shares
+    return replace(row, block_us=row.block_us or in_blocks, shares=shares, shares_left_out=left_out)
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
@@ -384,6 +416,7 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
         blocks=blocks,
         speed=speed,
         shares={} if comparison.parts_left_out else row.shares,
+        shares_left_out=comparison.parts_left_out,
         loss=loss.verdict if loss is not None else row.loss,
         loss_words=loss.words if loss is not None else row.loss_words,
         failure=side.failure,

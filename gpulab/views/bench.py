@@ -10,7 +10,6 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from gpulab.analysis.steps import Spread
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
 from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
 from gpulab.tuning.record import BASELINE
@@ -74,9 +73,8 @@ def is_in(bench: Bench, row: Row) -> bool:
 
 
 def ordered(bench: Bench) -> tuple[Row, ...]:
-    """The baseline first, then pinned ones, then the others as they came; each with its step by the speedup."""
-    rows = (replace(row, step_us=bench.step_us(row), code=bench.code) for row in bench.own)
-    return tuple(sorted(rows, key=lambda row: (bool(row.settings), not row.pinned)))
+    """The baseline first, then pinned ones, then the others as they came."""
+    return tuple(sorted(bench.shown, key=lambda row: (bool(row.settings), not row.pinned)))
 
 
 def axis_so_far(rows: Sequence[Row], before: FactorAxis | None) -> FactorAxis:
@@ -108,11 +106,12 @@ def table(
         return f'<p class="gp-quiet">{NOTHING}</p>'
     ranges = factor_ranges(rows)
     axis = axis or axis_of(factor for shown in ranges for factor in shown.factors)
+    divided = any(row.shares or row.shares_left_out for row in rows)
     columns = [
         ("setting", "Setting"),
         ("speed", "Speedup, log scale; 1 is the baseline"),
-        ("time", "Step time"),
-        *([("shares", "Where a step's time goes, traced run")] if any(row.shares for row in rows) else []),
+        ("time", time_title(rows)),
+        *([("shares", "Where a step's time goes, traced run")] if divided else []),
         *([("memory", "Peak memory")] if any(row.memory_bytes for row in rows) or alive else []),
         *([("loss", "Loss")] if any(row.loss for row in rows) else []),
         *([("device", "GPU utilization")] if any(row.utilization is not None for row in rows) else []),
@@ -121,14 +120,16 @@ def table(
     sortable = {"setting", "speed", "time", "memory"} if alive else set[str]()
     head = "".join(_head_cell(kind, title, sortable) for kind, title in columns)
     best, kinds = best_of(rows), [kind for kind, _ in columns]
+    by_blocks = any(row.by_blocks for row in rows)
+    narrow = _NARROW_TITLES | ({"time": "step in blocks"} if by_blocks else {})
     rated = any(row.speed is not None and row.speed.pairs for row in rows)  # else reports have a rate of their own
     body = ""
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
         mark = "AB"[marks.index(row.id)] if row.id in marks else ""
-        cells = _cells(row, shown, axis, best, mark, rated=rated)
+        cells = _cells(row, shown, axis, best, mark, rated=rated, by_blocks=by_blocks)
         cells["speed"] += _cost(rows[0], row)
         acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
-        named = {kind: f' data-title="{title}"' for kind, title in _NARROW_TITLES.items() if cells[kind]}
+        named = {kind: f' data-title="{title}"' for kind, title in narrow.items() if cells[kind]}
         inside = "".join(f'<td class="gp-{kind}"{named.get(kind, "")}>{cells[kind]}</td>' for kind in kinds)
         body += f"<tr{acts}>{inside}</tr>"
     under = f'<tr class="gp-axis"><td></td><td>{factor_axis(axis)}</td></tr>'
@@ -153,15 +154,13 @@ def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
 
 
 def _cells(
-    row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str, *, rated: bool
+    row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str, *, rated: bool, by_blocks: bool
 ) -> dict[str, str]:
     return {
         "setting": _setting(row, best, mark),
         "speed": _speed(row, shown, axis),
-        "time": _time(row, rated=rated),
-        "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14)
-        if row.shares
-        else _unknown(row, "Where a step goes"),
+        "time": _time(row, rated=rated, by_blocks=by_blocks),
+        "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14) if row.shares else _no_shares(row),
         "memory": safe(gib(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
         "loss": _loss(row),
         "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown(row, "Utilization"),
@@ -247,12 +246,26 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
     )
 
 
-def _time(row: Row, *, rated: bool) -> str:
+def time_title(rows: Sequence[Row]) -> str:
+    """Of what a step's time is."""
+    return "Step time, interleaved blocks" if any(row.by_blocks for row in rows) else "Step time"
+
+
+def _time(row: Row, *, rated: bool, by_blocks: bool) -> str:
     if not row.step_us:
         return _unknown(row, "The time of a step")
     rate = row.samples_per_s if rated else None
-    per_s = f'<div class="gp-quiet">{number(rate)} samples/s</div>' if rate else ""
-    return f"<div>{safe(duration(row.step_us))}</div>{per_s}"
+    below = [f"{number(rate)} samples/s"] if rate else []
+    below += [run_words(row)] if row.by_blocks else ["its full run, no blocks"] * by_blocks
+    quiet = "".join(f'<div class="gp-quiet">{safe(words)}</div>' for words in below if words)
+    return f"<div>{safe(duration(row.step_us))}</div>{quiet}"
+
+
+def run_words(row: Row) -> str:
+    """The time of the run in full, where that is another one than in the blocks, and why; else empty."""
+    if not row.by_blocks or row.run_agrees:
+        return ""
+    return f"{duration(row.run_us)} in its full run{', under CPU contention' if row.contended else ''}"
 
 
 def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
@@ -294,6 +307,12 @@ def _menu(row: Row) -> str:
     return f'<details class="gp-menu">{summary}<div>{buttons}</div></details>'
 
 
+def _no_shares(row: Row) -> str:
+    if not row.shares_left_out or row.failure:
+        return _unknown(row, "Where a step goes")
+    return f'<span class="gp-quiet" title="{safe(capitalized(row.shares_left_out))}">breakdown left out</span>'
+
+
 def _unknown(row: Row, what: str) -> str:
     """A row that failed has said so already."""
     return "" if row.failure else f'<span class="gp-quiet" title="{safe(what)} is not known">–</span>'
@@ -313,7 +332,8 @@ def words(row: Row, best: Row | None, first: Row) -> str:
         parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
     parts += [cost.words] if cost is not None else []
     if row.step_us:
-        parts.append(f"{duration(row.step_us)} per step")
+        parts.append(f"{duration(row.step_us)} per step{' in interleaved blocks' if row.by_blocks else ''}")
+        parts += filter(None, [run_words(row)])
     waits = sum(row.shares.get(name, 0.0) for name in _WAITS)
     if row.shares:
         parts.append(f"{percent(waits)} of it waiting")
@@ -363,16 +383,17 @@ def sum_words(total: Sum) -> str:
     return f"{how[total.verdict]}."
 
 
-def full_run_words(row: Row, step: Spread | None) -> str:
-    """What the report of a row is of, as HTML: its own run is not what its speedup rests on."""
-    if row.speed is None or row.speed.ratio is None or step is None:
+def full_run_words(row: Row) -> str:
+    """What the report of a row is of, as HTML: its own run is not what the table's time rests on."""
+    if not row.by_blocks or not row.run_us:
         return ""
+    which = f"the {BASELINE}" if row.title == BASELINE else row.title
     words = (
-        f"The full run of {row.title}, with its trace: {duration(step.median)} per step. The speedup above rests on "
+        f"This report is of one full run of {which}, with its trace: {duration(row.run_us)} per step. "
+        f"In interleaved blocks, as in the table: {duration(row.step_us)}."
     )
-    return html_bars.caption(
-        f"{words}{plural(row.speed.pairs, 'pair')} of short blocks, interleaved with the baseline."
-    )
+    why = "CPU contention slowed that run." if row.contended else "They were measured at different times."
+    return html_bars.caption(words if row.run_agrees else f"{words} {why}")
 
 
 def edit_html(row: Row, bench: Bench) -> str:

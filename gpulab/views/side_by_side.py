@@ -18,6 +18,7 @@ from gpulab.run import Change, Series
 from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
 from gpulab.views import curves, html_bars, html_rows
+from gpulab.views.bench import run_words, time_title
 from gpulab.views.charts import Chart, Line
 from gpulab.views.html import fragment_section
 from gpulab.views.html_bars import Segment
@@ -65,8 +66,9 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
         if gone
         else ""
     )
+    apart = "".join(html_bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
     code = fragment_section(Section("Code, from A to B", code=edit)) if edit else ""
-    return title + note + drawn(a, b, of_a, of_b, speed, fragment_section(_figures(a, b))) + code
+    return title + note + apart + drawn(a, b, of_a, of_b, speed, fragment_section(_figures(a, b))) + code
 
 
 def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: str = "") -> str:
@@ -108,7 +110,9 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    title = f"Time per {'sample' if per_sample else 'step'}{'; split as in one traced run each' if legend else ''}"
+    blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
+    title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
+    title += "; split as in one traced run each" if legend else ""
     return picture(html_bars.caption(title), *bars, legend) if bars else ""
 
 
@@ -218,7 +222,7 @@ def _losses(a: Row, b: Row) -> Chart | None:
 def _figures(a: Row, b: Row) -> Section:
     rows = [
         *_settings(a, b),
-        ("step", *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
+        (time_title((a, b)).lower(), *(duration(row.step_us) if row.step_us else "–" for row in (a, b))),
         ("samples/s", *(number(row.samples_per_s) if row.samples_per_s else "–" for row in (a, b))),
         ("peak memory", *(gib(row.memory_bytes) if row.memory_bytes else "–" for row in (a, b))),
     ]

@@ -16,13 +16,13 @@ from gpulab.tuning.bench import (
     Row,
     Speed,
     add_up,
+    baseline_row,
     between,
     chained,
     cost_of_row,
     pair_speeds,
     row_of,
     speed_by_blocks,
-    with_run,
 )
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.headline import comparison_headline
@@ -30,7 +30,7 @@ from gpulab.tuning.record import Block, Experiment, Side
 from gpulab.views.bench import factor_ranges
 from tests.support.comparisons import as_written, blocks, faster, out_of_memory
 
-BASELINE = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
+BASELINE = baseline_row(Row("a"), as_written(), 0, [compare_blocks(as_written(), faster())])
 RATIOS = st.floats(0.05, 20)
 
 
@@ -50,8 +50,9 @@ def test_a_row_has_the_figures_of_its_comparison() -> None:
     first_us = bench.step_us(BASELINE)
     assert first_us == pytest.approx(comparison.a.us_per_step) and first_us is not None and comparison.ratio
     assert bench.step_us(made) == pytest.approx(first_us * comparison.ratio)
-    later = bench.put(replace(BASELINE, step_us=99_000.0))
-    assert later.step_us(made) == bench.step_us(made), "another run of the cell moves no row"
+    slow = replace(as_written(), blocks=blocks(0, 99.0))
+    later = bench.put(baseline_row(BASELINE, slow, 20, [compare_blocks(slow, faster())]))
+    assert [later.step_us(row) for row in later.rows] == [first_us, bench.step_us(made)], "later blocks move no time"
     assert bench.best is made and bench.next_turn == 27 and bench.of({"workers": "2"}) is made
     failed = row_of(Row("c"), compare_blocks(as_written(), out_of_memory()), BASELINE, 0)
     assert failed.failure.startswith("out of memory") and failed.speed is not None and failed.speed.ratio is None
@@ -119,7 +120,7 @@ def test_a_row_that_is_measured_has_points_then_an_interval() -> None:
 def test_another_batch_is_compared_per_sample() -> None:
     speed = speed_by_blocks(blocks(0, 40.0, batch=32, noise=0), blocks(1, 60.0, batch=64, noise=0))
     assert speed is not None and speed.per == "sample" and speed.ratio == pytest.approx(0.75, rel=1e-6)
-    baseline = Row("a", blocks=blocks(0, 40.0, batch=32, noise=0), samples_per_step=32)
+    baseline = Row("a", block_us=40_000, samples_per_step=32)
     wide = Row("b", {"batch_size": "64"}, speed=speed, step_us=1.0, samples_per_step=64)
     assert Bench("x", (baseline, wide)).step_us(wide) == pytest.approx(60_000, rel=1e-6)
 

@@ -16,7 +16,7 @@ import torch
 from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
-from gpulab.api.reading import runs
+from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
 from gpulab.bench.output import KeptPrints, MainThread, interruptible, prints_kept
@@ -95,6 +95,8 @@ def test_each_run_is_one_more_row_and_the_first_is_not_run_again(bench: Bench) -
     speed = session.rows[1].speed
     assert speed is not None and speed.verdict == "faster" and speed.ratio == pytest.approx(0.5)
     assert [settings.knobs for settings in bench.runs.trials] == [{}, {"workers": "2"}]
+    said = report(bench.session._figures[session.rows[1].run_id].run).headline.sentence
+    assert said.startswith(f"Faster: speedup 2.000× (2.000–2.000) per step over the baseline, in {speed.pairs} pairs")
     assert bench.runs.blocks[:2] in (["baseline", "workers=2"], ["workers=2", "baseline"]), "figures come first"
     session.run(batch_size=16)
     assert bench.labels == ["baseline", "workers=2", "batch_size=16"] and bench.done[1] == ["baseline"]
@@ -308,6 +310,14 @@ def test_the_table_grows_while_a_row_is_measured(alive: Bench) -> None:
     session.begin("run", {"workers": 2})
     pairs = [int(n) for table in tables for n in __import__("re").findall(r"(\d+) pairs?<", table)]
     assert pairs == sorted(pairs) and pairs[0] == 1 and pairs[-1] >= 4, "from the first pair on"
+
+
+def test_a_click_on_stop_is_answered_while_the_run_ends(alive: Bench) -> None:
+    session, said = alive.session, list[Any]()
+    session._widget.root.observe(lambda change: said.append(change["new"]), "status")  # type: ignore[union-attr]
+    alive.runs.on_block = lambda runs: click(alive, "stop")
+    session.begin("run", {"workers": 2})
+    assert any(status["running"] and status["stopping"] for status in said) and not said[-1]["running"]
 
 
 def test_a_click_on_another_thread_acts_on_the_main_one(alive: Bench) -> None:

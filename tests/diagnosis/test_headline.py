@@ -12,6 +12,7 @@ from gpulab.api.reading import report
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.run import Outcome, Run, Settings
+from gpulab.tuning.bench import Speed
 from tests.support.rule_cases import run_of
 from tests.support.synthetic import phases, steps
 
@@ -98,3 +99,6 @@ def test_the_report_says_it_where_this_process_knows(monkeypatch: pytest.MonkeyP
     assert shown.headline.sentence.startswith(said) and said in " ".join(shown.text().split())
     assert str(shown.json()["headline"]["sentence"]).startswith(said)  # type: ignore[index]
     assert "baseline" not in report(written).headline.sentence
+    monkeypatch.setitem(reading.speeds, "b", Speed("faster", 0.037, (0.034, 0.04), 0.01, 12))
+    said = "Faster: speedup 27× (25–29) per step over the baseline, in 12 pairs of interleaved blocks. Input-bound"
+    assert report(run).headline.sentence.startswith(said), "one figure for what a setting brings"

@@ -265,7 +265,10 @@ def test_profiled_runs_that_differ_otherwise_explain_nothing() -> None:
     contended = made.as_written(facts=made.facts_with(750.0, {"compute": 0.9}, seed=1))
     brief = made.faster(facts=made.facts_with(3.0, {"compute": 0.9}, seed=2), blocks=made.blocks(1, 30.0))
     found = made.a_comparison(brief, contended)
-    assert found.verdict == "faster" and not found.parts and "751 ms and 3.01 ms" in found.parts_left_out
+    assert found.verdict == "faster" and not found.parts and "baseline took 750 ms" in found.parts_left_out
+    trace = replace(made.faster().facts, breakdown=brief.facts.breakdown)  # type: ignore[type-var,union-attr]
+    found = made.a_comparison(made.faster(facts=trace))
+    assert not found.parts and "38.1 ms and 3.01 ms" in found.parts_left_out, "its profiled steps alone differ"
     assert because(found) == "" and "shrank" not in comparison_headline(found).sentence
 
 

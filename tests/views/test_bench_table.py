@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.operators import CostRow
 from gpulab.knobs.edits import ELSEWHERE
-from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, row_of, with_run
+from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import LossVerdict
 from gpulab.views import bench as view
@@ -19,8 +19,9 @@ from gpulab.views import side_by_side
 from tests.support.comparisons import as_written, facts_with, faster, loss_curve, out_of_memory
 from tests.support.markup import Markup
 
-A = replace(with_run(Row("a"), as_written()), blocks=as_written().blocks)
-B = row_of(Row("b", {"workers": "2"}), compare_blocks(as_written(), faster()), A, 0)
+PAIRED = compare_blocks(as_written(), faster())
+A = baseline_row(Row("a"), as_written(), 0, [PAIRED])
+B = row_of(Row("b", {"workers": "2"}), PAIRED, A, 0)
 LOST = row_of(Row("c", {"batch_size": "4096"}), compare_blocks(as_written(), out_of_memory()), A, 0)
 UNDECIDED = Row("d", {"amp": "bf16"}, speed=Speed("undecided", 0.97, (0.9, 1.05), 0.02, 6), origin="rung 2 of a climb")
 BENCH = Bench("x = 1", (A, B, LOST, UNDECIDED))
@@ -57,6 +58,29 @@ def test_text_and_table_say_the_same() -> None:
         label = view.words(row, ROWS[1], ROWS[0])
         assert label in view.text(BENCH) and f'aria-label="{label}"' in view.table(ROWS, alive=True)
     assert view.text(Bench("x")) == view.NOTHING and view.NOTHING in view.table(())
+
+
+def test_a_run_of_another_time_than_its_blocks_divides_nothing() -> None:
+    """The baseline's run met other work: 750 ms per step, where its blocks took 38 ms."""
+    a = as_written(facts=facts_with(750.0, {"data_wait": 0.9}))
+    compared = compare_blocks(a, faster())
+    baseline = baseline_row(Row("a"), a, 0, [compared])
+    b = row_of(Row("b", {"workers": "2"}), compared, baseline, 0)
+    once = baseline_row(Row("a"), a, 0, [])
+    assert view.ordered(Bench("x", (once,)))[0].shares and "750 ms" in view.words(once, None, once)
+    alone = replace(baseline, shares=once.shares)  # had another comparison kept them, its own blocks would not
+    for first in (baseline, alone):
+        rows = view.ordered(Bench("x", (first, b)))
+        shown = Markup(view.table(rows)).words
+        assert {"Step time, interleaved blocks", "37.9 ms", "750 ms in its full run"} <= set(shown)
+        assert "breakdown left out" in shown and 'data-title="step in blocks"' in view.table(rows)
+        assert not rows[0].shares and "waiting for the DataLoader" not in shown
+        sides = Markup(side_by_side.fragment(rows[0], rows[1], a.facts, faster().facts, b.speed)).text
+        assert "baseline: 750 ms in its full run." in sides and "Time per step in interleaved blocks" in sides
+        detail = Markup(view.full_run_words(rows[0])).text
+        assert "750 ms per step. In interleaved blocks, as in the table: 37.9 ms. They were measured" in detail
+    busy = view.ordered(Bench("x", (replace(baseline, contended=True), b)))
+    assert "750 ms in its full run, under CPU contention" in view.words(busy[0], None, busy[0])
 
 
 def test_pinned_rows_stand_below_the_first() -> None:

@@ -1,4 +1,4 @@
-"""Whatever names a part of a step or the step itself says the same: in each view of a run, and of two compared."""
+"""Whatever names a part of a step, the step or a speedup says the same: in each view of a run, of two, of a bench."""
 
 from __future__ import annotations
 
@@ -19,17 +19,26 @@ from gpulab.analysis.run_row import run_row
 from gpulab.api.runs_table import TITLES, _cells
 from gpulab.diagnosis.diagnose import diagnose, summarize
 from gpulab.formatting import NOT_MEASURABLE, duration, percent
+from gpulab.live_feed import SoFar
 from gpulab.run import Phase, Run
 from gpulab.store.folders import read
-from gpulab.store.runs import Row
+from gpulab.store.runs import Row as StoredRow
+from gpulab.thresholds import DEFAULT
+from gpulab.tuning.bench import Bench, Row, baseline_row, between, row_of, rows_of, with_run
+from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.compare.sequential import UNPROFILED, compare_runs, judged_by
-from gpulab.tuning.record import Comparison
+from gpulab.tuning.record import BASELINE, Comparison, Side
+from gpulab.views import bench as view
+from gpulab.views import side_by_side
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.report.report import Report
+from gpulab.views.running.diagnosis_line import _sentence
 from gpulab.views.wording import OWN_BATCHES, PARTS
 from planted.golden import cases
 from tests.support import rule_cases, synthetic
+from tests.support.comparisons import blocks
 from tests.support.core_readings import with_cores
+from tests.support.markup import Markup
 
 MADE, COMPARED = 200, 20
 PCT = r"(?:[<>] )?\d+(?:\.\d+)? %"
@@ -79,7 +88,9 @@ def made_ones() -> Iterator[Facts]:
             run = with_cores(run, waited=float(rng.uniform(0, 0.8)), others=float(rng.uniform(0, 2)),
                              pool_waiting=float(rng.uniform(0, 2)))  # fmt: skip
         if rng.random() < 0.2:
+            counted = np.flatnonzero(run.steps.phase == Phase.MEASURED)[: 4 * int(rng.random() < 0.5)]
             phase = np.where(run.steps.phase == Phase.TRACED, Phase.TRACED, Phase.WARMUP).astype(np.uint8)
+            phase[counted] = Phase.MEASURED
             run = replace(run, steps=replace(run.steps, phase=phase))
         if rng.random() < 0.1:
             yield replace(facts(replace(run, timeline=None)), breakdown=None)
@@ -109,20 +120,22 @@ def _uneven(account: Any, rng: np.random.Generator) -> Any:
     return replace(account, steps=steps, share=share)
 
 
+@pytest.mark.slow("every view of all golden runs and of 200 made ones")
 def test_every_view_of_a_run_has_the_same_figures() -> None:
     checked = [0, 0]
-    runs = []
-    for i, known in enumerate([*map(facts, golden_runs()), *made_ones()]):
+    every = [*map(facts, golden_runs()), *made_ones()]
+    for known in every:
         found = _all_agree(known)
         checked = [a + b for a, b in zip(checked, found, strict=True)]
-        if i < COMPARED:
-            runs.append(known)
+    runs, last = every[:COMPARED], every[-COMPARED:]
     assert checked[0] > 5_000 and checked[1] > 1_500, "shares and times were read from the views"
     for known in runs:
         exported = run_row(known.run)["step_median_us"]
         assert exported == (None if known.step_us is None else known.step_us.median)
     for a, b in pairwise(runs):
         _comparison_agrees(a, b)
+    divided = [_bench_agrees(a, b, longer) for a, b in zip(last, last[2:], strict=False) for longer in (1.0, 5.0)]
+    assert any(divided), "made ones in a row are of two devices: those with one between are compared"
 
 
 def _all_agree(known: Facts) -> tuple[int, int]:
@@ -131,6 +144,7 @@ def _all_agree(known: Facts) -> tuple[int, int]:
     shares = known.shares
     where = known.run.name or known.run.id
     _the_step_has_one_length(known, report, document, text, page)
+    row = _row_agrees(known)
     if shares is None:
         return 0, 0
     assert sum(shares.share.values()) + shares.undivided == pytest.approx(1), where
@@ -153,11 +167,75 @@ def _all_agree(known: Facts) -> tuple[int, int]:
     main = text.partition(ALONE)[0]
     assert ALONE not in page.upper(), "the traced steps alone stand in the whole text only"
     counted = [0, 0]
+    if known.few_steps is not None:
+        assert "%" not in report.headline.sentence + report.headline.evidence, where
+        shown = "\n".join((text, page, row))
+        assert not [w for _, w in (*_beside_labels(shown), *_sentences(shown)) if w[-1] == "%"], where
+        return 0, 0
     for found in (*_beside_labels(main), *_beside_labels(re.sub(r"<(?!b>|/b>)[^>]*>", "\n", page)), *_sentences(said)):
         key, written = found
         counted[written[-1] != "%"] += 1
         assert written == _expected(known, key, written), (where, key, written)
     return counted[0], counted[1]
+
+
+def _row_agrees(known: Facts) -> str:
+    """A row of the bench that nothing is compared with, and the live view at the end of the run: as the report."""
+    rows = view.ordered(Bench("x", (with_run(Row("a"), Side(BASELINE, {}, known)),)))
+    page, typical, shares = html.unescape(view.table(rows)), known.typical_step_us, known.shares
+    assert _times(page) == ([duration(typical.median)] if typical is not None else [])
+    assert typical is None or f"{duration(typical.median)} per step" in view.words(rows[0], None, rows[0])
+    drawn = re.findall(rf'title="({LABEL}) ({PCT})"', page)
+    assert bool(drawn) == (shares is not None and known.few_steps is None)
+    for label, written in drawn:
+        assert shares is not None and written == percent(shares.share[LABELS[label]])
+    untraced = facts(replace(known.run, timeline=None))  # as the live view has it: of a GPU it knows no share
+    live = _sentence(SoFar(untraced.run, DEFAULT))
+    for key, written in _sentences(live if untraced.shares is not None else ""):
+        assert written == _expected(untraced, key, written)
+    return f"{page}\n{view.words(rows[0], None, rows[0])}\n{live}"
+
+
+def _times(table: str) -> list[str]:
+    return re.findall(r'<td class="gp-time"[^>]*><div>([^<]+)</div>', table)
+
+
+def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
+    """Of two rows: times as the comparison has them, one speedup, the report's own time by its own name; no parts of a
+    run that took `longer` than the blocks. Returns whether the comparison has parts.
+    """
+    if a.typical_step_us is None or b.typical_step_us is None:
+        return False
+    of_a, of_b = (known.typical_step_us.median / 1e3 / longer for known in (a, b))  # type: ignore[union-attr]
+    sides = (Side(BASELINE, {}, a, blocks(0, of_a)), Side("x=1", {"x": "1"}, b, blocks(1, of_b)))
+    c = compare_blocks(*sides)
+    document: Any = Compared(c).json()
+    first = baseline_row(Row("a"), c.a, 0, [c])
+    bench = Bench("x", (first, row_of(Row("b", {"x": "1"}), c, first, 0)))
+    rows, us = view.ordered(bench), [document[side]["us_per_step"] for side in "ab"]
+    of_both = rows[0], rows[1]
+    table, detail = view.table(rows), side_by_side.fragment(*of_both, a, b, between(*of_both))
+    assert [row.step_us for row in rows] == pytest.approx(us)
+    assert [row.step_us for row in rows_of((c,))] == pytest.approx(us)
+    assert _times(table) == [duration(step_us) for step_us in us] and "Step time, interleaved blocks" in table
+    assert c.unit == "sample" or all(duration(step_us) in Markup(detail).words for step_us in us)
+    assert [row.shares for row in rows_of((c,))] == [row.shares for row in rows]
+    for row, known in zip(rows, (a, b), strict=True):
+        own = duration(known.typical_step_us.median)  # type: ignore[union-attr]
+        assert f"with its trace: {own} per step. In interleaved blocks" in Markup(view.full_run_words(row)).text
+        assert row.run_agrees is (longer == 1) and (row.run_agrees or not row.shares)
+        assert row.run_agrees or (f"{own} in its full run" in table and f"{own} in its full run" in detail)
+        assert not row.shares or (known.shares is not None and row.shares.items() <= known.shares.share.items())
+    assert longer == 1 or not c.parts
+    if c.verdict in ("faster", "undecided", "no measurable difference") and c.ratio is not None:
+        report = Report(b, diagnose(b, predict_cures=False), speed=rows[1].speed)
+        said = (report.headline.sentence, side_by_side.sentence(*of_both, rows[1].speed), "\n".join(Markup(table).words))
+        speedups = [re.search(r"([\d.,]+)×\s+\(([\d.,]+–[\d.,]+)\)", words) for words in said]
+        assert len({found.groups() for found in speedups if found is not None}) == 1 and None not in speedups
+    later = replace(sides[0], blocks=blocks(0, 3 * of_a, seed=9))
+    moved = bench.put(baseline_row(first, later, 20, [compare_blocks(later, sides[1])]))
+    assert [row.step_us for row in view.ordered(moved)] == pytest.approx(us), "what runs later moves no time"
+    return bool(c.parts)
 
 
 def _beside_labels(text: str) -> Iterator[tuple[str, str]]:
@@ -189,7 +267,7 @@ def _expected(known: Facts, key: str, written: str) -> str:
 
 def _the_step_has_one_length(known: Facts, report: Report, document: dict[str, Any], text: str, page: str) -> None:
     run, step = known.run, known.step_us
-    listed = dict(zip(TITLES, _cells(Row(run.id, 0, run), run), strict=True))["step"]
+    listed = dict(zip(TITLES, _cells(StoredRow(run.id, 0, run), run), strict=True))["step"]
     own = NOT_MEASURABLE if step is None else duration(step.median)
     assert listed == own
     assert (document["step_us"] or {}).get("median") == (None if step is None else step.median)

@@ -157,7 +157,7 @@ def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
     step_us = context.step_us or loss.total_us
     more = [
         f"{where} {duration(us)}"
-        for where, us in (("other compute threads", loss.pool_us), ("data loading", loss.loading_us))
+        for where, us in (("compute threads", loss.pool_us), ("loading", loss.loading_us))
         if us > 0
     ]
     lost = f"{duration(loss.total_us)} of each {duration(step_us)} step ({percent(loss.total_us / step_us)})"

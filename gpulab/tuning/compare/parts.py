@@ -14,12 +14,12 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.run import Float64, Run, StepFlag
-from gpulab.tuning.record import Comparison, PartChange, Side
+from gpulab.tuning.record import Block, Comparison, PartChange, Side
 
 ONE_RUN_EACH = "one traced run each"
 LEAST_SHARE = 0.02  # of A's profiled step: a smaller change of a part is not told
 LEAST_STEPS = 3  # profiled steps on each side: with fewer their spread is not known
-AGREES = 1.25  # times: the profiled steps may lie so far outside the interval of the blocks, in either direction
+AGREES = 1.25  # times: a run may lie so far outside the interval of the blocks, or all of them, in either direction
 _ODD = (
     StepFlag.FIRST | StepFlag.LAST | StepFlag.EPOCH_START | StepFlag.PROFILER_EDGE | StepFlag.COMPILE | StepFlag.PARTIAL
 )
@@ -96,6 +96,20 @@ def profiled_runs_agree(comparison: Comparison) -> bool:
     spare, missing = math.log(AGREES), max(math.log(AGREES), abs(middle) / 2)
     below, above = (spare, missing) if middle < 0 else (missing, spare)
     return low - below <= profiled <= high + above
+
+
+def run_agrees(run_us: float | None, blocks: Sequence[Block], other_us: float | None = None) -> bool:
+    """Whether a step of the run in full is as long as in the blocks (without any, as `other_us`): else its parts are of
+    another time than that.
+    """
+    each = [b.time_ns / b.step_count / 1e3 for b in blocks if b.step_count and b.time_ns] or [other_us or 0.0]
+    return not run_us or not all(each) or min(each) / AGREES <= run_us <= max(each) * AGREES
+
+
+def run_us(facts: Facts | None) -> float | None:
+    """A step of the run in full, as its report has it."""
+    step = facts.typical_step_us if facts is not None else None
+    return step.median if step is not None else None
 
 
 def profiled_us(comparison: Comparison) -> tuple[float, float]:

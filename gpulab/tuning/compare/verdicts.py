@@ -22,6 +22,8 @@ from gpulab.tuning.compare.parts import (
     part_changes,
     profiled_runs_agree,
     profiled_us,
+    run_agrees,
+    run_us,
 )
 from gpulab.tuning.compare.setup_cost import setup_s
 from gpulab.tuning.compare.statistics import Estimate
@@ -85,10 +87,17 @@ class Findings(Struct, frozen=True):
             notes=(*filter(None, [self.unfair]), *notes, *more),
             restored=restored,
         )
-        if comparison.ratio is None or not comparison.parts or profiled_runs_agree(comparison):
+        if comparison.ratio is None or not comparison.parts:
+            return comparison
+        sides = (self.a, self.b) if evidence == "interleaved" else ()
+        apart = [side for side in sides if not run_agrees(run_us(side.facts), side.blocks)]
+        if not apart and profiled_runs_agree(comparison):
             return comparison
         of_a, of_b = durations(*profiled_us(comparison))
         why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not match their times"
+        if apart:
+            alone, in_blocks = durations(run_us(apart[0].facts) or 0.0, apart[0].us_per_step or 0.0)
+            why = f"the traced run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
         return replace(comparison, parts=(), parts_left_out=why)
 
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:

@@ -126,8 +126,8 @@ def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
     if side is None:
         return (NONE,) * 4
     peak = memory_peak_bytes(side.facts)
-    busy = busy_fraction(side.facts)
-    waits = data_wait_fraction(side.facts)
+    divided = side.facts if side.facts is not None and side.facts.few_steps is None else None
+    busy, waits = busy_fraction(divided), data_wait_fraction(divided)
     return (
         NONE if busy is None else percent(busy),
         NONE if waits is None else percent(waits),

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.step_change import StepChange
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
-from gpulab.formatting import duration
+from gpulab.formatting import capitalized, duration, plural, speedup
 from gpulab.views.layout import Section, present
 from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections, untold_section
@@ -18,19 +19,23 @@ from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
+if TYPE_CHECKING:
+    from gpulab.tuning.bench import Speed
+
 
 @dataclass(frozen=True, slots=True)
 class Report(View):
     """What a run says about itself: the facts and the diagnosis with their views.
 
     `unsaved` is the reason why the run is not on disk (a sentence for the user), or empty where it is. `change`: what
-    its settings did to the step, where its baseline was measured before.
+    its settings did to the step, where its baseline was measured before; `speed`: what interleaved blocks say instead.
     """
 
     facts: Facts
     diagnosis: Diagnosis
     unsaved: str = ""
     change: StepChange | None = None
+    speed: Speed | None = None
 
     @property
     def headline(self) -> Headline:
@@ -42,10 +47,19 @@ class Report(View):
         return document.document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
-        """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline."""
-        changes, change = self.facts.run.changes, self.change
+        """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline.
+
+        Blocks that were interleaved say it better than one run each, and there is one figure for it.
+        """
+        changes, change, speed = self.facts.run.changes, self.change, self.speed
         words = [f"{c.name}={c.value} had no effect: {plain(c.evidence)}." for c in changes if c.state == "no effect"]
-        if change is not None and (not changes or len(words) < len(changes)):
+        if changes and len(words) == len(changes):
+            return " ".join(words)
+        if speed is not None and speed.times_as_fast is not None:
+            times = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("speedup {}", ""))
+            pairs = f"{plural(speed.pairs, 'pair')} of interleaved blocks"
+            words.append(f"{capitalized(speed.verdict)}: {times} per {speed.per} over the baseline, in {pairs}.")
+        elif change is not None:
             words.append(f"{duration(change.now_us)} per {change.unit}; baseline: {duration(change.before_us)}.")
             words += [f"One-time cost: {duration(change.setup_s * 1e6)}."] if change.setup_s is not None else []
         return " ".join(words)

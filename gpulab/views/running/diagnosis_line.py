@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.headline import summary
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import decapitalized, plural
 
@@ -38,6 +39,8 @@ class Sentence:
 
 
 def _sentence(until_now: SoFar) -> str:
-    first = diagnose(facts(until_now.run), until_now.thresholds).first
+    diagnosis = diagnose(facts(until_now.run), until_now.thresholds)
+    first = diagnosis.first
     speaks = not kind_of(first.key).is_verdict or first.level == "good"
-    return f"So far ({plural(len(until_now.run.steps), 'step')}), {decapitalized(first.summary)}" if speaks else ""
+    steps = plural(len(until_now.run.steps), "step")
+    return f"So far ({steps}), {decapitalized(summary(first, diagnosis))}" if speaks else ""

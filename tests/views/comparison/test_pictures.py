@@ -36,7 +36,8 @@ def test_rows_and_side_by_side_have_the_times_of_the_comparison() -> None:
         assert row.samples_per_s == pytest.approx(1e6 / c.b.us_per_sample)
         assert 1 / c.times_as_fast == pytest.approx(np.median(1 / np.array(pair_speeds(first, row))))  # type: ignore[operator]
     words = Markup(drawn(first, row, c.a.facts, c.b.facts, row.speed)).words
-    assert "Time per sample; split as in one traced run each" in words and duration(c.b.us_per_sample) in words
+    title = "Time per sample in interleaved blocks; split as in one traced run each"
+    assert title in words and duration(c.b.us_per_sample) in words
     assert all(not row.shares for row in rows_of((replace(c, parts_left_out="they disagree"),)))
 
 
