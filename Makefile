@@ -16,6 +16,7 @@ DEMO := $(VENV)/.stamp-demo
 LAB := $(VENV)/.stamp-lab
 TEST := $(VENV)/.stamp-test
 OLD_KERNEL := $(VENV)/share/gpulab-ipykernel6
+HTML_MANAGER := $(VENV)/share/gpulab-html-manager
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 --durations-min 1
 # more than cores: tests wait, for a sleep that is planted, for a rank, for a kernel
@@ -190,6 +191,8 @@ $(TEST): $(CORE) pyproject.toml $(PINS)
 	  --name gpulab-ipykernel6 --display-name 'Python 3 (ipykernel 6.31)' --env PYTHONPATH "$(abspath $(OLD_KERNEL))"
 	@# with Node, JupyterHub has its proxy, and its tests can run
 	@if command -v npm >/dev/null; then npm install --prefix $(VENV)/share/gpulab-hub --no-audit --no-fund --silent configurable-http-proxy@5.3.0; fi
+	@# with Node, the bench can be tested in what nbviewer, VS Code and Colab draw widgets with
+	@if command -v npm >/dev/null; then mkdir -p $(HTML_MANAGER) && (cd $(HTML_MANAGER) && npm pack --silent @jupyter-widgets/html-manager@1.0.15 >/dev/null && tar xzf *.tgz package/dist/embed-amd.js && rm *.tgz); fi
 	@# with Node, the test that a rebuild of the live view's module gives the same bytes can run
 	@if command -v npm >/dev/null; then npm ci --prefix frontend --ignore-scripts --no-audit --no-fund --silent; fi
 	touch $@ $(DEMO) $(LAB)

@@ -12,6 +12,8 @@ import { chosenRows, order, settingsOf } from "./bench_state.js";
 const LOST = "The kernel was restarted or has ended. Its rows are saved: %gpulab panel opens the bench again.";
 const UNHEARD = "No answer from a kernel: it is busy, or there is none behind this page.";
 const PATIENCE_MS = 5000;
+const WHOLE = 0.95; // of the line of buttons is in view,
+const ROOM_PX = 120; // and under it there is room for Stop, its bar and two lines of words
 
 class Bench {
   constructor(model, el) {
@@ -69,9 +71,9 @@ class Bench {
     // has its own scrolling, and keeps what is fixed inside itself)
     this.float = element("div", "gp-bench gp-float", document.body);
     this.seen = new IntersectionObserver((entries) => {
-      this.away = !entries[entries.length - 1].isIntersecting;
+      this.away = entries[entries.length - 1].intersectionRatio < WHOLE;
       this.#place();
-    });
+    }, { threshold: WHOLE, rootMargin: `0px 0px -${ROOM_PX}px` });
     this.seen.observe(line);
   }
 

@@ -23,7 +23,7 @@ from gpulab.tuning.schedule import step_s
 from gpulab.tuning.single_run import observation_of
 from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.comparing import Comparing
+from gpulab.views.running.comparison_progress import Comparing
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (

@@ -84,9 +84,7 @@ def _step_us(ranks: Ranks) -> float:
     """Of the slowest rank, the median. Raises UsageError where no step was counted."""
     steps = [figures.step_us for figures in map(facts, ranks.runs.values()) if figures.step_us is not None]
     if not steps:
-        raise UsageError(
-            f"No countable step was found in {len(ranks.runs)} ranks: run more steps, or mark them with gpulab.step()."
-        )
+        raise UsageError(f"No step counts in {len(ranks.runs)} ranks: run more steps, or mark them with gpulab.step().")
     return max(step.median for step in steps)
 
 

@@ -333,8 +333,6 @@ class BenchSession:
     ) -> Self:
         if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
-        if kind == "decide" and row is not None and row.code not in ("", self.bench.code):
-            kind = "again"  # its pairs are of an earlier text of the cell
         job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
         if in_notebook() and self._output is None and not from_click:
             self.show()
@@ -597,8 +595,10 @@ class BenchSession:
         row = self.row_to_keep
         if row is None:
             return {"text": ""}
+        lost = [] if row in self.bench.own else [r.title for r in self.rows if view.is_in(self.bench, r)]
+        instead = f" instead of {', '.join(lost)}" if lost else ""  # it is an edit of the text before
         texts = [] if self.code.source == "block" else [self.code.text, *reversed(self.bench.texts), row.cell]
-        title, html = f"Keep {row.label}", view.edit_html(row, self.bench)
+        title, html = f"Keep {row.label}{instead}", view.edit_html(row, self.bench)
         return {"title": title, "html": html, "text": row.edit, "cell": row.cell, "row": row.id, "texts": texts}
 
 

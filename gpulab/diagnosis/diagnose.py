@@ -94,20 +94,14 @@ _EARLY = {"stopped": "Stopped by you", "interrupted": "Interrupted", "failed": "
 
 
 def _alarm(facts: Facts, first: Finding) -> str:
-    """Where profiled steps are not like the others: what the trace shows may not hold for those.
-
-    One next step: the fix of the first finding, where it has one.
-    """
+    """Where traced steps are not like the others. There is one next step: the first finding's fix, if it has one."""
     ratio = facts.profiled_over_unprofiled
     if ratio is None or 1 / _APART < ratio < _APART:
         return ""
     times = factor(max(ratio, 1 / max(ratio, 1e-9)))
-    which = (
-        f"a traced step took {times}× the time of an untraced one"
-        if ratio > 1
-        else f"an untraced step took {times}× the time of a traced one"
-    )
-    return f"The step breakdown may be off: {which}.{'' if first.cure else ' Run it again.'}"
+    longer, other = ("a traced", "an untraced") if ratio > 1 else ("an untraced", "a traced")
+    again = "" if first.cure else " Run it again."
+    return f"The step breakdown may be off: {longer} step took {times}× the time of {other} one.{again}"
 
 
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:

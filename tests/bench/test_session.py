@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from gpulab.api.experiment import NO_CELL
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
-from gpulab.bench.opening import lab
+from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
 from gpulab.bench.output import KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.session import (
     BUSY,
@@ -163,6 +163,8 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
         session.bench = session.bench.put(replace(row, edit="a diff", cell=cell))
     root = click(alive, "rename", row=two.id, name="two workers")
     assert (root.edit["row"], root.edit["texts"]) == (two.id, [CODE.text, changed]), "the best is offered"
+    assert root.edit["title"] == "Keep workers=2"
+    click(alive, "open", rows=[two.id])
     root = click(alive, "applied", row=two.id)
     assert "The cell now has two workers" in root.status["message"] and root.code == changed
     assert root.edit == {"text": ""}, "the cell has it"
@@ -181,6 +183,7 @@ def test_an_applied_edit_keeps_the_rows_beside_a_new_baseline(alive: Bench) -> N
     assert session.bench.of({"batch_size": "16"}) is not None, "measured on the text that the cell has now"
 
     root = click(alive, "open", rows=[sixteen.id])
+    assert root.edit["title"] == "Keep batch_size=16 instead of two workers"
     assert root.edit["texts"] == [changed, CODE.text, other], "looked for: what the cell has, else what it had"
     click(alive, "applied", row=sixteen.id)
     for text in (CODE.text, changed, other):
@@ -309,6 +312,14 @@ def test_the_table_grows_while_a_row_is_measured(alive: Bench) -> None:
     assert pairs == sorted(pairs) and pairs[0] == 1 and pairs[-1] >= 4, "from the first pair on"
 
 
+def test_a_click_on_stop_is_answered_while_the_run_ends(alive: Bench) -> None:
+    session, said = alive.session, list[Any]()
+    session._widget.root.observe(lambda change: said.append(change["new"]), "status")  # type: ignore[union-attr]
+    alive.runs.on_block = lambda runs: click(alive, "stop")
+    session.begin("run", {"workers": 2})
+    assert any(status["running"] and status["stopping"] for status in said) and not said[-1]["running"]
+
+
 def test_a_click_on_another_thread_acts_on_the_main_one(alive: Bench) -> None:
     where: list[threading.Thread] = []
     alive.before = lambda runner: where.append(threading.current_thread())
@@ -358,6 +369,8 @@ def test_without_a_profiled_cell_and_a_bench_it_says_what_to_do(
     monkeypatch.setattr(runs, "_own", {})
     with pytest.raises(UsageError, match=NO_CELL.split(":")[0]):
         lab()
+    with pytest.raises(UsageError, match=NOTHING_TO_APPLY.split(":")[0]):
+        apply_edit()
 
 
 # -- what the code prints ----------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
-from tests.browser.jupyterlab_page import CHROMIUM, PATIENCE_MS, LabServer, NotebookPage, open_chromium
+from tests.browser.jupyterlab_page import CHROMIUM, JUPYTERLAB, PATIENCE_MS, LabServer, NotebookPage, open_chromium
 
 expect.set_options(timeout=PATIENCE_MS)
 OpenNotebook = Callable[..., NotebookPage]
@@ -44,16 +44,16 @@ def lab_context(chromium: Browser) -> Iterator[BrowserContext]:
 def open_notebook(
     lab_context: BrowserContext, lab_server: LabServer, request: pytest.FixtureRequest
 ) -> Iterator[OpenNotebook]:
-    """`open_notebook(cells, kernel="python3")` → the notebook, its kernel idle, in the light theme."""
+    """`open_notebook(cells, kernel="python3", app=JUPYTERLAB)` → the notebook, its kernel idle, in the light theme."""
     pages: list[Page] = []
 
-    def opened(cells: Sequence[str], kernel: str = "python3") -> NotebookPage:
+    def opened(cells: Sequence[str], kernel: str = "python3", app: str = JUPYTERLAB) -> NotebookPage:
         if kernel not in lab_server.kernels():
             pytest.skip(f"the kernelspec {kernel} is not installed; `make test` installs it")
         name = f"{request.node.name.replace('[', '-').rstrip(']')}-{len(pages)}.ipynb"
         lab_server.write_notebook(name, cells, kernel)
         pages.append(lab_context.new_page())
-        notebook = NotebookPage(pages[-1], lab_server, name)
+        notebook = NotebookPage(pages[-1], lab_server, name, app)
         notebook.set_theme("light")  # the server keeps the last choice
         return notebook
 

@@ -1,4 +1,4 @@
-"""Drives JupyterLab as a user does: a server on a free port, a notebook in Chromium, cells that run.
+"""Drives JupyterLab and Notebook 7 as a user does: a server on a free port, a notebook in Chromium, cells that run.
 
 Nothing here knows gpulab. Everything the server writes goes into the folder it is given.
 """
@@ -63,6 +63,7 @@ SET_SOURCE = """
   cells.filter((model) => model.type === "code")[index].sharedModel.setSource(source);
 }
 """
+JUPYTERLAB, NOTEBOOK_7 = "lab/tree", "notebooks"
 THEMES = {"light": "JupyterLab Light", "dark": "JupyterLab Dark"}
 
 
@@ -89,6 +90,7 @@ class LabServer:
             sys.executable, "-m", "jupyterlab", "--no-browser", "--allow-root", "--expose-app-in-browser",
             f"--ServerApp.port={self._port}", "--ServerApp.port_retries=0", "--ServerApp.ip=127.0.0.1",
             f"--ServerApp.root_dir={self.notebooks}", "--LabApp.extension_manager=readonly",
+            "--JupyterNotebookApp.expose_app_in_browser=True",
         ]  # fmt: skip
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -165,15 +167,15 @@ class LabServer:
 
 
 class NotebookPage:
-    """One notebook open in JupyterLab."""
+    """One notebook open in JupyterLab; with `NOTEBOOK_7` as its `app`, there."""
 
-    def __init__(self, page: Page, server: LabServer, name: str) -> None:
+    def __init__(self, page: Page, server: LabServer, name: str, app: str = JUPYTERLAB) -> None:
         self.page = page
         self.console: list[str] = []  # errors the page reported
         page.on("console", lambda message: self.console.append(message.text) if message.type == "error" else None)
         page.on("pageerror", lambda error: self.console.append(str(error)))
         self.path = server.notebooks / name
-        self._url = server.url(f"lab/tree/{name}?reset")
+        self._url = server.url(f"{app}/{name}?reset")
         self.open()
 
     def open(self, kernel: bool = True) -> None:

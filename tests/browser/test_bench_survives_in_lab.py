@@ -55,6 +55,7 @@ def test_the_bench_survives_edits_and_a_restart(open_notebook: OpenNotebook, sho
     notebook.screenshot(shots / "survives-0-applied.png", of=output)
     rows(bench).nth(1).click()
     rows(bench).nth(2).click()
+    expect(bench.locator(".gp-keep")).to_contain_text("Keep batch_size=8 instead of workers=2")
     press(bench, "Apply to the cell")
     expect(message).to_contain_text("The cell now has batch_size=8")
     expect(source).to_contain_text("batch_size=8")

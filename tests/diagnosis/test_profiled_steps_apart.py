@@ -61,3 +61,11 @@ def test_how_far_apart_is_told_as_times_as_long(times: float, words: str) -> Non
     apart = replace(facts, traced_step_us=profiled)
     text = Report(apart, diagnose(apart, predict_cures=False)).text(full=True)
     assert words in " ".join(text.split())
+
+
+@pytest.mark.parametrize(("cure", "again"), [("Wait until the machine is idle.", False), ("", True)])
+def test_a_doubtful_report_has_one_next_step(cure: str, again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = loop(inferring).facts(unprofiled_us=33_000)
+    ranked = [replace(finding, cure=cure) for finding in diagnose(facts, predict_cures=False).findings]
+    monkeypatch.setattr("gpulab.diagnosis.diagnose.rank_findings", lambda context, found: tuple(ranked))
+    assert diagnose(facts, predict_cures=False).alarm.endswith("Run it again.") is again

@@ -213,7 +213,8 @@ def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
     first = baseline_row(Row("a"), c.a, 0, [c])
     bench = Bench("x", (first, row_of(Row("b", {"x": "1"}), c, first, 0)))
     rows, us = view.ordered(bench), [document[side]["us_per_step"] for side in "ab"]
-    table, detail = view.table(rows), side_by_side.fragment(rows[0], rows[1], a, b, between(rows[0], rows[1]))
+    of_both = rows[0], rows[1]
+    table, detail = view.table(rows), side_by_side.fragment(*of_both, a, b, between(*of_both))
     assert [row.step_us for row in rows] == pytest.approx(us)
     assert [row.step_us for row in rows_of((c,))] == pytest.approx(us)
     assert _times(table) == [duration(step_us) for step_us in us] and "Step time, interleaved blocks" in table
@@ -228,11 +229,7 @@ def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
     assert longer == 1 or not c.parts
     if c.verdict in ("faster", "undecided", "no measurable difference") and c.ratio is not None:
         report = Report(b, diagnose(b, predict_cures=False), speed=rows[1].speed)
-        said = (
-            report.headline.sentence,
-            side_by_side.sentence(rows[0], rows[1], rows[1].speed),
-            "\n".join(Markup(table).words),
-        )
+        said = (report.headline.sentence, side_by_side.sentence(*of_both, rows[1].speed), "\n".join(Markup(table).words))
         speedups = [re.search(r"([\d.,]+)×\s+\(([\d.,]+–[\d.,]+)\)", words) for words in said]
         assert len({found.groups() for found in speedups if found is not None}) == 1 and None not in speedups
     later = replace(sides[0], blocks=blocks(0, 3 * of_a, seed=9))

@@ -12,7 +12,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
-from gpulab.tuning.compare.setup_cost import cost_of, fastest, pays
+from gpulab.tuning.compare.setup_cost import cost_sentence, fastest, pays
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW
@@ -38,7 +38,7 @@ def experiment_headline(experiment: Experiment) -> Headline:
     if best is None:
         return _none_faster(experiment)
     count = len(experiment.comparisons) + 1
-    speed, more = _speed(best, f" over {_name(best.a)}"), f"{_cost(best)}{because(best)}"
+    speed, more = _speed(best, f" over {_name(best.a)}"), f"{cost_sentence(best)}{because(best)}"
     sentence = f"Faster: {_name(best.b)} is the fastest of {count} settings, {speed}{_around(best)}.{more}"
     rivals = [_name(c.b) for c in experiment.comparisons if c is not best and _overlaps(c, best)]
     evidence = f"Tied with it (overlapping intervals): {', '.join(rivals)}." if rivals else _evidence(best)
@@ -48,12 +48,6 @@ def experiment_headline(experiment: Experiment) -> Headline:
 
 def _level(comparison: Comparison) -> str:
     return _LEVELS.get(comparison.verdict, "unknown") if pays(comparison) else "unknown"
-
-
-def _cost(comparison: Comparison) -> str:
-    """What it takes once, as a sentence of its own; empty for nothing."""
-    cost = cost_of(comparison)
-    return f" {capitalized(cost.words)}." if cost is not None else ""
 
 
 def _sentence(comparison: Comparison) -> str:
@@ -66,10 +60,10 @@ def _sentence(comparison: Comparison) -> str:
     said = f"{capitalized(comparison.verdict)}: {named}"
     other = "" if _is_baseline(comparison.a) else _name(comparison.a)
     if comparison.verdict == "slower":
-        return f"{said} is {_slower(comparison, other)}.{_cost(comparison)}{because(comparison)}"
+        return f"{said} is {_slower(comparison, other)}.{cost_sentence(comparison)}{because(comparison)}"
     speed = _speed(comparison, other and f" over {other}")
     if comparison.verdict == "faster":
-        return f"{said} gives a {speed}{_around(comparison)}.{_cost(comparison)}{because(comparison)}"
+        return f"{said} gives a {speed}{_around(comparison)}.{cost_sentence(comparison)}{because(comparison)}"
     if comparison.verdict == "no measurable difference":
         band = f"less than {percent(EQUIVALENT)} counts as none"
         return f"{said} gives a {speed}{_around(comparison, band)}."

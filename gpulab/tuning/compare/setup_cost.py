@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import LEAST_SETUP_S
-from gpulab.formatting import duration
+from gpulab.formatting import capitalized, duration
 from gpulab.tuning.record import Comparison, Side
 from gpulab.verdict import Verdict
 
@@ -77,6 +77,12 @@ def setup_cost(
 def cost_of(comparison: Comparison) -> SetupCost | None:
     a, c = comparison.a, comparison
     return setup_cost(c.setup_s, a.us_per_step, c.ratio, c.interval, c.verdict, cell_steps(a.facts))
+
+
+def cost_sentence(comparison: Comparison) -> str:
+    """To follow another; empty for nothing."""
+    cost = cost_of(comparison)
+    return f" {capitalized(cost.words)}." if cost is not None else ""
 
 
 def cell_steps(figures: Facts | None) -> int | None:

@@ -13,7 +13,7 @@ from gpulab.formatting import decapitalized, duration, factor, plural, speed_wit
 from gpulab.tuning.climb.acceptance import KEEPING
 from gpulab.tuning.climb.record import Attempt, Climb
 from gpulab.tuning.compare.headline import comparison_headline
-from gpulab.tuning.compare.setup_cost import cost_of
+from gpulab.tuning.compare.setup_cost import cost_of, cost_sentence, pays
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
@@ -53,10 +53,10 @@ def headline(climb: Climb) -> Headline:
     if moved:
         sentence = f"{middle}× speedup with {named}, but the loss is no longer the same."
         return Headline("loss_moved", sentence, f"{moved}. {tries} {ending}", "notice")
-    sentence = f"Faster: {middle}× speedup with {named} (95 % interval {around})."
+    sentence = f"Faster: {middle}× speedup with {named} (95 % interval {around}).{cost_sentence(whole)}"
     closing = f"Final check per {whole.unit}: {plural(whole.pairs, 'pair')} of blocks vs. baseline"
     evidence = f"{closing}. {tries} {ending}"
-    return Headline("climbed", sentence, evidence, "good")
+    return Headline("climbed", sentence, evidence, "good" if pays(whole) else "unknown")
 
 
 def _nothing_kept(climb: Climb, ending: str) -> Headline:

@@ -48,7 +48,7 @@ class Renewed:
         self._lock = threading.Lock()
         self._context = contextvars.copy_context()  # says to which cell an output belongs
 
-    def show(self, *, status: Sent | None = None, **parts: object) -> None:
+    def show(self, *, status: Sent | None = None, **parts: Any) -> None:
         """Renew these parts of it."""
 
         def renew() -> None:

@@ -397,7 +397,7 @@ def test_a_rung_shows_its_own_blocks_beside_the_prediction() -> None:
 @pytest.mark.parametrize(
     ("changes", "allow", "key", "words"),
     [
-        ({}, (), "climbed", ""),
+        ({"setup_s": 18.0}, (), "climbed", r"One-time cost 18\.0 s,? pays off"),
         ({"verdict": "undecided", "ratio": 0.9, "interval": (0.5, 1.3)}, (), "not_faster", "^Undecided: workers=2"),
         ({"loss": HIGHER}, (), "loss_moved", "no longer the same"),
         ({"loss": HIGHER}, ("fused_optimizer",), "climbed", ""),

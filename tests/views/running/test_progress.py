@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpulab.tuning.plan import Arm, Progress
 from gpulab.tuning.record import Block
 from gpulab.views.running import progress as module
-from gpulab.views.running.comparing import Comparing
+from gpulab.views.running.comparison_progress import Comparing
 from gpulab.views.running.progress import Progressing, Status, share_done, words
 from gpulab.views.running.widgets import Renewed
 from tests.views.running.test_waiting import Terminal
