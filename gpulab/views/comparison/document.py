@@ -78,7 +78,7 @@ def _prediction(side: Side) -> dict[str, object] | None:
     if prediction is None:
         return None
     texts = {name: text or None for name, text in picked(prediction, "memory_basis", "basis", "refused").items()}
-    return {**picked(prediction, "ratio", "interval", "memory_ratio", "only_sign"), **texts}
+    return {**picked(prediction, "ratio", "interval", "memory_ratio", "setup_s", "only_sign"), **texts}
 
 
 def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> dict[str, object]:
