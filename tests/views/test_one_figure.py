@@ -229,7 +229,8 @@ def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
     assert longer == 1 or not c.parts
     if c.verdict in ("faster", "undecided", "no measurable difference") and c.ratio is not None:
         report = Report(b, diagnose(b, predict_cures=False), speed=rows[1].speed)
-        said = (report.headline.sentence, side_by_side.sentence(*of_both, rows[1].speed), "\n".join(Markup(table).words))
+        words = "\n".join(Markup(table).words)
+        said = (report.headline.sentence, side_by_side.sentence(*of_both, rows[1].speed), words)
         speedups = [re.search(r"([\d.,]+)×\s+\(([\d.,]+–[\d.,]+)\)", words) for words in said]
         assert len({found.groups() for found in speedups if found is not None}) == 1 and None not in speedups
     later = replace(sides[0], blocks=blocks(0, 3 * of_a, seed=9))
