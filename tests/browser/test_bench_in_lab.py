@@ -357,7 +357,6 @@ def expect_shown_by_the_widgets_html_manager(chromium: Browser, saved: Path, cou
     expect(page.locator(".gp-static")).to_be_hidden()
     rows(bench).last.click()
     expect(bench.locator('tr[aria-selected="true"]')).to_have_count(1)
-    press(bench, "Apply to the cell")
     bench.locator(".gp-primary").click()
     expect(bench.locator(".gp-message")).to_contain_text("No answer from a kernel")
     page.screenshot(path=shots / "bench-4-html-manager.png", full_page=True)
