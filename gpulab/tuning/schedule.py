@@ -49,19 +49,21 @@ def block_size(
     `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
 
     Where workers load, batches come in rounds of as many as there are workers: a block counts whole rounds. A cell
-    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped.
+    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped. Where that leaves
+    batches read ahead among the counted ones, all steps count: the wait for these is in the first.
     """
     longest_s = max(step_s(run) for run in runs)
     loaders = [*loaders, *(run.loader for run in runs if run.loader is not None)]
     workers = [loader.num_workers for loader in loaders if loader.num_workers]
-    warmup = max([WARMUP, *map(_buffered, loaders)])
+    buffered = max(map(_buffered, loaders), default=0)
+    warmup = max(WARMUP, buffered)
     if counted is None:
         counted = _counted(longest_s)
         counted = _rounded_up(counted, math.lcm(*workers, *rounds))
     warmup = _rounded_up(warmup, math.lcm(*rounds))
     available = min((len(run.steps) for run in runs if run.outcome == "completed"), default=warmup + counted)
     if warmup + counted > available:
-        warmup = min(warmup, available // 2)
+        warmup = 0 if buffered > available // 2 else min(warmup, available // 2)
         counted = max(1, available - warmup)
     return Size(warmup, counted)
 

@@ -42,7 +42,8 @@ def run_of(count: int, step_ms: float, workers: int = 0, outcome: str = "stopped
         (40, 50, 4, Size(10, 12)),  # whole rounds of 4
         (40, 500, 4, Size(10, 8)),
         (8, 50, 0, Size(3, 5)),  # a cell that ends by itself has shorter blocks
-        (4, 50, 4, Size(2, 2)),
+        (15, 50, 4, Size(0, 15)),  # seven steps fed by what was read ahead would look free
+        (4, 50, 4, Size(0, 4)),
         (1, 50, 0, Size(0, 1)),
     ],
 )
