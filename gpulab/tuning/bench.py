@@ -317,10 +317,12 @@ def with_time(row: Row, block_us: float) -> Row:
 
 
 def speed_of(comparison: Comparison) -> Speed:
+    """What is undecided after a few pairs has no interval: so wide a one says nothing, and would stretch every axis."""
+    few = comparison.verdict == "undecided" and comparison.pairs < FEWEST_PAIRS
     return Speed(
         comparison.verdict,
         comparison.ratio,
-        comparison.interval,
+        None if few else comparison.interval,
         comparison.noise_floor,
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
