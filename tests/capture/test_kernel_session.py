@@ -549,7 +549,7 @@ def test_run_all_stops_at_the_failure_and_keeps_the_reports(tmp_path: Path) -> N
     with pytest.raises(CellExecutionError, match="KeyError"):
         runner.preprocess(book, {"metadata": {"path": str(tmp_path)}})
     assert book.cells[4].outputs == [] and book.cells[4].execution_count is None
-    [*_, shown, error] = book.cells[3].outputs
+    [*_, shown, _button, error] = book.cells[3].outputs
     said = " ".join(shown.data["text/plain"].split())
     assert "ended by an exception (KeyError" in said
     assert "<table" in shown.data["text/html"]
