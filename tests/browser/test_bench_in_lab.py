@@ -275,7 +275,8 @@ def expect_all_of_it_in_sight(notebook: NotebookPage, bench: Locator, shot: Path
         expect(bench).to_have_attribute("data-theme", theme)
         page.wait_for_timeout(500)
         for box in (bench, notebook.output(2), page.locator("html"), page.locator("body")):
-            assert box.evaluate("e => e.scrollWidth <= e.clientWidth"), "nothing is cut"
+            cut = box.evaluate(WIDER_THAN_ITS_PLACE)
+            assert box.evaluate("e => e.scrollWidth <= e.clientWidth"), f"cut at {width} px: {cut}"
         assert bench.evaluate(WIDER_THAN_ITS_PLACE) == []
         if running:
             expect(stop_button(notebook)).to_be_in_viewport(ratio=1)
