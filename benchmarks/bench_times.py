@@ -80,7 +80,7 @@ def _many(demo: Kernel) -> dict[str, float]:
     demo.run("session, many_s = opened()")
     assert demo.value("len(session.rows)") == ROWS
     root = "session._widget.root"
-    return {**_value(demo, "many_s"), "drawn_s": _drawn_s(demo.value(f"{root}.style"), demo.value(f"{root}.table"))}
+    return {**_value(demo, "many_s"), "drawn_s": _drawn_s(demo.value(f"{root}.css"), demo.value(f"{root}.table"))}
 
 
 def _drawn_s(style: str, table: str) -> float:

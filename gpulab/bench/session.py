@@ -183,7 +183,7 @@ class BenchSession:
     def show(self, output: BenchOutput | None = None) -> None:
         """Display it, in an output that is already there or a new one; in a terminal say what to write."""
         if not in_notebook():
-            sys.stdout.write(f"{PLAIN}\n")
+            sys.stdout.write(f"{view.text(self.bench) if self.rows else PLAIN}\n")
             return
         self._output = output or BenchOutput()
         cell = first_line(self.code.text)
@@ -224,8 +224,13 @@ class BenchSession:
         self.bench, self._problem = file.load(code.text) if self._save else (Bench(code.text), "")
         self._trials: dict[str, tuple[Arm, Trial]] = {}  # of this process, by label
         self._settings: dict[str, Value] = {}  # of the toggles
-        for arm, trial in run_before(code, Plan(arms=())):
-            self._take(arm, trial)
+        self._take_newest()
+
+    def _take_newest(self) -> None:
+        known = self._trials.get(BASELINE)
+        for arm, trial in run_before(self.code, Plan(arms=())):
+            if known is None or trial.run.id != known[1].run.id:
+                self._take(arm, trial)
 
     def go_on(self, row: Row) -> None:
         """The cell has this row's edit now: the rows stay, and the new text has a baseline of its own."""
@@ -346,6 +351,7 @@ class BenchSession:
     def _job_of(self, kind: Kind, settings: Mapping[str, object], row: Row | None, from_click: bool) -> _Job:
         arms = self._arms(kind, settings, row)
         rows = tuple(self._row_for(arm, kind) for arm in arms)
+        self._take_newest()  # the cell may have run while the bench was open
         done = dict(self._trials)
         if kind != "decide":
             done = {label: trial for label, trial in done.items() if label == BASELINE and arms}

@@ -79,6 +79,7 @@ class Row(Struct, frozen=True):
     run_us: float | None = None  # where that is by blocks: of the run in full
     by_blocks: bool = False
     block_us: float | None = None  # of the first row: in the blocks of its first comparison, by which all times go
+    block_pairs: int = 0  # of that comparison: after a few pairs the next one takes its place
     contended: bool = False  # the run in full was short of CPU cores
     samples_per_step: float | None = None
     cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
@@ -225,9 +226,10 @@ class Bench(Struct, frozen=True):
             return self
         baseline, *others = (_with_blocks(row, blocks, arm, turn) for arm, row in enumerate((baseline, *rows)))
         in_blocks = with_times(Side(BASELINE, {}, None, baseline.blocks)).us_per_step
-        bench = self.put(replace(baseline, block_us=baseline.block_us or in_blocks))
+        settled = baseline.block_pairs >= FEWEST_PAIRS
+        bench = self.put(replace(baseline, block_us=baseline.block_us if settled else in_blocks))
         for row in others:
-            bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
+            bench = bench.put(replace(row, speed=speed_by_blocks(baseline.blocks, row.blocks)))
         return bench
 
     def remove(self, row_id: str) -> Bench:
@@ -317,12 +319,10 @@ def with_time(row: Row, block_us: float) -> Row:
 
 
 def speed_of(comparison: Comparison) -> Speed:
-    """What is undecided after a few pairs has no interval: so wide a one says nothing, and would stretch every axis."""
-    few = comparison.verdict == "undecided" and comparison.pairs < FEWEST_PAIRS
     return Speed(
         comparison.verdict,
         comparison.ratio,
-        None if few else comparison.interval,
+        comparison.interval,
         comparison.noise_floor,
         comparison.pairs if comparison.evidence == "interleaved" else 0,
         comparison.unit,
@@ -344,16 +344,6 @@ def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed
     a, b = Side(BASELINE, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
     compared = compare_blocks(a, b)
     return speed_of(compared) if compared.ratio is not None else None
-
-
-def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
-    """With an interval only once there are as many pairs as an experiment may end on: fewer show it too narrow by
-    chance, or so wide that it says nothing.
-    """
-    speed = speed_by_blocks(baseline, blocks)
-    if speed is None or speed.pairs >= FEWEST_PAIRS:
-        return speed
-    return replace(speed, verdict="undecided", interval=None)
 
 
 def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
@@ -393,10 +383,13 @@ def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparis
     Without shares where no comparison has parts: see `row_of`.
     """
     row = with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
-    in_blocks = next((c.a.us_per_step for c in comparisons if c.evidence == "interleaved"), None)
+    paired = [c for c in comparisons if c.evidence == "interleaved" and c.pairs]
+    if paired and row.block_pairs < FEWEST_PAIRS:
+        most = max(paired, key=lambda c: c.pairs)
+        row = replace(row, block_us=most.a.us_per_step, block_pairs=most.pairs)
     left_out = comparisons[0].parts_left_out if comparisons and all(c.parts_left_out for c in comparisons) else ""
     shares = {} if left_out else row.shares
-    return replace(row, block_us=row.block_us or in_blocks, shares=shares, shares_left_out=left_out)
+    return replace(row, shares=shares, shares_left_out=left_out)
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
@@ -408,7 +401,8 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = speed_of(comparison)
     if row.blocks and not side.failure:
-        speed = speed_by_blocks(baseline.blocks, blocks) or speed
+        known = [s.setup_s for s in (row.speed, speed) if s is not None and s.setup_s is not None]
+        speed = replace(speed_by_blocks(baseline.blocks, blocks) or speed, setup_s=max(known, default=None))
     predicted = side.prediction
     if predicted is not None and predicted.ratio is not None and predicted.interval is not None:
         row = replace(row, prediction=Prediction(predicted.ratio, predicted.interval))

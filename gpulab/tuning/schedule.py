@@ -27,7 +27,7 @@ SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and
 STARTING_S = 2.0  # of a full run, beside its steps: the meters, the profiler, reading the trace
 RESTORING_S = 0.02  # before a block
 SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
-FEWEST_TURNS = 3  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
+FEWEST_TURNS = 4  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
 
 
 class Size(Struct, frozen=True):
@@ -49,8 +49,8 @@ def block_size(
     `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
 
     Where workers load, batches come in rounds of as many as there are workers: a block counts whole rounds. A cell
-    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped. Where that leaves
-    batches read ahead among the counted ones, all steps count: the wait for these is in the first.
+    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped. Where batches
+    read ahead would be among the counted ones, all steps count: the wait for these is in the first.
     """
     longest_s = max(step_s(run) for run in runs)
     loaders = [*loaders, *(run.loader for run in runs if run.loader is not None)]
@@ -73,7 +73,7 @@ def _rounded_up(count: int, whole: int) -> int:
 
 
 def pairs_within(budget_s: float, turn_s: float, asked: int | None = None) -> int:
-    """How many turns are wanted: as many as fit, at least three; or as many as were asked for."""
+    """How many turns are wanted: as many as fit, at least four; or as many as were asked for."""
     if asked is not None:
         return asked
     return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))

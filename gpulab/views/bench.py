@@ -30,7 +30,7 @@ from gpulab.views.html_rows import (
 )  # fmt: skip
 from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
-from gpulab.views.wording import plain
+from gpulab.views.wording import PARTS, plain
 
 NOTHING = "Nothing has run yet: run the baseline, then the settings of the cell can be changed."
 IN_CELL = "now in the cell"
@@ -265,7 +265,11 @@ def run_words(row: Row) -> str:
     """The time of the run in full, where that is another one than in the blocks, and why; else empty."""
     if not row.by_blocks or row.run_agrees:
         return ""
-    return f"{duration(row.run_us)} in its full run{', under CPU contention' if row.contended else ''}"
+    return f"{duration(row.run_us)} in its full run{', under CPU contention' if _slowed(row) else ''}"
+
+
+def _slowed(row: Row) -> bool:
+    return row.contended and (row.run_us or 0.0) > (row.step_us or 0.0)
 
 
 def _speed_legend(rows: Sequence[Row], ranges: Sequence[FactorRange]) -> str:
@@ -334,9 +338,9 @@ def words(row: Row, best: Row | None, first: Row) -> str:
     if row.step_us:
         parts.append(f"{duration(row.step_us)} per step{' in interleaved blocks' if row.by_blocks else ''}")
         parts += filter(None, [run_words(row)])
-    waits = sum(row.shares.get(name, 0.0) for name in _WAITS)
-    if row.shares:
-        parts.append(f"{percent(waits)} of it waiting")
+    waits = {PARTS[name].label: row.shares[name] for name in _WAITS if row.shares.get(name, 0.0) > 0}
+    if waits:
+        parts.append(", ".join(f"{percent(share)} {name}" for name, share in waits.items()))
     if row.memory_bytes:
         parts.append(f"{gib(row.memory_bytes)} peak memory")
     if row.loss:
@@ -392,7 +396,7 @@ def full_run_words(row: Row) -> str:
         f"This report is of one full run of {which}, with its trace: {duration(row.run_us)} per step. "
         f"In interleaved blocks, as in the table: {duration(row.step_us)}."
     )
-    why = "CPU contention slowed that run." if row.contended else "They were measured at different times."
+    why = "CPU contention slowed that run." if _slowed(row) else "They were measured at different times."
     return html_bars.caption(words if row.run_agrees else f"{words} {why}")
 
 

@@ -90,7 +90,7 @@ def _simulated(kind: str, turns: int, effect: float, rng: np.random.Generator) -
 
 @pytest.mark.parametrize(
     ("kind", "turns", "effect"),
-    [(kind, turns, 0.05) for kind in ("heavy tails", "spikes", "drifting") for turns in (3, 20)]
+    [(kind, turns, 0.05) for kind in ("heavy tails", "spikes", "drifting") for turns in (4, 20)]
     + [("heavy load", 10, 9.0), ("starved", 10, 9.0)],
 )
 def test_no_effect_gives_no_verdict_and_an_effect_is_found(kind: str, turns: int, effect: float) -> None:

@@ -67,7 +67,7 @@ def test_orders_differ() -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "turn", "asked", "pairs"), [(60, 1, None, 30), (60, 4, None, 15), (1, 9, None, 3), (1, 9, 8, 8)]
+    ("budget", "turn", "asked", "pairs"), [(60, 1, None, 30), (60, 4, None, 15), (1, 9, None, 4), (1, 9, 8, 8)]
 )
 def test_what_fits_into_the_time(budget: float, turn: float, asked: int | None, pairs: int) -> None:
     assert schedule.pairs_within(budget, turn, asked) == pairs

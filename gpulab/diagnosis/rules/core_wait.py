@@ -160,9 +160,9 @@ def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
         for where, us in (("compute threads", loss.pool_us), ("loading", loss.loading_us))
         if us > 0
     ]
-    lost = f"{duration(loss.total_us)} of each {duration(step_us)} step ({percent(loss.total_us / step_us)})"
+    lost = f"{duration(loss.total_us)} of each {duration(step_us)} step"
     if not more:
-        return f"waiting for a core takes {lost}"
+        return f"waiting for a core takes {lost} ({percent(loss.total_us / step_us)})"
     return f"no free core for {lost}: {', '.join([f'waiting for a core {duration(loss.thread_us)}', *more])}"
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from gpulab.run import Float64
 from gpulab.tuning.compare.loss import repeats
 from gpulab.tuning.compare.sequential import compare_sequential
-from gpulab.tuning.compare.statistics import noise_floor, paired
+from gpulab.tuning.compare.statistics import Estimate, noise_floor, paired
 from gpulab.tuning.compare.verdicts import (
     Findings,
     Unit,
@@ -24,6 +24,8 @@ from gpulab.tuning.compare.verdicts import (
 )
 from gpulab.tuning.record import Block, Comparison, Side
 from gpulab.verdict import is_decided, verdict
+
+FEWEST_PAIRS = 4  # with three, the few that end have shown too narrow an interval by chance: 93 % where 95 are said
 
 
 def compare_blocks(
@@ -41,7 +43,8 @@ def compare_blocks(
     Of several blocks of A in a turn, the one that ran nearest to B's is its pair, so that a drift falls out; of two
     equally near ones by turns the earlier and the later. `same_start`: the state was put back before each run.
     `changes_training`: why B trains another algorithm (`Knob.changes_training`); empty where it does not. Without any
-    pair the full runs of both are compared, and the evidence is "sequential".
+    pair the full runs of both are compared, and the evidence is "sequential". Fewer pairs than `FEWEST_PAIRS` have no
+    interval.
     """
     a, b, note = counted(a, b)
     notes = [*notes, *filter(None, [note])]
@@ -53,6 +56,8 @@ def compare_blocks(
     unit, unfair = chosen_unit(a, b)
     ratios = pair_ratios(a, b, unit)
     estimate = paired(ratios)
+    if estimate is not None and estimate.count < FEWEST_PAIRS:
+        estimate = Estimate(estimate.ratio, None, estimate.count)
     floor = noise_floor(same_ratios(a, unit))
     if estimate is not None and not unfair:
         b = as_the_pairs_say(a, b, unit, estimate.ratio)
@@ -119,7 +124,6 @@ def _repeatability(a: Side, b: Side) -> list[str]:
 # Whether the pairs that ran so far decide a comparison, so that it may end: looked at after each turn. Pure.
 
 
-FEWEST_PAIRS = 4  # with three, the few that end have shown too narrow an interval by chance: 93 % where 95 are said
 PRECISE = 0.05  # half the width of an interval, of settings that are compared with each other, too
 
 # Student's t by degrees of freedom from 3 on, two-sided: 99.8 % for a difference, 99 % for its absence, where a look
