@@ -227,9 +227,9 @@ class BenchSession:
         self._take_newest()
 
     def _take_newest(self) -> None:
-        known = self._trials.get(BASELINE)
+        _, before = self._trials.get(BASELINE, (None, None))
         for arm, trial in run_before(self.code, Plan(arms=())):
-            if known is None or trial.run.id != known[1].run.id:
+            if before is None or trial.run.id != before.run.id:
                 self._take(arm, trial)
 
     def go_on(self, row: Row) -> None:

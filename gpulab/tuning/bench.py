@@ -252,6 +252,8 @@ class Bench(Struct, frozen=True):
         base = self.of(comparison.a.settings)
         if base is None or not settings or (row is not None and row.blocks):
             return self
+        if comparison.evidence != "interleaved" and comparison.verdict == "undecided" and not comparison.b.failure:
+            return self  # it was stopped before its first pair
         row = replace(row or Row(row_id, settings), origin=origin)
         speed = chained(base.speed, speed_of(comparison))
         return self.put(replace(row_of(row, comparison, base, 0), speed=speed, blocks=()))
@@ -401,8 +403,8 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = speed_of(comparison)
     if row.blocks and not side.failure:
-        known = [s.setup_s for s in (row.speed, speed) if s is not None and s.setup_s is not None]
-        speed = replace(speed_by_blocks(baseline.blocks, blocks) or speed, setup_s=max(known, default=None))
+        costs_s = [s.setup_s for s in (row.speed, speed) if s is not None and s.setup_s is not None]
+        speed = replace(speed_by_blocks(baseline.blocks, blocks) or speed, setup_s=max(costs_s, default=None))
     predicted = side.prediction
     if predicted is not None and predicted.ratio is not None and predicted.interval is not None:
         row = replace(row, prediction=Prediction(predicted.ratio, predicted.interval))
