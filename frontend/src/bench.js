@@ -29,6 +29,7 @@ class Bench {
     const panes = element("div", "gp-panes", this.root);
     this.rows = element("div", "gp-table", panes);
     this.detail = element("div", "gp-detail", panes);
+    this.prints = element("div", "gp-prints", this.root);
     this.keep = element("div", "gp-keep", this.root);
     this.#listen();
     this.#drawAll();
@@ -108,6 +109,7 @@ class Bench {
       status: () => this.#drawStatus(true),
       table: () => this.#drawTable(),
       detail: () => this.#drawDetail(),
+      prints: () => this.#drawPrints(),
       edit: () => this.#drawKeep(),
     };
     const onLost = () => {
@@ -147,6 +149,7 @@ class Bench {
     this.#drawStatus();
     this.#drawTable();
     this.#drawDetail();
+    this.#drawPrints();
     this.#drawKeep();
   }
 
@@ -366,6 +369,10 @@ class Bench {
     this.charts?.end();
     this.detail.innerHTML = this.model.get("detail");
     this.charts = drawCharts(this.detail, this.model.get("charts"));
+  }
+
+  #drawPrints() {
+    this.prints.innerHTML = this.model.get("prints");
   }
 
   #drawKeep() {

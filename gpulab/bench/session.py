@@ -62,7 +62,7 @@ BUSY = "A run is already in progress: wait, or press Stop."
 TWO_SETTINGS = "Change two or more toggles: each is measured alone, then all together."
 PLAIN = "gpulab's bench needs a notebook; here: gpulab.lab().run(workers=2)"
 INTERRUPTED = "Interrupted. The training state was restored."
-MISSING = "The notebook has no {}: run the cells above first."
+MISSING = "The notebook had no {}: run the cells above first."
 MEASURED_AGAIN = "The next run measures the baseline again: the objects that the cell reads are new."
 APPLIED = "The cell now has {}. Run the baseline here, or run the cell: its new text is measured anew."
 IN_MEMORY = 6  # runs with their traces; others are read from disk when they are opened
@@ -338,6 +338,8 @@ class BenchSession:
     ) -> Self:
         if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
+        if self.bench.baseline is not None and not self._trials and (missing := self._missing_names):
+            raise UsageError(MISSING.format(", ".join(missing)))  # after a restart: the rows stay as they are
         job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
         if in_notebook() and self._output is None and not from_click:
             self.show()
@@ -430,7 +432,7 @@ class BenchSession:
         """The bench with what the blocks of this job say until now."""
         assert isinstance(job.engine, Runner)
         for trial in job.engine.trials:
-            if not trial.run.settings.knobs and self.bench.baseline is None:
+            if not trial.run.settings.knobs and self.bench.baseline is None and len(trial.run.steps):
                 self._take(Arm(), trial)
         return self.bench.so_far(job.rows, job.engine.blocks, job.turn)
 
@@ -563,7 +565,7 @@ class BenchSession:
             self._show(table=table)
             return
         detail, charts = self._detail(marks)
-        self._show(table=table, charts=charts, detail=detail + self._prints, edit=self._edit())
+        self._show(table=table, charts=charts, detail=detail, prints=self._prints, edit=self._edit())
         if self._output is not None:
             self._output.save(self._key, self._page(detail), view.text(self.bench))
 

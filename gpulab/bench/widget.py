@@ -56,6 +56,7 @@ def _widget_class() -> Callable[..., Any]:
         marks: Any = traitlets.List().tag(sync=True)
         charts: Any = traitlets.List().tag(sync=True)
         detail = traitlets.Unicode().tag(sync=True)
+        prints = traitlets.Unicode().tag(sync=True)
         edit = traitlets.Dict().tag(sync=True)
 
     return cast("Callable[..., Any]", BenchView)

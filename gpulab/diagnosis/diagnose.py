@@ -90,7 +90,7 @@ def _epoch_steps(run: Run) -> int | None:
     return round(batches / max(1.0, float(np.median(run.steps.batch_count)))) or None
 
 
-_EARLY = {"stopped": "Stopped by you", "interrupted": "Interrupted", "failed": "Ended by an exception"}
+_EARLY = {"stopped": "Stopped early", "interrupted": "Interrupted", "failed": "Ended by an exception"}
 
 
 def _alarm(facts: Facts, first: Finding) -> str:

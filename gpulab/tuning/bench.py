@@ -273,10 +273,20 @@ class Bench(Struct, frozen=True):
 
 
 def best_of(rows: Sequence[Row]) -> Row | None:
-    """The fastest of those that are faster for certain, and save what they take once within the cell's own steps."""
+    """Of those that are faster for certain the one with which the cell takes least, with what a setting takes once.
+
+    By the step where the cell's steps are not known. None where none saves as much as it takes once.
+    """
     faster = [row for row in rows if row.speed is not None and row.speed.verdict == "faster"]
     faster = [row for row in faster if (cost := cost_of_row(rows[0], row)) is None or cost.pays]
-    return min(faster, key=lambda row: (row.speed and row.speed.ratio) or 1.0, default=None)
+    return min(faster, key=lambda row: _cell_times(rows[0], row), default=None)
+
+
+def _cell_times(first: Row, row: Row) -> float:
+    """How many times as long as with the first row the cell takes."""
+    speed, cost = row.speed, cost_of_row(first, row)
+    once = cost.seconds * 1e6 / (cost.cell_steps * first.step_us) if cost and cost.cell_steps and first.step_us else 0.0
+    return (speed.ratio if speed is not None and speed.ratio else 1.0) + once
 
 
 def cost_of_row(first: Row, row: Row) -> SetupCost | None:
@@ -359,7 +369,7 @@ def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:
 def with_run(row: Row, side: Side) -> Row:
     """The row with the figures of its run in full."""
     figures = side.facts
-    if figures is None:
+    if figures is None or not len(figures.run.steps):
         return row
     rows = figures.selection.rows
     samples = figures.run.steps.sample_count[rows] if len(rows) else figures.run.steps.sample_count

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import capitalized, duration, gib, number, percent, plural, speed_within, speedup
 from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, inverse, pair_speeds, plain_text
+from gpulab.tuning.compare.parts import AGREES
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
 from gpulab.views import html_bars
@@ -32,7 +33,7 @@ from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
 from gpulab.views.layout import Section
 from gpulab.views.wording import PARTS, plain
 
-NOTHING = "Nothing has run yet: run the baseline, then the settings of the cell can be changed."
+NOTHING = "This text of the cell has not run yet: run the baseline, then its settings can be changed."
 IN_CELL = "now in the cell"
 _BEST = ' <span class="gp-best" title="The fastest that is faster for certain">best</span>'
 _MOST_POINTS = 60
@@ -263,7 +264,7 @@ def _time(row: Row, *, rated: bool, by_blocks: bool) -> str:
 
 def run_words(row: Row) -> str:
     """The time of the run in full, where that is another one than in the blocks, and why; else empty."""
-    if not row.by_blocks or row.run_agrees:
+    if not row.by_blocks or not row.run_us or not row.step_us or 1 / AGREES <= row.run_us / row.step_us <= AGREES:
         return ""
     return f"{duration(row.run_us)} in its full run{', under CPU contention' if _slowed(row) else ''}"
 
@@ -397,7 +398,7 @@ def full_run_words(row: Row) -> str:
         f"In interleaved blocks, as in the table: {duration(row.step_us)}."
     )
     why = "CPU contention slowed that run." if _slowed(row) else "They were measured at different times."
-    return html_bars.caption(words if row.run_agrees else f"{words} {why}")
+    return html_bars.caption(f"{words} {why}" if run_words(row) else words)
 
 
 def edit_html(row: Row, bench: Bench) -> str:

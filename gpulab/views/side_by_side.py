@@ -54,7 +54,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     }
     cost = cost_of_row(a, replace(b, speed=speed))
     takes = f" {capitalized(cost.words)}." if cost is not None and speed.verdict in ("faster", "slower") else ""
-    return f"{how.get(speed.verdict, f'Undecided between {of_b} and {of_a}: {figures} so far')}.{takes}"
+    undecided = f"Undecided between {of_b} and {of_a}: {figures}{'' if speed.interval else ' so far'}"
+    return f"{how.get(speed.verdict, undecided)}.{takes}"
 
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:

@@ -48,10 +48,10 @@ def compared(session: KernelSession, code: str) -> str:
 
 @pytest.mark.slow("two ranks import torch and run a comparison in blocks")
 def test_a_straggler_taken_away_is_faster(session: KernelSession) -> None:
-    said = compared(session, "%%gpuprofile --ab late_s=0.0 --ranks 2 --pairs 3\ntrain_ddp(40, False, late_s)")
-    assert "Faster: late_s=0.0" in said and "3 pairs of blocks" in said
+    said = compared(session, "%%gpuprofile --ab late_s=0.0 --ranks 2 --pairs 4\ntrain_ddp(40, False, late_s)")
+    assert "Faster: late_s=0.0" in said and "4 pairs of blocks" in said
     verdict = session.value("[gpulab.experiments[-1].verdict, len(gpulab.experiments[-1].only.a.blocks)]")
-    assert verdict == ["faster", 6]
+    assert verdict == ["faster", 8]
     ranks = session.value("[run.job.world_size for run in gpulab.runs[-2:]]")
     assert ranks == [2, 2], "both full runs are among gpulab.runs"
 

@@ -89,6 +89,16 @@ def test_what_a_row_takes_once_is_weighed(setups_s: Any, cell_steps: int | None,
         assert back is not None and back.setup_s == -comparison.setup_s  # type: ignore[operator]
 
 
+@pytest.mark.parametrize(("cell_steps", "best"), [(100, "quick"), (1_000, "cache"), (None, "cache")])
+def test_the_best_is_that_with_which_the_cell_takes_least(cell_steps: int | None, best: str) -> None:
+    """146 ms per step: a cache saves most in each and takes ten seconds once, workers save less and take one."""
+    first = Row("a", step_us=146e3, cell_steps=cell_steps)
+    cache = Row("cache", {"cache": "on"}, speed=Speed("faster", 1 / 6.1, (0.13, 0.22), 0.02, 4, setup_s=9.91))
+    quick = Row("quick", {"workers": "2"}, speed=Speed("faster", 1 / 2.2, (0.4, 0.5), 0.02, 6, setup_s=1.12))
+    found = Bench("x", (first, cache, quick)).best
+    assert found is not None and found.id == best
+
+
 def test_more_blocks_of_a_row_narrow_its_interval() -> None:
     few, more = (blocks(1, 30.0, turns=n, noise=0.05) for n in (6, 12))
     a = blocks(0, 38.0, turns=18, noise=0.05)

@@ -83,7 +83,7 @@ def test_the_bench_survives_edits_and_a_restart(open_notebook: OpenNotebook, sho
     expect(bench.locator(".gp-detail")).to_contain_text("Step time over the run")
     notebook.screenshot(shots / "survives-2-restarted.png", of=output)
     press(bench, "Run the baseline")
-    expect(message).to_contain_text("The notebook has no DataLoader, dataset")
+    expect(message).to_contain_text("The notebook had no DataLoader, dataset")
     notebook.run_cell(0)
     press(bench, "Run the baseline")
     wait_for_end(notebook)

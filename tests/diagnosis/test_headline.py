@@ -33,8 +33,8 @@ def brief(count: int, counted: int, **changes: object) -> Run:
 @pytest.mark.parametrize(
     ("outcome", "asked", "said"),
     [
-        ("stopped", 250, "Stopped by you after 9 of 250 steps: little data."),
-        ("stopped", None, "Stopped by you after 9 steps: little data."),
+        ("stopped", 250, "Stopped early after 9 of 250 steps: little data."),
+        ("stopped", None, "Stopped early after 9 steps: little data."),
         ("failed", None, "Ended by an exception after 9 steps: little data."),
         ("interrupted", None, "Interrupted after 9 steps: little data."),
         ("completed", None, ""),
@@ -50,7 +50,7 @@ def test_an_early_end_is_said_first(outcome: Outcome, asked: int | None, said: s
 def test_an_epoch_says_how_far_it_came() -> None:
     run = brief(9, 5, outcome="stopped")
     assert of(replace(run, loader=run_of(workers=0).loader)).sentence.startswith(
-        "Stopped by you after 9 of an epoch's 31 steps: little data."
+        "Stopped early after 9 of an epoch's 31 steps: little data."
     )
 
 
