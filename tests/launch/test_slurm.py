@@ -91,11 +91,11 @@ def test_what_slurm_refuses_is_in_its_words(session: KernelSession, line: str, w
 @pytest.mark.slow("a job array: each setting starts two ranks that import torch")
 def test_a_sweep_is_one_array_and_one_comparison(session: KernelSession) -> None:
     assert session.run(DDP).status == "ok"
-    cell = "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 3\ntrain_ddp(40, False, late_s)"
+    cell = "%%gpuprofile --on slurm --ranks 2 --sweep late_s=0.0,0.3 --pairs 4\ntrain_ddp(40, False, late_s)"
     said = texts(session, cell)
     assert "#SBATCH --array=0-1" in said and "late_s=0.0" in said and "late_s=0.3" in said
     shown = session.value("[[c.verdict, c.pairs, c.evidence] for c in gpulab.experiments[-1].comparisons]")
-    assert shown == [["faster", 3, "interleaved"], ["slower", 3, "interleaved"]]
+    assert shown == [["faster", 4, "interleaved"], ["slower", 4, "interleaved"]]
     ids = session.value("[side.facts.run.job.id for side in gpulab.experiments[-1].result.sides]")
     assert len(set(ids)) == 3 and all(".0-cell-" in i for i in ids), "each full run is a job of its own"
     assert not (session.folder / "store" / "jobs").exists()
