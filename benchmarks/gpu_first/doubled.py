@@ -57,7 +57,7 @@ def _compared(stage: Stage, cell: str, knob: dict[str, object], repeats: int) ->
         knob,
         namespace=_names(stage, repeats),
         steps=BLOCK_STEPS,
-        pairs=stage.size(PAIRS, 2),
+        pairs=stage.size(PAIRS, 4),
         save=False,
         show=False,
     )
