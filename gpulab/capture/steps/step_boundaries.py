@@ -395,7 +395,8 @@ class StepTracker:
             self._close(s.end_ns)
             self._open.samples_known = samples_known
             before = s
-        self._open.samples_known = True
+        if ends:
+            self._open.samples_known = True
         return bool(ends)
 
     # -- rows ------------------------------------------------------------------------------------------------------

@@ -1,0 +1,435 @@
+"""The steps of a training loop, read off the marks that it leaves by itself. Pure: knows times, not torch.
+
+What makes a step, best evidence first, is written in `capture/steps/step_boundaries.py`; both find the same steps.
+Here nothing is decided while the loop runs: marks are read as they come or all at once, with the same result.
+"""
+
+from __future__ import annotations
+
+from array import array
+
+import numpy as np
+from msgspec import Struct
+
+from gpulab.capture.tape.marks import Kind, Marks
+from gpulab.run import Int64, Phase, StepFlag, Steps
+
+COLUMNS = 9
+START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, PHASE, FLAGS, FEEDER = range(COLUMNS)
+EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
+ENDED_FIRST = 1 << 8  # of a row: its loader had none left when the optimizer stepped
+OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
+UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
+
+Sums = tuple[int, int, int, int, int]  # wait and optimizer (ns), batches, samples, batches of unknown size
+NOTHING: Sums = (0, 0, 0, 0, 0)
+
+
+def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
+    """The steps of a tape, on a clock that starts at `origin_ns`; `end_ns`: when the code ended, None while it runs."""
+    finder = StepFinder(origin_ns)
+    finder.read(marks)
+    return finder.steps(end_ns)
+
+
+class _Step(Struct, gc=False):
+    """The step that is open. Made anew for each, so what is seldom filled starts as an empty tuple."""
+
+    start_ns: int
+    sums: Sums = NOTHING
+    flags: int = 0
+    asked: bool = False  # a loader was asked for anything
+    fed: tuple[int, ...] = ()  # loaders that gave a batch, in order, each once
+    guests: tuple[int, ...] = ()  # loaders begun amid an accumulation: evaluation
+    ended: int | None = None  # the loader that had none left, if that was the last answer
+    ended_first: bool = False  # it had none left already when the optimizer stepped
+    backwards: int = 0
+    optimized_ns: int | None = None  # end of the last optimizer step within
+    batches_when_optimized: int = -1
+    others: tuple[tuple[int, int, Sums], ...] = ()  # steps of other optimizers than its own: which, end, sums so far
+
+    def add(self, *more: int) -> None:
+        self.sums = _plus(self.sums, more)
+
+
+class StepFinder:
+    """Reads marks in order. `count`: steps that are certain; where some are taken back `generation` grows."""
+
+    def __init__(self, origin_ns: int) -> None:
+        self._origin_ns = origin_ns
+        self._open = _Step(origin_ns)
+        self._rows = array("q")
+        self._training: set[int] = set()  # loaders that have fed an optimizer step
+        self._optimizer: int | None = None
+        self._strangers = 0  # steps of other optimizers since the last one of `_optimizer`
+        self._round = 0  # most such steps between two of `_optimizer`
+        self._manual = self._by_optimizer = self._by_backward = False  # what ends steps, where no loader does
+        self._fed = 0  # consecutive steps that a loader fed all the same
+        self._first_backward_ns = self._backward_end_ns = 0
+        self._first_backwards = 0  # passes in the first step that they made
+        self._loader_seen = self._backward_seen = self._settled = self._stopped = False
+        self._depth = self._asking = self._asked_ns = 0
+        self._began: dict[int, int] = {}  # optimizers that are stepping, and since when
+        self._scaling: list[tuple[int, int] | None] = []  # GradScaler's calls: optimizer, since when; None: it stepped
+        self._phase = int(Phase.WARMUP)
+        self.generation = 0
+
+    # -- what is known ---------------------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._rows) // COLUMNS
+
+    @property
+    def count(self) -> int:
+        return 0 if self._optimizer is None and self.undecided else len(self)
+
+    @property
+    def without_optimizer(self) -> bool:
+        """Whether no optimizer has stepped and the user has marked nothing: weights may be updated by hand."""
+        return self._optimizer is None and not self._manual
+
+    @property
+    def undecided(self) -> bool:
+        """Whether there were backward passes and nothing yet that tells a batch from a whole step."""
+        return self._backward_seen and self.without_optimizer and not self._settled and not self._by_backward
+
+    @property
+    def source(self) -> str:
+        """What marks the steps, in the user's words; empty while nothing did."""
+        if self._manual:
+            return "gpulab.step()"
+        if self._optimizer is not None:
+            return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
+        if self._by_backward:
+            return "backward passes"
+        return "DataLoader" if self._loader_seen and len(self) else ""
+
+    def steps(self, end_ns: int | None = None) -> Steps:
+        """All of them; once the code has ended, also one whose work was done but that no boundary closed."""
+        if end_ns is not None:
+            self._close_what_is_left(end_ns)
+        table = self._table()
+        for row in np.flatnonzero(table[:, FLAGS] & ENDED_FIRST).tolist():
+            _give_back_batch(table, row)
+        if len(table):
+            table[0, FLAGS] |= StepFlag.FIRST
+            table[-1, FLAGS] |= StepFlag.LAST if end_ns is not None else 0
+        start, end, wait, optimizer, batches, samples, phase, flags, _ = np.ascontiguousarray(table.T)
+        return Steps(
+            number=np.arange(1, len(table) + 1, dtype=np.int64),
+            start_ns=start - self._origin_ns,
+            end_ns=end - self._origin_ns,
+            data_wait_ns=np.minimum(wait, end - start),
+            optimizer_ns=np.minimum(optimizer, end - start),
+            batch_count=batches,
+            sample_count=samples,
+            phase=phase.astype(np.uint8),
+            flags=flags.astype(np.uint8),
+        )
+
+    # -- marks -----------------------------------------------------------------------------------------------------
+
+    def read(self, marks: Marks) -> None:
+        """Go on with these. Frequent kinds come first."""
+        for t_ns, kind, argument in marks.tolist():
+            if self._stopped:
+                return
+            match kind:
+                case Kind.ASK | Kind.ITER:
+                    self._asked(argument, t_ns, kind == Kind.ITER)
+                case Kind.GOT | Kind.END | Kind.ITERATOR:
+                    self._answered(kind, argument, t_ns)
+                case Kind.BACKWARD | Kind.GRAD:
+                    self._differentiated(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
+                case Kind.BACKWARD_END:
+                    self._backward_end_ns = t_ns
+                case Kind.STEP:
+                    self._began[argument] = t_ns
+                case Kind.STEPPED:
+                    if self._scaling:
+                        self._scaling[-1] = None
+                    self._optimized(argument, self._began.pop(argument, t_ns), t_ns)
+                case Kind.HAND:
+                    self._ended_by_hand(t_ns)
+                case Kind.SCALE:
+                    self._scaling.append((argument, t_ns))
+                case Kind.SCALED | Kind.SCALE_FAILED:
+                    held_back = self._scaling.pop()
+                    if kind == Kind.SCALED and held_back is not None:
+                        self._optimized(*held_back, t_ns)
+                case Kind.RESUME:
+                    self._open.start_ns = max(self._open.start_ns, t_ns)
+                    self._open.others = ()
+                    self._asked_ns = max(self._asked_ns, t_ns)
+                    self._open.flags |= PROFILER_EDGE * argument
+                case Kind.COMPILE:
+                    if len(self):
+                        self._rows[-COLUMNS + FLAGS] |= int(StepFlag.COMPILE)
+                case Kind.UPDATED:
+                    self._settled = True
+                case Kind.PHASE:
+                    self._phase = argument
+                case Kind.BEGIN:
+                    self._open.start_ns = t_ns
+                case Kind.STOP:
+                    self._stopped = True
+
+    def _asked(self, loader: int, t_ns: int, fresh: bool) -> None:
+        """A loader is asked. Nested requests count once."""
+        self._depth += 1
+        if self._depth > 1:
+            return
+        if not (self._manual or self._by_optimizer or self._by_backward):
+            self._before_loader(loader, t_ns, fresh)
+        self._loader_seen = self._open.asked = True
+        if fresh and loader not in self._open.guests:
+            self._open.flags |= EPOCH_START
+        self._asking, self._asked_ns = loader, t_ns
+
+    def _answered(self, kind: int, samples: int, t_ns: int) -> None:
+        self._depth -= 1
+        if self._depth > 0:
+            return
+        step, asking = self._open, self._asking
+        wait_ns = max(0, t_ns - max(self._asked_ns, step.start_ns))
+        if asking in step.guests:
+            step.add(wait_ns, 0, 0, 0, 0)
+        elif kind == Kind.GOT:
+            step.add(wait_ns, 0, 1, max(samples, 0), samples < 0)
+            step.ended = None
+            if asking not in step.fed:
+                step.fed += (asking,)
+        else:
+            step.add(wait_ns, 0, 0, 0, 0)
+            step.ended = asking if kind == Kind.END else None
+
+    def _differentiated(self, updated: bool, t_ns: int, *, backward: bool) -> None:
+        """A backward pass begins; `updated`: the first one after weights were updated."""
+        if updated and self.without_optimizer and (self._by_backward or not self._open.fed):
+            self._updated(t_ns)
+        if not backward:
+            return
+        if not self._backward_seen:
+            if self.without_optimizer:
+                self._fold(self._fetched_ahead())
+            self._first_backward_ns = t_ns
+            self._backward_seen = True
+        self._open.backwards += 1
+
+    def _updated(self, t_ns: int) -> None:
+        """Weights were updated, and no optimizer or loader tells steps apart: one ends here."""
+        if not self._by_backward:
+            self._by_backward = True
+            self._fold(0)
+            start_ns = max(self._open.start_ns, self._first_backward_ns)
+            self._open = _Step(start_ns, backwards=self._open.backwards)
+        if self._is_fed_by_loader():
+            self._by_backward = False
+            return
+        if len(self) == 1 and self._first_backwards < self._open.backwards:
+            self._fold(0)  # the watched weights are updated amid a step (a GAN): the first row was a part of one
+        if not len(self):
+            self._first_backwards = self._open.backwards
+        self._close(t_ns)
+
+    def _ended_by_hand(self, t_ns: int) -> None:
+        """From the first `gpulab.step()` on nothing else makes steps."""
+        if not self._manual:
+            self._manual = True
+            begun = np.flatnonzero(self._table()[:, FLAGS] & EPOCH_START)
+            anew = self._open.flags & EPOCH_START or self._by_backward
+            self._fold(0 if anew else len(self) - (int(begun[-1]) if len(begun) else 0))
+        self._close(t_ns)
+
+    # -- a loader is asked -----------------------------------------------------------------------------------------
+
+    def _before_loader(self, loader: int, t_ns: int, fresh: bool) -> None:
+        """Close, keep or begin the open step."""
+        step = self._open
+        if step.optimized_ns is not None:
+            self._training.update(step.fed)
+            self._close(t_ns)
+        elif not step.fed:
+            if fresh and step.ended is not None and self.undecided:
+                self._settled = len(self) > 0  # a whole pass trained and no optimizer stepped
+            if step.ended is not None or not step.asked:
+                self._open = _Step(t_ns)
+        elif self._optimizer is None:
+            self._next_batch(loader, t_ns, fresh)
+        elif self._trained_nothing(loader, fresh):
+            self._open = _Step(t_ns)
+        elif fresh and step.backwards and self._training and loader not in self._training:
+            step.guests += (loader,)
+
+    def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> None:
+        """Without an optimizer: the same loader's next batch is the next step, another loader's belongs to this one."""
+        step = self._open
+        if step.ended is not None and step.ended not in step.fed:  # zip: the other loader had none left
+            self._open = _Step(t_ns)
+        elif fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
+            step.guests += (loader,)
+        elif fresh or loader in step.fed:
+            self._close(t_ns)
+
+    def _trained_nothing(self, loader: int, fresh: bool) -> bool:
+        """Whether the batches of the open step, which no optimizer has used, were evaluation."""
+        step = self._open
+        if step.backwards:  # an accumulation; left over from the last epoch where an evaluation followed
+            return fresh and bool(step.guests) and loader not in step.guests
+        if loader in step.fed:
+            return fresh or step.ended is not None
+        never_trained = self._training.isdisjoint(step.fed)
+        return step.ended in step.fed or (never_trained and (fresh or loader in self._training))
+
+    # -- an optimizer has stepped ----------------------------------------------------------------------------------
+
+    def _optimized(self, optimizer: int, start_ns: int, end_ns: int) -> None:
+        """Also where GradScaler decided that it should not."""
+        if self._optimizer is None:  # batches since the first backward pass were one step, without any they were none
+            self._optimizer = optimizer
+            if not self._manual and (not self._backward_seen or self._by_backward or not self._settled):
+                self._fold(len(self) if self._backward_seen and not self._by_backward else 0)
+                self._by_backward = False
+        if not self._manual:
+            self._learn(optimizer)
+        step = self._open
+        step.add(0, max(0, end_ns - max(start_ns, self._backward_end_ns, step.start_ns)), 0, 0, 0)
+        if step.optimized_ns is None:
+            step.ended_first = step.ended is not None
+        step.optimized_ns, step.batches_when_optimized = end_ns, step.sums[2]
+        if optimizer != self._optimizer:
+            self._stranger(optimizer, end_ns)
+            return
+        self._round, self._strangers = max(self._round, self._strangers), 0
+        if not self._by_optimizer or self._manual:
+            return
+        self._fed = self._fed + 1 if step.sums[2] else 0
+        if self._fed >= 2:
+            self._by_optimizer = False
+        else:
+            self._close(end_ns)
+
+    def _learn(self, optimizer: int) -> None:
+        """Find out whether optimizer steps alone make the steps, and which ends one: if others stepped once, the last."""
+        step, others = self._open, self._open.others
+        if not self._by_optimizer and not self._loader_seen:
+            self._by_optimizer = True
+        elif optimizer != self._optimizer:
+            return
+        elif self._by_optimizer:
+            if self._round or len(self) != 1 or not others or len({o[0] for o in others}) < len(others):
+                return
+            self._optimizer, end_ns, sums = others[-1]
+            self._rows[END] = end_ns
+            self._rows[WAIT] += sums[0]
+            self._rows[OPTIMIZER] += sums[1]
+            self._rows[FLAGS] |= step.flags & PROFILER_EDGE
+            self._open, self._strangers, self._round = _Step(end_ns), 0, len(others)
+        elif step.optimized_ns is not None and step.sums[2] == step.batches_when_optimized:
+            self._by_optimizer, self._fed = True, 0
+            self._close(step.optimized_ns)
+
+    def _stranger(self, optimizer: int, end_ns: int) -> None:
+        """Another optimizer has stepped: part of this step, or the beginning of a new loop with its own optimizer."""
+        self._strangers += 1
+        if self._by_optimizer and not self._manual:
+            self._open.others += ((optimizer, end_ns, self._open.sums),)
+        alone = self._by_optimizer and self._round == 0 and len(self) >= 2  # it has never missed a step
+        if self._strangers > (1 if alone else OPTIMIZER_RETIRES_AFTER):
+            self._optimizer, self._strangers, self._round = optimizer, 0, 0
+            self._split()
+
+    def _split(self) -> None:
+        """The steps of the optimizer that came last were steps of their own."""
+        others, before = self._open.others, NOTHING
+        for _, end_ns, sums in [o for o in others if o[0] == others[-1][0]]:
+            self._open.sums = _plus(sums, before, -1)
+            self._close(end_ns)
+            before = sums
+
+    # -- rows ------------------------------------------------------------------------------------------------------
+
+    def _table(self) -> Int64:
+        """All rows; a copy."""
+        return np.array(self._rows, dtype=np.int64).reshape(-1, COLUMNS)
+
+    def _close(self, end_ns: int) -> None:
+        step = self._open
+        end_ns = max(end_ns, step.start_ns)
+        wait_ns, optimizer_ns, batches, samples, unknown = step.sums
+        samples = -1 if unknown or not batches else samples
+        ended_first = ENDED_FIRST if step.ended_first and not self._by_optimizer and not self._manual else 0
+        marked = (self._phase, step.flags | ended_first, step.fed[0] if step.fed else -1)
+        self._rows.extend((step.start_ns, end_ns, wait_ns, optimizer_ns, batches, samples, *marked))
+        self._settled |= len(self) >= UNSETTLED_BATCHES
+        self._open = _Step(end_ns)
+
+    def _fold(self, count: int) -> None:
+        """The newest `count` rows were the beginning of the open step; older ones were no steps."""
+        step, rows = self._open, self._table()[len(self) - count :]
+        if count:
+            step.start_ns = int(rows[0, START])
+            step.flags |= int(rows[0, FLAGS]) & EPOCH_START
+            step.add(*np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist(), int((rows[:, SAMPLES] < 0).sum()))
+        self._settled = False
+        self.generation += len(self) > 0
+        del self._rows[:]
+
+    def _fetched_ahead(self) -> int:
+        """Rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
+        step = self._open
+        loader = step.fed[0] if step.fed else step.ended
+        if step.flags & EPOCH_START or loader is None:
+            return 0
+        rows = self._table()[: -UNSETTLED_BATCHES - 1 : -1]
+        begun = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
+        other = np.flatnonzero(rows[:, FEEDER] != loader)
+        ahead = int(min([len(rows), *(begun[:1] + 1), *other[:1]]))
+        return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed) else ahead  # list(loader): kept for later
+
+    def _is_fed_by_loader(self) -> bool:
+        """Whether a loader feeds the loop after all: batches in one step alone are an evaluation's."""
+        step = self._open
+        self._fed = self._fed + 1 if step.sums[2] else 0
+        if self._fed < 2:
+            step.sums, step.fed = (0, step.sums[1], 0, 0, 0), ()
+        return self._fed >= 2
+
+    def _close_what_is_left(self, end_ns: int) -> None:
+        """A step whose work was done. The last update by hand leaves no mark: it ends with its backward pass."""
+        step, at_ns = self._open, None
+        if self._manual:
+            return
+        if self._by_optimizer:
+            if self._strangers > max(1, self._round) and len({o[0] for o in step.others}) == 1:
+                self._split()
+        elif self._by_backward:
+            at_ns = self._backward_end_ns if step.backwards and not self._is_fed_by_loader() else None
+        elif step.optimized_ns is not None:
+            at_ns = step.optimized_ns
+        elif self._optimizer is None and len(self) and step.fed and step.ended is None:
+            at_ns = end_ns
+        if at_ns is not None:
+            step.flags |= PARTIAL
+            self._close(at_ns)
+
+
+def _plus(sums: Sums, more: tuple[int, ...], times: int = 1) -> Sums:
+    wait_ns, optimizer_ns, batches, samples, unknown = (a + times * b for a, b in zip(sums, more, strict=True))
+    return wait_ns, optimizer_ns, batches, samples, unknown
+
+
+def _give_back_batch(table: Int64, row: int) -> None:
+    """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
+    begun = np.flatnonzero(table[: row + 1, FLAGS] & EPOCH_START)
+    first = int(begun[-1]) if len(begun) else row
+    if first == row or table[first, BATCHES] < 2:
+        return
+    second = table[first + 1, BATCHES] if first + 1 < row else 0
+    if table[row, BATCHES] and table[first, BATCHES] != second + 1:
+        return
+    each = table[first, SAMPLES] // table[first, BATCHES] if table[first, SAMPLES] >= 0 else 0
+    known = table[first, SAMPLES] >= 0 and (table[row, SAMPLES] >= 0 or not table[row, BATCHES])
+    table[[first, row], BATCHES] += -1, 1
+    table[first, SAMPLES] -= each
+    table[row, SAMPLES] = max(table[row, SAMPLES], 0) + each if known else -1

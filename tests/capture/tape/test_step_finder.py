@@ -1,0 +1,106 @@
+"""Random marks, told one by one to the step finder and to the tracker that decides while a loop runs: no difference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import asdict
+
+from gpulab.capture.tape.marks import MARK, Kind
+from gpulab.capture.tape.step_finder import StepFinder
+from gpulab.run import Phase, Steps
+from tests.support.tapes import Retold
+
+LOADERS = st.integers(1, 3)
+OPTIMIZERS = st.integers(11, 13)
+Script = list[tuple[int, Any]]
+
+
+def _pair(first: Kind, second: Kind) -> Any:
+    return lambda argument: [(first, argument), (second, argument)]
+
+
+def _request(loader: int, samples: int) -> Script:
+    return [(Kind.ASK, loader), (Kind.GOT, samples)]
+
+
+@st.composite
+def _nested(draw: st.DrawFn) -> Script:
+    """A dataset that reads a loader, trains or is traced while it is asked."""
+    inner = draw(st.lists(pieces, max_size=3))
+    return [(Kind.ASK, draw(LOADERS)), *(mark for piece in inner for mark in piece), (Kind.GOT, draw(st.integers(0, 5)))]
+
+
+def _backward(updated: int) -> Script:
+    return [(Kind.BACKWARD, updated), (Kind.BACKWARD_END, 0)]
+
+
+def _closure(optimizer: int) -> Script:
+    return [(Kind.STEP, optimizer), *_backward(0), (Kind.STEPPED, optimizer)]
+
+
+def _scaled(optimizer: int, steps: bool) -> Script:
+    step = [(Kind.STEP, optimizer), (Kind.STEPPED, optimizer)] if steps else []
+    return [(Kind.SCALE, optimizer), *step, (Kind.SCALED, optimizer)]
+
+
+pieces = st.one_of(
+    LOADERS.map(_pair(Kind.ITER, Kind.ITERATOR)),
+    st.builds(_request, LOADERS, st.integers(0, 5)),
+    st.builds(_request, LOADERS, st.integers(0, 5)),
+    LOADERS.map(_pair(Kind.ASK, Kind.END)),
+    st.integers(0, 1).map(_backward),
+    OPTIMIZERS.map(_pair(Kind.STEP, Kind.STEPPED)),
+    OPTIMIZERS.map(_pair(Kind.STEP, Kind.STEPPED)),
+    OPTIMIZERS.map(_closure),
+    st.builds(_scaled, OPTIMIZERS, st.booleans()),
+    st.integers(0, 1).map(lambda argument: [(Kind.GRAD, argument)]),
+    st.integers(0, 1).map(lambda argument: [(Kind.RESUME, argument)]),
+    st.sampled_from(Phase).map(lambda phase: [(Kind.PHASE, phase)]),
+    st.just([(Kind.UPDATED, 0)]),
+    st.just([(Kind.COMPILE, 0)]),
+)
+by_hand = st.just([(Kind.HAND, 0)])
+repeats = st.integers(1, 40)
+loops = st.lists(st.tuples(repeats, st.lists(pieces, min_size=1, max_size=7)), max_size=4)  # each a few pieces, again
+
+
+@st.composite
+def scripts(draw: st.DrawFn) -> Script:
+    """Loops of random turns, with random pieces between."""
+    found: Script = []
+    for repeat, turn in draw(loops):
+        found += [mark for piece in turn for mark in piece] * repeat
+        for piece in draw(st.lists(st.one_of(pieces, _nested(), by_hand), max_size=6)):
+            found += piece
+    if draw(st.booleans()):  # of no batch is known how many samples it has
+        found = [(kind, -1 if kind == Kind.GOT else argument) for kind, argument in found]
+    return found
+
+
+def _known(found: Any) -> tuple[Any, ...]:
+    return found.count, found.generation, found.undecided, found.without_optimizer, found.source
+
+
+def assert_equal(ours: Steps, oracle: Steps) -> None:
+    """But for gpulab's own time, which a tape does not hold."""
+    theirs = asdict(oracle)
+    for name, column in asdict(ours).items():
+        if name != "own_ns":
+            assert column.tolist() == theirs[name].tolist(), name
+
+
+@given(scripts(), st.data())
+@settings(max_examples=400)
+def test_the_same_steps_at_the_same_marks(script: Script, data: st.DataObject) -> None:
+    told, finder, now = Retold(), StepFinder(0), 0
+    ticks = data.draw(st.lists(st.integers(0, 9), min_size=7, max_size=7))
+    for number, (kind, argument) in enumerate(script):
+        now += ticks[number % 7]
+        told.hear(now, kind, argument)
+        finder.read(np.array([(now, kind, argument)], MARK))
+        assert _known(finder) == _known(told.tracker), f"after mark {number}"
+    assert_equal(finder.steps(now + 5), told.tracker.finish(now + 5))
