@@ -35,6 +35,7 @@ from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.loop import BEFORE_STEPS, Closed, Loop, StopRun
 from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, stays
+from gpulab.capture.tape.marks import Kind, Tape
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -80,7 +81,7 @@ class Capture:
     """Measures what runs between `start` and `finish`, on the thread that called `start`.
 
     `keep` is called with the finished run where the process is asked to end (SIGTERM) before the code has ended: at the
-    next step, in the middle of the code, which may go on without being measured.
+    next step, in the middle of the code, which may go on without being measured. A `tape` is written beside.
     """
 
     def __init__(
@@ -90,7 +91,9 @@ class Capture:
         code: str = "",
         watcher: Watcher | None = None,
         keep: Callable[[Run, WriteTrace | None], None] | None = None,
+        tape: Tape | None = None,
     ) -> None:
+        self.tape = tape
         self.settings = settings
         self.source = source
         self.code = code
@@ -130,7 +133,16 @@ class Capture:
         self._job = self._current_job()
         fresh = self._fresh if self._watcher is not None else None
         on_gpu = self.device.kind == "cuda"
-        self._loop = Loop(self, self.settings, self.code, self._new_window, self._origin_ns, fresh, on_gpu=on_gpu)
+        self._loop = Loop(
+            self,
+            self.settings,
+            self.code,
+            self._new_window,
+            self._origin_ns,
+            fresh,
+            on_gpu=on_gpu,
+            tape=self.tape,
+        )
         self._phases = self._loop.phases
         self._stacks = StackWatcher()
         if self.settings.trace:
@@ -157,6 +169,8 @@ class Capture:
         cores.begin()
         if self._keep is not None:
             self._terminations.begin()
+        if self.tape is not None:
+            self.tape.mark(Kind.BEGIN, 0)
         self._begins_ns = self.now()  # the user's code
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._loop.pauses.begin(self._origin_ns + self._begins_ns)

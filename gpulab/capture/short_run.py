@@ -10,6 +10,7 @@ from typing import Self
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.loop import Loop, stop_behind
 from gpulab.capture.steps.profiler_window import Window
+from gpulab.capture.tape.marks import Tape
 from gpulab.run import Settings, Steps
 
 
@@ -20,10 +21,11 @@ class ShortRun:
     other exceptions than our own end of the run pass.
     """
 
-    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:
+    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False, tape: Tape | None = None) -> None:
         self._settings = Settings(steps=step_limit, trace=False, live=False, save=False)
         self._code = code
         self._on_gpu = on_gpu
+        self._tape = tape
         self._undo = ExitStack()
         self.origin_ns = 0
         self.steps = Steps.empty()
@@ -31,7 +33,16 @@ class ShortRun:
 
     def __enter__(self) -> Self:
         self.origin_ns = perf_counter_ns()
-        self._loop = Loop(self, self._settings, self._code, _no_window, self.origin_ns, None, on_gpu=self._on_gpu)
+        self._loop = Loop(
+            self,
+            self._settings,
+            self._code,
+            _no_window,
+            self.origin_ns,
+            None,
+            on_gpu=self._on_gpu,
+            tape=self._tape,
+        )
         self._loop.begin(hooks.install(self._loop, self._undo))
         return self
 

@@ -31,7 +31,7 @@ POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
 
 def test_a_loader_and_its_iterators_share_one_number() -> None:
-    keys = wait_hooks._Keys()
+    keys = wait_hooks.Keys()
     listed = DataLoader(POINTS, batch_sampler=[[0, 1], [2, 3]])  # a list takes no weak reference
     custom = DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 2, False))
     loaders = [DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2), listed, custom]
@@ -41,7 +41,7 @@ def test_a_loader_and_its_iterators_share_one_number() -> None:
 
 
 def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
-    keys, seen, addresses = wait_hooks._Keys(), set(), set()
+    keys, seen, addresses = wait_hooks.Keys(), set(), set()
     for _ in range(50):
         loader = DataLoader(POINTS, batch_size=2)
         addresses.add(id(loader._index_sampler))

@@ -1,13 +1,17 @@
-"""A tape, told mark by mark to the step tracker that decides while a loop runs: the oracle of what reads tapes."""
+"""A tape beside what decides while a loop runs: its marks told to the step tracker, its steps compared with a run's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from msgspec.structs import asdict
+
 from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.tape.marks import Kind, Marks
-from gpulab.run import Phase, StepFlag, Steps
+from gpulab.capture.tape.step_finder import steps_of
+from gpulab.run import Int64, Phase, StepFlag, Steps
 
 ANSWERS: dict[int, Answer] = {Kind.GOT: "batch", Kind.END: "end", Kind.ITERATOR: "iterator"}
 
@@ -80,3 +84,30 @@ def retold(marks: Marks, origin_ns: int, end_ns: int) -> Steps:
     for mark in marks.tolist():
         told.hear(*mark)
     return told.tracker.finish(end_ns)
+
+
+def assert_equal(found: Steps, oracle: Steps) -> None:
+    """But for gpulab's own time, which a tape does not hold."""
+    theirs = asdict(oracle)
+    for name, column in asdict(found).items():
+        if name != "own_ns":
+            assert column.tolist() == theirs[name].tolist(), name
+
+
+def assert_same_steps(marks: Marks, steps: Steps, origin_ns: int, end_ns: int) -> None:
+    """The steps of the tape are those that were found beside it: they begin and end at the same marks."""
+    found = steps_of(marks, origin_ns, end_ns)
+    assert_equal(found, retold(marks, origin_ns, end_ns))
+    for name in ("number", "batch_count", "sample_count", "phase", "flags"):
+        assert getattr(found, name).tolist() == getattr(steps, name).tolist(), name
+    t_ns = np.append(marks["t_ns"], end_ns) - origin_ns
+    assert _places(t_ns, found.start_ns) == _places(t_ns, steps.start_ns), "starts"
+    ends, others = _places(t_ns, found.end_ns), _places(t_ns, steps.end_ns)
+    if len(steps) and steps.flags[-1] & StepFlag.PARTIAL and others[-1] == ends[-1] - 1:
+        others[-1] += 1  # where a backward pass ends, the loop has it before the tape
+    assert ends == others, "ends"
+
+
+def _places(t_ns: Int64, moments: Int64) -> list[int]:
+    """Of each moment the last mark before it, or at it."""
+    return list(np.searchsorted(t_ns, moments, side="right"))

@@ -27,7 +27,7 @@ class Asking(Protocol):
         """An iterator raises this instead of giving a batch."""
 
 
-class _Keys:
+class Keys:
     """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
 
     def __init__(self) -> None:
@@ -59,7 +59,7 @@ def wait_hooks(loop: Asking, thread: int) -> Iterator[None]:
     """Tell `loop` of each request of this thread to a DataLoader. Needs torch to be imported."""
     from torch.utils.data import dataloader
 
-    key, asked, answered = _Keys().of, loop.asked, loop.answered
+    key, asked, answered = Keys().of, loop.asked, loop.answered
 
     def wrap_iter(original: Any) -> Any:
         @functools.wraps(original)

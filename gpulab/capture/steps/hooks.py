@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from gpulab.capture.dataloader.wait_hooks import wait_hooks
 from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
+from gpulab.capture.tape import hook_points
 from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     """Install all hooks; `undo` takes them out again, in reverse order. Needs torch to be imported."""
     thread = get_ident()
+    if loop.tape is not None:
+        hook_points.install(loop.tape, loop.tracker, undo, inner=True)
     undo.enter_context(wait_hooks(loop, thread))
     passed = _Passed()
     undo.enter_context(_optimizer_hooks(loop, thread, passed))
@@ -38,6 +41,8 @@ def install(loop: Loop, undo: ExitStack) -> ModuleHook:
     for hook in (modules, inputs):
         undo.callback(hook.close)
     undo.enter_context(compile_hook(modules, inputs))
+    if loop.tape is not None:
+        hook_points.install(loop.tape, loop.tracker, undo, inner=False)
     modules.on()
     return modules
 

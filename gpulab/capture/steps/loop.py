@@ -31,6 +31,7 @@ from gpulab.capture.steps.profiler_schedule import Phases
 from gpulab.capture.steps.profiler_window import Window
 from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
+from gpulab.capture.tape.marks import Kind, Tape
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, StepFlag, Steps
@@ -105,7 +106,7 @@ class Loop:
     """Hears the marks of the hooks, on the training thread; the run began at `origin_ns` (`time.perf_counter_ns`).
 
     Raises `StopRun(capture)` through the hooks into the user's code where the run is to end. `new_window` makes a
-    profiler session. `fresh` is given each step as it is closed, for a live view.
+    profiler session. `fresh` is given each step as it is closed, for a live view. On a `tape` it marks what it does.
     """
 
     def __init__(
@@ -118,8 +119,11 @@ class Loop:
         fresh: deque[Closed] | None,
         *,
         on_gpu: bool = False,
+        tape: Tape | None = None,
     ) -> None:
         self._capture = capture
+        self.tape = tape
+        self._mark = tape.mark if tape is not None else _unmarked
         self._wanted = settings.steps
         self._will_train = re.search(TRAINING, code) is not None
         self._origin_ns = origin_ns
@@ -211,12 +215,14 @@ class Loop:
         """Do it now, on the training thread."""
         write, self._terminate = self._terminate, None
         if write is not None and self.fault is None:
+            self._mark(Kind.STOP, 0)
             self.fault = _Terminated()
             write()
 
     @guarded
     def step(self) -> None:
         """A step ends here, says the user."""
+        self._mark(Kind.HAND, 0)
         entered = perf_counter_ns()
         if self._due:
             raise StopRun(self._capture)
@@ -230,6 +236,7 @@ class Loop:
 
     def give_up(self, error: Exception) -> None:
         """Stop measuring after a fault of our own; the run is kept as far as it went."""
+        self._mark(Kind.STOP, 0)
         self.fault = error
         reason = f"gpulab failed while measuring ({type(error).__name__}: {error})"
         self.missing.append(Missing("steps", reason, self._now(), "steps"))
@@ -447,6 +454,7 @@ class Loop:
         else:
             touched = phases.begin(before, count) or touched
         self.tracker.phase = phases.next_phase()
+        self._mark(Kind.PHASE, self.tracker.phase)
         if phases.profiled and not ending:
             self.own_batches.begin(fed=bool(self.loaders.met))
         return touched
@@ -459,6 +467,7 @@ class Loop:
 
     def _resume(self, *, profiler_edge: bool) -> None:
         """The open step begins now."""
+        self._mark(Kind.RESUME, profiler_edge)
         now = perf_counter_ns()
         self.tracker.resume(now, profiler_edge=profiler_edge)
         self._mark_device(now)
@@ -479,6 +488,7 @@ class Loop:
     def _end_soon(self) -> None:
         """End the run here; inside of `Optimizer.step` at the next thing the loop does: a scheduler steps before."""
         self._due = True
+        self._mark(Kind.STOP, 0)
         if not self.tracker.optimizer_ends_steps:
             self._leave()
         self._hear_modules(True)
@@ -486,6 +496,7 @@ class Loop:
     def _leave(self) -> None:
         """End the run here; where that would end a generator of the user's, at the next thing the loop does."""
         self._due = True
+        self._mark(Kind.STOP, 0)
         if self._passed_by == PASSED_BY or not _inside_generator(self._outside):
             raise StopRun(self._capture)
         self._passed_by += 1
@@ -497,6 +508,7 @@ class Loop:
         self.counted, self._feeder = 0, None
         self.phases.begin_again()
         self.tracker.phase = Phase.WARMUP
+        self._mark(Kind.PHASE, Phase.WARMUP)
 
     def _note_step(self) -> None:
         tracker = self.tracker
@@ -504,6 +516,7 @@ class Loop:
             self._note_feeder(tracker.feeder)
         if self._newly_compiled():
             tracker.flag(StepFlag.COMPILE)
+            self._mark(Kind.COMPILE, 0)
         if self._fresh is not None:
             self._fresh.append(tracker.last())
 
@@ -565,3 +578,7 @@ def _inside_generator(outside: frozenset[FrameType]) -> bool:
 
 def _nothing() -> None:
     pass
+
+
+def _unmarked(kind: int, argument: int) -> None:
+    """There is no tape."""

@@ -44,7 +44,7 @@ class Kind(IntEnum):
 
 
 class Tape:
-    """Holds the marks of one thread. `mark(kind, argument)` reads the clock and packs 17 bytes; nothing is kept else."""
+    """Holds the marks of one thread. `mark(kind, argument)` reads the clock and packs 17 bytes."""
 
     def __init__(self) -> None:
         self._blocks: list[bytearray] = []

@@ -310,7 +310,7 @@ class StepFinder:
             self._close(end_ns)
 
     def _learn(self, optimizer: int) -> None:
-        """Find out whether optimizer steps alone make the steps, and which ends one: if others stepped once, the last."""
+        """Find out whether optimizer steps alone make the steps, and which of a round ends one: the last."""
         step, others = self._open, self._open.others
         if not self._by_optimizer and not self._loader_seen:
             self._by_optimizer = True
@@ -385,7 +385,7 @@ class StepFinder:
         begun = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
         other = np.flatnonzero(rows[:, FEEDER] != loader)
         ahead = int(min([len(rows), *(begun[:1] + 1), *other[:1]]))
-        return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed) else ahead  # list(loader): kept for later
+        return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed) else ahead  # list(loader)
 
     def _is_fed_by_loader(self) -> bool:
         """Whether a loader feeds the loop after all: batches in one step alone are an evaluation's."""

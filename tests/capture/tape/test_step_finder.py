@@ -7,12 +7,11 @@ from typing import Any
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from msgspec.structs import asdict
 
 from gpulab.capture.tape.marks import MARK, Kind
 from gpulab.capture.tape.step_finder import StepFinder
-from gpulab.run import Phase, Steps
-from tests.support.tapes import Retold
+from gpulab.run import Phase
+from tests.support.tapes import Retold, assert_equal
 
 LOADERS = st.integers(1, 3)
 OPTIMIZERS = st.integers(11, 13)
@@ -31,7 +30,11 @@ def _request(loader: int, samples: int) -> Script:
 def _nested(draw: st.DrawFn) -> Script:
     """A dataset that reads a loader, trains or is traced while it is asked."""
     inner = draw(st.lists(pieces, max_size=3))
-    return [(Kind.ASK, draw(LOADERS)), *(mark for piece in inner for mark in piece), (Kind.GOT, draw(st.integers(0, 5)))]
+    return [
+        (Kind.ASK, draw(LOADERS)),
+        *(mark for piece in inner for mark in piece),
+        (Kind.GOT, draw(st.integers(0, 5))),
+    ]
 
 
 def _backward(updated: int) -> Script:
@@ -83,14 +86,6 @@ def scripts(draw: st.DrawFn) -> Script:
 
 def _known(found: Any) -> tuple[Any, ...]:
     return found.count, found.generation, found.undecided, found.without_optimizer, found.source
-
-
-def assert_equal(ours: Steps, oracle: Steps) -> None:
-    """But for gpulab's own time, which a tape does not hold."""
-    theirs = asdict(oracle)
-    for name, column in asdict(ours).items():
-        if name != "own_ns":
-            assert column.tolist() == theirs[name].tolist(), name
 
 
 @given(scripts(), st.data())
