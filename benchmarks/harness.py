@@ -23,7 +23,7 @@ RESAMPLES = 5000
 
 
 class Figure(Struct, frozen=True):
-    """One line of the table. `unit`: "s", "ms", "MiB", "%" of a share, "+%" of a ratio, "×", or none.
+    """One line of the table. `unit`: "s", "ms", "µs" (added), "MiB", "%" of a share, "+%" of a ratio, "×", or none.
 
     `target`: its key among the targets of the benchmark in targets.toml. None as the value: not measured.
     """

@@ -84,10 +84,11 @@ def _met(value: float, sign: str, aim: float) -> bool:
     return value <= aim if sign == "<=" else value >= aim
 
 
-_UNITS = {"s": " s", "ms": " ms", "MiB": " MiB", "+%": " %"}
+_UNITS = {"s": " s", "ms": " ms", "µs": " µs", "MiB": " MiB", "+%": " %"}
 _FORMATS: Mapping[str, Callable[[float], str]] = {
     "s": lambda v: f"{v:.2f}" if v < 10 else f"{v:.0f}",
     "ms": lambda v: f"{v:.0f}",
+    "µs": lambda v: f"{v:+.1f}",
     "MiB": lambda v: f"{v:,.1f}" if abs(v) < 10 else f"{v:,.0f}",
     "%": lambda v: f"{v:.0%}",
     "+%": lambda v: f"{100 * (v - 1):+.2f}",
