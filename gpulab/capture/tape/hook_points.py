@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
 from threading import get_ident
+from types import MethodType
 from typing import Any, Protocol
 
 from msgspec import Struct
@@ -67,18 +68,15 @@ class Arguments:
 
 
 def samples(batch: Any) -> int:
-    """In a batch, which may be anything; -1: unknown."""
+    """In a batch, which may be anything; -1: unknown. Nearly always it is a list of tensors."""
     try:
-        found = samples_in(batch)
+        shape = getattr(batch[0], "shape", None) if type(batch) is list and batch else None
+        found = int(shape[0]) if shape else samples_in(batch)
     except Exception as e:
         if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
             raise
         return -1
     return -1 if found is None else found
-
-
-def nothing(result: Any) -> int:
-    return 0
 
 
 class Point(Struct, frozen=True):
@@ -91,7 +89,7 @@ class Point(Struct, frozen=True):
     after: Kind | None
     failed: Kind | None
     argument: Callable[[Arguments, Args, KeywordArgs], int]
-    result: Callable[[Any], int] = nothing
+    result: Callable[[Any], int] | None = None  # 0
 
 
 LOADERS = "torch.utils.data.dataloader"
@@ -121,7 +119,7 @@ def install(tape: Tape, known: Known, undo: ExitStack, *, inner: bool) -> None:
 
 def _wrapped(original: Any, *, point: Point, mark: Mark, arguments: Arguments, thread: int) -> Any:
     before, after, failed = (None if kind is None else int(kind) for kind in (point.before, point.after, point.failed))
-    argument, result_of = functools.partial(point.argument, arguments), point.result
+    argument, result_of = MethodType(point.argument, arguments), point.result
     assert before is not None
 
     @functools.wraps(original)
@@ -136,7 +134,7 @@ def _wrapped(original: Any, *, point: Point, mark: Mark, arguments: Arguments, t
                 mark(failed, 0)
             raise
         if after is not None:
-            mark(after, result_of(result))
+            mark(after, result_of(result) if result_of is not None else 0)
         return result
 
     return hooked

@@ -6,10 +6,13 @@ Here nothing is decided while the loop runs: marks are read as they come or all 
 
 from __future__ import annotations
 
+import re
 from array import array
+from typing import Any
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.capture.tape.marks import Kind, Marks
 from gpulab.run import Int64, Phase, StepFlag, Steps
@@ -20,6 +23,14 @@ EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PR
 ENDED_FIRST = 1 << 8  # of a row: its loader had none left when the optimizer stepped
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
+AT_A_TIME = 256  # marks
+REPEATS = 1024  # turns
+UNKNOWN = -(1 << 50)
+# a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
+LETTERS = bytes.maketrans(
+    bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED)), b"AGBESD"
+)
+STEADY = re.compile(b"(AG|BE|S(BE)*D)+")
 
 Sums = tuple[int, int, int, int, int]  # wait and optimizer (ns), batches, samples, batches of unknown size
 NOTHING: Sums = (0, 0, 0, 0, 0)
@@ -130,49 +141,107 @@ class StepFinder:
     # -- marks -----------------------------------------------------------------------------------------------------
 
     def read(self, marks: Marks) -> None:
-        """Go on with these. Frequent kinds come first."""
-        for t_ns, kind, argument in marks.tolist():
-            if self._stopped:
-                return
-            match kind:
-                case Kind.ASK | Kind.ITER:
-                    self._asked(argument, t_ns, kind == Kind.ITER)
-                case Kind.GOT | Kind.END | Kind.ITERATOR:
-                    self._answered(kind, argument, t_ns)
-                case Kind.BACKWARD | Kind.GRAD:
-                    self._differentiated(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
-                case Kind.BACKWARD_END:
-                    self._backward_end_ns = t_ns
-                case Kind.STEP:
-                    self._began[argument] = t_ns
-                case Kind.STEPPED:
-                    if self._scaling:
-                        self._scaling[-1] = None
-                    self._optimized(argument, self._began.pop(argument, t_ns), t_ns)
-                case Kind.HAND:
-                    self._ended_by_hand(t_ns)
-                case Kind.SCALE:
-                    self._scaling.append((argument, t_ns))
-                case Kind.SCALED | Kind.SCALE_FAILED:
-                    held_back = self._scaling.pop()
-                    if kind == Kind.SCALED and held_back is not None:
-                        self._optimized(*held_back, t_ns)
-                case Kind.RESUME:
-                    self._open.start_ns = max(self._open.start_ns, t_ns)
-                    self._open.others = ()
-                    self._asked_ns = max(self._asked_ns, t_ns)
-                    self._open.flags |= PROFILER_EDGE * argument
-                case Kind.COMPILE:
-                    if len(self):
-                        self._rows[-COLUMNS + FLAGS] |= int(StepFlag.COMPILE)
-                case Kind.UPDATED:
-                    self._settled = True
-                case Kind.PHASE:
-                    self._phase = argument
-                case Kind.BEGIN:
-                    self._open.start_ns = t_ns
-                case Kind.STOP:
-                    self._stopped = True
+        """Go on with these. Turns of the loop that only repeat the one before are read all at once."""
+        at, turn, last = 0, 0, -1
+        state: dict[str, Any] = {}
+        while at < len(marks):
+            first, rows = at, marks[at : at + AT_A_TIME].tolist()
+            for at, (t_ns, kind, argument) in enumerate(rows, first + 1):
+                count = len(self)
+                self._hear(t_ns, kind, argument)
+                if len(self) != count + 1:
+                    continue
+                before, turn, last = turn, at - 1 - last, at - 1
+                if turn == before and len(self) > UNSETTLED_BATCHES:
+                    known, state = state, self._state()
+                    if state == known and (repeated := self._repeat(marks, last, turn)):
+                        at, last = at + repeated, last + repeated
+                        break
+
+    def _state(self) -> dict[str, Any]:
+        """All that decides, and no time."""
+        step = self._open
+        times = {"_asked_ns", "_backward_end_ns", "_rows", "_open"}
+        own = {name: value for name, value in vars(self).items() if name not in times}
+        return own | {"open": replace(step, start_ns=0), "_training": len(self._training), "_began": [*self._began]}
+
+    def _repeat(self, marks: Marks, last: int, turn: int) -> int:
+        """Close a step for each turn that follows and is like the one that ended at mark `last`: its marks."""
+        ahead = marks[last - turn + 1 : last + 1 + REPEATS * turn]
+        kind, alike = ahead["kind"], ahead["kind"][turn:] == ahead["kind"][:-turn]
+        alike &= (ahead["argument"][turn:] == ahead["argument"][:-turn]) | (kind[turn:] == Kind.GOT)
+        turns = (len(alike) if alike.all() else int(alike.argmin())) // turn
+        template = kind[:turn].tolist()
+        row, began_ns, ended_ns = self._rows[-COLUMNS:], marks["t_ns"][last - turn], marks["t_ns"][last]
+        if not turns or row[START] != began_ns or row[END] != ended_ns:
+            return 0
+        if not STEADY.fullmatch(
+            bytes(template[-1:] + template[:-1] if template[-1] == Kind.ASK else template).translate(LETTERS)
+        ):
+            return 0
+        whole = marks[last : last + 1 + turns * turn]
+        t_ns = np.lib.stride_tricks.sliding_window_view(whole["t_ns"], turn + 1)[::turn].T
+        argument = whole["argument"][1:].reshape(turns, turn).T
+        table = np.zeros((turns, COLUMNS), np.int64)
+        table[:, START], table[:, END] = t_ns[0], t_ns[-1]
+        table[:, PHASE:] = row[PHASE:]
+        for each, took in enumerate(np.diff(t_ns, axis=0)):  # until a mark, from the one before
+            if template[each] == Kind.GOT:
+                table[:, WAIT] += took
+                table[:, SAMPLES] += np.where(argument[each] < 0, UNKNOWN, argument[each])
+            elif template[each] == Kind.STEPPED:
+                table[:, OPTIMIZER] += took
+        table[:, BATCHES] = template.count(Kind.GOT)
+        table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
+        self._rows.frombytes(table.tobytes())
+        self._open.start_ns = int(t_ns[-1, -1])
+        if template[-1] == Kind.ASK:
+            self._asked_ns = self._open.start_ns
+        return turns * turn
+
+    def _hear(self, t_ns: int, kind: int, argument: int) -> None:
+        """Frequent kinds come first."""
+        if self._stopped:
+            return
+        match kind:
+            case Kind.ASK | Kind.ITER:
+                self._asked(argument, t_ns, kind == Kind.ITER)
+            case Kind.GOT | Kind.END | Kind.ITERATOR:
+                self._answered(kind, argument, t_ns)
+            case Kind.BACKWARD | Kind.GRAD:
+                self._differentiated(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
+            case Kind.BACKWARD_END:
+                self._backward_end_ns = t_ns
+            case Kind.STEP:
+                self._began[argument] = t_ns
+            case Kind.STEPPED:
+                if self._scaling:
+                    self._scaling[-1] = None
+                self._optimized(argument, self._began.pop(argument, t_ns), t_ns)
+            case Kind.HAND:
+                self._ended_by_hand(t_ns)
+            case Kind.SCALE:
+                self._scaling.append((argument, t_ns))
+            case Kind.SCALED | Kind.SCALE_FAILED:
+                held_back = self._scaling.pop()
+                if kind == Kind.SCALED and held_back is not None:
+                    self._optimized(*held_back, t_ns)
+            case Kind.RESUME:
+                self._open.start_ns = max(self._open.start_ns, t_ns)
+                self._open.others = ()
+                self._asked_ns = max(self._asked_ns, t_ns)
+                self._open.flags |= PROFILER_EDGE * argument
+            case Kind.COMPILE:
+                if len(self):
+                    self._rows[-COLUMNS + FLAGS] |= int(StepFlag.COMPILE)
+            case Kind.UPDATED:
+                self._settled = True
+            case Kind.PHASE:
+                self._phase = argument
+            case Kind.BEGIN:
+                self._open.start_ns = t_ns
+            case Kind.STOP:
+                self._stopped = True
 
     def _asked(self, loader: int, t_ns: int, fresh: bool) -> None:
         """A loader is asked. Nested requests count once."""

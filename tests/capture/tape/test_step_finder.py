@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpulab.capture.tape.marks import MARK, Kind
-from gpulab.capture.tape.step_finder import StepFinder
+from gpulab.capture.tape.step_finder import StepFinder, steps_of
 from gpulab.run import Phase
 from tests.support.tapes import Retold, assert_equal
 
@@ -67,7 +67,7 @@ pieces = st.one_of(
     st.just([(Kind.COMPILE, 0)]),
 )
 by_hand = st.just([(Kind.HAND, 0)])
-repeats = st.integers(1, 40)
+repeats = st.integers(1, 40) | st.integers(60, 80)
 loops = st.lists(st.tuples(repeats, st.lists(pieces, min_size=1, max_size=7)), max_size=4)  # each a few pieces, again
 
 
@@ -92,10 +92,14 @@ def _known(found: Any) -> tuple[Any, ...]:
 @settings(max_examples=400)
 def test_the_same_steps_at_the_same_marks(script: Script, data: st.DataObject) -> None:
     told, finder, now = Retold(), StepFinder(0), 0
+    marks: list[tuple[int, int, int]] = []
     ticks = data.draw(st.lists(st.integers(0, 9), min_size=7, max_size=7))
     for number, (kind, argument) in enumerate(script):
         now += ticks[number % 7]
         told.hear(now, kind, argument)
         finder.read(np.array([(now, kind, argument)], MARK))
         assert _known(finder) == _known(told.tracker), f"after mark {number}"
-    assert_equal(finder.steps(now + 5), told.tracker.finish(now + 5))
+        marks.append((now, kind, argument))
+    oracle = told.tracker.finish(now + 5)
+    assert_equal(finder.steps(now + 5), oracle)
+    assert_equal(steps_of(np.array(marks, MARK), 0, now + 5), oracle)
