@@ -145,9 +145,9 @@ trainings = st.builds(
 ).filter(lambda t: not (t.ahead and (t.zipped or t.every or t.left_early)))
 
 
-def play(training: Training) -> tuple[Diary, int]:
+def play(training: Training, diary: Diary | None = None) -> tuple[Diary, int]:
     """Play the loop; an epoch ends with a step, also where its batches do not fill an accumulation."""
-    diary = Diary()
+    diary = diary or Diary()
     if training.before:
         diary.evaluate(VAL, training.before)
     for number, length in enumerate(training.epochs):

@@ -5,13 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from gpulab.capture.dataloader.wait_hooks import Answer
+from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.tape.marks import MARK, Kind
 from gpulab.capture.tape.step_finder import StepFinder, steps_of
 from gpulab.run import Phase
-from tests.support.tapes import Retold, assert_equal
+from tests.capture.steps.test_step_boundaries import Diary, Training, play, trainings
+from tests.support.tapes import ANSWERS, Retold, assert_equal
 
 LOADERS = st.integers(1, 3)
 OPTIMIZERS = st.integers(11, 13)
@@ -67,8 +71,18 @@ pieces = st.one_of(
     st.just([(Kind.COMPILE, 0)]),
 )
 by_hand = st.just([(Kind.HAND, 0)])
-repeats = st.integers(1, 40) | st.integers(60, 80)
-loops = st.lists(st.tuples(repeats, st.lists(pieces, min_size=1, max_size=7)), max_size=4)  # each a few pieces, again
+regular = st.one_of(
+    st.builds(_request, st.integers(1, 2), st.integers(0, 5)),
+    st.just(_backward(0)),
+    st.sampled_from((11, 11, 12)).map(_pair(Kind.STEP, Kind.STEPPED)),
+    st.just(_closure(11)),
+)
+# each a few pieces, again and again; the last sort is long enough to be read at once
+loops = st.lists(
+    st.tuples(st.integers(1, 40), st.lists(pieces, min_size=1, max_size=7))
+    | st.tuples(st.integers(50, 60), st.lists(regular, min_size=1, max_size=5)),
+    max_size=4,
+)
 
 
 @st.composite
@@ -88,14 +102,17 @@ def _known(found: Any) -> tuple[Any, ...]:
     return found.count, found.generation, found.undecided, found.without_optimizer, found.source
 
 
-@given(scripts(), st.data())
+EVALUATED = [*_request(1, 4), *_backward(0), (Kind.STEP, 11), (Kind.STEPPED, 11), *_request(2, 4)]
+
+
+@example(EVALUATED * 50, [1])  # a batch of evaluation after each step belongs to none
+@given(scripts(), st.lists(st.integers(0, 9), min_size=7, max_size=7))
 @settings(max_examples=400)
-def test_the_same_steps_at_the_same_marks(script: Script, data: st.DataObject) -> None:
+def test_the_same_steps_at_the_same_marks(script: Script, ticks: list[int]) -> None:
     told, finder, now = Retold(), StepFinder(0), 0
     marks: list[tuple[int, int, int]] = []
-    ticks = data.draw(st.lists(st.integers(0, 9), min_size=7, max_size=7))
     for number, (kind, argument) in enumerate(script):
-        now += ticks[number % 7]
+        now += ticks[number % len(ticks)]
         told.hear(now, kind, argument)
         finder.read(np.array([(now, kind, argument)], MARK))
         assert _known(finder) == _known(told.tracker), f"after mark {number}"
@@ -103,3 +120,41 @@ def test_the_same_steps_at_the_same_marks(script: Script, data: st.DataObject) -
     oracle = told.tracker.finish(now + 5)
     assert_equal(finder.steps(now + 5), oracle)
     assert_equal(steps_of(np.array(marks, MARK), 0, now + 5), oracle)
+
+
+class Marking(StepTracker):
+    """Writes a tape of what it is told."""
+
+    def __init__(self) -> None:
+        super().__init__(0)
+        self.marks: list[tuple[int, int, int]] = []
+
+    def _mark(self, t_ns: int, kind: int, argument: int = 0) -> None:
+        self.marks.append((t_ns, kind, argument))
+
+    def loader_asked(self, loader: int, t_ns: int, *, fresh: bool = False) -> bool:
+        self._mark(t_ns, Kind.ITER if fresh else Kind.ASK, loader)
+        return super().loader_asked(loader, t_ns, fresh=fresh)
+
+    def loader_answered(self, t_ns: int, answer: Answer, samples: int | None = None, own_ns: int = 0) -> None:
+        kind = next(kind for kind, name in ANSWERS.items() if name == answer)
+        self._mark(t_ns, kind, -1 if samples is None else samples)
+        super().loader_answered(t_ns, answer, samples, own_ns)
+
+    def backward(self, t_ns: int = 0) -> None:
+        for kind in (Kind.BACKWARD, Kind.BACKWARD_END):
+            self._mark(self.marks[-1][0], kind)
+        super().backward(t_ns)
+
+    def optimized(self, optimizer: int, start_ns: int, end_ns: int) -> bool:
+        self._mark(start_ns, Kind.STEP, optimizer)
+        self._mark(end_ns, Kind.STEPPED, optimizer)
+        return super().optimized(optimizer, start_ns, end_ns)
+
+
+@given(trainings, st.integers(1, 60))
+def test_training_from_a_loader(training: Training, epochs: int) -> None:
+    longer = replace(training, epochs=(*training.epochs, epochs))
+    tracker = Marking()
+    diary, _ = play(longer, Diary(tracker))
+    assert_equal(steps_of(np.array(tracker.marks, MARK), 0, diary.now + 5), tracker.finish(diary.now + 5))
