@@ -21,7 +21,7 @@ from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, replaced
 
 
-class Known(Protocol):
+class Evidence(Protocol):
     """What is known of the steps so far: where an optimizer steps, weights need not be looked at."""
 
     @property
@@ -34,9 +34,9 @@ class Known(Protocol):
 class Arguments:
     """The arguments of marks: what has to be asked while the loop runs, as nobody can tell it afterwards."""
 
-    def __init__(self, mark: Mark, known: Known) -> None:
+    def __init__(self, mark: Mark, evidence: Evidence) -> None:
         self._mark = mark
-        self._known = known
+        self._evidence = evidence
         self._key = Keys().of
         self._updates = UpdateWatch()
         self._weights: WeightWatch | None = None  # of the first backward pass, while it tells a batch from a step
@@ -44,7 +44,7 @@ class Arguments:
     def loader(self, args: Args, kwargs: KeywordArgs) -> int:
         """The number of the one that is asked; whether weights were updated by hand is a mark before."""
         if self._weights is not None:
-            if not self._known.undecided:
+            if not self._evidence.undecided:
                 self._weights = None
             elif self._weights.changed():
                 self._mark(Kind.UPDATED, 0)
@@ -52,7 +52,7 @@ class Arguments:
 
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
-        if not self._known.without_optimizer:
+        if not self._evidence.without_optimizer:
             return 0
         root = args[0] if args else kwargs.get("tensors")
         if self._weights is None:
@@ -61,7 +61,7 @@ class Arguments:
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
         """The same: where weights are updated by hand it may stand for a backward pass."""
-        return self._known.without_optimizer and self._updates.before(args[0] if args else kwargs.get("outputs"))
+        return self._evidence.without_optimizer and self._updates.before(args[0] if args else kwargs.get("outputs"))
 
     def scaled(self, args: Args, kwargs: KeywordArgs) -> int:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
@@ -71,12 +71,12 @@ def samples(batch: Any) -> int:
     """In a batch, which may be anything; -1: unknown. Nearly always it is a list of tensors."""
     try:
         shape = getattr(batch[0], "shape", None) if type(batch) is list and batch else None
-        found = int(shape[0]) if shape else samples_in(batch)
+        count = int(shape[0]) if shape else samples_in(batch)
     except Exception as e:
         if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
             raise
         return -1
-    return -1 if found is None else found
+    return -1 if count is None else count
 
 
 class Point(Struct, frozen=True):
@@ -102,9 +102,9 @@ POINTS = (
 )  # and each optimizer's step, through the hooks that torch offers: STEP, STEPPED
 
 
-def install(tape: Tape, known: Known, undo: ExitStack, *, inner: bool) -> None:
+def install(tape: Tape, evidence: Evidence, undo: ExitStack, *, inner: bool) -> None:
     """Mark the calls of this thread. Beside the hooks of the loop, steps are hooked first (`inner`), the rest last."""
-    thread, arguments = get_ident(), Arguments(tape.mark, known)
+    thread, arguments = get_ident(), Arguments(tape.mark, evidence)
     if inner:
         undo.enter_context(
             step_hooks(_optimizer(tape.mark, thread, Kind.STEPPED), _optimizer(tape.mark, thread, Kind.STEP))

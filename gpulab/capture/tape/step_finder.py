@@ -153,8 +153,8 @@ class StepFinder:
                     continue
                 before, turn, last = turn, at - 1 - last, at - 1
                 if turn == before and len(self) > UNSETTLED_BATCHES:
-                    known, state = state, self._state()
-                    if state == known and (repeated := self._repeat(marks, last, turn)):
+                    earlier, state = state, self._state()
+                    if state == earlier and (repeated := self._repeat(marks, last, turn)):
                         at, last = at + repeated, last + repeated
                         break
 
@@ -166,38 +166,33 @@ class StepFinder:
         return own | {"open": replace(step, start_ns=0), "_training": len(self._training), "_began": [*self._began]}
 
     def _repeat(self, marks: Marks, last: int, turn: int) -> int:
-        """Close a step for each turn that follows and is like the one that ended at mark `last`: its marks."""
-        ahead = marks[last - turn + 1 : last + 1 + REPEATS * turn]
-        kind, alike = ahead["kind"], ahead["kind"][turn:] == ahead["kind"][:-turn]
-        alike &= (ahead["argument"][turn:] == ahead["argument"][:-turn]) | (kind[turn:] == Kind.GOT)
-        turns = (len(alike) if alike.all() else int(alike.argmin())) // turn
-        template = kind[:turn].tolist()
-        row, began_ns, ended_ns = self._rows[-COLUMNS:], marks["t_ns"][last - turn], marks["t_ns"][last]
-        if not turns or row[START] != began_ns or row[END] != ended_ns:
+        """Close a step for each turn that follows and is like the one that ended at mark `last`: so many marks."""
+        near = marks[last - turn : last + 1 + REPEATS * turn]
+        kind, argument = near["kind"][1:], near["argument"][1:]
+        alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | (kind[turn:] == Kind.GOT))
+        turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
+        letters = kind[:turn].tobytes().translate(LETTERS)
+        if turns == 1 or not STEADY.fullmatch(letters[-1:] + letters[:-1] if letters.endswith(b"A") else letters):
             return 0
-        if not STEADY.fullmatch(
-            bytes(template[-1:] + template[:-1] if template[-1] == Kind.ASK else template).translate(LETTERS)
-        ):
-            return 0
-        whole = marks[last : last + 1 + turns * turn]
-        t_ns = np.lib.stride_tricks.sliding_window_view(whole["t_ns"], turn + 1)[::turn].T
-        argument = whole["argument"][1:].reshape(turns, turn).T
+        t_ns = np.lib.stride_tricks.sliding_window_view(near["t_ns"], turn + 1)[: turns * turn : turn].T
+        samples = argument[: turns * turn].reshape(turns, turn).T
         table = np.zeros((turns, COLUMNS), np.int64)
-        table[:, START], table[:, END] = t_ns[0], t_ns[-1]
-        table[:, PHASE:] = row[PHASE:]
+        table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], self._rows[-COLUMNS + PHASE :]
         for each, took in enumerate(np.diff(t_ns, axis=0)):  # until a mark, from the one before
-            if template[each] == Kind.GOT:
+            if letters[each] == ord("G"):
                 table[:, WAIT] += took
-                table[:, SAMPLES] += np.where(argument[each] < 0, UNKNOWN, argument[each])
-            elif template[each] == Kind.STEPPED:
+                table[:, BATCHES] += 1
+                table[:, SAMPLES] += np.where(samples[each] < 0, UNKNOWN, samples[each])
+            elif letters[each] == ord("D"):
                 table[:, OPTIMIZER] += took
-        table[:, BATCHES] = template.count(Kind.GOT)
         table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
-        self._rows.frombytes(table.tobytes())
+        if table[0].tolist() != self._rows[-COLUMNS:].tolist():  # a part of the turn belongs to no step
+            return 0
+        self._rows.frombytes(table[1:].tobytes())
         self._open.start_ns = int(t_ns[-1, -1])
-        if template[-1] == Kind.ASK:
+        if letters.endswith(b"A"):
             self._asked_ns = self._open.start_ns
-        return turns * turn
+        return (turns - 1) * turn
 
     def _hear(self, t_ns: int, kind: int, argument: int) -> None:
         """Frequent kinds come first."""
@@ -498,7 +493,7 @@ def _give_back_batch(table: Int64, row: int) -> None:
     if table[row, BATCHES] and table[first, BATCHES] != second + 1:
         return
     each = table[first, SAMPLES] // table[first, BATCHES] if table[first, SAMPLES] >= 0 else 0
-    known = table[first, SAMPLES] >= 0 and (table[row, SAMPLES] >= 0 or not table[row, BATCHES])
+    certain = table[first, SAMPLES] >= 0 and (table[row, SAMPLES] >= 0 or not table[row, BATCHES])
     table[[first, row], BATCHES] += -1, 1
     table[first, SAMPLES] -= each
-    table[row, SAMPLES] = max(table[row, SAMPLES], 0) + each if known else -1
+    table[row, SAMPLES] = max(table[row, SAMPLES], 0) + each if certain else -1
