@@ -119,7 +119,7 @@ def tapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
     captures: list[Capture] = []
 
     def capture(*args: Any) -> Capture:
-        captures.append(Capture(*args, tape=Tape()))
+        captures.append(functools.partial(Capture, tape=Tape())(*args))
         return captures[-1]
 
     monkeypatch.setattr("gpulab.api.profile.Capture", capture)

@@ -468,7 +468,8 @@ class StepFinder:
             if self._strangers > max(1, self._round) and len({o[0] for o in step.others}) == 1:
                 self._split()
         elif self._by_backward:
-            at_ns = self._backward_end_ns if step.backwards and not self._is_fed_by_loader() else None
+            passed = step.backwards > 0 and self._backward_end_ns >= step.start_ns  # not the one at which the run ends
+            at_ns = self._backward_end_ns if passed and not self._is_fed_by_loader() else None
         elif step.optimized_ns is not None:
             at_ns = step.optimized_ns
         elif self._optimizer is None and len(self) and step.fed and step.ended is None:

@@ -93,6 +93,8 @@ def scripts(draw: st.DrawFn) -> Script:
         found += [mark for piece in turn for mark in piece] * repeat
         for piece in draw(st.lists(st.one_of(pieces, _nested(), by_hand), max_size=6)):
             found += piece
+    if draw(st.booleans()):  # the run ends before the code does
+        found.insert(draw(st.integers(0, len(found))), (Kind.STOP, 0))
     if draw(st.booleans()):  # of no batch is known how many samples it has
         found = [(kind, -1 if kind == Kind.GOT else argument) for kind, argument in found]
     return found
