@@ -26,13 +26,14 @@ class Retold:
         self._steps = 0
         self._backward_ns = 0
         self._stopped = False
-        self._kind = -1  # of the last mark
+        self._passing = False  # a backward pass is going on
 
     def hear(self, t_ns: int, kind: int, argument: int) -> None:
         """One mark."""
         if self._stopped:
             return
-        tracker, self._kind = self.tracker, kind if kind != Kind.STOP else self._kind
+        tracker = self.tracker
+        self._passing = kind == Kind.BACKWARD or (self._passing and kind != Kind.BACKWARD_END)
         simple: dict[int, Callable[[], object]] = {
             Kind.BEGIN: lambda: tracker.begin(t_ns),
             Kind.ITER: lambda: tracker.loader_asked(argument, t_ns, fresh=True),
@@ -59,7 +60,7 @@ class Retold:
             tracker.phase = Phase(argument)
         elif kind == Kind.STOP:
             self._stopped = True
-            if self._kind == Kind.BACKWARD:  # the loop ends before it
+            if self._passing:  # the loop ends before it
                 tracker._open.backwards -= 1
         else:
             self._optimizer(t_ns, kind, argument)

@@ -77,6 +77,7 @@ class StepFinder:
         self._manual = self._by_optimizer = self._by_backward = False  # what ends steps, where no loader does
         self._fed = 0  # consecutive steps that a loader fed all the same
         self._first_backward_ns = self._backward_end_ns = 0
+        self._passing = False  # a backward pass is going on
         self._first_backwards = 0  # passes in the first step that they made
         self._loader_seen = self._backward_seen = self._settled = self._stopped = False
         self._depth = self._asking = self._asked_ns = 0
@@ -171,7 +172,7 @@ class StepFinder:
         kind, argument = near["kind"][1:], near["argument"][1:]
         alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | (kind[turn:] == Kind.GOT))
         turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
-        letters = kind[:turn].tobytes().translate(LETTERS)
+        letters = kind[:turn].astype(np.uint8).tobytes().translate(LETTERS)
         if turns == 1 or not STEADY.fullmatch(letters[-1:] + letters[:-1] if letters.endswith(b"A") else letters):
             return 0
         t_ns = np.lib.stride_tricks.sliding_window_view(near["t_ns"], turn + 1)[: turns * turn : turn].T
@@ -206,7 +207,7 @@ class StepFinder:
             case Kind.BACKWARD | Kind.GRAD:
                 self._differentiated(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
             case Kind.BACKWARD_END:
-                self._backward_end_ns = t_ns
+                self._passing, self._backward_end_ns = False, t_ns
             case Kind.STEP:
                 self._began[argument] = t_ns
             case Kind.STEPPED:
@@ -279,6 +280,7 @@ class StepFinder:
             self._first_backward_ns = t_ns
             self._backward_seen = True
         self._open.backwards += 1
+        self._passing = True
 
     def _updated(self, t_ns: int) -> None:
         """Weights were updated, and no optimizer or loader tells steps apart: one ends here."""
@@ -468,7 +470,7 @@ class StepFinder:
             if self._strangers > max(1, self._round) and len({o[0] for o in step.others}) == 1:
                 self._split()
         elif self._by_backward:
-            passed = step.backwards > 0 and self._backward_end_ns >= step.start_ns  # not the one at which the run ends
+            passed = step.backwards - self._passing > 0  # one at which the run ends was none
             at_ns = self._backward_end_ns if passed and not self._is_fed_by_loader() else None
         elif step.optimized_ns is not None:
             at_ns = step.optimized_ns
