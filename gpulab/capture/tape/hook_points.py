@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from importlib import import_module
@@ -38,6 +39,8 @@ class Arguments:
         self._mark = mark
         self._evidence = evidence
         self._key = Keys().of
+        self._newest: Callable[[], object] = object  # the loader or iterator that was asked last
+        self._number = 0  # its
         self._updates = UpdateWatch()
         self._weights: WeightWatch | None = None  # of the first backward pass, while it tells a batch from a step
 
@@ -48,7 +51,10 @@ class Arguments:
                 self._weights = None
             elif self._weights.changed():
                 self._mark(Kind.UPDATED, 0)
-        return self._key(args[0])
+        owner = args[0]
+        if self._newest() is not owner:
+            self._newest, self._number = weakref.ref(owner), self._key(owner)
+        return self._number
 
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
@@ -68,10 +74,16 @@ class Arguments:
 
 
 def samples(batch: Any) -> int:
-    """In a batch, which may be anything; -1: unknown. Nearly always it is a list of tensors."""
+    """In a batch; -1: unknown. Nearly always it is a list of tensors."""
     try:
-        shape = getattr(batch[0], "shape", None) if type(batch) is list and batch else None
-        count = int(shape[0]) if shape else samples_in(batch)
+        return int(batch[0].shape[0]) if type(batch) is list else _samples_of_any(batch)
+    except (AttributeError, IndexError):
+        return _samples_of_any(batch)
+
+
+def _samples_of_any(batch: Any) -> int:
+    try:
+        count = samples_in(batch)
     except Exception as e:
         if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
             raise
