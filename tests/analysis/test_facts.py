@@ -115,7 +115,7 @@ STEPS = synthetic.gpu_case().run.steps
 
 
 @given(st.sets(st.integers(0, int(STEPS.end_ns[-1]) + 10**7), min_size=1), st.sets(st.integers(0, len(STEPS) - 1)))
-def test_a_reading_is_of_the_steps_that_its_whole_interval_lies_in(times: set[int], counted: set[int]) -> None:
+def test_a_reading_is_of_the_steps_that_hold_its_interval(times: set[int], counted: set[int]) -> None:
     run, t = synthetic.gpu_case().run, sorted(times)
     series = Series("power_w", "W", "power", "test", np.array(t), np.arange(len(t), dtype=np.float64))
 
@@ -130,7 +130,7 @@ def test_a_reading_is_of_the_steps_that_its_whole_interval_lies_in(times: set[in
     assert in_steps(run, series, np.array(sorted(counted), np.int64)).tolist() == expected
 
 
-def test_the_time_of_compiling_says_nothing_of_how_far_steps_fill_the_gpu() -> None:
+def test_compiling_says_nothing_of_how_far_steps_fill_the_gpu() -> None:
     """As on an H100: 25 s of compiling, then steps that keep 91 % of the SMs active."""
     run = synthetic.gpu_case().run
     t = np.arange(0, run.wall_ns, 5_000_000)

@@ -135,7 +135,7 @@ _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set tha
 
 
 def _filled(context: RuleContext) -> tuple[float, str] | None:
-    """How much of the GPU works while it works at all, and by which figure: both are means over the steps' idle time."""
+    """How much of the GPU works while it works at all, and by which figure: means over idle time too."""
     working = max(1e-9, 1 - (context.idle or 0.0))
     active = next((c.step_mean for c in context.facts.curves if c.name == "sm_active_fraction"), None)
     if active is not None:
