@@ -595,9 +595,7 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
 
 
 @pytest.mark.parametrize(("busy_pct", "told"), [((15, 90), False), ((90, 90), True), ((90, 15), True)])
-def test_a_gpu_that_waits_lowers_its_clock_by_itself(
-    busy_pct: tuple[int, int], told: bool
-) -> None:
+def test_a_gpu_that_waits_lowers_its_clock_by_itself(busy_pct: tuple[int, int], told: bool) -> None:
     """As on an H100, whose clock fell to 345 MHz in a baseline that waits for data."""
 
     def side(clock_mhz: float, busy: float) -> Side:
