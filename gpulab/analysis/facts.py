@@ -313,7 +313,8 @@ def in_steps(run: Run, series: Series, rows: Int64) -> Float64:
     inside = np.isin(step, rows) & (series.t_ns < run.steps.end_ns[step])
     left_out = np.cumsum(~np.isin(np.arange(len(run.steps)), rows))
     whole = inside[1:] & inside[:-1] & (left_out[step[1:]] == left_out[step[:-1]])
-    return series.value[1:][whole]
+    values: Float64 = series.value[1:][whole]
+    return values
 
 
 def _curve(series: Series, values: Float64) -> CurveFact:
