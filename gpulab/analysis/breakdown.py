@@ -170,11 +170,6 @@ class Breakdown(Struct, frozen=True):
         round_steps = max(1, min(self.round_steps, len(self.steps)))
         return [self.steps[i : i + round_steps] for i in range(len(self.steps) - round_steps + 1)] if self.steps else []
 
-    @property
-    def typical_idle_share(self) -> float | None:
-        """The same of the time in which the GPU did nothing; None on a CPU."""
-        return None if self.busy_fraction is None else 1 - self.typical_share(*DEVICE_PARTS)
-
 
 def breakdown(run: Run, *, idle_causes: bool = True) -> Breakdown | None:
     """Account the profiled steps on the device that worked longest; None without a trace or with its host side alone.

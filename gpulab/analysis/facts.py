@@ -22,7 +22,7 @@ from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, un
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural
-from gpulab.run import Int64, Run, Series, Timeline
+from gpulab.run import Float64, Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -35,7 +35,11 @@ def too_few(count: int) -> str:
 
 
 class CurveFact(Struct, frozen=True):
-    """One sampled curve in figures: mean and maximum over the run, in the series' own unit."""
+    """One sampled curve in figures: mean and maximum over the run, in the series' own unit.
+
+    `step_mean` is of the readings whose interval lies in counted steps, None of fewer than `LEAST_READINGS`: starting
+    up, compiling and the traced steps are no training.
+    """
 
     name: str
     label: str
@@ -44,6 +48,7 @@ class CurveFact(Struct, frozen=True):
     mean: float
     maximum: float
     count: int
+    step_mean: float | None = None
 
 
 class TraceFacts(Struct, frozen=True):
@@ -203,7 +208,7 @@ def facts(run: Run) -> Facts:
         else (),
         trace=trace_facts(run, accounts, withheld),
         memory=() if "memory" in withheld else memory(run.memory_events),
-        curves=tuple(_curve(s) for s in run.samples.series if is_long_enough(s)),
+        curves=tuple(_curve(s, in_steps(run, s, rows)) for s in run.samples.series if is_long_enough(s)),
         loading=loading(run),
         work=work,
         blocking=blocking_calls(work) if work is not None else (),
@@ -300,7 +305,19 @@ def is_long_enough(series: Series) -> bool:
     return len(series.value) >= (LEAST_READINGS if is_rate else 1)
 
 
-def _curve(series: Series) -> CurveFact:
+def in_steps(run: Run, series: Series, rows: Int64) -> Float64:
+    """The readings whose whole interval, from the reading before on, lies in steps of `rows` that follow each other."""
+    if not len(rows):
+        return series.value[:0]
+    step = np.searchsorted(run.steps.start_ns, series.t_ns, side="right") - 1
+    inside = np.isin(step, rows) & (series.t_ns < run.steps.end_ns[step])
+    left_out = np.cumsum(~np.isin(np.arange(len(run.steps)), rows))
+    whole = inside[1:] & inside[:-1] & (left_out[step[1:]] == left_out[step[:-1]])
+    values: Float64 = series.value[1:][whole]
+    return values
+
+
+def _curve(series: Series, values: Float64) -> CurveFact:
     return CurveFact(
         name=series.name,
         label=series.label,
@@ -309,4 +326,5 @@ def _curve(series: Series) -> CurveFact:
         mean=float(series.value.mean()),
         maximum=float(series.value.max()),
         count=len(series.value),
+        step_mean=float(values.mean()) if len(values) >= LEAST_READINGS else None,
     )

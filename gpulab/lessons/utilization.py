@@ -199,7 +199,7 @@ def ladder(side: Side, flop: float, peak_flops: float) -> Ladder:
     figures = side.facts
     on_gpu = figures is not None and figures.run.device.kind != "cpu"
     works = working_share(figures.run) if figures is not None else None
-    curves = {} if figures is None else {curve.name: curve.mean for curve in figures.curves}
+    curves = {c.name: c.mean if c.step_mean is None else c.step_mean for c in figures.curves} if figures else {}
     no_counter = "needs a Hopper GPU or newer, or DCGM" if on_gpu else "a GPU's counter: a CPU has none"
     mfu = _mfu_of(figures, flop, peak_flops)
     if on_gpu:

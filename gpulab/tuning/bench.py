@@ -83,8 +83,8 @@ class Row(Struct, frozen=True):
     contended: bool = False  # the run in full was short of CPU cores
     samples_per_step: float | None = None
     cell_steps: int | None = None  # that the cell runs when nobody ends it; None: not known
-    shares: dict[str, float] = field(default_factory=dict)  # of a step, by part
-    shares_left_out: str = ""  # why there are none, though the run in full has them
+    run_shares: dict[str, float] = field(default_factory=dict)  # of a step, by part, in the run in full
+    other_trace: str = ""  # how the runs with a trace differ otherwise than the blocks; empty: they do not
     memory_bytes: int | None = None
     utilization: float | None = None  # of the device, as a fraction; None where nothing measures it
     loss: str = ""  # the verdict on the losses of both; empty: none
@@ -111,6 +111,16 @@ class Row(Struct, frozen=True):
     def run_agrees(self) -> bool:
         """Whether the run in full took about the time of the blocks: else its parts are of another time."""
         return run_agrees(self.run_us, self.blocks, self.step_us)
+
+    @property
+    def shares_left_out(self) -> str:
+        """Why the parts of the run in full are not shown."""
+        return self.other_trace or ("" if self.run_agrees else OTHER_TIME)
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of a step, by part."""
+        return {} if self.shares_left_out else self.run_shares
 
     @property
     def is_baseline(self) -> bool:
@@ -325,9 +335,8 @@ def _with_times(row: Row, comparison: Comparison, side: Side) -> Row:
 
 
 def with_time(row: Row, block_us: float) -> Row:
-    """The row with its step by blocks, and without the parts of a run that took another time."""
-    row = replace(row, step_us=block_us, run_us=row.step_us, by_blocks=True)
-    return row if row.run_agrees else replace(row, shares={}, shares_left_out=OTHER_TIME)
+    """The row with its step by blocks."""
+    return replace(row, step_us=block_us, run_us=row.step_us, by_blocks=True)
 
 
 def speed_of(comparison: Comparison) -> Speed:
@@ -379,7 +388,7 @@ def with_run(row: Row, side: Side) -> Row:
         step_us=run_us(figures),
         cell_steps=cell_steps(figures) or row.cell_steps,
         samples_per_step=float(np.median(samples)) if len(samples) and (samples >= 0).all() else None,
-        shares=_shares(figures),
+        run_shares=_shares(figures),
         memory_bytes=memory_peak_bytes(figures),
         utilization=_utilization(figures),
         contended=bool(disturbed(side)),
@@ -390,25 +399,24 @@ def with_run(row: Row, side: Side) -> Row:
 
 
 def baseline_row(row: Row, side: Side, turn: int, comparisons: Sequence[Comparison]) -> Row:
-    """The first row with what an experiment measured of the baseline; its turns come after `turn`.
-
-    Without shares where no comparison has parts: see `row_of`.
-    """
+    """The first row with what an experiment measured of the baseline; its turns come after `turn`."""
     row = with_run(replace(row, blocks=(*row.blocks, *_stored(side.blocks, turn))), side)
     paired = [c for c in comparisons if c.evidence == "interleaved" and c.pairs]
     if paired and row.block_pairs < FEWEST_PAIRS:
         most = max(paired, key=lambda c: c.pairs)
         row = replace(row, block_us=most.a.us_per_step, block_pairs=most.pairs)
-    left_out = comparisons[0].parts_left_out if comparisons and all(c.parts_left_out for c in comparisons) else ""
-    shares = {} if left_out else row.shares
-    return replace(row, shares=shares, shares_left_out=left_out)
+    others = [_other_trace(comparison) for comparison in comparisons]
+    return replace(row, other_trace=others[0] if others and all(others) else "")
+
+
+def _other_trace(comparison: Comparison) -> str:
+    """How the runs with a trace differ otherwise than the blocks, where each took the time of its own blocks."""
+    own = all(run_agrees(run_us(side.facts), side.blocks) for side in (comparison.a, comparison.b))
+    return comparison.parts_left_out if own else ""
 
 
 def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
-    """The row with what a comparison of it measured, on top of the blocks that it had before.
-
-    Without the shares of a run with a trace that differs otherwise than the blocks do.
-    """
+    """The row with what a comparison of it measured, on top of the blocks that it had before."""
     side, loss = comparison.b, comparison.loss
     blocks = (*row.blocks, *_stored(side.blocks, turn))
     speed = speed_of(comparison)
@@ -423,8 +431,7 @@ def row_of(row: Row, comparison: Comparison, baseline: Row, turn: int) -> Row:
         row,
         blocks=blocks,
         speed=speed,
-        shares={} if comparison.parts_left_out else row.shares,
-        shares_left_out=comparison.parts_left_out,
+        other_trace=_other_trace(comparison),
         loss=loss.verdict if loss is not None else row.loss,
         loss_words=loss.words if loss is not None else row.loss_words,
         failure=side.failure,

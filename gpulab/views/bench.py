@@ -47,8 +47,11 @@ _SHORT_LOSS = {
     "seeds not run": "differs, seeds not run",
     "not measurable": "unknown",
 }
+_DECIDE = (
+    ' <button type="button" data-do="decide" title="Measure more pairs until it is faster, slower or the same">'
+    "Decide it</button>"
+)
 _ACTIONS = (
-    ("decide", "Decide it", "Measure more pairs of blocks until it is faster, slower or the same"),
     ("again", "Run again", "Measure this setting again; replaces its earlier pairs"),
     ("use", "Set toggles", "Put the toggles above to this row's settings"),
     ("rename", "Rename", "Give the row a name of your own"),
@@ -127,7 +130,7 @@ def table(
     body = ""
     for place, (row, shown) in enumerate(zip(rows, ranges, strict=True)):
         mark = "AB"[marks.index(row.id)] if row.id in marks else ""
-        cells = _cells(row, shown, axis, best, mark, rated=rated, by_blocks=by_blocks)
+        cells = _cells(row, shown, axis, best, mark, alive=alive, rated=rated, by_blocks=by_blocks)
         cells["speed"] += _cost(rows[0], row)
         acts = _acts(row, place, words(row, best, rows[0]), marked=bool(mark)) if alive else ""
         named = {kind: f' data-title="{title}"' for kind, title in narrow.items() if cells[kind]}
@@ -155,11 +158,19 @@ def _head_cell(kind: str, title: str, sortable: set[str]) -> str:
 
 
 def _cells(
-    row: Row, shown: FactorRange, axis: FactorAxis, best: Row | None, mark: str, *, rated: bool, by_blocks: bool
+    row: Row,
+    shown: FactorRange,
+    axis: FactorAxis,
+    best: Row | None,
+    mark: str,
+    *,
+    alive: bool,
+    rated: bool,
+    by_blocks: bool,
 ) -> dict[str, str]:
     return {
         "setting": _setting(row, best, mark),
-        "speed": _speed(row, shown, axis),
+        "speed": _speed(row, shown, axis, alive=alive),
         "time": _time(row, rated=rated, by_blocks=by_blocks),
         "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14) if row.shares else _no_shares(row),
         "memory": safe(gib(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
@@ -189,7 +200,7 @@ def _setting(row: Row, best: Row | None, mark: str) -> str:
     return f"{marked}<b>{safe(row.title)}</b>{_BEST if row is best else ''}{pin}{quiet}"
 
 
-def _speed(row: Row, shown: FactorRange, axis: FactorAxis) -> str:
+def _speed(row: Row, shown: FactorRange, axis: FactorAxis, *, alive: bool) -> str:
     if row.failure:
         return f'<span class="gp-bad">{safe(capitalized(row.failure))}</span>'
     if row.is_baseline:
@@ -197,7 +208,8 @@ def _speed(row: Row, shown: FactorRange, axis: FactorAxis) -> str:
         return f"<div>{words}</div>{factor_row(axis, shown)}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
-    return f"<div>{_speed_words(row.speed)}</div>{factor_row(axis, shown)}"
+    decide = _DECIDE if alive and row.speed.verdict == "undecided" else ""
+    return f"<div>{_speed_words(row.speed)}{decide}</div>{factor_row(axis, shown)}"
 
 
 def _speed_words(speed: Speed) -> str:
@@ -305,7 +317,6 @@ def _menu(row: Row) -> str:
     buttons = "".join(
         f'<button type="button" data-do="{key}" title="{safe(hint)}">{named.get(key, title)}</button>'
         for key, title, hint in able
-        if key != "decide" or (row.speed is not None and row.speed.verdict == "undecided")
     )
     label = safe(f"More for {row.title}")
     summary = f'<summary aria-label="{label}" title="{label}">⋯</summary>'

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.facts import Facts, facts, in_steps
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.intervals import measure
 from gpulab.prediction.baseline import Baseline
-from gpulab.run import Timeline
+from gpulab.run import Samples, Series, Timeline
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline import spans
 from gpulab.trace.load import load_run
@@ -106,3 +109,34 @@ def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
         assert spans.named(timeline, spans.is_loader) is mask
         with pytest.raises(ValueError, match="read-only"):
             mask[:] = False  # which would change what the next reader is given
+
+
+STEPS = synthetic.gpu_case().run.steps
+
+
+@given(st.sets(st.integers(0, int(STEPS.end_ns[-1]) + 10**7), min_size=1), st.sets(st.integers(0, len(STEPS) - 1)))
+def test_a_reading_is_of_the_steps_that_hold_its_interval(times: set[int], counted: set[int]) -> None:
+    run, t = synthetic.gpu_case().run, sorted(times)
+    series = Series("power_w", "W", "power", "test", np.array(t), np.arange(len(t), dtype=np.float64))
+
+    def step_of(time: int) -> int | None:
+        return next((i for i in sorted(counted) if STEPS.start_ns[i] <= time < STEPS.end_ns[i]), None)
+
+    def is_inside(begin: int, end: int) -> bool:
+        first, last = step_of(begin), step_of(end)
+        return first is not None and last is not None and set(range(first, last + 1)) <= counted
+
+    expected = [float(i) for i in range(1, len(t)) if is_inside(t[i - 1], t[i])]
+    assert in_steps(run, series, np.array(sorted(counted), np.int64)).tolist() == expected
+
+
+def test_compiling_says_nothing_of_how_far_steps_fill_the_gpu() -> None:
+    """As on an H100: 25 s of compiling, then steps that keep 91 % of the SMs active."""
+    run = synthetic.gpu_case().run
+    t = np.arange(0, run.wall_ns, 5_000_000)
+    first = int(run.steps.start_ns[5])
+    active = Series("sm_active_fraction", "", "SM activity", "NVML GPM", t, np.where(t < first, 0.0, 0.91))
+    late = np.concatenate((np.linspace(-(10**9), -1, 999).astype(np.int64), t))
+    longer = replace(active, t_ns=late, value=np.concatenate((np.zeros(999), active.value)))
+    (curve,) = facts(replace(run, samples=Samples((longer,)))).curves
+    assert curve.mean < 0.2 and curve.step_mean == pytest.approx(0.91, abs=0.02)

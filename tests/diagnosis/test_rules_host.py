@@ -70,7 +70,8 @@ def on_gpu(data_wait: float = 0.0, **changes: Any) -> Make:
 
 
 def half_busy() -> RuleContext:
-    curves = tuple(c for c in synthetic.gpu_case().facts.curves if c.name == "gpu_utilization_pct")
+    every = synthetic.gpu_case().facts.curves
+    curves = tuple(replace(c, step_mean=c.mean) for c in every if c.name == "gpu_utilization_pct")
     return on_gpu(breakdown=None, curves=curves)()
 
 

@@ -102,8 +102,8 @@ def test_a_ladder_of_a_cpu_has_no_counters() -> None:
 @pytest.mark.usefixtures("measured")
 def test_a_ladder_of_a_gpu_has_them_where_they_were_read() -> None:
     curves = (
-        SimpleNamespace(name="gpu_utilization_pct", mean=98.0),
-        SimpleNamespace(name="sm_active_fraction", mean=0.4),
+        SimpleNamespace(name="gpu_utilization_pct", mean=20.0, step_mean=98.0),
+        SimpleNamespace(name="sm_active_fraction", mean=0.4, step_mean=None),
     )
     one = ladder(side(device="cuda", curves=curves), flop=2e7, peak_flops=100e9)
     assert [(rung.label, rung.share) for rung in one.rungs] == [

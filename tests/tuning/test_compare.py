@@ -594,6 +594,21 @@ def test_a_knob_without_effect_and_a_shared_gpu_are_at_the_top() -> None:
     assert "workers=2: the GPU was throttled (power cap)." in told
 
 
+@pytest.mark.parametrize(("busy_pct", "told"), [((15, 90), False), ((90, 90), True), ((90, 15), True)])
+def test_a_gpu_that_waits_lowers_its_clock_by_itself(busy_pct: tuple[int, int], told: bool) -> None:
+    """As on an H100, whose clock fell to 345 MHz in a baseline that waits for data."""
+
+    def side(clock_mhz: float, busy: float) -> Side:
+        plain = made.as_written()
+        readings = {"sm_clock_mhz": clock_mhz, "gpu_utilization_pct": busy}
+        t = np.arange(5, dtype=np.int64)
+        series = tuple(Series(name, "", name, "NVML", t, np.full(5, value)) for name, value in readings.items())
+        return replace(plain, facts=facts(replace(made.run_of(plain), samples=Samples(series))))
+
+    sentences = differences(side(345, busy_pct[0]), side(1980, busy_pct[1]), sequential=False)
+    assert any(sentence.startswith("Other GPU clock: 345 and 1,980 MHz") for sentence in sentences) is told
+
+
 # energy
 
 

@@ -119,8 +119,8 @@ def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float
         return None
     if context.facts.breakdown is not None:
         return context.part_us("data_wait")
-    busy = next((c.mean / 100 for c in context.facts.curves if c.name == "gpu_utilization_pct"), None)
-    return None if busy is None or context.withheld("breakdown") else (1 - busy) * step_us
+    busy_pct = next((c.step_mean for c in context.facts.curves if c.name == "gpu_utilization_pct"), None)
+    return None if busy_pct is None or context.withheld("breakdown") else (1 - busy_pct / 100) * step_us
 
 
 def _hidden_or_not(context: RuleContext) -> Undetermined:

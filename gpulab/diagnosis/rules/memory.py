@@ -135,11 +135,11 @@ _HOST_CURE = "Fewer loader workers, a smaller prefetch_factor, or a data set tha
 
 
 def _filled(context: RuleContext) -> tuple[float, str] | None:
-    """How much of the GPU works while it works at all, and by which figure: both are means over idle time too."""
+    """How much of the GPU works while it works at all, and by which figure: means over idle time too."""
     working = max(1e-9, 1 - (context.idle or 0.0))
-    curve = next((c for c in context.facts.curves if c.name == "sm_active_fraction"), None)
-    if curve is not None:
-        return min(1.0, curve.mean / working), "SMs active while the GPU works (NVML)"
+    active = next((c.step_mean for c in context.facts.curves if c.name == "sm_active_fraction"), None)
+    if active is not None:
+        return min(1.0, active / working), "SMs active while the GPU works (NVML)"
     share = context.facts.trace.est_sm_efficiency if context.facts.trace is not None else None
     basis = "SMs active while the GPU works, estimated from the trace"
     return None if share is None else (min(1.0, share / working), basis)

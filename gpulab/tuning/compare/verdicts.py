@@ -385,7 +385,9 @@ def _of_clocks(a: Side, b: Side) -> Iterator[str]:
         if reasons:
             yield f"{side.label}: the GPU was throttled ({', '.join(reasons)})."
     in_a, in_b = _reading(a, "sm_clock_mhz", np.nanmedian), _reading(b, "sm_clock_mhz", np.nanmedian)
-    if in_a and in_b and abs(in_b / in_a - 1) > CLOCK_DIFFERS:
+    busy_a, busy_b = (_reading(side, "gpu_utilization_pct", np.nanmean) or 0.0 for side in (a, b))
+    # a GPU with less to do lowers its clock by itself: that comes from the change, it does not disturb the comparison
+    if in_a and in_b and abs(in_b / in_a - 1) > CLOCK_DIFFERS and (in_b - in_a) * (busy_b - busy_a) <= 0:
         yield f"Other GPU clock: {number(round(in_a))} and {number(round(in_b))} MHz (medians)."
 
 

@@ -371,6 +371,7 @@ def _curves(facts: Facts) -> Section | None:
     cells = [
         (
             plain(c.label),
+            "–" if c.step_mean is None else wording.quantity(c.step_mean, c.name, c.unit),
             wording.quantity(c.mean, c.name, c.unit),
             wording.quantity(c.maximum, c.name, c.unit),
             f"{c.count:,}",
@@ -378,13 +379,14 @@ def _curves(facts: Facts) -> Section | None:
         )
         for c in facts.curves
     ]
-    cells += [(plain(s.label), TOO_SHORT, "", f"{len(s.value):,}", plain(s.source)) for s in brief]
-    columns = (Column("", "cut"), *numbers("mean", "maximum", "readings"), Column("source"))
+    cells += [(plain(s.label), TOO_SHORT, "", "", f"{len(s.value):,}", plain(s.source)) for s in brief]
+    columns = (Column("", "cut"), *numbers("in steps", "in all", "maximum", "readings"), Column("source"))
     if brief:
         result = f"{plain(brief[0].label)}: {TOO_SHORT}"
     else:
         first = facts.curves[0]
-        result = f"{plain(first.label)}: {wording.quantity(first.mean, first.name, first.unit)} on average"
+        mean, where = (first.mean, "on average") if first.step_mean is None else (first.step_mean, "in counted steps")
+        result = f"{plain(first.label)}: {wording.quantity(mean, first.name, first.unit)} {where}"
     return Section.table("Device", columns, cells, result=result)
 
 
