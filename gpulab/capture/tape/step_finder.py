@@ -95,6 +95,13 @@ class StepFinder:
     def count(self) -> int:
         return 0 if self._optimizer is None and self.undecided else len(self)
 
+    def marks_until(self, count: int) -> int:
+        """After how many marks, at the earliest, there can be so many steps: who waits for them need not look before.
+
+        Each mark ends one step at most, but for steps of other optimizers that turn out to be steps of their own.
+        """
+        return max(1, count - len(self) - len(self._open.others))
+
     @property
     def without_optimizer(self) -> bool:
         """Whether no optimizer has stepped and the user has marked nothing: weights may be updated by hand."""

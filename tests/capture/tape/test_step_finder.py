@@ -124,6 +124,23 @@ def test_the_same_steps_at_the_same_marks(script: Script, ticks: list[int]) -> N
     assert_equal(steps_of(np.array(marks, MARK), 0, now + 5), oracle)
 
 
+@given(scripts(), st.integers(1, 40))
+def test_who_waits_for_a_step_looks_in_time(script: Script, wanted: int) -> None:
+    """At the very mark at which the tracker has so many steps, though nothing is read before the finder says so."""
+    marks = np.array([(7 * number, kind, argument) for number, (kind, argument) in enumerate(script)], MARK)
+    told, finder, read, ended = Retold(), StepFinder(0), 0, None
+    for number, mark in enumerate(marks.tolist()):
+        told.hear(*mark)
+        if number + 1 - read >= finder.marks_until(wanted):
+            finder.read(marks[read : number + 1])
+            read = number + 1
+            if finder.count >= wanted:
+                ended = number
+        assert (told.tracker.count >= wanted) == (ended is not None), f"after mark {number}"
+        if ended is not None:
+            break
+
+
 class Marking(StepTracker):
     """Writes a tape of what it is told."""
 
