@@ -124,6 +124,11 @@ def test_the_same_steps_at_the_same_marks(script: Script, ticks: list[int]) -> N
     assert_equal(steps_of(np.array(marks, MARK), 0, now + 5), oracle)
 
 
+STEPS = [_pair(Kind.STEP, Kind.STEPPED)(optimizer) for optimizer in (11, 12, 13)]
+OTHER_LOOP = [*(STEPS[0] + STEPS[1]) * 3, *STEPS[2] * 20]
+
+
+@example(OTHER_LOOP, 12)  # the other loop's steps are found all at once
 @given(scripts(), st.integers(1, 40))
 def test_who_waits_for_a_step_looks_in_time(script: Script, wanted: int) -> None:
     """At the very mark at which the tracker has so many steps, though nothing is read before the finder says so."""
