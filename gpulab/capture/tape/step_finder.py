@@ -24,7 +24,7 @@ ENDED_FIRST = 1 << 8  # of a row: its loader had none left when the optimizer st
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 AT_A_TIME = 256  # marks
-REPEATS = 1024  # turns
+ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read more at once, and at most so many
 UNKNOWN = -(1 << 50)
 # a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
 LETTERS = bytes.maketrans(
@@ -150,7 +150,7 @@ class StepFinder:
 
     def read(self, marks: Marks) -> None:
         """Go on with these. Turns of the loop that only repeat the one before are read all at once."""
-        at, turn, last = 0, 0, -1
+        at, turn, last, alike = 0, 0, -1, 0
         state: dict[str, Any] = {}
         while at < len(marks):
             first, rows = at, marks[at : at + AT_A_TIME].tolist()
@@ -160,11 +160,14 @@ class StepFinder:
                 if len(self) != count + 1:
                     continue
                 before, turn, last = turn, at - 1 - last, at - 1
-                if turn == before and len(self) > UNSETTLED_BATCHES:
-                    earlier, state = state, self._state()
-                    if state == earlier and (repeated := self._repeat(marks, last, turn)):
-                        at, last = at + repeated, last + repeated
-                        break
+                alike = alike + 1 if turn == before and len(self) > UNSETTLED_BATCHES else 0
+                if alike < ALIKE:
+                    continue
+                earlier, state = state, self._state()
+                if alike > ALIKE:
+                    repeated = self._repeat(marks, last, turn) if state == earlier else 0
+                    alike, at, last = 0, at + repeated, last + repeated
+                    break
 
     def _state(self) -> dict[str, Any]:
         """All that decides, and no time."""
