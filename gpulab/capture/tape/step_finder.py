@@ -201,8 +201,6 @@ class StepFinder:
             return 0
         self._rows.frombytes(table[1:].tobytes())
         self._open.start_ns = int(t_ns[-1, -1])
-        if letters.endswith(b"A"):
-            self._asked_ns = self._open.start_ns
         return (turns - 1) * turn
 
     def _hear(self, t_ns: int, kind: int, argument: int) -> None:
