@@ -70,17 +70,17 @@ def test_a_run_of_another_time_than_its_blocks_divides_nothing() -> None:
     assert view.ordered(Bench("x", (once,)))[0].shares and "750 ms" in view.words(once, None, once)
     rows = view.ordered(Bench("x", (baseline, b)))
     shown = Markup(view.table(rows)).words
-    assert {"Step time, interleaved blocks", "37.9 ms", "750 ms in its full run"} <= set(shown)
+    assert {"Step time: baseline in its blocks ÷ speedup", "37.9 ms", "750 ms in its traced run"} <= set(shown)
     assert "breakdown left out" in shown and 'data-title="step in blocks"' in view.table(rows)
     assert not rows[0].shares and rows[1].shares == b.run_shares != {}, "b's own run took the time of its blocks"
     sides = Markup(side_by_side.fragment(rows[0], rows[1], a.facts, faster().facts, b.speed)).text
-    assert "baseline: 750 ms in its full run." in sides and "Time per step in interleaved blocks" in sides
+    assert "baseline: 750 ms in its traced run." in sides and "Time per step by interleaved blocks" in sides
     detail = Markup(view.full_run_words(rows[0])).text
-    assert "750 ms per step. In interleaved blocks, as in the table: 37.9 ms. They were measured" in detail
+    assert "750 ms per step. In the table, in interleaved blocks: 37.9 ms. They were measured" in detail
     again = baseline_row(baseline, as_written(), 9, [])
     assert view.ordered(Bench("x", (again, b)))[0].shares, "its next run took the time of its blocks"
     busy = view.ordered(Bench("x", (replace(baseline, contended=True), b)))
-    assert "750 ms in its full run, under CPU contention" in view.words(busy[0], None, busy[0])
+    assert "750 ms in its traced run, under CPU contention" in view.words(busy[0], None, busy[0])
 
 
 def test_pinned_rows_stand_below_the_first() -> None:
