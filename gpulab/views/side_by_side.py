@@ -44,6 +44,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
         why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
+        if not why and a.speed is not None and b.speed is not None and a.speed.per != b.speed.per:
+            why = f": {of_a} was measured per {a.speed.per}, {of_b} per {b.speed.per}"
         return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.operators import CostRow
 from gpulab.knobs.edits import ELSEWHERE
-from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, row_of, with_run
+from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, between, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import LossVerdict
 from gpulab.views import bench as view
@@ -167,3 +167,12 @@ def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
 def test_a_sum_in_words() -> None:
     said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
     assert said == "The gains do not add up: 2.0× together, 4.0× expected."
+
+
+def test_a_row_per_step_and_one_per_sample_are_not_compared() -> None:
+    wide = replace(UNDECIDED, settings={"batch_size": "64"}, speed=Speed("faster", 0.8, (0.7, 0.9), 0.02, 6, "sample"))
+    words = side_by_side.sentence(B, wide, between(B, wide))
+    assert (
+        words
+        == "No comparison of batch_size=64 and workers=2: workers=2 was measured per step, batch_size=64 per sample."
+    )
