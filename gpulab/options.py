@@ -14,6 +14,7 @@ from gpulab.errors import UsageError
 Number = TypeVar("Number", int, float)
 
 DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the baseline
+ROW_BUDGET_S = 45.0  # of one in a bench, where a click goes on with what is not decided by then
 FURTHER_BUDGET_S = 30.0  # more with each further setting
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment

@@ -51,9 +51,7 @@ class Bench {
   #controls() {
     const bar = element("div", "gp-controls", this.root);
     const line = element("div", "gp-buttons", bar);
-    this.run = this.#button(line, "Run", "Measure these settings against the baseline: adds a row", () =>
-      this.#begin("run"),
-    );
+    this.run = this.#button(line, "Run", "", () => this.#begin("run"));
     this.run.classList.add("gp-primary");
     this.each = this.#button(
       line,
@@ -184,6 +182,7 @@ class Bench {
     this.each.hidden = !able.length;
     this.reset.disabled = !chosen.length || this.running;
     this.run.textContent = chosen.length ? "Run" : "Run the baseline";
+    this.run.title = chosen.length ? "Measure these settings against the baseline: adds a row" : "Measure the cell as it is";
     if (focused) this.toggles.querySelector(`[data-toggle="${focused}"] input, [data-toggle="${focused}"] select`)?.focus();
   }
 
@@ -386,7 +385,9 @@ class Bench {
       this.#button(head, "Apply to the cell", "Change the cell in this notebook; undo with Ctrl-Z in it", () => {
         const done = applyToCell(this.model.widget_manager, texts, cell);
         note.textContent = APPLY_NOTES[done];
-        if (done === "applied") this.#send(done, { row });
+        if (done !== "applied") return;
+        this.#send(done, { row });
+        this.root.scrollIntoView({ block: "nearest" }); // what it says of it stands at the top
       });
     }
     this.#button(head, "Copy", cell ? "Copy the changed cell" : "Copy the edit", async () => {

@@ -18,7 +18,7 @@ from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, pair_ratios
+from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
 from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
@@ -41,6 +41,7 @@ class Speed(Struct, frozen=True):
     pairs: int = 0
     per: Unit = "step"
     setup_s: float | None = None  # that the row takes once, before its steps, and the first does not
+    is_running: bool = False  # more pairs come
 
     @property
     def times_as_fast(self) -> float | None:
@@ -51,9 +52,15 @@ class Speed(Struct, frozen=True):
         return inverse(self.interval)
 
     @property
+    def said(self) -> str:
+        """The verdict in a word."""
+        so_far = self.interval is None or (self.is_running and self.verdict == "undecided")
+        return "so far" if so_far else self.verdict
+
+    @property
     def pairs_to_decide(self) -> int | None:
         """About how many pairs would decide it; None: it is decided, or needs a quieter machine."""
-        if self.verdict != "undecided" or self.ratio is None:
+        if self.said != "undecided" or self.ratio is None:
             return None
         return pairs_to_decide(Estimate(self.ratio, self.interval, self.pairs), self.noise_floor)
 
@@ -220,8 +227,11 @@ class Bench(Struct, frozen=True):
 
     @property
     def next_turn(self) -> int:
-        """The number of the next turn of blocks: pairs are those of one turn."""
-        return 1 + max((block.turn for row in self.rows for block in row.blocks), default=-1)
+        """The number of the next turn of blocks: pairs are those of one turn. Even, as that of an experiment's first:
+        of two blocks as near, the one before and the one after take turns.
+        """
+        last = max((block.turn for row in self.rows for block in row.blocks), default=-1)
+        return 2 * (last // 2 + 1)
 
     def put(self, row: Row) -> Bench:
         """With this row in the place of the one of the same id, else below all; the baseline is the first."""
@@ -239,7 +249,7 @@ class Bench(Struct, frozen=True):
         settled = baseline.block_pairs >= FEWEST_PAIRS
         bench = self.put(replace(baseline, block_us=baseline.block_us if settled else in_blocks))
         for row in others:
-            bench = bench.put(replace(row, speed=speed_by_blocks(baseline.blocks, row.blocks)))
+            bench = bench.put(replace(row, speed=_speed_so_far(baseline.blocks, row.blocks)))
         return bench
 
     def remove(self, row_id: str) -> Bench:
@@ -361,10 +371,22 @@ def pair_speeds(baseline: Row, row: Row) -> tuple[float, ...]:
 
 
 def speed_by_blocks(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
-    """From blocks alone, while a row is measured; None without a pair."""
-    a, b = Side(BASELINE, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
-    compared = compare_blocks(a, b)
+    """From blocks alone; None without a pair."""
+    compared = compare_blocks(*_sides(baseline, blocks))
     return speed_of(compared) if compared.ratio is not None else None
+
+
+def _speed_so_far(baseline: Sequence[Block], blocks: Sequence[Block]) -> Speed | None:
+    """While a row is measured: with a verdict once more pairs would not change it."""
+    speed = speed_by_blocks(baseline, blocks)
+    if speed is None:
+        return None
+    sure = is_decided_early(*_sides(baseline, blocks), precise=False)
+    return replace(speed, is_running=True, verdict=speed.verdict if sure else "undecided")
+
+
+def _sides(baseline: Sequence[Block], blocks: Sequence[Block]) -> tuple[Side, Side]:
+    return Side(BASELINE, {}, None, tuple(baseline)), Side("", {}, None, tuple(blocks))
 
 
 def _with_blocks(row: Row, blocks: Sequence[Block], arm: int, turn: int) -> Row:

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpulab.analysis.steps import select
 from gpulab.formatting import while_s
-from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
+from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.plan import Plan
 
@@ -146,7 +146,7 @@ def default_budget_s(plan: Plan) -> float:
     """Of a plan without a budget of its own: more settings take longer."""
     if not plan.interleaved:
         return math.inf
-    return DEFAULT_BUDGET_S + FURTHER_BUDGET_S * max(0, len(plan.arms) - 1)
+    return (ROW_BUDGET_S if plan.early else DEFAULT_BUDGET_S) + FURTHER_BUDGET_S * max(0, len(plan.arms) - 1)
 
 
 class Budget:

@@ -208,7 +208,7 @@ def _speed(row: Row, shown: FactorRange, axis: FactorAxis, *, alive: bool) -> st
         return f"<div>{words}</div>{factor_row(axis, shown)}"
     if row.speed is None or row.speed.ratio is None:
         return '<span class="gp-quiet">not compared</span>'
-    decide = _DECIDE if alive and row.speed.verdict == "undecided" else ""
+    decide = _DECIDE if alive and row.speed.verdict == "undecided" and not row.speed.is_running else ""
     return f"<div>{_speed_words(row.speed)}{decide}</div>{factor_row(axis, shown)}"
 
 
@@ -216,14 +216,11 @@ def _speed_words(speed: Speed) -> str:
     assert speed.ratio is not None
     middle, around = speed_within(speed.ratio, speed.interval)
     figures = f"<b>{middle}×</b> ({around})" if around else f"<b>{middle}×</b>"
-    said = speed.verdict if speed.interval is not None else "so far"
-    more = ""
-    if speed.verdict == "undecided" and speed.interval is not None:
-        pairs = speed.pairs_to_decide if speed.pairs >= TOO_FEW else None
-        more = f"; about {pairs} pairs would decide" if pairs else ""
+    pairs = speed.pairs_to_decide if speed.pairs >= TOO_FEW else None
+    more = f"; about {pairs} pairs would decide" if pairs else ""
     unit = " per sample" if speed.per == "sample" else ""
     how = plural(speed.pairs, "pair") if speed.pairs else "sequential runs"
-    return f'{figures}{unit} <span class="gp-quiet">{safe(said)}, {how}{more}</span>'
+    return f'{figures}{unit} <span class="gp-quiet">{safe(speed.said)}, {how}{more}</span>'
 
 
 def _cost(first: Row, row: Row) -> str:
@@ -261,7 +258,7 @@ def _range(row: Row, points: tuple[float, ...] = ()) -> FactorRange:
 
 def time_title(rows: Sequence[Row]) -> str:
     """Of what a step's time is."""
-    return "Step time, interleaved blocks" if any(row.by_blocks for row in rows) else "Step time"
+    return "Step time: baseline in its blocks ÷ speedup" if any(row.by_blocks for row in rows) else "Step time"
 
 
 def _time(row: Row, *, rated: bool, by_blocks: bool) -> str:
@@ -269,16 +266,23 @@ def _time(row: Row, *, rated: bool, by_blocks: bool) -> str:
         return _unknown(row, "The time of a step")
     rate = row.samples_per_s if rated else None
     below = [f"{number(rate)} samples/s"] if rate else []
-    below += [run_words(row)] if row.by_blocks else ["its full run, no blocks"] * by_blocks
+    below += [run_words(row)] if row.by_blocks else ["its traced run, no blocks"] * by_blocks
     quiet = "".join(f'<div class="gp-quiet">{safe(words)}</div>' for words in below if words)
     return f"<div>{safe(duration(row.step_us))}</div>{quiet}"
+
+
+def _by_what(row: Row) -> str:
+    """What the time of a step rests on."""
+    if not row.by_blocks:
+        return ""
+    return " in interleaved blocks" if row.is_baseline else " by its speedup in interleaved blocks"
 
 
 def run_words(row: Row) -> str:
     """The time of the run in full, where that is another one than in the blocks, and why; else empty."""
     if not row.by_blocks or not row.run_us or not row.step_us or 1 / AGREES <= row.run_us / row.step_us <= AGREES:
         return ""
-    return f"{duration(row.run_us)} in its full run{', under CPU contention' if _slowed(row) else ''}"
+    return f"{duration(row.run_us)} in its traced run{', under CPU contention' if _slowed(row) else ''}"
 
 
 def _slowed(row: Row) -> bool:
@@ -345,10 +349,10 @@ def words(row: Row, best: Row | None, first: Row) -> str:
         parts.append(row.failure)
     elif row.speed is not None and row.speed.times_as_fast:
         times = speedup(row.speed.times_as_fast, row.speed.times_as_fast_interval, ("speedup {}", ""))
-        parts.append(f"{times}, {row.speed.verdict if row.speed.interval else 'so far'}")
+        parts.append(f"{times}, {row.speed.said}")
     parts += [cost.words] if cost is not None else []
     if row.step_us:
-        parts.append(f"{duration(row.step_us)} per step{' in interleaved blocks' if row.by_blocks else ''}")
+        parts.append(f"{duration(row.step_us)} per step{_by_what(row)}")
         parts += filter(None, [run_words(row)])
     waits = {PARTS[name].label: row.shares[name] for name in _WAITS if row.shares.get(name, 0.0) > 0}
     if waits:
@@ -405,8 +409,8 @@ def full_run_words(row: Row) -> str:
         return ""
     which = f"the {BASELINE}" if row.title == BASELINE else row.title
     words = (
-        f"This report is of one full run of {which}, with its trace: {duration(row.run_us)} per step. "
-        f"In interleaved blocks, as in the table: {duration(row.step_us)}."
+        f"This report is of one traced run of {which}: {duration(row.run_us)} per step. "
+        f"In the table,{_by_what(row)}: {duration(row.step_us)}."
     )
     why = "CPU contention slowed that run." if _slowed(row) else "They were measured at different times."
     return html_bars.caption(f"{words} {why}" if run_words(row) else words)

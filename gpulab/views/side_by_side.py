@@ -44,6 +44,8 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
     of_a, of_b = (f"the {BASELINE}" if row.title == BASELINE else row.title for row in (a, b))
     if speed is None or speed.times_as_fast is None:
         why = ": each was measured against the baseline of another text of the cell" if a.code != b.code else ""
+        if not why and a.speed is not None and b.speed is not None and a.speed.per != b.speed.per:
+            why = f": {of_a} was measured per {a.speed.per}, {of_b} per {b.speed.per}"
         return f"No comparison of {of_b} and {of_a}{why}."
     figures = speedup(speed.times_as_fast, speed.times_as_fast_interval, ("{}", ""))
     figures += " per sample" if speed.per == "sample" else ""
@@ -63,7 +65,7 @@ def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Spee
     title = f'<div class="gp-sentence">{html_bars.safe(sentence(a, b, speed))}</div>'
     gone = [row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure]
     note = (
-        f'<p class="gp-quiet">The full run of {html_bars.safe(" and ".join(gone))} is no longer stored.</p>'
+        f'<p class="gp-quiet">The traced run of {html_bars.safe(" and ".join(gone))} is no longer stored.</p>'
         if gone
         else ""
     )
@@ -79,7 +81,9 @@ def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed |
     over_time = [chart.html() for chart in shown if chart.x_unit == "s"]
     of_loss = [chart.html() for chart in shown if chart.x_unit != "s"]
     operators = (
-        _operators((a, of_a), (b, of_b), per_sample=per_sample) if of_a is not None and of_b is not None else None
+        _operators((a, of_a), (b, of_b), per_sample=per_sample)
+        if of_a is not None and of_b is not None and not (a.shares_left_out or b.shares_left_out)
+        else None
     )
     parts = [
         _times(a, b, per_sample=per_sample),
@@ -111,10 +115,13 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
+    blocks = " by interleaved blocks" if a.by_blocks and b.by_blocks else ""
+    why = [
+        html_bars.caption(f"{row.title}: no breakdown: {row.shares_left_out}.") for row in (a, b) if row.shares_left_out
+    ]
     title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
     title += "; split as in one traced run each" if legend else ""
-    return picture(html_bars.caption(title), *bars, legend) if bars else ""
+    return picture(html_bars.caption(title), *bars, legend, *why) if bars else ""
 
 
 def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:

@@ -53,7 +53,7 @@ def test_a_row_has_the_figures_of_its_comparison() -> None:
     slow = replace(as_written(), blocks=blocks(0, 99.0))
     later = bench.put(baseline_row(BASELINE, slow, 20, [compare_blocks(slow, faster())]))
     assert [later.step_us(row) for row in later.rows] == [first_us, bench.step_us(made)], "later blocks move no time"
-    assert bench.best is made and bench.next_turn == 27 and bench.of({"workers": "2"}) is made
+    assert bench.best is made and bench.next_turn == 28 and bench.of({"workers": "2"}) is made
     failed = row_of(Row("c"), compare_blocks(as_written(), out_of_memory()), BASELINE, 0)
     assert failed.failure.startswith("out of memory") and failed.speed is not None and failed.speed.ratio is None
 
@@ -124,7 +124,21 @@ def test_a_row_that_is_measured_has_points_then_an_interval() -> None:
         shown = factor_ranges(bench.rows)[1]
         assert set(shown.points) <= set(shown.factors) or shown.interval is not None
         assert bench.step_us(row) == pytest.approx(row.speed.ratio * bench.step_us(baseline))  # type: ignore[operator]
+        assert row.speed.said == ("faster" if pairs == 4 and row.speed.verdict == "faster" else "so far"), (
+            "more pairs come"
+        )
     assert Bench("x").so_far([], (), 0) == Bench("x")
+
+
+@pytest.mark.parametrize("turns_before", [0, 1, 2, 5])
+def test_the_last_live_figure_is_the_final_one(turns_before: int) -> None:
+    """Two blocks of the baseline are as near to each of B's: which one is its pair must not hang on earlier rows."""
+    a, b = blocks(0, 40.0, turns=9, per_turn=2, noise=0.2), blocks(1, 30.0, turns=9, noise=0.2)
+    before = Bench("x", (Row("a", blocks=blocks(0, 50.0, turns=turns_before)), Row("b", {"workers": "2"})))
+    live = before.so_far([before.rows[1]], (*a, *b), before.next_turn).rows[1].speed
+    final = compare_blocks(as_written(blocks=a), faster(blocks=b))
+    assert live is not None
+    assert (live.ratio, live.interval, live.pairs) == (final.ratio, final.interval, final.pairs)
 
 
 def test_another_batch_is_compared_per_sample() -> None:

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.operators import CostRow
 from gpulab.knobs.edits import ELSEWHERE
-from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, row_of, with_run
+from gpulab.tuning.bench import Bench, Prediction, Row, Speed, Sum, baseline_row, between, row_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import LossVerdict
 from gpulab.views import bench as view
@@ -70,17 +70,17 @@ def test_a_run_of_another_time_than_its_blocks_divides_nothing() -> None:
     assert view.ordered(Bench("x", (once,)))[0].shares and "750 ms" in view.words(once, None, once)
     rows = view.ordered(Bench("x", (baseline, b)))
     shown = Markup(view.table(rows)).words
-    assert {"Step time, interleaved blocks", "37.9 ms", "750 ms in its full run"} <= set(shown)
+    assert {"Step time: baseline in its blocks ÷ speedup", "37.9 ms", "750 ms in its traced run"} <= set(shown)
     assert "breakdown left out" in shown and 'data-title="step in blocks"' in view.table(rows)
     assert not rows[0].shares and rows[1].shares == b.run_shares != {}, "b's own run took the time of its blocks"
     sides = Markup(side_by_side.fragment(rows[0], rows[1], a.facts, faster().facts, b.speed)).text
-    assert "baseline: 750 ms in its full run." in sides and "Time per step in interleaved blocks" in sides
+    assert "baseline: 750 ms in its traced run." in sides and "Time per step by interleaved blocks" in sides
     detail = Markup(view.full_run_words(rows[0])).text
-    assert "750 ms per step. In interleaved blocks, as in the table: 37.9 ms. They were measured" in detail
+    assert "750 ms per step. In the table, in interleaved blocks: 37.9 ms. They were measured" in detail
     again = baseline_row(baseline, as_written(), 9, [])
     assert view.ordered(Bench("x", (again, b)))[0].shares, "its next run took the time of its blocks"
     busy = view.ordered(Bench("x", (replace(baseline, contended=True), b)))
-    assert "750 ms in its full run, under CPU contention" in view.words(busy[0], None, busy[0])
+    assert "750 ms in its traced run, under CPU contention" in view.words(busy[0], None, busy[0])
 
 
 def test_pinned_rows_stand_below_the_first() -> None:
@@ -167,3 +167,12 @@ def test_losses_of_a_long_run_end_at_its_last_sample() -> None:
 def test_a_sum_in_words() -> None:
     said = view.sum_words(Sum(("a", "b"), 0.25, 0.5, (1.9, 2.1)))
     assert said == "The gains do not add up: 2.0× together, 4.0× expected."
+
+
+def test_a_row_per_step_and_one_per_sample_are_not_compared() -> None:
+    wide = replace(UNDECIDED, settings={"batch_size": "64"}, speed=Speed("faster", 0.8, (0.7, 0.9), 0.02, 6, "sample"))
+    words = side_by_side.sentence(B, wide, between(B, wide))
+    assert (
+        words
+        == "No comparison of batch_size=64 and workers=2: workers=2 was measured per step, batch_size=64 per sample."
+    )

@@ -217,14 +217,17 @@ def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
     table, detail = view.table(rows), side_by_side.fragment(*of_both, a, b, between(*of_both))
     assert [row.step_us for row in rows] == pytest.approx(us)
     assert [row.step_us for row in rows_of((c,))] == pytest.approx(us)
-    assert _times(table) == [duration(step_us) for step_us in us] and "Step time, interleaved blocks" in table
+    assert (
+        _times(table) == [duration(step_us) for step_us in us]
+        and "Step time: baseline in its blocks ÷ speedup" in table
+    )
     assert c.unit == "sample" or all(duration(step_us) in Markup(detail).words for step_us in us)
     assert [row.shares for row in rows_of((c,))] == [row.shares for row in rows]
     for row, known in zip(rows, (a, b), strict=True):
         own = duration(known.typical_step_us.median)  # type: ignore[union-attr]
-        assert f"with its trace: {own} per step. In interleaved blocks" in Markup(view.full_run_words(row)).text
+        assert f": {own} per step. In the table, " in Markup(view.full_run_words(row)).text
         assert row.run_agrees is (longer == 1) and (row.run_agrees or not row.shares)
-        assert row.run_agrees or (f"{own} in its full run" in table and f"{own} in its full run" in detail)
+        assert row.run_agrees or (f"{own} in its traced run" in table and f"{own} in its traced run" in detail)
         assert not row.shares or (known.shares is not None and row.shares.items() <= known.shares.share.items())
     assert longer == 1 or not c.parts
     if c.verdict in ("faster", "undecided", "no measurable difference") and c.ratio is not None:

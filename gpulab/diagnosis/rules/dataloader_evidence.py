@@ -6,7 +6,7 @@ from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.hot_line import hot_line_of_loading, loading_lines
 from gpulab.analysis.host.source_lines import SourceLine, lines_beside_cost
 from gpulab.diagnosis.context import RuleContext
-from gpulab.formatting import duration
+from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, intersect
 from gpulab.timeline import spans
 
@@ -55,7 +55,8 @@ def _split(inside: LoadingFacts) -> str:
         "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
         "waiting for a free core": waiting_for_core_us(inside),
     }
-    waiting = [f"{duration(us)} is {what}" for what, us in waits.items() if us >= _WAIT_TOLD * inside.batch_us]
+    shares = {what: us / inside.batch_us for what, us in waits.items()}
+    waiting = [f"{percent(share)} is {what}" for what, share in shares.items() if share >= _WAIT_TOLD]
     return f"{words}. Of this, {' and '.join(waiting)}" if waiting else words
 
 
