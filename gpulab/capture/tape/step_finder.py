@@ -59,8 +59,9 @@ class _Step(Struct, gc=False):
     batches_when_optimized: int = -1
     others: tuple[tuple[int, int, Sums], ...] = ()  # steps of other optimizers than its own: which, end, sums so far
 
-    def add(self, *more: int) -> None:
-        self.sums = _plus(self.sums, more)
+    def add(self, wait: int = 0, optimizer: int = 0, batches: int = 0, samples: int = 0, unknown: int = 0) -> None:
+        a, b, c, d, e = self.sums
+        self.sums = a + wait, b + optimizer, c + batches, d + samples, e + unknown
 
 
 class StepFinder:
@@ -266,14 +267,14 @@ class StepFinder:
         step, asking = self._open, self._asking
         wait_ns = max(0, t_ns - max(self._asked_ns, step.start_ns))
         if asking in step.guests:
-            step.add(wait_ns, 0, 0, 0, 0)
+            step.add(wait_ns)
         elif kind == Kind.GOT:
             step.add(wait_ns, 0, 1, max(samples, 0), samples < 0)
             step.ended = None
             if asking not in step.fed:
                 step.fed += (asking,)
         else:
-            step.add(wait_ns, 0, 0, 0, 0)
+            step.add(wait_ns)
             step.ended = asking if kind == Kind.END else None
 
     def _differentiated(self, updated: bool, t_ns: int, *, backward: bool) -> None:
@@ -367,7 +368,7 @@ class StepFinder:
         if not self._manual:
             self._learn(optimizer)
         step = self._open
-        step.add(0, max(0, end_ns - max(start_ns, self._backward_end_ns, step.start_ns)), 0, 0, 0)
+        step.add(optimizer=max(0, end_ns - max(start_ns, self._backward_end_ns, step.start_ns)))
         if step.optimized_ns is None:
             step.ended_first = step.ended is not None
         step.optimized_ns, step.batches_when_optimized = end_ns, step.sums[2]
@@ -417,7 +418,7 @@ class StepFinder:
         """The steps of the optimizer that came last were steps of their own."""
         others, before = self._open.others, NOTHING
         for _, end_ns, sums in [o for o in others if o[0] == others[-1][0]]:
-            self._open.sums = _plus(sums, before, -1)
+            self._open.sums = _less(sums, before)
             self._close(end_ns)
             before = sums
 
@@ -444,7 +445,8 @@ class StepFinder:
         if count:
             step.start_ns = int(rows[0, START])
             step.flags |= int(rows[0, FLAGS]) & EPOCH_START
-            step.add(*np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist(), int((rows[:, SAMPLES] < 0).sum()))
+            wait_ns, optimizer_ns, batches, samples = np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist()
+            step.add(wait_ns, optimizer_ns, batches, samples, int((rows[:, SAMPLES] < 0).sum()))
         self._settled = False
         self.generation += len(self) > 0
         del self._rows[:]
@@ -489,8 +491,8 @@ class StepFinder:
             self._close(at_ns)
 
 
-def _plus(sums: Sums, more: tuple[int, ...], times: int = 1) -> Sums:
-    wait_ns, optimizer_ns, batches, samples, unknown = (a + times * b for a, b in zip(sums, more, strict=True))
+def _less(sums: Sums, before: Sums) -> Sums:
+    wait_ns, optimizer_ns, batches, samples, unknown = (a - b for a, b in zip(sums, before, strict=True))
     return wait_ns, optimizer_ns, batches, samples, unknown
 
 
