@@ -115,7 +115,7 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         for name, shares, us in shown
     ]
     legend = html_bars.parts_legend(shares for _, shares, _ in shown)
-    blocks = " by interleaved blocks" if a.by_blocks and b.by_blocks else ""
+    blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
     why = [
         html_bars.caption(f"{row.title}: no breakdown: {row.shares_left_out}.") for row in (a, b) if row.shares_left_out
     ]

@@ -74,7 +74,7 @@ def test_a_run_of_another_time_than_its_blocks_divides_nothing() -> None:
     assert "breakdown left out" in shown and 'data-title="step in blocks"' in view.table(rows)
     assert not rows[0].shares and rows[1].shares == b.run_shares != {}, "b's own run took the time of its blocks"
     sides = Markup(side_by_side.fragment(rows[0], rows[1], a.facts, faster().facts, b.speed)).text
-    assert "baseline: 750 ms in its traced run." in sides and "Time per step by interleaved blocks" in sides
+    assert "baseline: 750 ms in its traced run." in sides and "Time per step in interleaved blocks" in sides
     detail = Markup(view.full_run_words(rows[0])).text
     assert "750 ms per step. In the table, in interleaved blocks: 37.9 ms. They were measured" in detail
     again = baseline_row(baseline, as_written(), 9, [])
