@@ -60,29 +60,30 @@ def spread_of_window(values: Int64) -> Spread | None:
 
 def spread_of_steps(run: Run, values: Int64, rows: Int64, round_steps: int) -> Spread | None:
     """The typical one of these rows of the run, one value each, by the rounds that `steps_per_round` tells."""
-    if run.loader is None and round_steps > 1:
+    if round_steps > 1 and (run.loader is None or len(values) <= round_steps):
         return spread_of_window(values)
     return spread_of_rounds(values, rows, round_steps)
 
 
 def steps_per_round(run: Run, rows: Int64) -> int:
     """How many steps make a round: workers that take equally long hand their batches over at once, so that one step
-    waits long and the next ones do not at all. 1 where a step is like the others, and where too few were measured.
+    waits long and the next ones do not at all. 1 where a step is like the others.
 
-    A trace from elsewhere does not tell the number of workers: where its steps wait unequally, all of them are one
-    round.
+    Where steps wait unequally and too few rounds were measured, or a trace from elsewhere does not tell the number of
+    workers, all of them are one round.
     """
     if not len(rows):
         return 1
     steps = run.steps
+    all_steps = len(rows) if _waits_in_bursts(steps.data_wait_ns[rows], steps.time_ns[rows]) else 1
     if run.loader is None:
-        return len(rows) if _waits_in_bursts(steps.data_wait_ns[rows], steps.time_ns[rows]) else 1
+        return all_steps
     round_steps = int(np.ceil(run.loader.num_workers / max(1.0, float(np.median(steps.batch_count[rows])))))
     if round_steps < 2:
         return 1
     waits, walls = (_means(values[rows], rows, round_steps) for values in (steps.data_wait_ns, steps.time_ns))
     if len(waits) < FEWEST_ROUNDS:
-        return 1
+        return all_steps
     apart_ns = abs(float(np.median(waits)) - float(np.median(steps.data_wait_ns[rows])))
     return round_steps if apart_ns > BUNCHED * float(np.median(walls)) else 1
 

@@ -74,6 +74,17 @@ def test_other_steps_are_as_they_are(workers: int, every: int, waits_ms: float, 
     assert known.step_us.median == pytest.approx(np.median(run.steps.wall_ns[rows]) / 1e3)
 
 
+def test_of_few_rounds_all_steps_are_one() -> None:
+    """Four workers, five counted steps: the median would be that of the quick ones, 2 ms instead of 34."""
+    waited = np.where(np.arange(14) % 4 == 1, 160.0, 0.0)
+    found = synthetic.steps(2.0 + waited, waited, synthetic.phases(4, 5, 3, 2), optimizer_ms=0.2)
+    run = replace(made_cases.run_of(workers=4), steps=found, timeline=None)
+    known = facts(run)
+    rows = known.selection.rows
+    assert known.round_steps == len(rows) < 12 and known.step_us is not None
+    assert known.step_us.median == pytest.approx(np.mean(run.steps.time_ns[rows]) / 1e3) and known.step_us.median > 2e4
+
+
 def test_shares_of_a_profiled_window_are_those_of_its_rounds() -> None:
     known = synthetic.cpu_case().facts
     account = known.breakdown
