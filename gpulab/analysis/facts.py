@@ -309,9 +309,11 @@ def in_steps(run: Run, series: Series, rows: Int64) -> Float64:
     """The readings whose whole interval, from the reading before on, lies in steps of `rows` that follow each other."""
     if not len(rows):
         return series.value[:0]
+    counted = np.zeros(len(run.steps), bool)
+    counted[rows] = True
     step = np.searchsorted(run.steps.start_ns, series.t_ns, side="right") - 1
-    inside = np.isin(step, rows) & (series.t_ns < run.steps.end_ns[step])
-    left_out = np.cumsum(~np.isin(np.arange(len(run.steps)), rows))
+    inside = (step >= 0) & counted[step] & (series.t_ns < run.steps.end_ns[step])
+    left_out = np.cumsum(~counted)
     whole = inside[1:] & inside[:-1] & (left_out[step[1:]] == left_out[step[:-1]])
     values: Float64 = series.value[1:][whole]
     return values
