@@ -77,8 +77,7 @@ class _Training:
     def block(self, arm: str) -> Block:
         """One epoch, of which the first five steps do not count."""
         from gpulab.capture.short_run import ShortRun
-        from gpulab.capture.tape import hook_points
-        from gpulab.capture.tape.marks import Tape
+        from gpulab.tape.marks import Tape
 
         tape = Tape()
         with ExitStack() as undo:

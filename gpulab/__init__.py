@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpulab.api.profile import profile
     from gpulab.api.reading import compare, diagnose, load, report, runs
     from gpulab.bench.opening import lab
-    from gpulab.capture.steps.loop import mark_step as step
+    from gpulab.capture.pilot import mark_step as step
     from gpulab.run import Ranks, Run
 
 __version__ = "0.1.0"
@@ -64,7 +64,7 @@ _DOORS = {
     "report": ("gpulab.api.reading", "report"),
     "runs": ("gpulab.api.reading", "runs"),
     "scoreboard": ("gpulab.api.predict", "scoreboard"),
-    "step": ("gpulab.capture.steps.loop", "mark_step"),
+    "step": ("gpulab.capture.pilot", "mark_step"),
     "Run": ("gpulab.run", "Run"),
     "Ranks": ("gpulab.run", "Ranks"),
 }

@@ -17,8 +17,8 @@ from gpulab.api.fleet import keep_summaries
 from gpulab.api.reading import report, runs
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import JOB, current_job
+from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture, RunSource
-from gpulab.capture.steps.loop import stop_behind
 from gpulab.diagnosis.diagnose import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized

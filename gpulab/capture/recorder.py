@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -28,14 +27,11 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.spooler import Spooler, about_process, spool_path
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps import hooks
 from gpulab.capture.steps.deadline import Deadline
-from gpulab.capture.steps.loop import BEFORE_STEPS, Closed, Loop, StopRun
-from gpulab.capture.steps.module_hook import ModuleHook
 from gpulab.capture.steps.profiler_window import Window, stays
-from gpulab.capture.tape.marks import Kind, Tape
 from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -74,14 +70,12 @@ STEPS_MISSED = 3  # after so many mean steps without one, none is to come
 
 SO_FAR_FROM, SO_FAR_TO = 10, 20_000  # steps
 
-BACKLOG_LIMIT = 200_000  # steps kept for a live view that has stopped reading
-
 
 class Capture:
     """Measures what runs between `start` and `finish`, on the thread that called `start`.
 
     `keep` is called with the finished run where the process is asked to end (SIGTERM) before the code has ended: at the
-    next step, in the middle of the code, which may go on without being measured. A `tape` is written beside.
+    next step, in the middle of the code, which may go on without being measured.
     """
 
     def __init__(
@@ -91,9 +85,7 @@ class Capture:
         code: str = "",
         watcher: Watcher | None = None,
         keep: Callable[[Run, WriteTrace | None], None] | None = None,
-        tape: Tape | None = None,
     ) -> None:
-        self.tape = tape
         self.settings = settings
         self.source = source
         self.code = code
@@ -101,7 +93,6 @@ class Capture:
         self._undo = ExitStack()
         self._missing: list[Missing] = []
         self._choices: list[Choice] = []
-        self._fresh: deque[Closed] = deque(maxlen=BACKLOG_LIMIT)
         self._thresholds = _thresholds()
         self._alerts = Alerts(self._thresholds)
         self._own_ns = 0
@@ -131,19 +122,9 @@ class Capture:
         self._id = new_id(self._created)
         self._run_of_job = RunOfJob() if self.settings.save else None
         self._job = self._current_job()
-        fresh = self._fresh if self._watcher is not None else None
         on_gpu = self.device.kind == "cuda"
-        self._loop = Loop(
-            self,
-            self.settings,
-            self.code,
-            self._new_window,
-            self._origin_ns,
-            fresh,
-            on_gpu=on_gpu,
-            tape=self.tape,
-        )
-        self._phases = self._loop.phases
+        self._pilot = Pilot(self, self.settings, self.code, self._new_window, self._origin_ns, on_gpu=on_gpu)
+        self._phases = self._pilot.phases
         self._stacks = StackWatcher()
         if self.settings.trace:
             self._stacks.start()
@@ -152,28 +133,25 @@ class Capture:
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
         self._spooler.start()
-        self._loop.peaks = PeakWatch() if on_gpu else None
+        self._pilot.peaks = PeakWatch() if on_gpu else None
         if on_gpu and stays():
             reason = (
                 "an earlier run of this process was traced; PyTorch's profiler stays attached, which makes CUDA "
                 "calls slower"
             )
             self._choices.append(Choice("profiler", "attached since an earlier run", reason))
-        self._loop.begin(self._hook_torch())
+        self._hook_torch()
+        self._pilot.begin()
         self._outer, active = active, self
         if self._watcher is not None:
             self._watcher.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
-        cores = self._loop.cores = CoreWatch(self._origin_ns)
+        cores = self._pilot.cores = CoreWatch(self._origin_ns)
         cores.begin()
         if self._keep is not None:
             self._terminations.begin()
-        if self.tape is not None:
-            self.tape.mark(Kind.BEGIN, 0)
-        self._begins_ns = self.now()  # the user's code
-        self._loop.tracker.begin(self._origin_ns + self._begins_ns)
-        self._loop.pauses.begin(self._origin_ns + self._begins_ns)
+        self._begins_ns = self._pilot.starts()  # the user's code
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
     @deaths_unheard()
@@ -206,11 +184,11 @@ class Capture:
 
     def _terminate_soon(self) -> None:
         if not self._finishing:
-            self._loop.terminate_soon(self._hand_over)
+            self._pilot.terminate_soon(self._hand_over)
 
     def _terminate_now(self) -> None:
         if not self._finishing:
-            self._loop.terminate()
+            self._pilot.terminate()
 
     def _write_now(self) -> None:
         """To the spool, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
@@ -229,9 +207,9 @@ class Capture:
         global active
         wall_ns = self.now()
         self._job = self._current_job() or self._job  # the code may have left its group
-        self._loop.ends(wall_ns)
+        self._pilot.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
-        own_batches = self._loop.own_batches.end()
+        own_batches = self._pilot.own_batches.end()
         try:
             self._undo.close()
             if active is self:
@@ -242,11 +220,11 @@ class Capture:
         finally:
             self._spooler.stop()
             samples, lost, extremes = self._sampler.stop()
-        steps = self._loop.finish(wall_ns, detail)
-        steps = replace(steps, input_rows=self._loop.model_inputs.rows_of(steps, self._origin_ns))
+        steps = self._pilot.finish(wall_ns, detail)
+        steps = replace(steps, input_rows=self._pilot.model_inputs.rows_of(steps, self._origin_ns))
         timeline = self._phases.timeline(self._origin_ns, len(steps))
         samples = self._follow_gpu(timeline, samples)
-        if self._loop.events is not None and self._loop.events.index != self.device.index:
+        if self._pilot.events is not None and self._pilot.events.index != self.device.index:
             steps = replace(steps, device_ns=Steps.empty().device_ns)  # they were of another GPU
         traced: tuple[int, ...] = ()
         if timeline is not None:
@@ -255,19 +233,19 @@ class Capture:
             traced = tuple(n for n in self._phases.traced if n in whole)
         fed = bool(steps.batch_count.any())
         recording = self._phases.recording
-        more_pauses = self._loop.pauses.finish(
+        more_pauses = self._pilot.pauses.finish(
             steps.start_ns + self._origin_ns,
-            trains=self._loop.tracker.trains,
-            loop=self._loop.update_line.lines,
+            trains=self._pilot.reader.finder.trains,
+            loop=self._pilot.update_line.lines,
         )
         seen = recording.seen if recording is not None and timeline is not None else None
-        step_lines = self._loop.update_line.step_lines
+        step_lines = self._pilot.update_line.step_lines
         naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
-        pauses = _pauses(self._origin_ns, self._loop.pauses.heard, naming)
+        pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
         stack, libraries = _stack(self._origin_ns, seen, naming)
-        loading_looks = loading_looks_of(self._clock.looks(self._loop.tracker.feeder), naming)
-        batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
-        peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
+        loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
+        batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
+        peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
         run = Run(
             id=self._id,
             created=self._created.isoformat(timespec="seconds"),
@@ -281,12 +259,12 @@ class Capture:
             wall_ns=wall_ns,
             outcome=outcome,
             outcome_detail=detail,
-            step_source=self._loop.tracker.source if len(steps) else "whole cell",
+            step_source=self._pilot.reader.finder.source if len(steps) else "whole cell",
             code=self.code,
             loader=self._loader(naming) if fed or not len(steps) else None,
             memory=peaks,
             observer=Observer(
-                hooks_ns=self._loop.hooks_ns,
+                hooks_ns=self._pilot.reader.finder.hooks_ns,
                 own_ns=own_ns,
                 profiler_start_ns=self._phases.start_cost_ns or None,
                 profiler_stop_ns=self._phases.stop_cost_ns or None,
@@ -294,7 +272,7 @@ class Capture:
                 window_truncated=self._phases.truncated,
                 profiler_stays=stays(),
             ),
-            missing=(*self._loop.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
+            missing=(*self._pilot.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
             choices=(*self._phases.choices, *self._choices, *kept, *self._spooler.problems),
             traced_numbers=traced,
             batches=batches,
@@ -307,8 +285,8 @@ class Capture:
             loading_looks=loading_looks,
             excerpts=naming.excerpts,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
-            core_times=self._loop.cores.times() if self._loop.cores is not None else None,
-            core_use=self._loop.cores.use() if self._loop.cores is not None else None,
+            core_times=self._pilot.cores.times() if self._pilot.cores is not None else None,
+            core_use=self._pilot.cores.use() if self._pilot.cores is not None else None,
             job=self._job,
         )
         return run, recording.write if recording is not None and timeline is not None else None
@@ -316,7 +294,7 @@ class Capture:
     def _end_window(self) -> None:
         """Stop the profiler. A fault there costs the trace, not the run."""
         try:
-            self._phases.finish(stepless=self._loop.stepless)
+            self._phases.finish(stepless=self._pilot.stepless)
         except Exception as e:
             self._phases.abandon()
             reason = f"the profiler could not be ended ({type(e).__name__}: {str(e).partition(chr(10))[0]})"
@@ -335,10 +313,10 @@ class Capture:
         return present
 
     def _loader(self, naming: Naming) -> Loader | None:
-        loaders, threads = self._loop.loaders, self._clock.worker_threads
+        loaders, threads = self._pilot.loaders, self._clock.worker_threads
         if loaders.record is None:
             return None
-        feeder = self._loop.tracker.feeder
+        feeder = self._pilot.reader.finder.feeder
         written = loaders.written(feeder)
         return replace(
             loaders.record,
@@ -357,20 +335,20 @@ class Capture:
 
     def so_far(self) -> SoFar | None:
         """From any thread. None with too few steps, or so many that they are not copied again and again."""
-        if not SO_FAR_FROM <= self._loop.counted <= SO_FAR_TO:
+        if not SO_FAR_FROM <= self._pilot.counted <= SO_FAR_TO:
             return None
-        cores = self._loop.cores
+        cores = self._pilot.cores
         run = replace(
             self._sketch(self._sampler.series()),
-            steps=self._loop.tracker.so_far(self._origin_ns),
+            steps=self._pilot.reader.so_far(),
             core_times=cores.times() if cores is not None else None,
             core_use=cores.use() if cores is not None else None,
         )
         return SoFar(run, self._thresholds)
 
     def request_stop(self) -> None:
-        self._stop_by_step = (self._loop.counted, self.now())
-        self._loop.stop()
+        self._stop_by_step = (self._pilot.counted, self.now())
+        self._pilot.stop()
         self._stepless_stop.start()
 
     def _stop_without_step(self) -> None:
@@ -379,8 +357,8 @@ class Capture:
         Once: what the code does to clean up is its own.
         """
         (count, since_ns), now_ns = self._stop_by_step, self.now()
-        if self._loop.counted != count:
-            self._stop_by_step = self._loop.counted, now_ns
+        if self._pilot.counted != count:
+            self._stop_by_step = self._pilot.counted, now_ns
         elif not self._finishing and (not count or now_ns - since_ns > STEPS_MISSED * now_ns / count):
             self._stop_by_step = count, 2**62
             raise StopRun(self)
@@ -393,26 +371,25 @@ class Capture:
     @property
     def step_count(self) -> int:
         """Steps so far. From any thread."""
-        return self._loop.counted
+        return self._pilot.counted
 
     @property
     def beside_steps(self) -> str:
-        return self._loop.beside_steps
+        return self._pilot.beside_steps
 
     def series(self) -> tuple[SeriesInfo, ...]:
         return self._sampler.series()
 
     def drain(self) -> Delta:
         """What is new since the last call."""
-        fresh = [self._fresh.popleft() for _ in range(len(self._fresh))]
-        start, end, wait, samples = np.array(fresh, dtype=np.int64).reshape(-1, 4).T
+        start, end, wait, samples = self._pilot.reader.fresh().T
         wall = np.maximum(end - start, 1)
         rate = np.where(samples >= 0, samples / (wall / 1e9), np.nan)
         steps = np.stack([(end - self._origin_ns) / 1e9, wall / 1e6, np.minimum(wait, wall) / 1e6, rate], axis=1)
         readings = self._sampler.drain()
-        if len(fresh):
+        if len(steps):
             waited = np.minimum(wait, wall)
-            self._alerts.steps(float(steps[-1, 0]), float(wall.sum() / 1e9), float(waited.sum() / 1e9), len(fresh))
+            self._alerts.steps(float(steps[-1, 0]), float(wall.sum() / 1e9), float(waited.sum() / 1e9), len(steps))
         for t_s, percent in readings.get(UTILIZATION, ()):
             self._alerts.utilization(float(t_s), float(percent))
         return Delta(self._status(), steps.astype(np.float32), readings)
@@ -422,22 +399,21 @@ class Capture:
 
     # -- details -------------------------------------------------------------------------------------------------
 
-    def _hook_torch(self) -> ModuleHook | None:
+    def _hook_torch(self) -> None:
         if "torch" not in sys.modules:
             import importlib.util
 
             if importlib.util.find_spec("torch") is None:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
-                return None
+                return
         self._undo.enter_context(warnings_at_users_line())
-        modules = hooks.install(self._loop, self._undo)
+        self._pilot.clock = self._clock
+        self._pilot.install(self._undo)
         self._started.install(self._undo)
-        pauses = PauseHooks(self._loop.pauses, self._undo)
+        pauses = PauseHooks(self._pilot.pauses, self._pilot.tape, self._undo)
         pauses.install()
-        self._loop.look = pauses.look
-        self._loop.clock = self._clock
+        self._pilot.look = pauses.look
         self._clock.start(self._undo)
-        return modules
 
     def _spool(self) -> Spool:
         """Where the steps so far go while the run goes on; a file only once it lasts longer than a second."""
@@ -445,16 +421,16 @@ class Capture:
 
     def _write_so_far(self, spool: Spool) -> None:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
-        series, missing = self._sampler.series(), self._loop.missing
+        series, missing = self._sampler.series(), self._pilot.missing
         self._job = self._current_job() or self._job
         state = (
-            *(len(series), len(missing), self._loop.tracker.source, self._loop.loaders.record),
+            *(len(series), len(missing), self._pilot.reader.finder.source, self._pilot.loaders.record),
             *(self.device, self._job),
         )
         if state != self._sketched:
             write_sketch(spool, self._sketch(series))
             self._sketched = state
-        self._loop.tracker.write(spool)
+        self._pilot.reader.write(spool)
         self._sampler.write(spool)
         if self._job is not None and len(latest := arrivals()):
             spool.append(ARRIVALS, 0, latest.tobytes(), len(latest))
@@ -474,33 +450,33 @@ class Capture:
             timeline=None,
             wall_ns=self.now(),
             outcome="interrupted",
-            step_source=self._loop.tracker.source or "whole cell",
+            step_source=self._pilot.reader.finder.source or "whole cell",
             code=self.code,
-            loader=self._loop.loaders.record,
-            missing=(*self._loop.missing, *self._missing),
+            loader=self._pilot.loaders.record,
+            missing=(*self._pilot.missing, *self._missing),
             choices=tuple(self._choices),
             job=self._job,
         )
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self._loop.update_line, self._loop.batch_lines, self._stacks)
+        return Window(self.device.kind, self._pilot.update_line, self._pilot.batch_lines, self._stacks)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
-        if total is None and self._loop.epoch_steps:
-            total, of = self._loop.epoch_steps, "epoch"
+        if total is None and self._pilot.epoch_steps:
+            total, of = self._pilot.epoch_steps, "epoch"
         name = self.device.name if self.device.kind == "cuda" else "CPU"
         elapsed_s = self.now() / 1e9
         alert = self._alerts.active(elapsed_s)
-        beside = self._loop.beside_steps
+        beside = self._pilot.beside_steps
         return Status(
             phase=self._phases.label,
-            step=self._loop.counted,
+            step=self._pilot.counted,
             total=total,
             total_of=of,
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
-            stop_requested=self._loop.stopping,
+            stop_requested=self._pilot.stopping,
             message=capitalized(beside) if beside != BEFORE_STEPS else "",  # the view says that by itself
             alert=alert.words if alert is not None else "",
         )
@@ -509,7 +485,7 @@ class Capture:
         """The code may have run on another GPU than the one that was assumed before: the curves of the run's device."""
         if self.settings.device not in ("auto", "cuda"):
             return samples  # the user named it
-        events, peaks = self._loop.events, self._loop.peaks
+        events, peaks = self._pilot.events, self._pilot.peaks
         grew, timed = peaks.busiest() if peaks is not None else None, events.index if events is not None else None
         worked = working_gpus(timeline) or [index for index in (grew, timed) if index is not None]
         right = moved(self.device, worked, samples)

@@ -7,10 +7,8 @@ from time import perf_counter_ns
 from types import TracebackType
 from typing import Self
 
-from gpulab.capture.steps import hooks
-from gpulab.capture.steps.loop import Loop, stop_behind
+from gpulab.capture.pilot import Pilot, stop_behind
 from gpulab.capture.steps.profiler_window import Window
-from gpulab.capture.tape.marks import Tape
 from gpulab.run import Settings, Steps
 
 
@@ -21,11 +19,10 @@ class ShortRun:
     other exceptions than our own end of the run pass.
     """
 
-    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False, tape: Tape | None = None) -> None:
+    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:
         self._settings = Settings(steps=step_limit, trace=False, live=False, save=False)
         self._code = code
         self._on_gpu = on_gpu
-        self._tape = tape
         self._undo = ExitStack()
         self.origin_ns = 0
         self.steps = Steps.empty()
@@ -33,40 +30,32 @@ class ShortRun:
 
     def __enter__(self) -> Self:
         self.origin_ns = perf_counter_ns()
-        self._loop = Loop(
-            self,
-            self._settings,
-            self._code,
-            _no_window,
-            self.origin_ns,
-            None,
-            on_gpu=self._on_gpu,
-            tape=self._tape,
-        )
-        self._loop.begin(hooks.install(self._loop, self._undo))
+        self._pilot = Pilot(self, self._settings, self._code, _no_window, self.origin_ns, on_gpu=self._on_gpu)
+        self._pilot.install(self._undo)
+        self._pilot.begin()
         return self
 
     @property
     def step_count(self) -> int:
         """Steps so far. From any thread."""
-        return self._loop.counted
+        return self._pilot.step_count
 
     @property
     def beside_steps(self) -> str:
-        return self._loop.beside_steps
+        return self._pilot.beside_steps
 
     def stop(self) -> None:
         """End at the next step boundary. From any thread."""
-        self._loop.stop()
+        self._pilot.stop()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
         end_ns = perf_counter_ns() - self.origin_ns
-        self._loop.ends(end_ns)
+        self._pilot.ends(end_ns)
         self._undo.close()
-        self.fault = self._loop.fault
-        self.steps = self._loop.finish(end_ns, "")
+        self.fault = self._pilot.fault
+        self.steps = self._pilot.finish(end_ns, "")
         stop = stop_behind(error)
         return stop is not None and stop.capture is self
 

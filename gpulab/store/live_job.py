@@ -14,7 +14,8 @@ from gpulab.run import Run
 from gpulab.store import run_format
 from gpulab.store.folders import RUNNING_PREFIX
 from gpulab.store.spool import Tail
-from gpulab.store.spooled_run import ARRIVAL, ARRIVALS, READINGS, SKETCH, STEPS, Arrivals
+from gpulab.store.spooled_run import ARRIVAL, ARRIVALS, MARKS, READINGS, SKETCH, Arrivals
+from gpulab.tape.step_finder import StepFinder
 
 LATEST_STEPS = 50  # of which the figures are
 _KEPT_ROWS = 512
@@ -58,7 +59,7 @@ class LiveJob:
 
     def __init__(self, root: Path, job_id: str) -> None:
         self._root, self._job_id = root, job_id
-        self._tails: dict[Path, Tail] = {}
+        self._tails: dict[Path, tuple[Tail, StepFinder]] = {}
         self._foreign: set[Path] = set()
         self._ranks: dict[Path, LiveRank] = {}  # the latest of each file
 
@@ -76,7 +77,10 @@ class LiveJob:
         return [latest[number] for number in sorted(latest)]
 
     def _read(self, path: Path) -> LiveRank | None:
-        tail = self._tails.setdefault(path, Tail(path, _KEPT_ROWS))
+        if path not in self._tails:
+            finder = StepFinder(0)
+            self._tails[path] = Tail(path, _KEPT_ROWS, {MARKS: finder.read}), finder
+        tail, finder = self._tails[path]
         try:
             tail.read()
             heard_s = max(0.0, time.time() - path.stat().st_mtime)
@@ -91,15 +95,15 @@ class LiveJob:
                 del self._tails[path]
             return None
         assert sketch.job is not None
-        steps = tail.rows(STEPS)[-LATEST_STEPS:]
-        wall_ns = steps["end_ns"] - steps["start_ns"]
-        some = len(steps) > 0
+        start_ns, end_ns, wait_ns, _ = finder.rows_since(max(0, len(finder) - LATEST_STEPS)).T
+        wall_ns = end_ns - start_ns
+        some = len(wall_ns) > 0
         return LiveRank(
             rank=sketch.job.rank,
             node=sketch.job.node,
-            step_count=tail.total(STEPS),
+            step_count=len(finder),
             step_us=float(np.median(wall_ns)) / 1e3 if some else None,
-            data_wait_us=float(np.mean(np.minimum(steps["data_wait_ns"], wall_ns))) / 1e3 if some else None,
+            data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if some else None,
             busy=_busy(tail, sketch),
             arrivals=tail.rows(ARRIVALS) if tail.total(ARRIVALS) else np.empty(0, ARRIVAL),
             heard_s=heard_s,

@@ -184,10 +184,16 @@ def _read(read: Read) -> Spooled:
 
 
 class Tail:
-    """The end of a spool that somebody else writes: each `read` takes in what is new; the last rows are kept."""
+    """The end of a spool that somebody else writes: each `read` takes in what is new; the last rows are kept.
 
-    def __init__(self, path: Path, kept_rows: int) -> None:
+    All rows of the tables of `readers` are handed to these, once.
+    """
+
+    def __init__(
+        self, path: Path, kept_rows: int, readers: Mapping[str, Callable[[Table], object]] | None = None
+    ) -> None:
         self._path, self._kept_rows = path, kept_rows
+        self._readers = readers or {}
         self._offset = 0
         self._dtypes: dict[str, np.dtype[Any]] = {}
         self._tables: dict[str, tuple[int, Table]] = {}  # the number of the first kept row, and the rows
@@ -203,7 +209,10 @@ class Tail:
             if not self._dtypes:
                 _, self._dtypes, self._offset = _header(read_at)
             for block in _blocks(read_at, self._dtypes, self._offset):
-                self._take(block)
+                if block.table in self._readers:
+                    self._readers[block.table](block.rows)
+                else:
+                    self._take(block)
                 self._offset += _BLOCK.size + block.rows.nbytes
 
     def rows(self, table: str) -> Table:

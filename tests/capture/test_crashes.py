@@ -15,8 +15,8 @@ from msgspec.structs import replace
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import select
+from gpulab.capture.pilot import Pilot
 from gpulab.capture.recorder import Capture
-from gpulab.capture.steps.loop import Loop
 from gpulab.capture.steps.profiler_window import SACRIFICED, TEARDOWN, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
@@ -268,13 +268,13 @@ def test_a_profiler_that_cannot_be_ended_costs_the_trace_only(monkeypatch: pytes
 
 
 def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Any) -> None:
+    def broken(self: Any, finder: Any) -> None:
         raise ValueError("no note")
 
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, namespace)
     cell = TextCode.parsed(CELL, namespace)
-    monkeypatch.setattr(Loop, "_note_step", broken)
+    monkeypatch.setattr(Pilot, "_note_step", broken)
     ended = short_trial(Setting(cell, {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
 

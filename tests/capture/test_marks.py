@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from gpulab.capture.dataloader import wait_hooks
+from gpulab.capture import hooks
 from gpulab.capture.dataloader.description import samples_in
 from gpulab.capture.steps import module_hook
 from gpulab.capture.steps.schedule import EARLY_TRACED, plan
@@ -31,7 +31,7 @@ POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
 
 def test_a_loader_and_its_iterators_share_one_number() -> None:
-    keys = wait_hooks.Keys()
+    keys = hooks.Keys()
     listed = DataLoader(POINTS, batch_sampler=[[0, 1], [2, 3]])  # a list takes no weak reference
     custom = DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 2, False))
     loaders = [DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2), listed, custom]
@@ -41,7 +41,7 @@ def test_a_loader_and_its_iterators_share_one_number() -> None:
 
 
 def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
-    keys, seen, addresses = wait_hooks.Keys(), set(), set()
+    keys, seen, addresses = hooks.Keys(), set(), set()
     for _ in range(50):
         loader = DataLoader(POINTS, batch_size=2)
         addresses.add(id(loader._index_sampler))

@@ -7,49 +7,53 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.run import Steps
+from gpulab.tape.marks import Kind
 from tests.support.rule_cases import run_of
+from tests.support.tapes import Told
 
 US = 1_000
 
 
-def _steps(own_us: int) -> Steps:
-    """Ten steps of 100 µs, of which a loader takes 40; each mark and each timing of a batch costs `own_us` more."""
-    tracker, now = StepTracker(0), 0
+def _steps(own_us: int, mark_us: int) -> Steps:
+    """Ten steps of 100 µs, of which a loader takes 40; gpulab works at each mark, at some of them for longer."""
+    told, now = Told(mark_ns=mark_us * US), 0
     for _ in range(10):
-        tracker.loader_asked(1, now)
+        told.asked(1, now)
         now += own_us * US
-        tracker.spent(own_us * US)
-        tracker.waits_from(now)
+        told.mark(now, Kind.OWN, own_us * US)
         now += (40 + own_us) * US
-        tracker.loader_answered(now, "batch", 4, own_us * US)
+        told.mark(now, Kind.OWN, own_us * US)
+        told.answered(now, "batch", 4)
         now += 30 * US
-        tracker.backward(now)
+        told.backward(now)
         now += own_us * US
-        tracker.spent(own_us * US)
+        told.mark(now, Kind.OWN, own_us * US)
         now += 10 * US
-        tracker.optimized(1, now, now + 20 * US)
-        now += 20 * US
-    return tracker.finish(now)
+        told.optimized(1, now, now + 20 * US)
+        now += (20 + 9 * mark_us) * US
+    told.asked(1, now)
+    return told.steps(now)
 
 
+@pytest.mark.parametrize("mark_us", [0, 1])
 @pytest.mark.parametrize("own_us", [0, 7, 70])
-def test_steps_are_as_long_as_without_gpulab(own_us: int) -> None:
-    steps = _steps(own_us)
+def test_steps_are_as_long_as_without_gpulab(own_us: int, mark_us: int) -> None:
+    steps = _steps(own_us, mark_us)
+    own_us = 3 * own_us + 9 * mark_us
     assert (steps.time_ns == 100 * US).all()
     assert (steps.data_wait_ns == 40 * US).all()
-    assert (steps.own_ns == 3 * own_us * US).all()
-    assert (steps.wall_ns == (100 + 3 * own_us) * US).all()
+    assert (steps.own_ns == own_us * US).all()
+    assert (steps.wall_ns == (100 + own_us) * US).all()
 
 
 def test_our_time_never_exceeds_what_a_step_has() -> None:
-    tracker = StepTracker(0)
-    tracker.loader_asked(1, 0)
-    tracker.loader_answered(60, "batch", 4)
-    tracker.spent(1_000)  # a core was taken away from us
-    tracker.optimized(1, 80, 90)
-    steps = tracker.finish(100)
+    told = Told()
+    told.asked(1, 0)
+    told.answered(60, "batch", 4)
+    told.mark(60, Kind.OWN, 1_000)  # a core was taken away from us
+    told.optimized(1, 80, 90)
+    steps = told.steps(100)
     assert (steps.own_ns <= steps.wall_ns - steps.data_wait_ns).all()
 
 

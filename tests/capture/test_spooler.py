@@ -13,20 +13,19 @@ from torch.utils.data import DataLoader, TensorDataset
 from gpulab.capture import spooler as spooler_module
 from gpulab.capture.recorder import Capture
 from gpulab.capture.spooler import Spooler
-from gpulab.capture.steps import rows as rows_module
 from gpulab.run import Run, Settings
 from gpulab.store.folders import RUNNING_PREFIX
 from gpulab.store.spool import Spool, read_spool
-from gpulab.store.spooled_run import STEPS as STEPS_TABLE
+from gpulab.store.spooled_run import MARKS
+from gpulab.tape.step_finder import steps_of
 
 STEPS = 40
 
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look writes, and four rows are a block."""
+    """Every look writes."""
     monkeypatch.setattr(spooler_module, "PERIOD_S", 0.005)
-    monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 4)
 
 
 def _write(capture: Capture) -> None:
@@ -52,7 +51,7 @@ def _run(settings: Settings, store: Path, *, spooled: bool) -> Run:
         files = list((store / "runs").glob(f"{RUNNING_PREFIX}*")) if (store / "runs").is_dir() else []
         assert len(files) == spooled
         for file in files:
-            assert len(read_spool(file).tables[STEPS_TABLE]) >= STEPS - 2
+            assert len(steps_of(read_spool(file).tables[MARKS], 0)) >= STEPS - 2
     finally:
         run, _ = capture.finish("completed")
         capture.close()
@@ -121,7 +120,7 @@ def test_steps_are_spooled_though_the_meters_are_gone(own_store: Path) -> None:
         def spooled() -> int:
             files = list((own_store / "runs").glob(f"{RUNNING_PREFIX}*"))
             with suppress(ValueError):  # its header is being written
-                return len(read_spool(files[0]).tables[STEPS_TABLE]) if files else 0
+                return len(steps_of(read_spool(files[0]).tables[MARKS], 0)) if files else 0
             return 0
 
         while spooled() < STEPS - 1:

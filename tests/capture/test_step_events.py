@@ -176,7 +176,7 @@ def test_where_an_optimizers_parameters_lie() -> None:
 
 def test_without_a_gpu_no_step_has_a_time_there() -> None:
     with ShortRun(3) as block:
-        assert block._loop.events is None
+        assert block._pilot.events is None
     assert len(block.steps.device_ns) == 0
 
 

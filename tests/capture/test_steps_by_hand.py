@@ -12,9 +12,9 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.capture.steps.step_boundaries import StepTracker
 from gpulab.capture.steps.weights import Rhythm
 from gpulab.run import Run, StepFlag
+from tests.support.tapes import Told
 
 STEPS = 12
 MARKED = "backward passes"
@@ -199,27 +199,24 @@ def test_gradients_without_an_update_make_no_steps() -> None:
 
 
 def test_the_first_step_begins_with_a_backward_pass() -> None:
-    tracker = StepTracker(0)
-    tracker.backward(100)
-    tracker.backward_ended(110)
+    told = Told()
+    told.backward(100, 110)
     for t_ns in (200, 300):
-        assert tracker.updated(t_ns)
-        tracker.backward(t_ns)
-        tracker.backward_ended(t_ns + 10)
-    steps = tracker.finish(1_000)
+        assert told.backward(t_ns, t_ns + 10, updated=True)
+    steps = told.steps(1_000)
     assert steps.start_ns.tolist() == [100, 200, 300]
     assert steps.end_ns.tolist() == [200, 300, 310]
     assert [bool(f & StepFlag.PARTIAL) for f in steps.flags] == [False, False, True]
 
 
 def test_a_loader_that_feeds_each_step_makes_the_steps() -> None:
-    tracker = StepTracker(0)
-    tracker.backward(10)
-    assert tracker.updated(20)
+    told = Told()
+    told.backward(10)
+    assert told.backward(20, updated=True)
     for t_ns in (30, 40):
-        tracker.loader_asked(1, t_ns)
-        tracker.loader_answered(t_ns + 1, "batch", 4)
-        closed = tracker.updated(t_ns + 5)
+        told.asked(1, t_ns)
+        told.answered(t_ns + 1, "batch", 4)
+        closed = told.backward(t_ns + 5, updated=True)
     assert not closed
 
 

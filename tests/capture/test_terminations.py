@@ -286,14 +286,14 @@ def test_a_signal_while_the_run_is_finished_waits_for_its_end(
     kept = list[object]()
     capture = Capture(Settings(trace=False, live=False), "block", keep=lambda run, write: kept.append(run))
     capture.start()
-    ends = capture._loop.ends
+    ends = capture._pilot.ends
 
     def interrupted(end_ns: int) -> None:
         for _ in range(3):
             signal.raise_signal(TERM)
         ends(end_ns)
 
-    monkeypatch.setattr(capture._loop, "ends", interrupted)
+    monkeypatch.setattr(capture._pilot, "ends", interrupted)
     run, _ = capture.finish("completed")
     assert not kept and not capture.terminated and not handler_before and run.outcome == "completed"
     capture.close()

@@ -1,7 +1,5 @@
 """Unmodified training cells: steps are found as a person counts them, and the cell trains as without us.
 
-A tape is written beside each run, and the steps that are read off it afterwards are those of the run.
-
 The oracle for steps is dumb: a hook of the test's own notes when an optimizer has stepped; each step found must hold
 exactly as many of these moments as one turn of the cell's loop makes.
 """
@@ -25,13 +23,10 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import gpulab
-from gpulab.capture.recorder import Capture
-from gpulab.capture.tape.marks import Tape
 from gpulab.run import Phase, Run, StepFlag
 from tests.support import cells_libraries
 from tests.support import cells_plain as cells
 from tests.support.leftovers import own_frames
-from tests.support.tapes import assert_same_steps
 
 Cell = Callable[[list[Any]], None]
 State = dict[str, torch.Tensor]
@@ -111,23 +106,6 @@ def offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """No library may reach for the network."""
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("ACCELERATE_USE_CPU", "true")
-
-
-@pytest.fixture(autouse=True)
-def tapes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Capture]]:
-    """A tape beside each run of the test; both have the same steps."""
-    captures: list[Capture] = []
-
-    def capture(*args: Any) -> Capture:
-        captures.append(functools.partial(Capture, tape=Tape())(*args))
-        return captures[-1]
-
-    monkeypatch.setattr("gpulab.api.profile.Capture", capture)
-    yield captures
-    for each in captures:
-        assert each.tape is not None and each._finished is not None
-        run, origin_ns = each._finished[0], each._origin_ns
-        assert_same_steps(each.tape.marks(), run.steps, origin_ns, origin_ns + run.wall_ns)
 
 
 # -- running a cell with and without gpulab ------------------------------------------------------------------------

@@ -19,7 +19,8 @@ import pytest
 from IPython.core.ultratb import FormattedTB
 
 import gpulab
-from gpulab.capture.tape import hook_points
+from gpulab.capture import hooks
+from gpulab.capture.steps.model_inputs import ModelInputs
 from gpulab.errors import GpulabError
 from tests.support import leftovers
 from tests.support.fork_server import python_with_torch
@@ -103,16 +104,14 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
                 names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
                 computed |= set() if isinstance(name, ast.Constant) else {path.name}
     assert names <= {name for functions in leftovers.REPLACED.values() for name in functions}
-    assert computed == {"batch_clock.py", "hooks.py", "hook_points.py", "agreement.py", "patching.py"}
-    for point in hook_points.POINTS:
+    assert computed == {"batch_clock.py", "hooks.py", "agreement.py", "patching.py"}
+    for point in hooks.POINTS:
         assert point.name in leftovers.REPLACED[point.module, point.owner]
 
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:
-    from gpulab.capture.steps import hooks
-
     with ExitStack() as undo:
-        hooks.install(Mock(), undo)
+        hooks.install(Mock(), Mock(), ModelInputs(), undo)
         found = leftovers.leftovers(sweep=False)
         assert set(found) == set(leftovers.leftovers())
     assert {

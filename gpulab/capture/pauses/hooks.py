@@ -19,11 +19,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.capture.pauses.pauses import SHORTEST_NS, Pauses
+from gpulab.capture.pauses.pauses import MOST, SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.capture.pauses.source_lines import users_spot
 from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import duration
 from gpulab.run import PauseKind
+from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.patching import replaced
 from gpulab.user_code import is_users_code
 
@@ -156,9 +157,9 @@ _BESIDE_TRAINING: tuple[PauseKind, ...] = ("evaluation", "callback")  # none of 
 
 
 class _Outer(Struct, frozen=True):
-    """A timed call that goes on: how often training had gone on when it began, and what was called inside."""
+    """A timed call that goes on: since when, and what was called inside."""
 
-    trainings: int
+    since_ns: int
     parts: list[Part]
     before: int = 0  # parts of the outermost call when this one began
 
@@ -172,8 +173,11 @@ _NOTHING_TIMED = _Outer(0, [])
 class PauseHooks:
     """The hooks of one run. `look` from time to time: it touches what was imported since."""
 
-    def __init__(self, pauses: Pauses, undo: ExitStack) -> None:
+    def __init__(self, pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
         self._pauses = pauses
+        self._tape = tape
+        self._off_ns: list[int] = []  # since when gradients are off, by switch
+        self._short = 0  # lines of short ones that were noted
         self._undo = undo
         self._waiting = set(TARGETS)
         self._modules = 0
@@ -241,7 +245,7 @@ class PauseHooks:
         """A call is made; what is made inside of it is a part of it. Returns what it is itself a part of."""
         outer = self._outer
         parts = outer.parts if outer else []
-        self._outer = _Outer(self._pauses.trainings, parts, len(parts))
+        self._outer = _Outer(perf_counter_ns(), parts, len(parts))
         return outer
 
     def _end(
@@ -257,7 +261,7 @@ class PauseHooks:
         ended, self._outer = self._outer, outer
         if outer:
             ended.parts.append(Part(kind, end_ns - start_ns, detail, len(ended.parts) == ended.before))
-        elif kind not in _BESIDE_TRAINING or ended.trainings == self._pauses.trainings:
+        elif kind not in _BESIDE_TRAINING or not self._tape.trained_since(ended.since_ns):
             kind = kind_of_call(kind, ended.parts, end_ns - start_ns)
             detail = with_part(detail, ended.parts, end_ns - start_ns) if end_ns - start_ns >= SHORTEST_NS else detail
             self._pauses.add(kind, start_ns, end_ns, frame, detail, spot)
@@ -287,30 +291,39 @@ class PauseHooks:
             self._end("callback", outer, start_ns, end_ns, name, frame, spot)
 
     def _switches_off(self, original: Any) -> Any:
-        hears, entered = self._pauses.hears, self._pauses.grad_off.entered
+        hears, note, off_ns = self._pauses.hears, self._tape.note, self._off_ns
 
         @functools.wraps(original)
         def enter(switch: Any) -> Any:
             if hears():
-                entered(perf_counter_ns())
+                off_ns.append(note(Kind.GRAD_OFF, 0))
             return original(switch)
 
         return enter
 
     def _switches_on(self, original: Any) -> Any:
-        hears, left = self._pauses.hears, self._pauses.grad_off.left
+        hears, note, off_ns = self._pauses.hears, self._tape.note, self._off_ns
 
         @functools.wraps(original)
         def exit(switch: Any, *error: Any) -> Any:
             if hears():
-                left(perf_counter_ns(), lambda: users_spot(sys._getframe()))
+                t_ns = note(Kind.GRAD_ON, 0)
+                began_ns = off_ns.pop() if off_ns else 0
+                if t_ns - began_ns >= SHORTEST_NS or self._short < SHORT_MOST:
+                    self._short += t_ns - began_ns < SHORTEST_NS
+                    self._place(t_ns, sys._getframe())
             return original(switch, *error)
 
         return exit
 
+    def _place(self, t_ns: int, frame: FrameType | None) -> None:
+        """A mark comes from there."""
+        if len(self._pauses.spots) < 3 * MOST:
+            self._pauses.spots[t_ns] = users_spot(frame)
+
     def _switches_mode(self, original: Any) -> Any:
         """`model.eval()` and `model.train()`; both switch all modules within, one by one."""
-        mode, hears = self._pauses.eval_mode, self._pauses.hears
+        note, hears = self._tape.note, self._pauses.hears
         switching = False
 
         @functools.wraps(original)
@@ -318,13 +331,15 @@ class PauseHooks:
             nonlocal switching
             if switching or not hears():
                 return original(module, *args, **kwargs)
-            switching, start_ns = True, perf_counter_ns()
+            switching, trains = True, bool(args[0] if args else kwargs.get("mode", True))
+            if not trains:
+                self._place(note(Kind.EVAL, 0), sys._getframe().f_back)
             try:
                 return original(module, *args, **kwargs)
             finally:
                 switching = False
-                trains = bool(args[0] if args else kwargs.get("mode", True))
-                mode.switched(start_ns, perf_counter_ns(), users_spot(sys._getframe().f_back), trains=trains)
+                if trains:
+                    self._place(note(Kind.TRAIN, 0), sys._getframe().f_back)
 
         return train
 

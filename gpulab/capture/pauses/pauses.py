@@ -1,14 +1,14 @@
 """Stretches of the training thread's time in which nothing is trained: saving, evaluation, logging, garbage, compiling.
 
-Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. Pure but for the clock:
-`pause_hooks` tells when something began and ended.
+Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. `PauseHooks`
+tells when something began and ended; what needs no gradients is read off the marks.
 """
 
 from __future__ import annotations
 
 import os
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import accumulate
 from threading import get_ident
 from time import perf_counter_ns
@@ -22,8 +22,12 @@ from numpy.typing import NDArray
 from gpulab.capture.pauses.source_lines import Stack, users_spot
 from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind, PauseSum
+from gpulab.tape.marks import Kind, Marks
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
+
+_FEW_MARKS = 32  # these are read one by one
+_TURNS = (Kind.ITER, Kind.ITERATOR, Kind.END, Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN, Kind.STOP)
 
 Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail
 
@@ -61,16 +65,19 @@ class Pauses:
         self._process = os.getpid()
         self.heard: list[Heard] = []
         self._more: dict[PauseKind, tuple[int, int]] = {}
-        self.passes = Passes()
-        self._evaluated: list[Stretch] = []
-        self.grad_off = GradOff()
+        self.spots: dict[int, Spot | None] = {}  # the user's line that a mark of that time comes from
+        self.begin_anew()
         self._begins_ns = 0
         self._first_trained: tuple[int, dict[PauseKind, tuple[int, int]]] | None = (
             None  # when, what was counted by then
         )
-        self.eval_mode = EvalMode()
         self.over = False
-        self.trainings = 0  # backward passes and optimizer steps
+
+    def begin_anew(self) -> None:
+        """Read from the first mark on."""
+        self._passes, self._grad_off, self._eval_mode = Passes(), GradOff(), EvalMode()
+        self._evaluated: list[Stretch] = []
+        self._stopped = False
 
     def hears(self) -> bool:
         """Whether what happens on this thread counts: not on another one, not in a forked worker, not after the run."""
@@ -103,24 +110,53 @@ class Pauses:
         """The user's code has ended: what comes now pauses gpulab's own work."""
         self.over = True
 
-    def asked(self, loader: int, frame: FrameType | None, t_ns: int, *, fresh: bool) -> None:
-        """A loader is asked for a batch, or (`fresh`) for a new iterator."""
-        spot = users_spot(frame) if fresh else None
-        evaluated = self.passes.asked(loader, t_ns, fresh=fresh, spot=spot)
-        if evaluated:
-            self._note(evaluated)
-
-    def trained(self) -> None:
+    def begin_training(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
         if self._first_trained is None:
             self._first_trained = perf_counter_ns(), dict(self._more)
-        self.trainings += 1
-        if self.grad_off.depth:
-            self.grad_off.trained()
-        if self.eval_mode.began is not None:
-            self.eval_mode.trained()
-        if not self.passes.steady:
-            self._note(self.passes.trained())
+
+    def read(self, marks: Marks) -> None:
+        """Go on with these marks. While one loader feeds the training there is nothing to tell but its batches."""
+        if len(marks) < _FEW_MARKS:
+            for mark in marks.tolist():
+                self._hear(*mark)
+            return
+        turns = np.flatnonzero(np.isin(marks["kind"], _TURNS)).tolist()
+        at = 0
+        for until in (*turns, len(marks)):
+            between = marks[at:until]
+            if not len(between) or not self._is_steady(between):
+                for mark in between.tolist():
+                    self._hear(*mark)
+            for mark in marks[until : until + 1].tolist():
+                self._hear(*mark)
+            at = until + 1
+
+    def _is_steady(self, marks: Marks) -> bool:
+        steady = not self._grad_off.depth and self._eval_mode.began is None
+        return steady and not self._stopped and self._passes.go_on(marks)
+
+    def _hear(self, t_ns: int, kind: int, argument: int) -> None:
+        if self._stopped:
+            return
+        passes = self._passes
+        match kind:
+            case Kind.ASK | Kind.ITER:
+                self._note(passes.asked(argument, t_ns, fresh=kind == Kind.ITER, spot=self.spots.get(t_ns)))
+            case Kind.GOT | Kind.END | Kind.ITERATOR:
+                passes.answered(t_ns, batch=kind == Kind.GOT, end=kind == Kind.END)
+            case Kind.BACKWARD | Kind.STEPPED:
+                self._grad_off.trained()
+                self._eval_mode.trained(t_ns)
+                self._note(passes.trained())
+            case Kind.GRAD_OFF:
+                self._grad_off.entered(t_ns)
+            case Kind.GRAD_ON:
+                self._grad_off.left(t_ns, self.spots.get(t_ns))
+            case Kind.EVAL | Kind.TRAIN:
+                self._eval_mode.switched(t_ns, self.spots.get(t_ns), trains=kind == Kind.TRAIN)
+            case Kind.STOP:
+                self._stopped = True
 
     def finish(self, starts_ns: NDArray[np.int64], *, trains: bool, loop: Stack = ()) -> tuple[PauseSum, ...]:
         """The run is over: hear no more. `starts_ns`: of its steps, [n]. `loop`: the lines that led to an update.
@@ -128,12 +164,12 @@ class Pauses:
         `trains`: without training, what only fetches or needs no gradients is no evaluation but the job.
         """
         self.over = True
-        self._note(self.passes.finish())
+        self._note(self._passes.finish())
         if not trains:
             self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
         calls = Calls(self.heard)
-        evaluations = self.grad_off.evaluations(self._evaluated, starts_ns) if trains else ()
-        for s in self.eval_mode.widened(evaluations, loop):
+        evaluations = self._grad_off.evaluations(self._evaluated, starts_ns) if trains else ()
+        for s in self._eval_mode.widened(evaluations, loop):
             if not calls.hold(s.start_ns, s.end_ns):
                 self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         calls.rename(self.heard)
@@ -189,22 +225,22 @@ class EvalMode:
         self.began: tuple[int, tuple[str, str] | None] | None = None
         self._spans: list[_Span] = []
 
-    def switched(self, start_ns: int, end_ns: int, spot: Spot | None, *, trains: bool) -> None:
-        """`model.train()` or `model.eval()`, asked for at this line."""
+    def switched(self, t_ns: int, spot: Spot | None, *, trains: bool) -> None:
+        """`model.train()` or `model.eval()`, asked for at this line: when the first was over, when the other began."""
         function = None if spot is None else (spot[0], spot[2])
         if not trains:
-            self.began = self.began or (start_ns, function)
+            self.began = self.began or (t_ns, function)
         elif self.began is not None:
             began_ns, began_in = self.began
             self.began = None
-            self._keep(_Span(began_ns, end_ns, function if function == began_in else None))
+            self._keep(_Span(began_ns, t_ns, function if function == began_in else None))
 
-    def trained(self, t_ns: int | None = None) -> None:
-        """A backward pass or an optimizer's step: what was evaluated was so before. None: the time is now."""
+    def trained(self, t_ns: int) -> None:
+        """A backward pass or an optimizer's step: what was evaluated was so before."""
         if self.began is not None:
             start_ns, _ = self.began
             self.began = None
-            self._keep(_Span(start_ns, perf_counter_ns() if t_ns is None else t_ns, None))
+            self._keep(_Span(start_ns, t_ns, None))
 
     def widened(self, evaluations: Sequence[Stretch], loop: Stack) -> tuple[Stretch, ...]:
         """The same evaluations from where they began; to where they ended, in a function that is none of the loop's."""
@@ -326,6 +362,25 @@ class Passes:
         settled, self._left = self._left[:-_LEFT_KEPT], self._left[-_LEFT_KEPT:]
         return tuple(p for p in settled if p.loader not in self._feeders)
 
+    def go_on(self, marks: Marks) -> bool:
+        """Whether these marks are more of the same: the only pass that is open feeds the training."""
+        if not self.steady or self._ended or self._left or len(self._asking) > 1:
+            return False
+        newest = next(iter(self._open.values()))
+        kinds = marks["kind"]
+        asked = np.isin(kinds, (Kind.ASK, Kind.GOT))
+        answers = kinds[asked] == Kind.GOT
+        loaders = marks["argument"][kinds == Kind.ASK]
+        if (loaders != newest.loader).any() or (self._asking and self._asking != [newest.loader]):
+            return False
+        if len(answers) and (answers[0] != bool(self._asking) or (answers[1:] == answers[:-1]).any()):
+            return False
+        if len(answers):
+            self._asking = [] if answers[-1] else [newest.loader]
+            newest.batches += int(answers.sum())
+            newest.last_ns = int(marks["t_ns"][asked][answers][-1]) if answers.any() else newest.last_ns
+        return True
+
     def finish(self) -> tuple[Pass, ...]:
         rest = [*self._left, *(p for p in self._open.values() if not p.trains and p.batches)]
         evaluated = (*self._ended, *(p for p in rest if p.loader not in self._feeders))
@@ -335,7 +390,7 @@ class Passes:
 
 SHORTEST_NS = 1_000_000  # of a pause that is kept by itself
 MOST = 10_000
-_SHORT_MOST = 2_000
+SHORT_MOST = 2_000
 _FEWEST = 4  # ours: of fewer short ones at a line, chance speaks
 USUAL = 0.5  # of the steps: what is done in more of them is a part of training
 
@@ -364,18 +419,18 @@ class GradOff:
             self._start_ns = t_ns
         self.depth += 1
 
-    def left(self, t_ns: int, spot: Callable[[], Spot | None]) -> None:
-        """They are as before. `spot` is only asked for what is kept."""
+    def left(self, t_ns: int, spot: Spot | None) -> None:
+        """They are as before."""
         if not self.depth:  # entered before the run, or training went on within
             return
         self.depth -= 1
         if self.depth:
             return
         if t_ns - self._start_ns < SHORTEST_NS:
-            if len(self._short) < _SHORT_MOST:
-                self._short.append(Stretch(self._start_ns, t_ns, spot()))
+            if len(self._short) < SHORT_MOST:
+                self._short.append(Stretch(self._start_ns, t_ns, spot))
         elif len(self._stretches) < MOST:
-            self._stretches.append(Stretch(self._start_ns, t_ns, spot()))
+            self._stretches.append(Stretch(self._start_ns, t_ns, spot))
 
     def trained(self) -> None:
         """A backward pass or an optimizer's step: what it falls into is no evaluation."""

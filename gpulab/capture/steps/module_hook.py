@@ -63,8 +63,8 @@ class Closable(Protocol):
 
 
 @contextmanager
-def compile_hook(*hooks: Closable) -> Iterator[None]:
-    """Close these hooks of modules when something is compiled, now or before.
+def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[None]:
+    """Close these hooks of modules when something is compiled, now or before; `compiled` is called after that.
 
     A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
     passes everything through and holds nothing of the run.
@@ -78,7 +78,10 @@ def compile_hook(*hooks: Closable) -> Iterator[None]:
         def compile(*args: Any, **kwargs: Any) -> Any:
             for hook in open_hooks:
                 hook.close()
-            return original(*args, **kwargs)
+            result = original(*args, **kwargs)
+            if open_hooks:
+                compiled()
+            return result
 
         return compile
 

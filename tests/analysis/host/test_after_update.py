@@ -19,14 +19,15 @@ from gpulab.analysis.host.python_time import after_update
 from gpulab.capture.pauses import update_line
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.capture.steps.loop import Loop
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
+from gpulab.tape.marks import Kind
 from tests.diagnosis.test_own_code import trained
 from tests.support.host_loops import HostLoop, played
 from tests.support.scripted_looks import installed
+from tests.support.tapes import Told
 
 STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
 MARK = Category.USER_ANNOTATION
@@ -226,28 +227,10 @@ def test_what_a_closure_computes_is_not_the_optimizers(closure: bool) -> None:
     assert diagnose(facts(run)).of("memory_bound_ops") is not None
 
 
-def test_the_clock_of_an_update_starts_after_its_closure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Compares the order of readings of one clock, so no time can change it."""
-    before_backward_ns, starts_ns = [], []
-    optimized = Loop.optimized
-
-    def noted(loop: Loop, optimizer: object, start_ns: int) -> None:
-        starts_ns.append(start_ns)
-        optimized(loop, optimizer, start_ns)
-
-    monkeypatch.setattr(Loop, "optimized", noted)
-    model = nn.Linear(8, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss: torch.Tensor = model(torch.randn(8, 8)).sum()
-        before_backward_ns.append(time.perf_counter_ns())
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss
-
-    with gpulab.profile(show=False, save=False, device="cpu"):
-        for _ in range(6):
-            optimizer.step(closure)
-    assert len(starts_ns) == len(before_backward_ns) == 6
-    assert all(start > before for start, before in zip(starts_ns, before_backward_ns, strict=True))
+def test_the_clock_of_an_update_starts_after_its_closure() -> None:
+    told = Told()
+    for begin_ns in (0, 1_000):
+        told.mark(begin_ns + 100, Kind.STEP, 1)
+        told.backward(begin_ns + 300, begin_ns + 400)
+        told.mark(begin_ns + 450, Kind.STEPPED, 1)
+    assert told.steps(2_000).optimizer_ns.tolist() == [50, 50]

@@ -15,6 +15,8 @@ import pytest
 from gpulab.capture.pauses import hooks
 from gpulab.capture.pauses.hooks import CALLS, Part, PauseHooks, kind_of_call, with_part
 from gpulab.capture.pauses.pauses import Pauses, Stretch
+from gpulab.tape import marks
+from gpulab.tape.marks import Kind, Tape
 
 MS = 1_000_000
 
@@ -54,12 +56,19 @@ class CallbackHandler:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """The one that pauses are timed with."""
     clock = Clock()
-    monkeypatch.setattr(hooks, "perf_counter_ns", clock)
+    for module in (hooks, marks):
+        monkeypatch.setattr(module, "perf_counter_ns", clock)
     return clock
 
 
 @pytest.fixture
-def pauses(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pauses]:
+def tape() -> Tape:
+    """That of the loop."""
+    return Tape()
+
+
+@pytest.fixture
+def pauses(clock: Clock, tape: Tape, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pauses]:
     """What is heard of the trainers and writers of this test."""
     module = types.ModuleType("trainers")
     vars(module).update(Profiler=Profiler, CallbackHandler=CallbackHandler, Writer=Writer)
@@ -74,15 +83,15 @@ def pauses(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> Iterator[Pauses]:
     monkeypatch.setattr(hooks, "ACTIONS", (("trainers", "Profiler", "profile"),))
     heard = Pauses()
     with ExitStack() as undo:
-        PauseHooks(heard, undo).look()
+        PauseHooks(heard, tape, undo).look()
         yield heard
 
 
 class Writer:
     """What a callback may use."""
 
-    def __init__(self, clock: Clock, pauses: Pauses | None = None) -> None:
-        self._clock, self._pauses = clock, pauses
+    def __init__(self, clock: Clock, tape: Tape | None = None) -> None:
+        self._clock, self._tape = clock, tape
 
     def save(self, path: str) -> None:
         self._clock.works(20)
@@ -92,8 +101,8 @@ class Writer:
 
     def evaluate(self, trains: bool = False) -> None:
         self._clock.works(50)
-        if trains and self._pauses is not None:
-            self._pauses.trained()
+        if trains and self._tape is not None:
+            self._tape.note(Kind.BACKWARD, 0)
 
 
 def test_a_checkpoint_callback_is_timed_as_a_whole(pauses: Pauses, clock: Clock) -> None:
@@ -121,10 +130,13 @@ def test_an_event_names_the_users_callback(pauses: Pauses, clock: Clock) -> None
     assert spot is not None and spot[1] == Watch.on_step_end.__code__.co_firstlineno
 
 
-def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clock) -> None:
-    Writer(clock, pauses).evaluate(trains=True)
+@pytest.mark.parametrize("read", [False, True])
+def test_a_call_in_which_training_goes_on_is_no_pause(pauses: Pauses, clock: Clock, tape: Tape, read: bool) -> None:
+    if read:  # by a thread of ours, while it goes on
+        clock.works = lambda ms: (tape.take(), Clock.works(clock, ms))[1]  # type: ignore[method-assign]
+    Writer(clock, tape).evaluate(trains=True)
     assert not pauses.heard
-    Writer(clock, pauses).evaluate()
+    Writer(clock, tape).evaluate()
     assert [p[0] for p in pauses.heard] == ["evaluation"]
     pauses.finish(np.array([0], dtype=np.int64), trains=False)
     assert not pauses.heard, "a run that only evaluates has none"

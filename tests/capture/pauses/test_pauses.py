@@ -24,8 +24,10 @@ from gpulab.capture.pauses import pauses as pauses_module
 from gpulab.capture.pauses.hooks import TARGETS, PauseHooks
 from gpulab.capture.pauses.pauses import MOST, GradOff, Pass, Passes, Pauses, Stretch
 from gpulab.run import Pause
+from gpulab.tape.marks import Kind, Tape
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
+from tests.support.tapes import tape_of
 
 NO_STEPS = np.zeros(0, dtype=np.int64)
 MS = 1_000_000
@@ -118,7 +120,7 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
         pauses.add("gc", t_ns, t_ns + 5_000_000, None)
         pauses.add("gc", t_ns, t_ns + 400, None)
         pauses.add("checkpoint_save", t_ns, t_ns + 6_000_000, None)
-        pauses.trained()
+        pauses.begin_training()
     more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
     kept = [("checkpoint_save", 1_000_000), ("gc", 60_000_000), ("checkpoint_save", 60_000_000)]
     assert [(kind, start) for kind, start, *_ in pauses.heard] == kept
@@ -127,9 +129,8 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
 
 def test_without_training_nothing_is_evaluation() -> None:
     pauses = Pauses()
-    for t_ns, answer in enumerate(("iterator", "batch", "end")):
-        pauses.asked(1, None, t_ns, fresh=answer == "iterator")
-        pauses.passes.answered(t_ns, batch=answer == "batch", end=answer == "end")
+    for t_ns, (ask, answer) in enumerate(((Kind.ITER, Kind.ITERATOR), (Kind.ASK, Kind.GOT), (Kind.ASK, Kind.END))):
+        pauses.read(tape_of([(t_ns, ask, 1), (t_ns, answer, 4)]))
     pauses.finish(NO_STEPS, trains=False)
     assert pauses.heard == []
 
@@ -140,8 +141,8 @@ def stretches(times: list[tuple[int, int]], spot: Any = ("f", 1, "")) -> GradOff
     for start, end in times:
         heard.entered(start * MS)
         heard.entered(start * MS + 1)  # a function that switches off what is off already
-        heard.left(end * MS - 1, lambda: ("inner", 0, ""))
-        heard.left(end * MS, lambda: spot)
+        heard.left(end * MS - 1, ("inner", 0, ""))
+        heard.left(end * MS, spot)
     return heard
 
 
@@ -159,17 +160,17 @@ def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
 
 def test_short_training_or_earlier_no_grad_is_no_evaluation() -> None:
     heard = GradOff()
-    heard.left(5 * MS, lambda: None)
+    heard.left(5 * MS, None)
     heard.entered(6 * MS)
-    heard.left(6 * MS + 999, lambda: None)
+    heard.left(6 * MS + 999, None)
     heard.entered(10 * MS)
     heard.trained()
-    heard.left(20 * MS, lambda: None)
+    heard.left(20 * MS, None)
     assert heard.evaluations([], np.arange(0, 300, 30) * MS) == ()
     heard.entered(60 * MS)  # what stays entered, as a generator does that is left early, hides nothing later
     heard.trained()
     heard.entered(70 * MS)
-    heard.left(75 * MS, lambda: None)
+    heard.left(75 * MS, None)
     assert [s.start_ns for s in heard.evaluations([], np.arange(0, 300, 30) * MS)] == [70 * MS]
 
 
@@ -203,7 +204,7 @@ def _inside(stretch: Stretch, passes: list[Stretch]) -> bool:
 def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     switches = (torch.no_grad, torch.inference_mode)
     before = [dict(vars(s)) for s in switches]
-    pauses = Pauses()
+    pauses, tape = Pauses(), Tape()
     layer = torch.nn.Linear(2, 2)
 
     @torch.inference_mode()
@@ -212,7 +213,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
         return layer(torch.ones(2))
 
     with ExitStack() as undo:
-        PauseHooks(pauses, undo).install()
+        PauseHooks(pauses, tape, undo).install()
         assert not sample().requires_grad and layer(torch.ones(2)).requires_grad
         with suppress(KeyError), torch.no_grad():
             time.sleep(0.002)
@@ -220,6 +221,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
             raise KeyError
         assert torch.is_grad_enabled()
     assert [dict(vars(s)) for s in switches] == before
+    pauses.read(tape.marks())
     pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
     told = [(p[3] and p[3][2], p[4]) for p in pauses.heard if p[0] == "evaluation"]
     name = test_gradients_switch_as_ever_and_hooks_see_the_users_line.__name__
@@ -229,9 +231,9 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
 def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) -> None:
     before = {t: _found(t) for t in TARGETS}
     callbacks = list(gc.callbacks)
-    pauses = Pauses()
+    pauses, tape = Pauses(), Tape()
     with ExitStack() as undo:
-        PauseHooks(pauses, undo).install()
+        PauseHooks(pauses, tape, undo).install()
         assert torch.save is not before[TARGETS[0]]
         np.savez(tmp_path / "a.npz", a=np.zeros(3))
         torch.save({"a": torch.zeros(3)}, tmp_path / "a.pt")
@@ -262,9 +264,9 @@ def test_a_library_imported_during_the_run_is_hooked_later(monkeypatch: pytest.M
     made: Any = type(sys)(name)
     made.Trainer = Trainer
     monkeypatch.delitem(sys.modules, name, raising=False)
-    pauses = Pauses()
+    pauses, tape = Pauses(), Tape()
     with ExitStack() as undo:
-        hooks = PauseHooks(pauses, undo)
+        hooks = PauseHooks(pauses, tape, undo)
         hooks.install()
         monkeypatch.setitem(sys.modules, name, made)
         hooks.look()
@@ -274,11 +276,11 @@ def test_a_library_imported_during_the_run_is_hooked_later(monkeypatch: pytest.M
 
 
 def test_other_threads_are_not_heard() -> None:
-    pauses = Pauses()
+    pauses, tape = Pauses(), Tape()
     handler = logging.StreamHandler(io.StringIO())
     record = logging.LogRecord("a", logging.INFO, "f", 1, "m", (), None)
     with ExitStack() as undo:
-        PauseHooks(pauses, undo).install()
+        PauseHooks(pauses, tape, undo).install()
         other = threading.Thread(target=lambda: [handler.handle(record) for _ in range(50)])
         other.start()
         other.join()
@@ -377,9 +379,9 @@ def test_what_most_steps_do_briefly_is_training_when_long() -> None:
     starts = [step * 100 * MS for step in range(20)]
     for step, start_ns in enumerate(starts):
         off.entered(start_ns)
-        off.left(start_ns + (5 * MS if step % 5 == 4 else MS // 2), lambda: clip)
+        off.left(start_ns + (5 * MS if step % 5 == 4 else MS // 2), clip)
         if step % 5 == 0:
             off.entered(start_ns + 50 * MS)
-            off.left(start_ns + 80 * MS, lambda: held)
+            off.left(start_ns + 80 * MS, held)
     evaluations = off.evaluations([], np.array(starts, dtype=np.int64))
     assert [s.spot for s in evaluations] == [held] * 4

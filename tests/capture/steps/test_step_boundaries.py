@@ -1,7 +1,7 @@
-"""The step tracker on random loops whose steps are known, and on random marks that mean nothing.
+"""The step finder on random loops whose steps are known, and on random marks that mean nothing.
 
 A loop is played from a small grammar with a clock that ticks; the player writes down, as it goes, which step each batch
-and each optimizer step belongs to. That diary, not the tracker's rules, says what is right.
+and each optimizer step belongs to. That diary, not the told's rules, says what is right.
 """
 
 from __future__ import annotations
@@ -14,17 +14,19 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from gpulab.capture.steps.step_boundaries import UNSETTLED_BATCHES, StepTracker
 from gpulab.run import StepFlag, Steps
+from gpulab.tape.marks import Kind
+from gpulab.tape.step_finder import UNSETTLED_BATCHES
+from tests.support.tapes import Told
 
 TRAIN, SECOND, VAL = 1, 2, 3
 FRESH_KEYS = 100
 
 
 class Diary(Struct, dict=True):
-    """Plays marks into a tracker and notes what each of them is."""
+    """Plays marks into a step finder and notes what each of them is."""
 
-    tracker: StepTracker = field(default_factory=lambda: StepTracker(0))
+    told: Told = field(default_factory=Told)
     now: int = 0
     step: int = 0  # the step that is being trained, from 0
     updates: list[tuple[int, int]] = field(default_factory=list)  # (step, when)
@@ -39,21 +41,21 @@ class Diary(Struct, dict=True):
 
     def begin(self, loader: int) -> None:
         """iter(loader)"""
-        self.tracker.loader_asked(loader, self.tick(), fresh=True)
-        self.tracker.loader_answered(self.tick(2), "iterator")
+        self.told.asked(loader, self.tick(), fresh=True)
+        self.told.answered(self.tick(2), "iterator")
 
     def batch(self, loader: int, size: int | None, step: int | None = None) -> None:
         """next(iterator); `step`: the one that will train it, None in an evaluation."""
-        self.tracker.loader_asked(loader, self.tick())
-        self.tracker.loader_answered(self.tick(5), "batch", size)
+        self.told.asked(loader, self.tick())
+        self.told.answered(self.tick(5), "batch", size)
         if step is not None:
             self.batches[step] = self.batches.get(step, 0) + 1
             self.samples[step] = self.samples.get(step, 0) + (size or 0)
 
     def exhaust(self, loader: int) -> None:
         """next(iterator) raises StopIteration."""
-        self.tracker.loader_asked(loader, self.tick())
-        self.tracker.loader_answered(self.tick(1), "end")
+        self.told.asked(loader, self.tick())
+        self.told.answered(self.tick(1), "end")
 
     def evaluate(self, loader: int, batches: int, *, wholly: bool = True) -> None:
         """A pass that trains nothing."""
@@ -67,13 +69,13 @@ class Diary(Struct, dict=True):
     def backward(self) -> None:
         """loss.backward()"""
         self.tick(7)
-        self.tracker.backward()
+        self.told.backward(self.now)
 
     def optimize(self, optimizer: int) -> None:
         """optimizer.step()"""
         start = self.tick()
         end = self.tick(4)
-        self.tracker.optimized(optimizer, start, end)
+        self.told.optimized(optimizer, start, end)
         self.updates.append((self.step, end))
 
     def new_loader(self) -> int:
@@ -83,7 +85,7 @@ class Diary(Struct, dict=True):
 
     def finish(self) -> Steps:
         """The steps found, after a last line of code."""
-        return self.tracker.finish(self.tick(50))
+        return self.told.steps(self.tick(50))
 
 
 def assert_lawful(steps: Steps) -> None:
@@ -203,7 +205,7 @@ def test_training_from_a_loader(training: Training) -> None:
     if training.ahead and any(_two_steps(n, training.accumulation) for n in training.epochs):
         assert int(steps.batch_count.sum()) == sum(diary.batches.values())  # which of the two had one more is open
         diary.batches.clear()
-    assert diary.tracker.source == "DataLoader and Optimizer.step"
+    assert diary.told.source == "DataLoader and Optimizer.step"
     assert_as_written(steps, diary, count)
 
 
@@ -232,8 +234,8 @@ def test_certain_steps_are_never_taken_back_in_silence(training: Training) -> No
     original = diary.tick
 
     def tick(ns: int = 3) -> int:
-        tracker = diary.tracker
-        seen.append((tracker.generation, tracker.count))
+        told = diary.told
+        seen.append((told.generation, told.count))
         return original(ns)
 
     diary.tick = tick  # type: ignore[method-assign]
@@ -255,7 +257,7 @@ def test_training_without_a_loader(turns: int, optimizers: int) -> None:
             diary.optimize(optimizer)
         diary.step += 1
     steps = diary.finish()
-    assert diary.tracker.source == "Optimizer.step"
+    assert diary.told.source == "Optimizer.step"
     if turns == 1:  # nobody can know yet that others belong to it
         diary.updates = diary.updates[:1]
     assert_as_written(steps, diary, turns)
@@ -310,7 +312,7 @@ def test_inference(passes: list[int], loaders: int, left_early: bool) -> None:
     if left_early and sum(passes) == 1:
         assert len(steps) == 0, "one look at one batch is no loop"
         return
-    assert diary.tracker.source == "DataLoader"
+    assert diary.told.source == "DataLoader"
     assert_as_written(steps, diary, sum(passes))
     assert bool(steps.flags[-1] & StepFlag.PARTIAL) == left_early
 
@@ -323,13 +325,13 @@ def test_weights_updated_by_hand(batches: int) -> None:
         diary.batch(TRAIN, 4, diary.step)
         diary.backward()
         diary.tick(5)
-        if diary.tracker.undecided:
-            assert diary.tracker.count == 0
-            diary.tracker.by_hand()
+        if diary.told.undecided:
+            assert diary.told.count == 0
+            diary.told.mark(diary.tick(), Kind.UPDATED)
         diary.step += 1
-        assert diary.tracker.count == done
+        assert diary.told.count == done
     diary.exhaust(TRAIN)
-    assert diary.tracker.count == batches
+    assert diary.told.count == batches
     assert_as_written(diary.finish(), diary, batches)
 
 
@@ -345,10 +347,10 @@ def test_steps_by_hand_win(epochs: list[int]) -> None:
             diary.batch(TRAIN, 4, diary.step)
             diary.backward()
             diary.optimize(0)
-            diary.tracker.manual(diary.tick())
+            diary.told.mark(diary.tick(), Kind.HAND)
             diary.step += 1
         diary.exhaust(TRAIN)
-    assert diary.tracker.source == "gpulab.step()"
+    assert diary.told.source == "gpulab.step()"
     assert_as_written(diary.finish(), diary, sum(epochs))
 
 
@@ -360,7 +362,7 @@ def test_a_first_step_by_hand_begins_with_its_own_epoch() -> None:
     for _ in range(3):
         diary.batch(TRAIN, 4, 0)
         diary.tick(10)
-    diary.tracker.manual(diary.tick())
+    diary.told.mark(diary.tick(), Kind.HAND)
     steps = diary.finish()
     assert len(steps) == 1 and int(steps.batch_count[0]) == 3
     assert int(steps.start_ns[0]) <= began
@@ -387,7 +389,7 @@ marks = st.lists(
 @given(marks)
 def test_any_marks_give_lawful_steps(script: list[tuple[Any, ...]]) -> None:
     diary = Diary()
-    tracker = diary.tracker
+    told = diary.told
     for mark, *given_ in script:
         match mark:
             case "begin":
@@ -401,31 +403,31 @@ def test_any_marks_give_lawful_steps(script: list[tuple[Any, ...]]) -> None:
             case "optimize":
                 diary.optimize(*given_)
             case "resume":
-                tracker.resume(diary.tick(given_[0]), profiler_edge=True)
+                told.mark(diary.tick(given_[0]), Kind.RESUME, 1)
             case "by hand":
-                tracker.by_hand()
+                told.mark(diary.tick(), Kind.UPDATED)
             case "manual":
-                tracker.manual(diary.tick())
-        if tracker.count:
-            start, end, *_ = tracker.last()
+                told.mark(diary.tick(), Kind.HAND)
+        if told.count:
+            start, end, *_ = told.rows_since(len(told) - 1)[0].tolist()
             assert start <= end <= diary.now
-            assert tracker.last_batches() >= 0
-    before = tracker.count
+            assert told.last_batches() >= 0
+    before = told.count
     steps = diary.finish()
     assert_lawful(steps)
     assert len(steps) >= before
-    assert bool(tracker.source) or not len(steps)
+    assert bool(told.source) or not len(steps)
 
 
 def test_nested_requests_count_once() -> None:
     """A dataset that reads another DataLoader while it is asked."""
     diary = Diary()
-    tracker = diary.tracker
+    told = diary.told
     diary.begin(TRAIN)
     for _ in range(2):
-        tracker.loader_asked(TRAIN, diary.tick())
+        told.asked(TRAIN, diary.tick())
         diary.batch(SECOND, 99)
-        tracker.loader_answered(diary.tick(), "batch", 4)
+        told.answered(diary.tick(), "batch", 4)
         diary.backward()
         diary.optimize(0)
     diary.exhaust(TRAIN)

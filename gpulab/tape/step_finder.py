@@ -1,7 +1,19 @@
 """The steps of a training loop, read off the marks that it leaves by itself. Pure: knows times, not torch.
 
-What makes a step, best evidence first, is written in `capture/steps/step_boundaries.py`; both find the same steps.
-Here nothing is decided while the loop runs: marks are read as they come or all at once, with the same result.
+Marks are read as they come or all at once, with the same result. What makes a step, best evidence first:
+
+- `gpulab.step()`: each call ends a step.
+- DataLoader and optimizer: a step begins when the loader is asked for its first batch and ends when a loader is asked
+  again after an optimizer has stepped; so gradient accumulation is one step, a GAN's two optimizers are one step.
+- optimizer alone (batches sliced from an array): from one `Optimizer.step` to the next of the same optimizer. Where
+  others step in between, the last of the first round ends a step.
+- DataLoader alone (inference, weights updated by hand): from one request to the next of the same loader.
+- backward passes alone (neither loader nor optimizer): from the first backward pass after an update of the weights to
+  the first one after the next update; so accumulation and a GAN's two passes are one step.
+
+Batches that train nothing belong to no step: what was fetched before the first backward pass, a whole pass over a
+loader without a backward pass, batches of a loader that never trained when one that did is asked again. A loader begun
+in the middle of an accumulation is evaluation too; its time cannot be taken out of the step, its batches do not count.
 """
 
 from __future__ import annotations
@@ -14,12 +26,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.capture.tape.marks import Kind, Marks
 from gpulab.run import Int64, Phase, StepFlag, Steps
+from gpulab.tape.marks import Kind, Marks
 
-COLUMNS = 9
-START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, PHASE, FLAGS, FEEDER = range(COLUMNS)
+COLUMNS = 10
+START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, OWN, PHASE, FLAGS, FEEDER = range(COLUMNS)
 EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
+COMPILED = int(StepFlag.COMPILE)
 ENDED_FIRST = 1 << 8  # of a row: its loader had none left when the optimizer stepped
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
@@ -28,12 +41,13 @@ ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read mor
 UNKNOWN = -(1 << 50)
 # a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
 LETTERS = bytes.maketrans(
-    bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED)), b"AGBESD"
+    bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
 )
-STEADY = re.compile(b"(AG|BE|S(BE)*D)+")
+UNHEARD = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
+STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
 
-Sums = tuple[int, int, int, int, int]  # wait and optimizer (ns), batches, samples, batches of unknown size
-NOTHING: Sums = (0, 0, 0, 0, 0)
+Sums = tuple[int, int, int, int, int, int]  # wait, optimizer (ns), batches, samples, batches of unknown size, own (ns)
+NOTHING: Sums = (0, 0, 0, 0, 0, 0)
 
 
 def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
@@ -59,16 +73,20 @@ class _Step(Struct, gc=False):
     batches_when_optimized: int = -1
     others: tuple[tuple[int, int, Sums], ...] = ()  # steps of other optimizers than its own: which, end, sums so far
 
-    def add(self, wait: int = 0, optimizer: int = 0, batches: int = 0, samples: int = 0, unknown: int = 0) -> None:
-        a, b, c, d, e = self.sums
-        self.sums = a + wait, b + optimizer, c + batches, d + samples, e + unknown
+    def add(
+        self, wait: int = 0, optimizer: int = 0, batches: int = 0, samples: int = 0, unknown: int = 0, own: int = 0
+    ) -> None:
+        a, b, c, d, e, f = self.sums
+        self.sums = a + wait, b + optimizer, c + batches, d + samples, e + unknown, f + own
 
 
 class StepFinder:
-    """Reads marks in order. `count`: steps that are certain; where some are taken back `generation` grows."""
+    """Reads marks in order; each costs gpulab `mark_ns`. Where steps are taken back `generation` grows."""
 
-    def __init__(self, origin_ns: int) -> None:
+    def __init__(self, origin_ns: int, mark_ns: int = 0) -> None:
         self._origin_ns = origin_ns
+        self._mark_ns = mark_ns
+        self._heard = self._heard_before = 0  # marks, and those until the newest step ended
         self._open = _Step(origin_ns)
         self._rows = array("q")
         self._training: set[int] = set()  # loaders that have fed an optimizer step
@@ -76,15 +94,18 @@ class StepFinder:
         self._strangers = 0  # steps of other optimizers since the last one of `_optimizer`
         self._round = 0  # most such steps between two of `_optimizer`
         self._manual = self._by_optimizer = self._by_backward = False  # what ends steps, where no loader does
+        self.feeder: int | None = None  # the first loader of the newest step that had one
+        self._feeding = 0  # how many loaders fed that step
         self._fed = 0  # consecutive steps that a loader fed all the same
         self._first_backward_ns = self._backward_end_ns = 0
         self._passing = False  # a backward pass is going on
         self._first_backwards = 0  # passes in the first step that they made
-        self._loader_seen = self._backward_seen = self._settled = self._stopped = False
+        self.loader_seen = self._backward_seen = self._settled = self._stopped = False
         self._depth = self._asking = self._asked_ns = 0
         self._began: dict[int, int] = {}  # optimizers that are stepping, and since when
         self._scaling: list[tuple[int, int] | None] = []  # GradScaler's calls: optimizer, since when; None: it stepped
         self._phase = int(Phase.WARMUP)
+        self._own_ns = 0  # what gpulab has said of its own time
         self.generation = 0
 
     # -- what is known ---------------------------------------------------------------------------------------------
@@ -94,6 +115,7 @@ class StepFinder:
 
     @property
     def count(self) -> int:
+        """Steps that are certain. Batches before a first optimizer step may still become one accumulated step."""
         return 0 if self._optimizer is None and self.undecided else len(self)
 
     def marks_until(self, count: int) -> int:
@@ -114,6 +136,35 @@ class StepFinder:
         return self._backward_seen and self.without_optimizer and not self._settled and not self._by_backward
 
     @property
+    def trains(self) -> bool:
+        """Whether there was more than batches: a backward pass, an optimizer, a step marked by hand."""
+        return self._backward_seen or self._optimizer is not None or self._manual
+
+    @property
+    def optimizer_ends_steps(self) -> bool:
+        """Whether steps end at `Optimizer.step` itself: code of the same step may still follow it."""
+        return self._by_optimizer and not self._manual
+
+    @property
+    def training(self) -> bool:
+        """Whether the open step has had a backward pass whose gradients no optimizer has used."""
+        return self._open.backwards > 0 and self._open.optimized_ns is None
+
+    @property
+    def hooks_ns(self) -> int:
+        """What all marks have cost, with what gpulab did at them."""
+        return self._own_ns + self._heard * self._mark_ns
+
+    def last_batches(self) -> int:
+        """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
+        return self._rows[-COLUMNS + BATCHES] // max(1, self._feeding)
+
+    def rows_since(self, count: int) -> Int64:
+        """Start, end, data wait (ns) and samples (-1 unknown) of the steps after so many, [n, 4]."""
+        rows = np.array(self._rows[COLUMNS * count :], np.int64).reshape(-1, COLUMNS)
+        return np.ascontiguousarray(rows[:, (START, END, WAIT, SAMPLES)])
+
+    @property
     def source(self) -> str:
         """What marks the steps, in the user's words; empty while nothing did."""
         if self._manual:
@@ -122,7 +173,7 @@ class StepFinder:
             return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
         if self._by_backward:
             return "backward passes"
-        return "DataLoader" if self._loader_seen and len(self) else ""
+        return "DataLoader" if self.loader_seen and len(self) else ""
 
     def steps(self, end_ns: int | None = None) -> Steps:
         """All of them; once the code has ended, also one whose work was done but that no boundary closed."""
@@ -134,17 +185,19 @@ class StepFinder:
         if len(table):
             table[0, FLAGS] |= StepFlag.FIRST
             table[-1, FLAGS] |= StepFlag.LAST if end_ns is not None else 0
-        start, end, wait, optimizer, batches, samples, phase, flags, _ = np.ascontiguousarray(table.T)
+        start, end, wait, optimizer, batches, samples, own, phase, flags, _ = np.ascontiguousarray(table.T)
+        wait = np.minimum(np.maximum(wait, 0), end - start)
         return Steps(
             number=np.arange(1, len(table) + 1, dtype=np.int64),
             start_ns=start - self._origin_ns,
             end_ns=end - self._origin_ns,
-            data_wait_ns=np.minimum(wait, end - start),
+            data_wait_ns=wait,
             optimizer_ns=np.minimum(optimizer, end - start),
             batch_count=batches,
             sample_count=samples,
             phase=phase.astype(np.uint8),
             flags=flags.astype(np.uint8),
+            own_ns=np.minimum(own, end - start - wait),
         )
 
     # -- marks -----------------------------------------------------------------------------------------------------
@@ -173,7 +226,7 @@ class StepFinder:
     def _state(self) -> dict[str, Any]:
         """All that decides, and no time."""
         step = self._open
-        times = {"_asked_ns", "_backward_end_ns", "_rows", "_open"}
+        times = {"_asked_ns", "_backward_end_ns", "_rows", "_open", "_heard", "_heard_before", "_own_ns"}
         own = {name: value for name, value in vars(self).items() if name not in times}
         return own | {"open": replace(step, start_ns=0), "_training": len(self._training), "_began": [*self._began]}
 
@@ -181,26 +234,46 @@ class StepFinder:
         """Close a step for each turn that follows and is like the one that ended at mark `last`: so many marks."""
         near = marks[last - turn : last + 1 + REPEATS * turn]
         kind, argument = near["kind"][1:], near["argument"][1:]
-        alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | (kind[turn:] == Kind.GOT))
+        free = (kind[turn:] == Kind.GOT) | (kind[turn:] == Kind.OWN)
+        alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | free)
         turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
-        letters = kind[:turn].astype(np.uint8).tobytes().translate(LETTERS)
-        if turns == 1 or not STEADY.fullmatch(letters[-1:] + letters[:-1] if letters.endswith(b"A") else letters):
+        kinds = kind[:turn].astype(np.uint8).tobytes()
+        letters = kinds.translate(LETTERS)
+        heard = kinds.translate(LETTERS, UNHEARD)
+        if turns == 1 or not STEADY.fullmatch(heard[-1:] + heard[:-1] if letters.endswith(b"A") else heard):
             return 0
         t_ns = np.lib.stride_tricks.sliding_window_view(near["t_ns"], turn + 1)[: turns * turn : turn].T
-        samples = argument[: turns * turn].reshape(turns, turn).T
+        arguments = argument[: turns * turn].reshape(turns, turn).T
         table = np.zeros((turns, COLUMNS), np.int64)
         table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], self._rows[-COLUMNS + PHASE :]
-        for each, took in enumerate(np.diff(t_ns, axis=0)):  # until a mark, from the one before
-            if letters[each] == ord("G"):
-                table[:, WAIT] += took
-                table[:, BATCHES] += 1
-                table[:, SAMPLES] += np.where(samples[each] < 0, UNKNOWN, samples[each])
-            elif letters[each] == ord("D"):
-                table[:, OPTIMIZER] += took
+        table[:, OWN] = self._mark_ns * turn
+        asked_ns = began_ns = passed_ns = t_ns[0]
+        asks = letters.endswith(b"A")
+        for letter, now_ns, value in zip(letters, t_ns[1:], arguments, strict=True):
+            match chr(letter):
+                case "A":
+                    asked_ns, asks = now_ns, True
+                case "G":
+                    table[:, WAIT] += now_ns - asked_ns
+                    table[:, BATCHES] += 1
+                    table[:, SAMPLES] += np.where(value < 0, UNKNOWN, value)
+                    asks = False
+                case "O":
+                    table[:, OWN] += value
+                    asked_ns = asked_ns + value * asks
+                case "S":
+                    began_ns = now_ns
+                case "E":
+                    passed_ns = now_ns
+                case "D":
+                    table[:, OPTIMIZER] += now_ns - np.maximum(began_ns, passed_ns)
         table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
         if table[0].tolist() != self._rows[-COLUMNS:].tolist():  # a part of the turn belongs to no step
             return 0
         self._rows.frombytes(table[1:].tobytes())
+        self._own_ns += int(table[1:, OWN].sum()) - (turns - 1) * turn * self._mark_ns
+        self._heard += (turns - 1) * turn
+        self._heard_before += (turns - 1) * turn
         self._open.start_ns = int(t_ns[-1, -1])
         return (turns - 1) * turn
 
@@ -236,9 +309,12 @@ class StepFinder:
                 self._open.others = ()
                 self._asked_ns = max(self._asked_ns, t_ns)
                 self._open.flags |= PROFILER_EDGE * argument
+            case Kind.OWN:
+                self._own_ns += argument
+                self._open.add(own=argument)
+                self._asked_ns += argument if self._depth else 0
             case Kind.COMPILE:
-                if len(self):
-                    self._rows[-COLUMNS + FLAGS] |= int(StepFlag.COMPILE)
+                self._open.flags |= COMPILED
             case Kind.UPDATED:
                 self._settled = True
             case Kind.PHASE:
@@ -247,6 +323,7 @@ class StepFinder:
                 self._open.start_ns = t_ns
             case Kind.STOP:
                 self._stopped = True
+        self._heard += 1
 
     def _asked(self, loader: int, t_ns: int, fresh: bool) -> None:
         """A loader is asked. Nested requests count once."""
@@ -255,7 +332,7 @@ class StepFinder:
             return
         if not (self._manual or self._by_optimizer or self._by_backward):
             self._before_loader(loader, t_ns, fresh)
-        self._loader_seen = self._open.asked = True
+        self.loader_seen = self._open.asked = True
         if fresh and loader not in self._open.guests:
             self._open.flags |= EPOCH_START
         self._asking, self._asked_ns = loader, t_ns
@@ -387,7 +464,7 @@ class StepFinder:
     def _learn(self, optimizer: int) -> None:
         """Find out whether optimizer steps alone make the steps, and which of a round ends one: the last."""
         step, others = self._open, self._open.others
-        if not self._by_optimizer and not self._loader_seen:
+        if not self._by_optimizer and not self.loader_seen:
             self._by_optimizer = True
         elif optimizer != self._optimizer:
             return
@@ -398,6 +475,7 @@ class StepFinder:
             self._rows[END] = end_ns
             self._rows[WAIT] += sums[0]
             self._rows[OPTIMIZER] += sums[1]
+            self._rows[OWN] += sums[5]
             self._rows[FLAGS] |= step.flags & PROFILER_EDGE
             self._open, self._strangers, self._round = _Step(end_ns), 0, len(others)
         elif step.optimized_ns is not None and step.sums[2] == step.batches_when_optimized:
@@ -431,11 +509,15 @@ class StepFinder:
     def _close(self, end_ns: int) -> None:
         step = self._open
         end_ns = max(end_ns, step.start_ns)
-        wait_ns, optimizer_ns, batches, samples, unknown = step.sums
+        wait_ns, optimizer_ns, batches, samples, unknown, own_ns = step.sums
         samples = -1 if unknown or not batches else samples
+        own_ns += self._mark_ns * (self._heard - self._heard_before)
+        self._heard_before = self._heard
+        if step.fed:
+            self.feeder, self._feeding = step.fed[0], len(step.fed)
         ended_first = ENDED_FIRST if step.ended_first and not self._by_optimizer and not self._manual else 0
         marked = (self._phase, step.flags | ended_first, step.fed[0] if step.fed else -1)
-        self._rows.extend((step.start_ns, end_ns, wait_ns, optimizer_ns, batches, samples, *marked))
+        self._rows.extend((step.start_ns, end_ns, wait_ns, optimizer_ns, batches, samples, own_ns, *marked))
         self._settled |= len(self) >= UNSETTLED_BATCHES
         self._open = _Step(end_ns)
 
@@ -445,8 +527,9 @@ class StepFinder:
         if count:
             step.start_ns = int(rows[0, START])
             step.flags |= int(rows[0, FLAGS]) & EPOCH_START
-            wait_ns, optimizer_ns, batches, samples = np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist()
-            step.add(wait_ns, optimizer_ns, batches, samples, int((rows[:, SAMPLES] < 0).sum()))
+            step.flags |= int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
+            wait_ns, optimizer_ns, batches, samples, own_ns = np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist()
+            step.add(wait_ns, optimizer_ns, batches, samples, int((rows[:, SAMPLES] < 0).sum()), own_ns)
         self._settled = False
         self.generation += len(self) > 0
         del self._rows[:]
@@ -468,7 +551,7 @@ class StepFinder:
         step = self._open
         self._fed = self._fed + 1 if step.sums[2] else 0
         if self._fed < 2:
-            step.sums, step.fed = (0, step.sums[1], 0, 0, 0), ()
+            step.sums, step.fed = (0, step.sums[1], 0, 0, 0, step.sums[5]), ()
         return self._fed >= 2
 
     def _close_what_is_left(self, end_ns: int) -> None:
@@ -492,8 +575,8 @@ class StepFinder:
 
 
 def _less(sums: Sums, before: Sums) -> Sums:
-    wait_ns, optimizer_ns, batches, samples, unknown = (a - b for a, b in zip(sums, before, strict=True))
-    return wait_ns, optimizer_ns, batches, samples, unknown
+    wait_ns, optimizer_ns, batches, samples, unknown, own_ns = (a - b for a, b in zip(sums, before, strict=True))
+    return wait_ns, optimizer_ns, batches, samples, unknown, own_ns
 
 
 def _give_back_batch(table: Int64, row: int) -> None:
