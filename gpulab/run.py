@@ -461,7 +461,7 @@ class Batches(Struct, frozen=True):
 
 
 class CoreTimes(Struct, frozen=True):
-    """What the training thread had of the processor: readings at the ends of steps, a millisecond apart or more.
+    """What the training thread had of the processor: readings some 10 ms apart, and around the profiler's window.
 
     All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
     """
@@ -477,7 +477,7 @@ class CoreTimes(Struct, frozen=True):
 
 
 class CoreUse(Struct, frozen=True):
-    """Who used the cores that the process may use, at the run's beginning and end, and at steps between.
+    """Who used the cores that the process may use, at the run's beginning and end, and between.
 
     All but `t_ns` count from some fixed time on; -1: not known.
     """

@@ -417,8 +417,6 @@ class Loop:
         if count > self.counted:
             if self.events is not None:
                 self.events.mark(entered)
-            if self.cores is not None:
-                self.cores.at_step(entered)
             touched = self._boundary(count)
         elif phases.profiling:
             touched = phases.end_overdue(stepless=self.stepless)
