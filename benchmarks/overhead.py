@@ -1,14 +1,16 @@
-"""What `%%gpuprofile` with the live view adds to an unprofiled step, against the bare cell and against peers.
+"""What `%%gpuprofile` adds to an unprofiled step, with the live view and without, against the bare cell and peers.
 
-One kernel; each block is one run of the very same cell. Bare blocks and blocks of an arm take turns, and a block is
-compared with the mean of the bare blocks before and after it, so that a machine that slowly changes its speed cancels
-out. A block's figure is the median step time by the cell's own clock; the fastest tenth of its steps stands beside it,
+One kernel; each block is one run of the very same cell, which is traced and saved. Bare blocks and blocks of an arm
+take turns, the arms in random order, and a block is compared with the mean of the bare blocks before and after it, so
+that a machine that slowly changes its speed cancels out. All of it takes four minutes. A block's figure is the median step time by the cell's own clock; the fastest tenth of its steps stands beside it,
 because a busy neighbour slows steps and never speeds one up. For gpulab only unprofiled steps count (its own
 selection); for the peers every step does, for they profile them all.
 """
 
 from __future__ import annotations
 
+import os
+import random
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -65,61 +67,63 @@ with profile({arguments}) as prof:
 ARMS = {
     "bare": CELL,
     "gpulab": "%%gpuprofile" + CELL,
+    "gpulab without live view": "%%gpuprofile --no-live" + CELL,
     "torch.profiler": PEER.format(arguments=""),
     "torch.profiler + tensorboard_trace_handler": PEER.format(
         arguments="on_trace_ready=tensorboard_trace_handler(tempfile.mkdtemp())"
     ),
 }
-PEERS = tuple(ARMS)[2:]
-# name: (width, depth, steps per block, blocks of gpulab, blocks of each peer)
-CASES = {"1 ms": (128, 4, 600, 40, 8), "10 ms": (640, 8, 80, 40, 8), "100 ms": (1800, 8, 24, 30, 6)}
-PAUSE = "import gc, time; gc.collect(); time.sleep(0.3)"  # what the last block left running ends here
+OURS, PEERS = tuple(ARMS)[1:3], tuple(ARMS)[3:]
+# name: (width, depth, steps per block, blocks of each arm of gpulab's, of each peer)
+CASES = {"0.66 ms": (128, 4, 1000, 16, 2), "1 ms": (128, 9, 600, 16, 2), "10 ms": (640, 9, 80, 16, 2)}
+PAUSE = "import gc, time; gc.collect(); time.sleep(0.15)"  # what the last block left running ends here
 
 
 def measure() -> dict[str, object]:
     """Ratios of each arm to the bare cell, per step length."""
     found = {}
+    rng, load = random.Random(0), [os.getloadavg()[0]]
     with kernel() as session:
         session.run(SETUP)
-        for case, (width, depth, steps, blocks, peer_blocks) in CASES.items():
+        for case, (width, depth, steps, *blocks) in CASES.items():
             session.run(f"build({width}, {depth}, {steps})" + CELL)
             session.run(ARMS["gpulab"])  # the first run pays for imports
-            sandwiches = {"gpulab": _turns(session, "gpulab", blocks)}
-            sandwiches |= {peer: _turns(session, peer, peer_blocks) for peer in PEERS}
-            found[case] = {"steps_per_block": steps, **_summary(sandwiches)}
-    return {"step_ratio_to_bare": found}
+            turns = [arm for arms, count in zip((OURS, PEERS), blocks, strict=True) for arm in arms * count]
+            rng.shuffle(turns)
+            found[case] = {"steps_per_block": steps, **_summary(_sandwiches(session, turns))}
+    return {"step_ratio_to_bare": found, "load_before_and_after": [*load, os.getloadavg()[0]]}
 
 
 Block = tuple[float, float, float]  # median step, fastest tenth (s), seconds from the last step to the cell's end
+Sandwich = tuple[Block, Block, Block]
 
 
-def _turns(session: Kernel, arm: str, count: int) -> tuple[list[Block], list[Block]]:
-    """`count` blocks of the arm, and the `count + 1` bare ones around them."""
-    bare, blocks = [_block(session, "bare")], []
-    for _ in range(count):
-        blocks.append(_block(session, arm))
+def _sandwiches(session: Kernel, turns: list[str]) -> dict[str, list[Sandwich]]:
+    """A block of each arm in turn between two bare ones, and under "bare" bare ones between such."""
+    bare, found = [_block(session, "bare")], {arm: list[Sandwich]() for arm in dict.fromkeys(turns)}
+    for arm in turns:
+        block = _block(session, arm)
         bare.append(_block(session, "bare"))
-    return bare, blocks
+        found[arm].append((bare[-2], block, bare[-1]))
+    return {"bare": list(zip(bare, bare[1:], bare[2:], strict=False))[::2], **found}
 
 
-def _summary(sandwiches: dict[str, tuple[list[Block], list[Block]]]) -> dict[str, object]:
-    bare = sandwiches["gpulab"][0]
+def _summary(sandwiches: dict[str, list[Sandwich]]) -> dict[str, object]:
+    bare = sandwiches.pop("bare")
     found: dict[str, object] = {
-        "bare_step_ms": 1e3 * float(np.median([b[0] for b in bare])),
-        "bare_against_bare": _ratios(bare[::2], bare[1::2]),
+        "bare_step_ms": 1e3 * float(np.median([block[0] for _, block, _ in bare])),
+        "bare_against_bare": _ratios(bare),
     }
-    for arm, (around, blocks) in sandwiches.items():
-        after = float(np.median([b[2] for b in blocks]))
-        found[arm] = {**_ratios(around, blocks), "after_last_step_s": after}
+    for arm, blocks in sandwiches.items():
+        found[arm] = {**_ratios(blocks), "after_last_step_s": float(np.median([b[2] for _, b, _ in blocks]))}
     return found
 
 
-def _ratios(around: list[Block], blocks: list[Block]) -> dict[str, object]:
+def _ratios(blocks: list[Sandwich]) -> dict[str, object]:
     """Each block over the mean of its two neighbours, by median step and by the fastest tenth of the steps."""
 
     def over(column: int) -> dict[str, object]:
-        pairs = zip(blocks, around, around[1:], strict=False)
-        return ratio_with_interval([2 * b[column] / (left[column] + right[column]) for b, left, right in pairs])
+        return ratio_with_interval([2 * b[column] / (left[column] + right[column]) for left, b, right in blocks])
 
     return {"median": over(0), "fastest_tenth": over(1)}
 
@@ -129,7 +133,7 @@ def _block(session: Kernel, arm: str) -> Block:
     session.run(ARMS[arm])
     ended = session.value("time.perf_counter()")
     rows = "None"
-    if arm == "gpulab":
+    if arm in OURS:
         session.run("from gpulab.analysis.steps import select; rows = select(gpulab.runs[-1]).rows.tolist()")
         rows = "rows"
     median, tenth, last = session.value(f"block({rows})")
@@ -140,10 +144,15 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     """What each arm adds to a step, by the median and by the fastest tenth of the steps, and the wait at the end."""
     for case, found in kept["step_ratio_to_bare"].items():
         step = f"a step of {found['bare_step_ms']:.3g} ms"
-        for arm in ("gpulab", "bare_against_bare", *PEERS):
-            target = case if arm == "gpulab" else ""
+        for arm in (*OURS, "bare_against_bare", *PEERS):
+            target = case if arm in OURS else ""
             name = arm.replace("_", " ")
             yield Figure.of_ratio(f"{step}, {name}: median", found[arm]["median"], "+%", target)
             yield Figure.of_ratio(f"{step}, {name}: fastest tenth", found[arm]["fastest_tenth"], "+%", target)
-        for arm in ("gpulab", *PEERS):
+        for arm in (*OURS, *PEERS):
             yield Figure(f"{step}, {arm}: last step to the cell's end", found[arm]["after_last_step_s"], "s")
+
+
+def notes(kept: Mapping[str, Any]) -> Iterator[str]:
+    before, after = kept["load_before_and_after"]
+    yield f"Load of the machine over a minute: {before:.1f} before, {after:.1f} after. "

@@ -426,7 +426,9 @@ class Loader(Struct, frozen=True, eq=False):
 
 
 class Batches(Struct, frozen=True):
-    """What it took to make each batch, timed in the process that made it; one row per batch, in order of arrival.
+    """What it took to make batches, timed in the process that made them; a row for each, in order of arrival.
+
+    All of the first ones have one, later ones at random, so that timing them stays within a budget: none is not 0.
 
     `read_ns` is the dataset's own time (`__getitem__`, `__getitems__`, `__next__`) without its transforms, which are
     known where the dataset holds them as `transform`, `transforms` or `target_transform`; else they are part of it.
@@ -446,13 +448,20 @@ class Batches(Struct, frozen=True):
     asked_ns: Int64  # the training loop begins to wait for it; -1: it was never asked for
     answered_ns: Int64  # the training loop has it; -1: likewise
     pin_ns: Int64  # copied to page-locked memory; -1: not measured, 0: it was not
+    # Batches that the row stands for: itself and those before it that were not timed; empty: each for itself
+    stands_for: Int64 = _no_column(np.int64)
 
     def __len__(self) -> int:
         return len(self.worker)
 
+    @property
+    def weight(self) -> Int64:
+        """`stands_for` in any case: sums over batches count each row as often."""
+        return self.stands_for if len(self.stands_for) else np.ones(len(self), np.int64)
+
 
 class CoreTimes(Struct, frozen=True):
-    """What the training thread had of the processor: readings at the ends of steps, a millisecond apart or more.
+    """What the training thread had of the processor: readings some 10 ms apart, and around the profiler's window.
 
     All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
     """
@@ -468,7 +477,7 @@ class CoreTimes(Struct, frozen=True):
 
 
 class CoreUse(Struct, frozen=True):
-    """Who used the cores that the process may use, at the run's beginning and end, and at steps between.
+    """Who used the cores that the process may use, at the run's beginning and end, and between.
 
     All but `t_ns` count from some fixed time on; -1: not known.
     """
@@ -793,8 +802,9 @@ class Run(Struct, frozen=True):
             (self.core_use, "core use"),
         ):
             if columns is not None:
-                lengths = {len(column) for column in asdict(columns).values()}
-                assert lengths == {len(columns)}, f"{what} columns differ in length"
+                lengths = {name: len(column) for name, column in asdict(columns).items()}
+                lengths["stands_for"] = lengths.get("stands_for") or len(columns)
+                assert set(lengths.values()) == {len(columns)}, f"{what} columns differ in length"
         if self.memory_events is not None:
             t_ns = self.memory_events.t_ns
             assert (t_ns[1:] >= t_ns[:-1]).all(), "memory events are not sorted"

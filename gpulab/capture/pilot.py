@@ -35,6 +35,7 @@ from gpulab.capture.steps.profiler_window import Window
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, Steps
+from gpulab.tape.calibration import mark_cost_ns
 from gpulab.tape.marks import NEVER, Kind, Tape
 from gpulab.tape.step_finder import StepFinder
 
@@ -49,7 +50,7 @@ BEFORE_STEPS = "before the first step"
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 PASSED_BY = 16  # requests inside of a generator that a run which is to end lets pass: code that only loads ends, too
 RARE = frozenset((Kind.ITER, Kind.ITERATOR, Kind.END, Kind.HAND))  # marks that always need a look
-LEARNED_AFTER = 32  # steps: until then each mark is looked at where the loop trains, to learn its lines
+LEARNED_AFTER = 8  # steps: until then each mark is looked at where the loop trains, to learn its lines
 LONGEST = 3_000  # marks without a look: so much is read at once
 
 
@@ -127,7 +128,7 @@ class Pilot:
         self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True), on_gpu=on_gpu)
         self.loaders = Loaders()
         self.pauses = Pauses()
-        self.reader = Reader(self.tape, origin_ns, self.pauses)
+        self.reader = Reader(self.tape, origin_ns, self.pauses, mark_cost_ns())
         self.update_line = UpdateLine()
         self.batch_lines = BatchLines(code)
         self.own_batches = BatchTimes(self.batch_lines)
@@ -306,8 +307,8 @@ class Pilot:
         learns = finder.trains and (finder.without_optimizer or self.counted < LEARNED_AFTER)
         until = min(self.phases.unchanged_until, NEVER if self._wanted is None else self._wanted)
         self._due_at = self.tape.count + (0 if learns else min(LONGEST, finder.marks_until(until)))
-        heeded = RARE if self._ends is None else RARE | {self._ends}
-        self.tape.heed(heeded if self.peaks is None else heeded | {Kind.BACKWARD}, self.act)
+        if self.events is not None or self.peaks is not None:
+            self.tape.heed(RARE | {Kind.BACKWARD, self._ends or Kind.ASK}, self.act)
         self._sleep()
 
     def _sleep(self) -> None:
@@ -405,8 +406,6 @@ class Pilot:
     def _at_boundary(self, t_ns: int) -> None:
         """A step may end here: what is read of the devices at its end."""
         self._mark_device(t_ns)
-        if self.cores is not None:
-            self.cores.at_step(t_ns)
         if self.peaks is not None:
             self.peaks.at_step()
 

@@ -130,7 +130,8 @@ class Capture:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
-        self._sampler = Sampler(self._pid, self.device, self._origin_ns)
+        cores = self._pilot.cores = CoreWatch(self._origin_ns)
+        self._sampler = Sampler(self._pid, self.device, self._origin_ns, cores=cores)
         self._sampler.start()
         self._spooler.start()
         self._pilot.peaks = PeakWatch() if on_gpu else None
@@ -147,7 +148,6 @@ class Capture:
             self._watcher.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
-        cores = self._pilot.cores = CoreWatch(self._origin_ns)
         cores.begin()
         if self._keep is not None:
             self._terminations.begin()

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, astuple, replace
 
 import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
@@ -122,6 +122,38 @@ def test_figures_are_those_of_a_dumber_oracle(rows: list[Made]) -> None:
         assert row.hand_over_us == (median_us(handed) if handed else None)
         assert row.waited_fraction is None or 0 <= row.waited_fraction <= 1
     assert sum(row.batches for row in known.workers) == len(counted)
+
+
+@given(st.lists(st.tuples(made, st.integers(1, 5)), min_size=4, max_size=9))
+def test_a_row_counts_as_often_as_it_stands_for_batches(rows: list[tuple[Made, int]]) -> None:
+    """As many batches like it would have said the same."""
+    run = run_of([row for row, _ in rows])
+    assert run.batches is not None
+    counts = np.array([n for _, n in sorted(rows, key=lambda r: r[0].answered)], np.int64)
+    counts[0] = 1  # the one that does not count
+    some = loading(replace(run, batches=replace(run.batches, stands_for=counts)))
+    repeated = {
+        name: np.repeat(getattr(run.batches, name), counts) for name in asdict(run.batches) if name != "stands_for"
+    }
+    every = loading(replace(run, batches=Batches(**repeated)))
+    assert some is not None and every is not None
+    assert (some.batches, some.of_batches) == (len(rows) - 1, counts[1:].sum())
+    for name in (n for n in LoadingFacts.__struct_fields__ if n not in ("batches", "workers", "wait")):
+        assert getattr(some, name) == pytest.approx(getattr(every, name), abs=EPS)
+    assert some.wait is not None and every.wait is not None
+    assert astuple(some.wait) == pytest.approx(astuple(every.wait), abs=EPS)
+    for one, other in zip(some.workers, every.workers, strict=True):
+        assert astuple(replace(one, idle_fraction=None)) == pytest.approx(astuple(replace(other, idle_fraction=None)))
+
+
+def test_a_worker_is_not_idle_where_its_batches_were_not_timed() -> None:
+    """One in five was timed, each took its whole time."""
+    rows = [Made(0, 50 * MS * i, (10 * MS, 0, 0), (1.0, 0.0, 0.0), 0, 0, 0, 0, 4) for i in range(20)]
+    run = run_of(rows)
+    assert run.batches is not None
+    few = loading(replace(run, batches=replace(run.batches, stands_for=np.full(20, 5))))
+    assert few is not None and few.workers[0].idle_fraction == pytest.approx(0.0)
+    assert few.workers[0].items_per_s == pytest.approx(400)
 
 
 @given(st.lists(made, min_size=4, max_size=12), st.data())

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from gpulab.devices.cgroups import quota_periods
-from gpulab.devices.core_clock import MachineClock, ThreadClock, busy_time_ns, pressure_ns, threads_of
+from gpulab.devices.core_clock import (
+    MachineClock,
+    OtherThreadClock,
+    ThreadClock,
+    busy_time_ns,
+    pressure_ns,
+    process_cpu_ns,
+    threads_of,
+)
 from tests.devices.test_cgroups import written
 
 TICK_NS = 10**9 // os.sysconf("SC_CLK_TCK")
@@ -52,6 +62,35 @@ def test_a_thread_knows_its_own_time() -> None:
     assert after[0] > before[0] and after[2] > before[2]
     assert after[1] >= before[1]
     assert clock.read()[1] == -1
+
+
+def test_another_process_is_read_like_ones_own() -> None:
+    """Of a child that computes for a while and has a child that did: as its own clocks say at the end."""
+    code = (
+        "import os, subprocess, sys, time\n"
+        "subprocess.run([sys.executable, '-S', '-c', 'sum(range(3_000_000))'])\n"
+        "while time.thread_time() < 0.3: pass\n"
+        "ended = sum(os.times()[2:4])\n"
+        "print(time.thread_time_ns(), time.process_time_ns(), ended, flush=True)\n"
+        "input()"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None and child.stdin is not None
+        thread_ns, process_ns, ended_s = map(float, child.stdout.readline().split())
+        clock, machine = OtherThreadClock(child.pid, child.pid), MachineClock(pid=child.pid, thread=child.pid)
+        cpu_ns, wait_ns, together_ns = clock.read()
+        assert cpu_ns == pytest.approx(thread_ns, rel=0.2) and wait_ns >= 0
+        assert together_ns == process_cpu_ns(child.pid) == pytest.approx(process_ns, rel=0.2)
+        reading = machine.read()
+        assert reading.tree_cpu_ns == pytest.approx(process_ns + ended_s * 1e9, rel=0.2)
+        assert reading.pool_wait_ns == 0
+        child.stdin.write("\n")
+        child.stdin.flush()
+        child.wait()
+    with pytest.raises(OSError, match=r"\d"):
+        clock.read()
+    clock.close()
 
 
 def test_the_threads_of_a_process_that_ended_are_none() -> None:

@@ -45,7 +45,7 @@ from tests.support import loops as made_loops
 from tests.support import real_traces, synthetic
 from tests.support.core_readings import with_cores
 
-LOADED = LoadingFacts(30, 32.0, 0.0, 0.0, 0.0, 0.0, None, None, None, None, None, ())
+LOADED = LoadingFacts(30, 30, 32.0, 0.0, 0.0, 0.0, 0.0, None, None, None, None, None, ())
 
 
 def fed(

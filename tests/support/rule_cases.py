@@ -99,6 +99,7 @@ def inside(
     """What a batch takes inside the DataLoader."""
     return LoadingFacts(
         batches=20,
+        of_batches=20,
         items_per_batch=32.0,
         batch_us=(read_ms + transform_ms + collate_ms) * 1e3,
         read_us=read_ms * 1e3,

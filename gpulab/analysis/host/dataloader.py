@@ -1,4 +1,7 @@
-"""Where the time to make a batch goes, inside the processes that make them: read, transform, collate, hand over."""
+"""Where the time to make a batch goes, inside the processes that make them: read, transform, collate, hand over.
+
+Of many short batches only some were timed: each row counts as often as it stands for batches.
+"""
 
 from __future__ import annotations
 
@@ -58,6 +61,7 @@ class WaitParts(Struct, frozen=True):
 class LoadingFacts(Struct, frozen=True):
     """Times per batch, in µs, over the batches of the counted steps (the first ones, made at the start, are out).
 
+    `batches` of them were timed, which stand for `of_batches`.
     `batch_us` is the whole making of one batch in its process, the median. `read_us`, `transform_us`, `collate_us` are
     shares of that: of the summed time of all batches, so that the parts are never more than the batch. `hand_over_us`:
     from a batch's being made to the loop's having it, where the loop was already waiting for it; None where it never
@@ -69,6 +73,7 @@ class LoadingFacts(Struct, frozen=True):
     """
 
     batches: int
+    of_batches: int
     items_per_batch: float | None
     batch_us: float
     read_us: float
@@ -90,12 +95,13 @@ def loading(run: Run) -> LoadingFacts | None:
     if batches is None or not len(batches):
         return None
     rows = _counted(run, batches)
-    wall, items = (batches.end_ns - batches.start_ns)[rows], batches.item_count[rows]
-    batch_us, parts = _median_us(wall), _Parts.of(batches, rows)
+    wall, items, weight = (batches.end_ns - batches.start_ns)[rows], batches.item_count[rows], batches.weight[rows]
+    batch_us, parts = _median_us(wall, weight), _Parts.of(batches, rows)
     read_us, transform_us, collate_us = (share * batch_us for share in parts.shares)
     return LoadingFacts(
         batches=int(rows.sum()),
-        items_per_batch=float(np.median(items)) if len(items) else None,
+        of_batches=int(weight.sum()),
+        items_per_batch=_median(items, weight) if len(items) else None,
         batch_us=batch_us,
         read_us=read_us,
         transform_us=transform_us,
@@ -111,8 +117,16 @@ def loading(run: Run) -> LoadingFacts | None:
     )
 
 
-def _median_us(values: Int64) -> float:
-    return float(np.median(values)) / 1e3
+def _median(values: Int64, weight: Int64) -> float:
+    """As of a table in which each value stands so often."""
+    order = np.argsort(values)
+    below = np.cumsum(weight[order])
+    middle = np.searchsorted(below * 2, [below[-1], below[-1] + 1])
+    return float(values[order][middle].mean())
+
+
+def _median_us(values: Int64, weight: Int64) -> float:
+    return _median(values, weight) / 1e3
 
 
 def _counted(run: Run, batches: Batches) -> Rows:
@@ -130,7 +144,8 @@ def _counted(run: Run, batches: Batches) -> Rows:
 
 
 class _Parts(Struct, frozen=True):
-    """Batches' time by part (reading, transforming, collating), each a row of the tables: [3, batches], in ns.
+    """Batches' time by part (reading, transforming, collating), each a row of the tables: [3, batches], in ns, as often
+    as each stands for batches.
 
     A thread is on a core, ready and without one, or it sleeps: the three of a part sum to its wall time.
     """
@@ -145,10 +160,11 @@ class _Parts(Struct, frozen=True):
     def of(cls, batches: Batches, rows: Rows) -> _Parts:
         columns = ((batches.read_ns, batches.read_cpu_ns), (batches.transform_ns, batches.transform_cpu_ns),
                    (batches.collate_ns, batches.collate_cpu_ns))  # fmt: skip
-        wall = np.stack([wall[rows] for wall, _ in columns])
-        cpu = np.clip(np.stack([cpu[rows] for _, cpu in columns]), 0, wall)
-        whole = np.maximum((batches.end_ns - batches.start_ns)[rows], wall.sum(axis=0))
-        core_wait = _shared_out(np.maximum(batches.core_wait_ns[rows], 0), cpu, wall - cpu)
+        weight = batches.weight[rows]
+        wall = np.stack([wall[rows] for wall, _ in columns]) * weight
+        cpu = np.clip(np.stack([cpu[rows] for _, cpu in columns]) * weight, 0, wall)
+        whole = np.maximum((batches.end_ns - batches.start_ns)[rows] * weight, wall.sum(axis=0))
+        core_wait = _shared_out(np.maximum(batches.core_wait_ns[rows], 0) * weight, cpu, wall - cpu)
         return cls(whole, wall, core_wait, wall - cpu - core_wait, batches.core_wait_ns[rows] >= 0)
 
     @property
@@ -186,42 +202,45 @@ def _hand_over_us(batches: Batches, rows: Rows) -> float | None:
     """Of those that the loop was waiting for; None without."""
     waiting = rows & (batches.worker >= 0) & (batches.asked_ns >= 0) & (batches.asked_ns < batches.end_ns)
     took = (batches.answered_ns - batches.end_ns - np.maximum(batches.pin_ns, 0))[waiting]
-    return _median_us(np.maximum(took, 0)) if waiting.any() else None
+    return _median_us(np.maximum(took, 0), batches.weight[waiting]) if waiting.any() else None
 
 
 def _pin_us(batches: Batches, rows: Rows) -> float | None:
     """None where it is not known; 0 where no batch is pinned."""
     pinned = rows & (batches.pin_ns > 0)
     if pinned.any():
-        return _median_us(batches.pin_ns[pinned])
+        return _median_us(batches.pin_ns[pinned], batches.weight[pinned])
     return None if (batches.pin_ns[rows] < 0).any() else 0.0
 
 
 def _worker(batches: Batches, rows: Rows, worker: int) -> WorkerRow:
     mine = rows & (batches.worker == worker)
-    wall = (batches.end_ns - batches.start_ns)[mine]
-    seconds = float(wall.sum()) / 1e9
+    wall, weight = (batches.end_ns - batches.start_ns)[mine], batches.weight[mine]
+    seconds = float((wall * weight).sum()) / 1e9
     return WorkerRow(
         worker=worker,
-        batches=int(mine.sum()),
-        batch_us=_median_us(wall),
-        items_per_s=float(batches.item_count[mine].sum()) / seconds if seconds > 0 else None,
-        idle_fraction=_idle(batches.start_ns[mine], batches.end_ns[mine]) if worker >= 0 else None,
-        read_us=_median_us(batches.read_ns[mine]),
-        transform_us=_median_us(batches.transform_ns[mine]),
-        collate_us=_median_us(batches.collate_ns[mine]),
+        batches=int(weight.sum()),
+        batch_us=_median_us(wall, weight),
+        items_per_s=float((batches.item_count[mine] * weight).sum()) / seconds if seconds > 0 else None,
+        idle_fraction=_idle(batches.start_ns[mine], batches.end_ns[mine], weight) if worker >= 0 else None,
+        read_us=_median_us(batches.read_ns[mine], weight),
+        transform_us=_median_us(batches.transform_ns[mine], weight),
+        collate_us=_median_us(batches.collate_ns[mine], weight),
         waited_fraction=_Parts.of(batches, mine).waited_fraction(_READ, _TRANSFORM, _COLLATE),
         hand_over_us=_hand_over_us(batches, mine),
         pin_us=_pin_us(batches, mine),
     )
 
 
-def _idle(start: Int64, end: Int64) -> float | None:
-    """From the first batch's beginning to the last one's."""
+def _idle(start: Int64, end: Int64, weight: Int64) -> float | None:
+    """From the first batch's beginning to the last one's. Those that were not timed worked as long as the timed."""
     if len(start) < FEWEST:
         return None
     span = int(start.max() - start.min())
     working = measure(clip(union(start, end), int(start.min()), int(start.max())))
+    timed_ns = int((end - start)[1:].sum())
+    if timed_ns and weight[1:].max() > 1:
+        working = min(span, working * int(((end - start) * weight)[1:].sum()) // timed_ns)
     return 1 - working / span if span > 0 else None
 
 
@@ -230,13 +249,15 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
     if not rows.any():
         return None
     asked, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
+    weight = batches.weight[rows]
     total = np.maximum(answered - asked, 0)
     while_made = np.clip(np.minimum(end, answered) - asked, 0, None)
     pin = np.clip(batches.pin_ns[rows], 0, total - while_made)
     parts = np.stack([batches.read_ns[rows], batches.transform_ns[rows], batches.collate_ns[rows]]).astype(np.float64)
     of_batch = parts / np.maximum(parts.sum(axis=0), 1)
-    sums: Float64 = np.array([*(of_batch * while_made).sum(axis=1), (total - while_made - pin).sum(), pin.sum()])
-    typical_us = _median_us(total)
+    each = np.stack([*(of_batch * while_made), total - while_made - pin, pin])
+    sums: Float64 = (each * weight).sum(axis=1)
+    typical_us = _median_us(total, weight)
     read, transform, collate, hand_over, pinning = (sums / max(sums.sum(), 1) * typical_us).tolist()
     return WaitParts(read, transform, collate, hand_over, pinning)
 
@@ -249,4 +270,4 @@ def _copy_us(run: Run) -> float | None:
     copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, spans.containing("HtoD"))
     busy = spans.covered(timeline, copies)
     each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
-    return _median_us(np.array(each, np.int64))
+    return float(np.median(np.array(each, np.int64))) / 1e3

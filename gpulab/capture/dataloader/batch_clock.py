@@ -19,7 +19,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.fetch_clock import time_fetcher
+from gpulab.capture.dataloader.fetch_clock import FIRST, FIRST_AGAIN, Pace, TimedFetcher
 from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
 from gpulab.capture.dataloader.worker import HERE, LoadingWatch
 from gpulab.capture.stacks.watcher import Looks, StackWatcher
@@ -44,13 +44,14 @@ class LoadingClock:
         self._watcher = watcher
         self._watched_here: LoadingWatch | None = None
         self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
-        self._timed_here: dict[int | None, Timed] = {}  # by loader: its epochs share one, or each would keep its own
+        self._timed_here: dict[int | None, tuple[Timed, Pace]] = {}  # by loader: its epochs share them
         self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
+        self._started: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose workers were started in this run
         self._untimed: set[int | None] = set()  # loaders whose workers were there before
         self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
         self._pinning = threading.local()
         self.asked: int | None = None  # the loader of that number is asked for a batch now
-        self._newest_here: tuple[Callable[[], Any], Here | None] = (_nothing, None)  # nearly always asked again
+        self._newest_here: tuple[Callable[[], Any], Pace] = (_nothing, Pace())  # nearly always asked again
         self.own_ns = 0  # what timing the batches took on this thread, since somebody has put it to 0
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
@@ -144,7 +145,9 @@ class LoadingClock:
     def _new_feed(self, loader: Any) -> FromWorkers | None:
         for feed in self._feeds:
             feed.close_if_over()
-        return FromWorkers.of(loader, self._looks(f"loader {len(self._feeds)}"))
+        first = FIRST_AGAIN if loader in self._started else FIRST
+        self._started.add(loader)
+        return FromWorkers.of(loader, first, self._looks(f"loader {len(self._feeds)}"))
 
     def _wrap_reset(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -196,20 +199,30 @@ class LoadingClock:
     def _wrap_next_here(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
-            entered_ns = perf_counter_ns()
-            if not self._hears:
+            newest, pace = self._newest_here
+            if pace.left and newest() is iterator:
+                pace.left -= 1
                 return original(iterator)
-            newest, feed = self._newest_here
-            if newest() is not iterator:
-                feed = self._tried(lambda: self._feed_here(iterator))
+            entered_ns = perf_counter_ns()
+            feed = self._tried(lambda: self._feed_here(iterator)) if self._hears else None
             if feed is None:
                 return original(iterator)
+            if feed.pace.left:  # of an epoch before
+                feed.pace.left -= 1
+                return original(iterator)
             feed.loader = self.asked
-            asked_ns, feed.own_ns = perf_counter_ns(), 0
-            data = original(iterator)
-            answered_ns = perf_counter_ns()
+            feed.asked()
+            asked_ns = perf_counter_ns()
+            try:
+                data = original(iterator)
+            finally:
+                answered_ns = perf_counter_ns()
+                feed.rest()
             feed.answered(asked_ns, answered_ns, self._pin_ns(iterator, data))
-            self.own_ns += asked_ns - entered_ns + feed.own_ns + perf_counter_ns() - answered_ns
+            now_ns = perf_counter_ns()
+            own_ns = asked_ns - entered_ns + feed.own_ns + now_ns - answered_ns
+            self.own_ns += own_ns
+            feed.pace.timed(own_ns, now_ns)
             return data
 
         return _next_data
@@ -219,17 +232,18 @@ class LoadingClock:
         if feed is None:
             for other in self._feeds:
                 other.close_if_over()
-            feed = self._here[iterator] = Here()
-            feed.timed = self._timed_here.setdefault(self.asked, feed.timed)
+            if self.asked not in self._timed_here:
+                self._timed_here[self.asked] = Timed(), Pace()
+            feed = self._here[iterator] = Here(*self._timed_here[self.asked])
             # all loaders without workers share one: it looks at this thread
             if self._watched_here is None:
                 self._watched_here = self._looks("training process")
                 if self._watched_here is not None:
                     self._watched_here.watch(HERE)
             feed.looks = self._watched_here
-            feed.undo = time_fetcher(iterator._dataset_fetcher, iterator._dataset, feed)
+            feed.fetcher = TimedFetcher(iterator._dataset_fetcher, iterator._dataset, feed)
             self._feeds.append(feed)
-        self._newest_here = weakref.ref(iterator), feed
+        self._newest_here = weakref.ref(iterator), feed.pace
         return feed
 
     # -- looking at who makes them ---------------------------------------------------------------------------------

@@ -4,9 +4,9 @@ torch's fetcher takes items from the dataset and gives them to `collate_fn`. Bot
 itself, so that the dataset stays the user's own object; for the time of a fetch its transforms are replaced by
 stand-ins that pass everything through. A fault of ours ends the timing, never the batch.
 
-CPU time is that of the whole process, as a dataset may use threads of its own, without what threads of the training
-have used (`compute_threads`); it counts up to the wall time. A
-stand-in costs several microseconds each time: where items are short, only every fourth batch has them.
+Timing one takes as long as a short batch, so that only so many are timed as `Pace` lets. CPU time is that of the whole
+process, as a dataset may use threads of its own, without what threads of the training have used (`ComputeThreads`);
+it counts up to the wall time. Where items are short, only every fourth batch has stand-ins.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from random import Random
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any, Protocol
@@ -29,6 +30,11 @@ _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset
 _HOLDERS = 16
 _EVERY = 4
 _SHORT_NS = 2_000_000  # an item
+STAND_IN_NS = 2_000  # one call of a stand-in, measured
+FIRST, FIRST_AGAIN = 64, 8  # batches: all are timed; in workers that are started anew for another epoch
+BUDGET = 0.003  # of the time at most goes to timing the others
+DISTURBANCE = 2.0  # measured between torch's operators: these take longer after it, by as much as it takes itself
+_MEMORY = 16  # batches, of means that follow what changes
 
 # start, end, read, transform, collate, CPU of these three, items, core wait. Where transforms were not timed, they are
 # -1 and part of read.
@@ -51,15 +57,65 @@ class Sink(Protocol):
         """Something of ours failed: nothing more is timed."""
 
 
-def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
-    """Time what this fetcher of torch's makes of the dataset, until the function that is returned is called."""
-    clock = _FetchClock(dataset, batched=bool(getattr(fetcher, "auto_collation", True)))
-    take, join = type(fetcher).fetch, fetcher.collate_fn
-    weak = weakref.ref(fetcher)  # it would hold itself: torch lets go of one, and of the user's iterator, at once
+class Pace:
+    """Which batches of a loader are timed: the first ones, then so many that timing them stays within the budget.
 
-    def fetch(index: Any) -> Any:
+    Those are at random distances: a file that is opened for every tenth batch is met as often as it is opened.
+    """
+
+    def __init__(self, first: int | None = None) -> None:
+        self._first = FIRST if first is None else first
+        self.left = 0  # batches to pass by until the next one that is timed
+        self.distance = 1  # from the last one that was timed to that one: so many batches its row stands for
+        self._random = Random(0)  # its own: the user's numbers stay as they are
+        self._timed = 0
+        self._last_ns = 0
+        self._cost_ns = self._between_ns = 0.0  # means: of timing one, and from one batch to the next
+
+    def timed(self, own_ns: int, now_ns: int) -> None:
+        """A batch was timed just now, which took so long beside it."""
+        self._timed += 1
+        between_ns = (now_ns - self._last_ns) / self.distance if self._timed > 1 else 0.0
+        self._cost_ns += (DISTURBANCE * own_ns - self._cost_ns) / min(self._timed, _MEMORY)
+        self._between_ns += (between_ns - self._between_ns) / min(max(self._timed - 1, 1), _MEMORY)
+        self._last_ns = now_ns
+        if self._timed >= self._first:
+            mean = self._cost_ns / max(BUDGET * self._between_ns, 1.0)
+            self.distance = self._random.randint(1, max(1, round(2 * mean) - 1))
+            self.left = self.distance - 1
+
+
+class TimedFetcher:
+    """Times what a fetcher of torch's makes of a dataset, from `put_in` to `take_out`, for `sink`."""
+
+    def __init__(self, fetcher: Any, dataset: Any, sink: Sink) -> None:
+        self.clock = _FetchClock(dataset, batched=bool(getattr(fetcher, "auto_collation", True)))
+        self._sink = sink
+        self._users = fetcher.collate_fn
+        self._take = type(fetcher).fetch
+        # it would hold itself: torch lets go of one, and of the user's iterator, at once
+        self._fetcher = weakref.ref(fetcher)
+        self._ours = self.fetch, self.collate
+
+    def put_in(self) -> None:
+        fetcher = self._fetcher()
+        if fetcher is not None:
+            fetcher.fetch, fetcher.collate_fn = self._ours
+
+    def take_out(self) -> None:
+        attributes = vars(self._fetcher() or self)
+        if attributes.get("fetch") is self._ours[0]:
+            del attributes["fetch"]
+        if attributes.get("collate_fn") is self._ours[1]:
+            attributes["collate_fn"] = self._users
+
+    def close(self) -> None:
+        self.take_out()
+        self.clock.close()
+
+    def fetch(self, index: Any) -> Any:
         entered_ns = perf_counter_ns()
-        timed = False
+        sink, clock, timed = self._sink, self.clock, False
         try:
             timed = sink.begins()
             if timed:
@@ -68,9 +124,9 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
             timed = False
             _give_up(sink)
         if not timed:
-            return take(weak(), index)
+            return self._take(self._fetcher(), index)
         try:
-            batch = take(weak(), index)
+            batch = self._take(self._fetcher(), index)
         finally:
             clock.end()
         try:
@@ -80,20 +136,9 @@ def time_fetcher(fetcher: Any, dataset: Any, sink: Sink) -> Callable[[], None]:
             _give_up(sink)
         return batch
 
-    def collate(data: Any) -> Any:
-        clock.collating(data)
-        return join(data)
-
-    def undo() -> None:
-        timed = weak()
-        if timed is not None and vars(timed).get("fetch") is fetch:
-            del timed.fetch
-        if timed is not None and vars(timed).get("collate_fn") is collate:
-            timed.collate_fn = join
-        clock.close()
-
-    fetcher.fetch, fetcher.collate_fn = fetch, collate
-    return undo
+    def collate(self, data: Any) -> Any:
+        self.clock.collating(data)
+        return self._users(data)
 
 
 def in_worker() -> bool:
@@ -115,7 +160,7 @@ class _Spent:
     def __init__(self) -> None:
         self.thread = 0  # that makes the batch; 0: none is made
         self.within = False  # a transform: those that it calls are part of it
-        self.wall_ns = self.cpu_ns = 0
+        self.wall_ns = self.cpu_ns = self.calls = 0
 
 
 class _FetchClock:
@@ -130,13 +175,14 @@ class _FetchClock:
         self._spent = _Spent()
         self._untimed = 0  # batches in a row whose transforms were not
         self._short = False
+        self.follows = True  # the batch before was timed, too
 
     def begin(self) -> None:
         """A batch is about to be made, on this thread."""
         self._collate_ns = self._collate_cpu_ns = -1
         self._items = 1
         spent = self._spent
-        spent.within, spent.wall_ns, spent.cpu_ns = False, 0, 0
+        spent.within, spent.wall_ns, spent.cpu_ns, spent.calls = False, 0, 0, 0
         self._looks = not self._short or self._untimed == _EVERY - 1
         if self._looks:
             self._untimed = 0
@@ -146,7 +192,7 @@ class _FetchClock:
             self._untimed += 1
         spent.thread = get_ident()
         if self._training is not None:
-            self._training.begin()
+            self._training.begin(follows=self.follows)
         self._core_ns, self._switches = self._cores.read(), voluntary_switches()
         self._cpu_ns = process_time_ns()
         self._start_ns = perf_counter_ns()
@@ -172,7 +218,8 @@ class _FetchClock:
 
     def own_ns(self, entered_ns: int, left_ns: int) -> int:
         """What was not the batch's, of the time between."""
-        return max(0, left_ns - entered_ns - (self._end_ns - self._start_ns))
+        beside_ns = max(0, left_ns - entered_ns - (self._end_ns - self._start_ns))
+        return beside_ns + STAND_IN_NS * self._spent.calls
 
     def row(self) -> Row:
         spent, start_ns, end_ns, end_cpu_ns = self._spent, self._start_ns, self._end_ns, self._end_cpu_ns
@@ -285,6 +332,7 @@ class _Timed:
         finally:
             spent.wall_ns += perf_counter_ns() - start_ns
             spent.cpu_ns += process_time_ns() - cpu_ns
+            spent.calls += 1
             spent.within = False
 
     @property  # type: ignore[misc]
@@ -376,10 +424,10 @@ class ComputeThreads:
         self._beside: dict[int, int] = {}
         self._batches = 0
 
-    def begin(self) -> None:
-        """A batch is about to be made."""
+    def begin(self, *, follows: bool = True) -> None:
+        """A batch is about to be made; `follows`: on one that was timed, so that all since then was beside batches."""
         if self._last:
-            self._pass_on(self._beside)
+            self._pass_on(self._beside if follows else {})
         if self._batches % EVERY == 0 or self._batches & (self._batches - 1) == 0:  # the first step starts the pool
             for thread in self._threads():
                 self._last.setdefault(thread, self._clock(thread))

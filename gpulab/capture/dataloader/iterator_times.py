@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture.dataloader.fetch_clock import Row
+from gpulab.capture.dataloader.fetch_clock import Pace, Row, TimedFetcher
 from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.capture.dataloader.worker import LoadingWatch, WorkerStart
 from gpulab.run import Batches, Int64
@@ -34,6 +34,7 @@ COLUMNS = (  # of a row as it is kept
     "asked_ns",
     "answered_ns",
     "pin_ns",
+    "stands_for",
 )
 _ROW = struct.Struct(f"{len(COLUMNS)}q")
 _pack_into, _ROW_BYTES = _ROW.pack_into, _ROW.size
@@ -115,15 +116,16 @@ def _share_out(column: dict[str, Int64]) -> None:
 class Here:
     """An iterator that makes its batches in the training process: who makes one hands it over.
 
-    `loader` is its number, as the hooks count; `threads` the most that an operator in a worker is split among.
+    `loader` is its number, as the hooks count; `threads` the most that an operator in a worker is split among. The
+    iterators of one loader share `timed` and `pace`.
     """
 
-    def __init__(self) -> None:
-        self.timed = Timed()
+    def __init__(self, timed: Timed, pace: Pace) -> None:
+        self.timed, self.pace = timed, pace
         self.loader: int | None = None
         self.threads: int | None = None
-        self.undo: Callable[[], None] = lambda: None
-        self.own_ns = 0  # that timing the batches took, since somebody has asked
+        self.fetcher: TimedFetcher | None = None
+        self.own_ns = 0  # that timing the newest batch took
         self.looks: LoadingWatch | None = None
         self._on = True
         self._row: Row | None = None
@@ -136,19 +138,31 @@ class Here:
         self._row = row
 
     def cost(self, own_ns: int) -> None:
-        self.own_ns += own_ns
+        self.own_ns = own_ns
 
     def broken(self) -> None:
         self._on = False
 
+    def asked(self) -> None:
+        """The batch that is asked for now is timed."""
+        self.own_ns, self._row = 0, None
+        if self.fetcher is not None and self._on:
+            self.fetcher.clock.follows = self.pace.distance == 1
+            self.fetcher.put_in()
+
+    def rest(self) -> None:
+        """It is there, or there is none; those that follow it are not timed so far."""
+        if self.fetcher is not None:
+            self.fetcher.take_out()
+
     def answered(self, asked_ns: int, answered_ns: int, pin_ns: int) -> None:
         if self._row is not None:
-            self.timed.append((-1, *self._row, asked_ns, answered_ns, pin_ns))
-            self._row = None
+            self.timed.append((-1, *self._row, asked_ns, answered_ns, pin_ns, self.pace.distance))
 
     def stop(self) -> None:
         self._on = False
-        self.undo()
+        if self.fetcher is not None:
+            self.fetcher.close()
 
     def close_if_over(self) -> None:
         """Its fetcher went with it."""
@@ -160,8 +174,9 @@ class Here:
 class FromWorkers:
     """An iterator with workers. Its memory is kept as long as they may write to it."""
 
-    def __init__(self, memory: SharedRows, looks: LoadingWatch | None = None) -> None:
+    def __init__(self, memory: SharedRows, first: int, looks: LoadingWatch | None = None) -> None:
         self.timed = Timed()
+        self._first = first
         self.looks = looks
         self.loader: int | None = None
         self.threads: int | None = None
@@ -169,24 +184,28 @@ class FromWorkers:
         self._workers = memory.workers
         self._iterator: Callable[[], Any] = lambda: None
         self._read = [0] * self._workers
+        self._newest = [(-1, -1)] * self._workers  # epoch and number of the last batch that was timed
         self._asked_ns = 0
         self._given: tuple[int, int] | None = None
         self.count = memory.workers
         self._forget_answers()
 
     @classmethod
-    def of(cls, loader: Any, looks: LoadingWatch | None = None) -> FromWorkers | None:
-        """For the iterator that is about to be made of a loader; None where its workers cannot be told."""
+    def of(cls, loader: Any, first: int, looks: LoadingWatch | None = None) -> FromWorkers | None:
+        """For the iterator that is about to be made of a loader; None where its workers cannot be told.
+
+        Each worker times its `first` batches, then fewer.
+        """
         if "worker_init_fn" not in vars(loader):
             return None
-        return cls(SharedRows(loader.num_workers, max(1, KEPT // loader.num_workers)), looks)
+        return cls(SharedRows(loader.num_workers, max(1, KEPT // loader.num_workers)), first, looks)
 
     @contextmanager
     def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
         """Inside, torch makes the iterator and starts its workers."""
         assert self._memory is not None
         users = loader.worker_init_fn
-        ours = WorkerStart(users, self._memory, self.looks)
+        ours = WorkerStart(users, self._memory, self._first, self.looks)
         self._memory.on = True
         self._iterator = weakref.ref(iterator)
         vars(loader)["worker_init_fn"] = ours
@@ -252,9 +271,12 @@ class FromWorkers:
             self.timed.left_out += first - self._read[worker]
             written_rows = self._memory.read(worker, first, written)
             newest = written_rows[-1][0] if written_rows else 0  # who is late also makes batches of an earlier epoch
+            before = self._newest[worker] if first == self._read[worker] else None
             for epoch, number, *row in written_rows:
                 answer = self._answer(worker, number) if epoch == newest else _NEVER
-                self.timed.append((worker, *row, *answer))
+                passed_by = 0 if before is None else number - (before[1] if before[0] == epoch else -1) - 1
+                self.timed.append((worker, *row, *answer, 1 + passed_by))
+                before = self._newest[worker] = epoch, number
             self._read[worker] = written
 
     def _answer(self, worker: int, number: int) -> Answer:

@@ -6,12 +6,14 @@ Workers that are started, not forked, import this module: it needs no more than 
 from __future__ import annotations
 
 import itertools
+import linecache
 import sys
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.fetch_clock import Row, time_fetcher
+from gpulab.capture.dataloader.fetch_clock import Pace, Row, TimedFetcher
 from gpulab.capture.dataloader.shared_rows import SharedRows
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
@@ -22,15 +24,16 @@ class WorkerStart:
     """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
 
     def __init__(
-        self, users: Callable[[int], None] | None, memory: SharedRows, looks: LoadingWatch | None = None
+        self, users: Callable[[int], None] | None, memory: SharedRows, first: int, looks: LoadingWatch | None = None
     ) -> None:
         self.users = users
+        self._first = first
         self._memory = memory
         self._looks = looks
 
     def __call__(self, worker: int) -> None:
         with suppress(Exception):
-            _time_this_worker(self._memory, worker)
+            _time_this_worker(self._memory, worker, self._first)
         with suppress(Exception):
             if self._looks is not None:
                 self._looks.watch(worker)
@@ -41,8 +44,9 @@ class WorkerStart:
 class _Written:
     """What one worker times goes to its part of the memory, numbered from 0 in each epoch."""
 
-    def __init__(self, memory: SharedRows, worker: int, epoch: int) -> None:
+    def __init__(self, memory: SharedRows, worker: int, epoch: int, pace: Pace) -> None:
         self._memory = memory
+        self._pace = pace
         self._worker = worker
         self._epoch = epoch
         self._next = 0
@@ -53,19 +57,22 @@ class _Written:
             return False
         self._number = self._next
         self._next += 1
+        if self._pace.left:
+            self._pace.left -= 1
+            return False
         return True
 
     def add(self, row: Row) -> None:
         self._memory.write(self._worker, (self._epoch, self._number, *row))
 
     def cost(self, own_ns: int) -> None:
-        """Beside the training: nobody waits for it alone."""
+        self._pace.timed(own_ns, perf_counter_ns())
 
     def broken(self) -> None:
         self._works = False
 
 
-def _time_this_worker(memory: SharedRows, worker: int) -> None:
+def _time_this_worker(memory: SharedRows, worker: int, first: int) -> None:
     """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
     from torch import get_num_threads
     from torch.utils.data import _DatasetKind, get_worker_info
@@ -73,14 +80,14 @@ def _time_this_worker(memory: SharedRows, worker: int) -> None:
 
     info = get_worker_info()
     original = _DatasetKind.create_fetcher
-    epochs = itertools.count()
+    epochs, pace = itertools.count(), Pace(first)
 
     def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
         fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
         if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
             with suppress(Exception):
                 memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
-                time_fetcher(fetcher, dataset, _Written(memory, worker, next(epochs)))
+                TimedFetcher(fetcher, dataset, _Written(memory, worker, next(epochs), pace)).put_in()
         return fetcher
 
     _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
@@ -102,9 +109,7 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
 
 HERE = -1  # in place of a worker's number
 PERIOD_S = 0.003
-_FILE = "fetch_clock.py"
-_FETCH = (_FILE, "time_fetcher.<locals>.fetch")
-_COLLATE = (_FILE, "time_fetcher.<locals>.collate")
+_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of any fetcher of torch's, as few batches are timed
 
 
 class LoadingWatch:
@@ -131,6 +136,6 @@ class LoadingWatch:
 
 
 def is_collating(stack: Iterable[Spot]) -> bool:
-    """Whether a stack within a fetch is within `collate_fn`."""
-    file, function = _COLLATE
-    return any(at[2] == function and at[0].endswith(file) for at in stack)
+    """Whether a stack that ends in a fetch is within `collate_fn`."""
+    *_, (file, line, _) = stack
+    return "collate_fn" in linecache.getline(file, line)

@@ -1,35 +1,27 @@
-"""Reads, at the ends of steps, what the training thread had of the processor, and now and then who else used it.
+"""Keeps what the training thread had of the processor, and who else used it.
 
-Both have a bound: the thread's clocks (3 µs) are read once in a millisecond at most, the machine's counts only so often
-that they take `READING_SHARE` of the time.
+The sampling process reads both while the steps run (`sampler_process`), the training thread itself only at both ends
+of the run and of the profiler's window. All count from the same fixed times.
 """
 
 from __future__ import annotations
 
+import threading
 from array import array
+from collections.abc import Sequence
+from contextlib import suppress
 from time import perf_counter_ns
 from typing import Protocol
 
 import numpy as np
+from msgspec.structs import astuple
 
 from gpulab.devices.core_clock import MachineClock, MachineReading, ThreadClock
 from gpulab.run import CoreTimes, CoreUse, Int64
 
-READING_SHARE = 0.003  # of the time at most goes to readings of the machine
-MACHINE_APART_NS = 250_000_000
-THREAD_APART_NS = 1_000_000
-MOST_READINGS = 100_000  # of the thread; then every other one goes, again and again
-MOST_OF_MACHINE = 20_000  # readings of the machine: the first hour and a half; then likewise
-_COUNTS = (
-    "tree_cpu_ns",
-    "others_cpu_ns",
-    "stolen_ns",
-    "pool_wait_ns",
-    "workers_wait_ns",
-    "pressure_ns",
-    "quota_periods",
-    "throttled_periods",
-)
+MOST_READINGS = 100_000  # of the thread: the first quarter of an hour; then every other one goes, again and again
+MOST_OF_MACHINE = 20_000  # of the machine: the first hour and a half; then likewise
+_COUNTS = MachineReading.__struct_fields__
 
 
 class OfThread(Protocol):
@@ -56,23 +48,16 @@ class CoreWatch:
         self._origin_ns = origin_ns
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()
-        self._times = array("q")
-        self._uses = array("q")
-        self._due_ns = self._machine_due_ns = 0
-        self._apart_ns = THREAD_APART_NS
-        self._machine_apart_ns = MACHINE_APART_NS
+        self._lock = threading.Lock()
+        self._times = _Table(
+            5, MOST_READINGS
+        )  # time, three counts, 1: since the reading before the profiler was touched
+        self._uses = _Table(1 + len(_COUNTS), MOST_OF_MACHINE)
 
     def begin(self) -> None:
         """The user's code is about to run."""
         self._read_machine()
         self._read_thread(0)
-
-    def at_step(self, now_ns: int) -> None:
-        """A step has ended at `now_ns`. Costs 0.1 µs, and seldom a reading."""
-        if now_ns >= self._due_ns:
-            self._read_thread(0)
-            if now_ns >= self._machine_due_ns:
-                self._read_machine()
 
     def after_profiler(self) -> None:
         """Since the last reading the profiler was started or stopped."""
@@ -84,9 +69,18 @@ class CoreWatch:
         self._read_machine()
         self._thread.close()
 
+    def add(self, times: Sequence[Sequence[int]], uses: Sequence[Sequence[int]]) -> None:
+        """Readings of the sampling process: times since the run began, and counts. From any thread."""
+        with self._lock:
+            for row in times:
+                self._times.append((*row, 0))
+            for row in uses:
+                self._uses.append(row)
+
     def times(self) -> CoreTimes | None:
         """None where nothing was read twice."""
-        rows = np.array(self._times, np.int64).reshape(-1, 5)
+        with self._lock:
+            rows = self._times.in_order(slice(1, 4))
         if len(rows) < 2:
             return None
         t_ns, cpu, wait, process, profiler = (np.ascontiguousarray(c) for c in rows.T)
@@ -94,34 +88,52 @@ class CoreWatch:
 
     def use(self) -> CoreUse | None:
         """None where nothing was read twice."""
-        rows = np.array(self._uses, np.int64).reshape(-1, 1 + len(_COUNTS))
+        with self._lock:
+            rows = self._uses.in_order(slice(1, None))
         if len(rows) < 2:
             return None
         counts: dict[str, Int64] = {name: np.ascontiguousarray(rows[:, 1 + i]) for i, name in enumerate(_COUNTS)}
         return CoreUse(np.ascontiguousarray(rows[:, 0]), **counts)
 
     def _read_thread(self, profiler: int) -> None:
-        now_ns = perf_counter_ns()
-        self._times.extend((now_ns - self._origin_ns, *self._thread.read(), profiler))
-        if len(self._times) > 5 * MOST_READINGS:
-            # every other reading goes; one that tells of the profiler stays
-            rows = np.array(self._times, np.int64).reshape(-1, 5)
-            near = (rows[:, 4] == 1) | (np.append(rows[1:, 4], 1) == 1)
-            kept = rows[near | (np.arange(len(rows)) % 2 == 0)]
-            self._times = array("q", kept.tobytes())
-            self._apart_ns *= 2
-        self._due_ns = now_ns + self._apart_ns
+        now_ns = perf_counter_ns() - self._origin_ns
+        reading = self._thread.read()
+        with self._lock:
+            self._times.append((now_ns, *reading, profiler))
 
     def _read_machine(self) -> None:
-        began_ns = perf_counter_ns()
-        reading = self._machine.read()
-        self._uses.append(began_ns - self._origin_ns)
-        self._uses.extend(getattr(reading, name) for name in _COUNTS)
-        if len(self._uses) > (1 + len(_COUNTS)) * MOST_OF_MACHINE:
-            # counts grow, so the readings that stay lose nothing; the first one does
-            width = 1 + len(_COUNTS)
-            rows = np.array(self._uses, np.int64).reshape(-1, width)
-            self._uses = array("q", rows[::2].tobytes())
-            self._machine_apart_ns *= 2
-        took_ns = perf_counter_ns() - began_ns
-        self._machine_due_ns = began_ns + max(self._machine_apart_ns, int(took_ns / READING_SHARE))
+        now_ns = perf_counter_ns() - self._origin_ns
+        with suppress(OSError):
+            reading = astuple(self._machine.read())
+            with self._lock:
+                self._uses.append((now_ns, *reading))
+
+
+class _Table:
+    """Rows of numbers, the first of which is a time. Where there are too many, every other one goes.
+
+    Counts grow, so the readings that stay lose nothing.
+    """
+
+    def __init__(self, width: int, most: int) -> None:
+        self._width, self._most = width, most
+        self._numbers = array("q")
+        self._every, self._count = 1, 0
+
+    def append(self, row: Sequence[int]) -> None:
+        if self._count % self._every == 0:
+            self._numbers.extend(row)
+        self._count += 1
+        if len(self._numbers) > self._width * self._most:
+            self._numbers = array("q", self._rows()[::2].tobytes())
+            self._every *= 2
+
+    def in_order(self, counts: slice) -> Int64:
+        """By time. Two processes have read the `counts`, one of them a tick late: none goes back."""
+        rows = self._rows()
+        rows = rows[np.argsort(rows[:, 0], kind="stable")]
+        rows[:, counts] = np.maximum.accumulate(rows[:, counts], axis=0)
+        return rows
+
+    def _rows(self) -> Int64:
+        return np.array(self._numbers, np.int64).reshape(-1, self._width)

@@ -19,6 +19,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
@@ -43,11 +44,14 @@ main(Order.from_json(order))
 class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
-    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `start`, `stop` from the main thread; `series` and
-    `drain` from any one other thread.
+    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `start`, `stop` from the main thread, which is the
+    one that trains; `series` and `drain` from any one other thread. `cores` is given what it had of the processor.
     """
 
-    def __init__(self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1) -> None:
+    def __init__(
+        self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1, cores: CoreWatch | None = None
+    ) -> None:
+        self._cores = cores
         self._pid, self._device, self._origin_ns, self._period_s = pid, device, origin_ns, period_s
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -65,6 +69,7 @@ class Sampler:
         try:
             order = Order(
                 pid=self._pid,
+                thread=threading.get_native_id(),
                 parent_pid=os.getpid(),
                 origin_ns=self._origin_ns,
                 period_s=self._period_s,
@@ -178,6 +183,9 @@ class Sampler:
             for curve, value in zip(self._curves, values, strict=True):
                 if value is not None:
                     curve.add(t_ns, value)
+        times, uses = message.get("thread"), message.get("machine")
+        if self._cores is not None and isinstance(times, list) and isinstance(uses, list):
+            self._cores.add(times, uses)
         legend, missing = message.get("series"), message.get("missing")
         if isinstance(legend, list):
             self._curves = [_Curve(SeriesInfo(*row)) for row in legend]

@@ -6,6 +6,7 @@ It is started by `sampler.Sampler` and imports neither NumPy nor torch. On its o
     {"packages": {name: version, …}}                   once: the training's process need not look for them
     {"missing": [[what, reason, since_ns | null, key], …]}  whenever something cannot be read
     {"t": ns, "v": [value | null, …]}                  one reading, values in the order of "series"
+    {"thread": [[t, …], …], "machine": [[t, …], …]}    readings of the cores (`core_clock`), with each of those
     {"end": true}                                      last
 
 All times are nanoseconds since the run's origin (`time.perf_counter_ns` is one clock for all processes of a machine).
@@ -19,9 +20,12 @@ import os
 import signal
 import threading
 import time
+from contextlib import suppress
 
 from msgspec import Struct
+from msgspec.structs import astuple
 
+from gpulab.devices.core_clock import MachineClock, OtherThreadClock
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
@@ -33,6 +37,7 @@ class Order(Struct, frozen=True):
     """What the child is asked to measure."""
 
     pid: int  # root of the profiled process tree
+    thread: int  # the training thread, as the system numbers it
     parent_pid: int  # whose life bounds the child's
     origin_ns: int  # perf_counter_ns at the start of the run
     period_s: float
@@ -46,6 +51,50 @@ class Order(Struct, frozen=True):
     @classmethod
     def from_json(cls, text: str) -> Order:
         return cls(**json.loads(text))
+
+
+CORE_SHARE = 0.003  # of this process's time at most goes to each: readings of the thread, of the machine
+THREAD_APART_NS = 10_000_000
+MACHINE_APART_NS = 250_000_000
+
+
+class Cores:
+    """What the training thread had of the cores, and who else used them. Nothing where the system does not tell."""
+
+    def __init__(self, order: Order) -> None:
+        self._origin_ns = order.origin_ns
+        self._thread: OtherThreadClock | None = None
+        self._machine = MachineClock(pid=order.pid, thread=order.thread)
+        self._due_ns = self._machine_due_ns = 0
+        self._rows: tuple[list[list[int]], list[list[int]]] = [], []
+        with suppress(OSError):
+            self._thread = OtherThreadClock(order.pid, order.thread)
+
+    def until_due_s(self) -> float:
+        return (self._due_ns - time.perf_counter_ns()) / 1e9 if self._thread is not None else float("inf")
+
+    def read(self) -> None:
+        """What is due."""
+        began_ns = time.perf_counter_ns()
+        if self._thread is None or began_ns < self._due_ns:
+            return
+        try:
+            self._rows[0].append([began_ns - self._origin_ns, *self._thread.read()])
+            now_ns = time.perf_counter_ns()
+            self._due_ns = began_ns + max(THREAD_APART_NS, int((now_ns - began_ns) / CORE_SHARE))
+            if began_ns >= self._machine_due_ns:
+                self._rows[1].append([now_ns - self._origin_ns, *astuple(self._machine.read())])
+                took_ns = time.perf_counter_ns() - now_ns
+                self._machine_due_ns = now_ns + max(MACHINE_APART_NS, int(took_ns / CORE_SHARE))
+        except (OSError, ValueError):  # it has ended
+            self._thread = None
+
+    def tell(self) -> None:
+        """What was read since the last time."""
+        times, uses = self._rows
+        if times:
+            self._rows = [], []
+            _tell({"thread": times, "machine": uses})
 
 
 def _meters(order: Order) -> list[Meter]:
@@ -78,6 +127,7 @@ def main(order: Order) -> None:
 
 def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> None:
     missing_count = 0
+    cores = Cores(order)
     due_s = time.perf_counter()
     while True:
         rows = [_missing_row(m, meter, order.origin_ns) for meter in meters for m in meter.missing()]
@@ -85,10 +135,14 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
             _tell({"missing": rows})
         missing_count = len(rows)
         due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
-        stop = ended.wait(due_s - time.perf_counter()) or os.getppid() != order.parent_pid
-        if stop:
+        while (left_s := due_s - time.perf_counter()) > 0:
+            if ended.wait(min(left_s, max(cores.until_due_s(), 0.0))):
+                return
+            cores.read()
+        if ended.is_set() or os.getppid() != order.parent_pid:
             return
         _read(meters, order)
+        cores.tell()
 
 
 def _read(meters: list[Meter], order: Order) -> None:

@@ -4,7 +4,7 @@ Whoever is to be looked at, the training process or a worker of its DataLoader, 
 file of its own memory beside it: so no right over another process is needed. One JSON object each:
 
     {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, function], "spares": whether it goes on for long}
+     "inside": null | [end of a file's name, end of a function's], "spares": whether it goes on for long}
     {"rest": key}                                          look no more, and tell what was seen
 
 On its output the child writes one JSON object a line:
@@ -105,9 +105,9 @@ class _Watched:
         within: list[Spot] = []
         file, function = self.inside
         for line in self.reader.frames():
-            if line[2] == function and line[0].endswith(file):
-                return tuple(within)
             within.append(line)
+            if line[2].endswith(function) and line[0].endswith(file):
+                return tuple(within)
         return None
 
     def answer(self, key: str) -> dict[str, object]:

@@ -40,7 +40,13 @@ def mostly_waits(inside: LoadingFacts) -> bool:
 
 def making(inside: LoadingFacts) -> str:
     """How long a batch takes to make and what that goes to, in words."""
-    return f"loading one batch takes {duration(inside.batch_us)} (median of {inside.batches}): {_split(inside)}"
+    return f"loading one batch takes {duration(inside.batch_us)} (median of {sampled(inside)}): {_split(inside)}"
+
+
+def sampled(inside: LoadingFacts) -> str:
+    """Of how many batches the figures speak, and out of how many."""
+    few = inside.batches < inside.of_batches
+    return f"{inside.batches:,}" + (f" timed, out of {inside.of_batches:,}" if few else "")
 
 
 def _split(inside: LoadingFacts) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.dataloader import LoadingFacts, WorkerRow
+from gpulab.diagnosis.rules.dataloader_evidence import sampled
 from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.wording import Part
@@ -58,7 +59,7 @@ def _lines(inside: LoadingFacts) -> list[str]:
     items = "" if inside.items_per_batch is None else f" of {plural(round(inside.items_per_batch), 'item')}"
     core = inside.core_wait_fraction
     return [
-        f"One batch{items} takes {duration(inside.batch_us)} to load (median of {inside.batches:,}), {_where(inside)}.",
+        f"One batch{items} takes {duration(inside.batch_us)} to load (median of {sampled(inside)}), {_where(inside)}.",
         _waiting(inside),
         f"For {percent(core)} of the loading time the code waited for a CPU core."
         if core is not None and core >= WORTH_SAYING

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
+from gpulab.capture.dataloader import batch_clock, fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
-from gpulab.capture.dataloader.fetch_clock import ComputeThreads
-from gpulab.capture.dataloader.iterator_times import Here
+from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, Pace, TimedFetcher
+from gpulab.capture.dataloader.iterator_times import Here, Timed
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
@@ -138,6 +138,38 @@ def test_every_fourth_batch_of_short_items_times_transforms(
     assert isinstance(data.transform, Burn) and type(data.transform) is Burn
 
 
+@given(st.integers(50_000, 50_000_000), st.integers(5_000, 100_000))
+def test_later_batches_are_timed_within_the_budget(between_ns: int, own_ns: int) -> None:
+    pace, now_ns, timed, stands_for = Pace(), 0, [], 0
+    for i in range(40_000):
+        now_ns += between_ns
+        if pace.left:
+            pace.left -= 1
+            continue
+        stands_for += pace.distance
+        timed.append(i)
+        pace.timed(own_ns, now_ns)
+    assert timed[:FIRST] == list(range(FIRST)) and stands_for == timed[-1] + 1
+    later = len(timed) - FIRST
+    assert later * DISTURBANCE * own_ns <= 1.3 * BUDGET * now_ns or DISTURBANCE * own_ns > 40_000 * BUDGET * between_ns
+    assert (later == 40_000 - FIRST) is (DISTURBANCE * own_ns <= BUDGET * between_ns) or later > 20_000
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_row_stands_for_the_batches_that_were_not_timed(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fetch_clock, "FIRST", 4)
+    monkeypatch.setattr(batch_clock, "FIRST", 4)
+    monkeypatch.setattr(fetch_clock, "DISTURBANCE", 0.5)  # one in ten or so, of batches that are so short
+    run, had = trained(DataLoader(Planted(800), batch_size=2, num_workers=workers), epochs=2)
+    b = timed(run)
+    assert len(had) == 800 and torch.cat(had)[:800, 0].tolist() == list(range(800))
+    assert 4 < len(b) < 600 and set(b.stands_for[:4].tolist()) == {1} and b.stands_for.max() > 1
+    assert len(b) < b.stands_for.sum() <= 800
+    for worker in set(b.worker.tolist()):
+        assert (np.diff(b.start_ns[b.worker == worker]) > 0).all()
+    assert run.steps.batch_count.sum() == 800, "each batch is counted, whether timed or not"
+
+
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 999), st.integers(0, 999)), min_size=1))
 def test_untimed_transforms_take_the_share_of_the_last_timed(rows: list[tuple[int, bool, int, int]]) -> None:
     kept = iterator_times.Timed()
@@ -145,7 +177,7 @@ def test_untimed_transforms_take_the_share_of_the_last_timed(rows: list[tuple[in
         times = (read, transform) if looked else (read + transform, -1)
         cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
         row = (worker, 2_000 * i, 2_000 * i + 1_998, times[0], times[1], 0, cpu[0], cpu[1], 0, 4, -1)
-        kept.append((*row, 2_000 * i, 2_000 * i + 1_999, 0))
+        kept.append((*row, 2_000 * i, 2_000 * i + 1_999, 0, 1))
     b = kept.batches(0, 10**9)
     assert b is not None
     last: dict[int, float] = {}
@@ -338,13 +370,13 @@ def test_nothing_is_left() -> None:
     assert psutil.Process().num_fds() <= before + 1
 
 
-@pytest.mark.parametrize("broken", ["time_fetcher", "begin", "row"])
+@pytest.mark.parametrize("broken", ["TimedFetcher", "begin", "row"])
 def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> Any:
         raise ZeroDivisionError("ours")
 
-    if broken == "time_fetcher":
-        monkeypatch.setattr(loading_worker, "time_fetcher", fail)
+    if broken == "TimedFetcher":
+        monkeypatch.setattr(loading_worker, broken, fail)
     else:
         monkeypatch.setattr(fetch_clock._FetchClock, broken, fail)
     run, had = trained(DataLoader(Planted(24), batch_size=4, num_workers=2, multiprocessing_context="fork"))
@@ -376,7 +408,7 @@ def test_where_the_system_has_no_memory_without_a_name(method: str, monkeypatch:
 def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 2):
         monkeypatch.setattr(iterator_times, "KEPT", 6)
-        run, _ = trained(DataLoader(Planted(40), batch_size=2, num_workers=workers), epochs=2)
+        run, _ = trained(DataLoader(Planted(80), batch_size=2, num_workers=workers))
         b = timed(run)
         assert len(run.steps) == 40 and len(b) <= 6
         assert b.answered_ns.max() > run.steps.end_ns[-3]
@@ -402,12 +434,20 @@ def test_a_ring_keeps_the_newest_rows() -> None:
     assert [row[0] for row in memory.read(1, 2, 5)] == [2, 3, 4]
 
 
+def timed_here() -> tuple[Any, Here]:
+    """An iterator, and who hears of its next batch."""
+    loader: Any = iter(DataLoader(Planted(8), batch_size=4))
+    feed = Here(Timed(), Pace())
+    feed.fetcher = TimedFetcher(loader._dataset_fetcher, loader._dataset, feed)
+    feed.asked()
+    return loader, feed
+
+
 def one_batch() -> tuple[int, ...]:
     """What is heard of it."""
-    loader, feed = iter(DataLoader(Planted(8), batch_size=4)), Here()
-    undo = fetch_clock.time_fetcher(loader._dataset_fetcher, loader._dataset, feed)  # type: ignore[attr-defined]
+    loader, feed = timed_here()
     next(loader)
-    undo()
+    feed.stop()
     assert feed._row is not None
     return feed._row
 
@@ -416,13 +456,11 @@ def test_what_timing_a_batch_takes_is_told_apart(monkeypatch: pytest.MonkeyPatch
     """Each look at the clock is 1 ns: own are those before the batch's begin and after its end."""
     ticks = itertools.count()
     monkeypatch.setattr(fetch_clock, "perf_counter_ns", lambda: next(ticks))
-    loader = iter(DataLoader(Planted(8), batch_size=4, num_workers=0))
-    feed = Here()
-    undo = fetch_clock.time_fetcher(loader._dataset_fetcher, loader._dataset, feed)  # type: ignore[attr-defined]
+    loader, feed = timed_here()
     entered = next(ticks)
     next(loader)
     whole = next(ticks) - entered - 1
-    undo()
+    feed.stop()
     assert feed._row is not None
     start, end, *_ = feed._row
     assert feed.own_ns == whole - 1 - (end - start) > 0
