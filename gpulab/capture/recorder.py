@@ -28,7 +28,7 @@ from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
-from gpulab.capture.spooler import Spooler, about_process, spool_path
+from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps import hooks
 from gpulab.capture.steps.deadline import Deadline
@@ -59,8 +59,8 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 from gpulab.torch_hooks.user_lines import warnings_at_users_line
@@ -108,6 +108,7 @@ class Capture:
         self._turn = False
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
+        self._arrived_ns = 0  # at the newest collective that is written
         self._keep = keep
         self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
         self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
@@ -148,7 +149,9 @@ class Capture:
         if self.settings.trace:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
-        self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
+        self._spooler = Spooler(
+            Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
+        )
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
         self._sampler.start()
         self._spooler.start()
@@ -213,7 +216,7 @@ class Capture:
             self._loop.terminate()
 
     def _write_now(self) -> None:
-        """To the spool, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
+        """To the journal, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
         self._spooler.look()
 
     def _hand_over(self) -> None:
@@ -439,11 +442,7 @@ class Capture:
         self._clock.start(self._undo)
         return modules
 
-    def _spool(self) -> Spool:
-        """Where the steps so far go while the run goes on; a file only once it lasts longer than a second."""
-        return Spool(spool_path(default_root(), self._id), TABLES, about_process() | {"origin_ns": self._origin_ns})
-
-    def _write_so_far(self, spool: Spool) -> None:
+    def _write_so_far(self, journal: Journal) -> None:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
         series, missing = self._sampler.series(), self._loop.missing
         self._job = self._current_job() or self._job
@@ -452,12 +451,13 @@ class Capture:
             *(self.device, self._job),
         )
         if state != self._sketched:
-            write_sketch(spool, self._sketch(series))
+            journal.write_document(self._sketch(series))
             self._sketched = state
-        self._loop.tracker.write(spool)
-        self._sampler.write(spool)
+        self._loop.tracker.write(journal)
+        self._sampler.write(journal)
         if self._job is not None and len(latest := arrivals()):
-            spool.append(ARRIVALS, 0, latest.tobytes(), len(latest))
+            journal.append(ARRIVALS, latest[latest["time_ns"] > self._arrived_ns].tobytes())
+            self._arrived_ns = int(latest["time_ns"].max())
 
     def _sketch(self, series: tuple[SeriesInfo, ...]) -> Run:
         """The run as far as it is known while it goes on, without its columns."""

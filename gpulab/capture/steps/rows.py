@@ -1,6 +1,6 @@
 """What is kept of steps: the sums of the one that is going on, and a row for each that was closed.
 
-Only the newest rows stay in memory where a thread of ours writes them to a spool from time to time. It never makes the
+Only the newest rows stay in memory where a thread of ours writes them to a journal now and then. It never makes the
 training thread wait for the disk, but where steps turn out to be none, which happens at most a few times in a run.
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import STEP_COLUMNS, STEPS, steps_of
+from gpulab.store.changed_rows import CHANGES, change, clear, current
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import STEP_COLUMNS, STEPS, steps_of
 
 EPOCH_START, PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
 WIDTH = len(STEP_COLUMNS)
@@ -67,9 +68,9 @@ class Rows:
 
     def __init__(self) -> None:
         self.count = 0
-        self._blocks: list[bytearray | None] = []  # None: in the spool alone
+        self._blocks: list[bytearray | None] = []  # None: in the journal alone
         self._newest = bytearray()
-        self._spool: Spool | None = None
+        self._spool: Journal | None = None
         self._lock = threading.RLock()  # held while a thread of ours writes, and where rows are taken back
         self._claimed = 0  # so many rows are written or about to be: who changes one says so
         self._written = 0
@@ -204,37 +205,37 @@ class Rows:
         }
         self._change(0, longer)
 
-    # -- the spool -------------------------------------------------------------------------------------------------
+    # -- the journal -----------------------------------------------------------------------------------------------
 
-    def write(self, spool: Spool) -> None:
+    def write(self, spool: Journal) -> None:
         """Append what is new. From one thread of ours at a time. Raises OSError; then nothing is lost."""
         with self._lock:
             self._spool = spool
             if self._taken_back:
-                spool.append(STEPS, 0, b"", 0)
+                spool.append(CHANGES, clear(spool.counts[STEPS], WIDTH))
                 self._taken_back = False
             self._claimed = self.count
             while self._written < self._claimed:
                 self._write_block(spool)
             while self._unwritten:
                 number = self._unwritten[0]
-                spool.append(STEPS, number, _ROW.pack(*self._changed[number]), self._written)
+                spool.append(CHANGES, change(number, self._changed[number]))
                 self._unwritten.popleft()
             for number in range(self._written // ROWS_IN_BLOCK - KEPT_BLOCKS + 1):
                 self._forget(number)
 
-    def _write_block(self, spool: Spool) -> None:
+    def _write_block(self, spool: Journal) -> None:
         """The rows of one block that are not written."""
         first, at = self._written, self._written % ROWS_IN_BLOCK
         until = min(self._claimed, first - at + ROWS_IN_BLOCK)
         block = self._blocks[first // ROWS_IN_BLOCK]
         assert block is not None
         rows = memoryview(block)[at * _ROW_BYTES : (at + until - first) * _ROW_BYTES]
-        spool.append(STEPS, first, bytes(rows), until)
+        spool.append(STEPS, rows)
         self._written = until
 
     def _forget(self, number: int) -> None:
-        """A block is in the spool alone from now on, but for the rows that may be asked for: where an epoch began."""
+        """A block is in the journal alone from now on, but for the rows that may be asked for: where an epoch began."""
         block = self._blocks[number]
         if block is None:
             return
@@ -253,9 +254,10 @@ class Rows:
             count = self.count
             table = np.empty((count, WIDTH), np.int64)
             if self._spool is not None and None in self._blocks:
-                rows = self._spool.read().tables[STEPS].view(np.int64).reshape(-1, WIDTH)
+                tables = self._spool.read().tables
+                rows = current(tables[STEPS], tables[CHANGES])
                 table[: len(rows)] = rows[:count]
-                del rows
+                del rows, tables
             for number, block in enumerate(self._blocks):
                 first = number * ROWS_IN_BLOCK
                 if block is not None and first < count:

@@ -14,9 +14,10 @@ from msgspec.structs import fields
 
 from gpulab.capture.steps import rows as rows_module
 from gpulab.capture.steps.rows import BATCHES, FLAGS, SAMPLES, OpenStep, Rows
-from gpulab.run import StepFlag, Steps
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import STEP, STEP_COLUMNS, STEPS
+from gpulab.run import Int64, StepFlag, Steps
+from gpulab.store.changed_rows import CHANGES, current
+from gpulab.store.run_tables import STEP_COLUMNS, STEPS, TABLES
+from gpulab.store.table_file import Writer
 
 READ = ("data_wait_ns", "optimizer_ns", "own_ns", "batches", "samples", "flags")
 
@@ -66,13 +67,12 @@ ACTIONS = st.one_of(
 def test_rows_are_as_lists_would_have_them(
     tmp_path_factory: pytest.TempPathFactory, actions: list[tuple[str, int, int]], newest: int
 ) -> None:
-    spool = Spool(tmp_path_factory.mktemp("spool") / ".running", {STEPS: STEP}, {})
-    with closing(spool), pytest.MonkeyPatch.context() as patch:
+    writer = Writer(tmp_path_factory.mktemp("journal") / "tables", TABLES, {})
+    with closing(writer), pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows_module, "ROWS_IN_BLOCK", 3)
-        rows, plain = _played(actions, spool)
+        rows, plain = _played(actions, writer)
         if actions and actions[-1][0] == "write":
-            written = spool.read().tables[STEPS]
-            assert written.tolist() == [tuple(row) for row in plain], "as another process would read it"
+            assert _written(writer).tolist() == plain, "as another process would read it"
         assert [rows.row(i) for i in range(len(rows))] == [tuple(row) for row in plain]
         epochs = [i for i, row in enumerate(plain) if row[FLAGS] & StepFlag.EPOCH_START]
         assert rows.since_epoch() == len(plain) - (epochs[-1] if epochs else 0)
@@ -86,7 +86,12 @@ def test_rows_are_as_lists_would_have_them(
         assert rows.steps(0).batch_count.tolist() == [row[BATCHES] for row in plain]
 
 
-def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, list[list[int]]]:
+def _written(writer: Writer) -> Int64:
+    tables = writer.read().tables
+    return current(tables[STEPS], tables[CHANGES])
+
+
+def _played(actions: list[tuple[str, int, int]], writer: Writer) -> tuple[Rows, list[list[int]]]:
     rows, plain = Rows(), list[list[int]]()
     for what, number, value in actions:
         if what == "append":
@@ -96,8 +101,8 @@ def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, li
             known = value if value >= 0 and number else -1
             plain.append([start, start + 10, 0, 0, 0, number, known, 1, 0])
         elif what == "write":
-            spool.append(STEPS, 0, b"", 0) if not spool.path.exists() else None
-            rows.write(spool)
+            writer.begin()
+            rows.write(writer)
         elif what == "clear":
             rows.clear()
             plain.clear()
@@ -116,27 +121,27 @@ def _played(actions: list[tuple[str, int, int]], spool: Spool) -> tuple[Rows, li
 def test_rows_that_a_thread_writes_are_all_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows_module, "ROWS_IN_BLOCK", 16)
     rows, over = Rows(), threading.Event()
-    spool = Spool(tmp_path / ".running", {STEPS: STEP}, {})
+    writer = Writer(tmp_path / "tables", TABLES, {})
 
     def write() -> None:
         while not over.is_set():
-            rows.write(spool)
+            rows.write(writer)
 
     with ThreadPoolExecutor(1) as pool:
-        writer = pool.submit(write)
+        thread = pool.submit(write)
         for i in range(5_000):
             rows.append(OpenStep(10 * i, batches=2, samples=8), 10 * i + 10, 1)
             rows.add_flags(-1, int(StepFlag.COMPILE) if i % 3 == 0 else 0)
             if i % 100 == 99:
                 rows.give_batch(i - 7, OpenStep(0))
         over.set()
-    assert writer.exception() is None
-    rows.write(spool)
-    steps, written = rows.steps(0), spool.read().tables[STEPS]
-    spool.close()
-    assert steps.start_ns.tolist() == [10 * i for i in range(5_000)] == written["start_ns"].tolist()
+    assert thread.exception() is None
+    rows.write(writer)
+    steps, written = rows.steps(0), _written(writer)
+    writer.close()
+    assert steps.start_ns.tolist() == [10 * i for i in range(5_000)] == written[:, 0].tolist()
     batches = [1 if i % 100 == 92 else 2 for i in range(5_000)]
-    assert steps.batch_count.tolist() == batches == written["batches"].tolist()
+    assert steps.batch_count.tolist() == batches == written[:, BATCHES].tolist()
     compiled = [bool(flags & StepFlag.COMPILE) for flags in steps.flags.tolist()]
-    assert compiled == [i % 3 == 0 for i in range(5_000)] == (written["flags"] & int(StepFlag.COMPILE) > 0).tolist()
+    assert compiled == [i % 3 == 0 for i in range(5_000)] == (written[:, FLAGS] & int(StepFlag.COMPILE) > 0).tolist()
     assert len([block for block in rows._blocks if block is not None]) <= rows_module.KEPT_BLOCKS
