@@ -26,7 +26,7 @@ from gpulab.run import NOT_KEPT, Job, Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
-from gpulab.store.old_columns import NPZ
+from gpulab.store.npz import NPZ
 from gpulab.store.table_file import left_behind
 
 DOCUMENT = "run.json"

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Category, Missing, Phase, Run, StepFlag, Timeline
-from gpulab.store import old_columns, run_tables, table_file
+from gpulab.store import npz, run_tables, table_file
 
 T = TypeVar("T")
 Column = npt.NDArray[np.generic]
@@ -142,7 +142,7 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
 def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> table_file.Tables:
     """All but the columns that begin with `skip`."""
     try:
-        tables = old_columns.read_npz(columns, skip) if old_columns.is_npz(columns) else table_file.read(columns, skip)
+        tables = npz.read_npz(columns, skip) if npz.is_npz(columns) else table_file.read(columns, skip)
         if not tables.whole and run_tables.ORIGIN not in tables.about:
             raise ValueError("rows are missing or have changed")
     except (ValueError, OSError) as e:
