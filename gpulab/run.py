@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SCHEMA = 1
+SCHEMA = 2
 
 Int64 = npt.NDArray[np.int64]
 Int32 = npt.NDArray[np.int32]

@@ -193,8 +193,8 @@ def read(trial: Trial, killed_s: float) -> dict[str, Any]:
         row = _row(store, ids[0] if ids else None, log, killed_s, problems)
         ranks.append(row)
     if all(row["stored"] is not None for row in ranks if row["logged"]):
-        spools = [path.name for path in store.root.glob(f"{RUNNING_PREFIX}*")] if store.root.exists() else []
-        problems += [f"a spool is left: {name}" for name in spools if any(row["logged"] for row in ranks)]
+        journals = [path.name for path in store.root.glob(f"{RUNNING_PREFIX}*")] if store.root.exists() else []
+        problems += [f"a journal is left: {name}" for name in journals if any(row["logged"] for row in ranks)]
     return {"ranks": ranks, "problems": problems}
 
 

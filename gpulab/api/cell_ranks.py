@@ -38,10 +38,9 @@ from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks, Run
 from gpulab.store.atomic_write import make_folder
-from gpulab.store.folders import Store, default_root, new_id
+from gpulab.store.folders import KILLED, Store, default_root, new_id
 from gpulab.store.jobs import await_job
 from gpulab.store.live_job import LiveJob
-from gpulab.store.spooled_run import KILLED
 from gpulab.store.temporary_folder import temporary_folder
 from gpulab.tuning.cell_code import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport

@@ -1,4 +1,4 @@
-"""A job's ranks while they run: what their spools say, as rows of the live view, in a notebook or at a terminal."""
+"""A job's ranks while they run: what their journals say, as rows of the live view, in a notebook or at a terminal."""
 
 from __future__ import annotations
 

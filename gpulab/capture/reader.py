@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import threading
 
-import numpy as np
-
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.run import Int64, Steps
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import MARKS
-from gpulab.tape.marks import MARK, Marks, Tape
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import MARKS
+from gpulab.tape.marks import Marks, Tape
 from gpulab.tape.step_finder import StepFinder
 
 
@@ -27,8 +25,8 @@ class Reader:
         self._reads = False  # or was interrupted
         self._read = 0  # of the tape's chunks
         self._written = 0  # of these
-        self._written_rows = 0
-        self._spool: Spool | None = None
+        self._dropped = 0  # marks, in the journal alone
+        self._journal: Journal | None = None
         self._shown = 0  # steps
         self.pauses = pauses
         self.finder = StepFinder(origin_ns, mark_ns)
@@ -45,22 +43,20 @@ class Reader:
                 self._hear(chunks[self._read])
                 self._read += 1
             self._reads = False
-            if self._spool is None:
-                return self.finder
             self._drop()
             return self.finder
 
-    def write(self, spool: Spool) -> None:
-        """Append the marks that are new to the spool. From one thread of ours at a time. Raises OSError."""
+    def write(self, journal: Journal) -> None:
+        """Append the marks that are new to the journal. From one thread of ours at a time. Raises OSError."""
         with self._lock:
             self._tape.take()
-            self._spool = spool
-            chunks = self._tape.chunks
-            while self._written < len(chunks):
-                marks = chunks[self._written]
-                spool.append(MARKS, self._written_rows, marks.tobytes(), self._written_rows + len(marks))
-                self._written_rows += len(marks)
+            self._journal = journal
+            chunks = self._tape.chunks[self._written :]
+        for marks in chunks:  # the training thread may wait for the lock, and never for the disk
+            journal.append(MARKS, marks.tobytes())
+            with self._lock:
                 self._written += 1
+        with self._lock:
             self._drop()
 
     def so_far(self) -> Steps:
@@ -89,12 +85,12 @@ class Reader:
         self.finder = StepFinder(self._origin_ns, self._mark_ns)
         self.pauses.begin_anew()
         self._read = 0
-        if self._spool is not None and self._written_rows:
-            dropped = self._written_rows - sum(len(chunk) for chunk in self._tape.chunks[: self._written])
-            self._hear(np.array(self._spool.read().tables[MARKS][:dropped]).view(MARK))
+        if self._journal is not None and self._dropped:
+            self._hear(self._journal.read().tables[MARKS][: self._dropped])
 
     def _drop(self) -> None:
-        """Chunks that were read and written are in the spool alone."""
+        """Chunks that were read and written are in the journal alone."""
         both = min(self._read, self._written)
+        self._dropped += sum(len(marks) for marks in self._tape.chunks[:both])
         self._read, self._written = self._read - both, self._written - both
         del self._tape.chunks[:both]

@@ -28,7 +28,7 @@ from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
-from gpulab.capture.spooler import Spooler, about_process, spool_path
+from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.profiler_window import Window, stays
@@ -55,8 +55,8 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import ARRIVALS, TABLES, write_sketch
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 from gpulab.torch_hooks.user_lines import warnings_at_users_line
@@ -99,6 +99,7 @@ class Capture:
         self._turn = False
         self._begins_ns = 0
         self._sketched: tuple[object, ...] = ()  # by what it was made
+        self._arrived_ns = 0  # at the newest collective that is written
         self._keep = keep
         self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
         self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
@@ -129,7 +130,9 @@ class Capture:
         if self.settings.trace:
             self._stacks.start()
         self._clock = LoadingClock(self._origin_ns, self._stacks)
-        self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
+        self._spooler = Spooler(
+            Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
+        )
         cores = self._pilot.cores = CoreWatch(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns, cores=cores)
         self._sampler.start()
@@ -191,7 +194,7 @@ class Capture:
             self._pilot.terminate()
 
     def _write_now(self) -> None:
-        """To the spool, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
+        """To the journal, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
         self._spooler.look()
 
     def _hand_over(self) -> None:
@@ -415,11 +418,7 @@ class Capture:
         self._pilot.look = pauses.look
         self._clock.start(self._undo)
 
-    def _spool(self) -> Spool:
-        """Where the steps so far go while the run goes on; a file only once it lasts longer than a second."""
-        return Spool(spool_path(default_root(), self._id), TABLES, about_process() | {"origin_ns": self._origin_ns})
-
-    def _write_so_far(self, spool: Spool) -> None:
+    def _write_so_far(self, journal: Journal) -> None:
         """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
         series, missing = self._sampler.series(), self._pilot.missing
         self._job = self._current_job() or self._job
@@ -428,12 +427,13 @@ class Capture:
             *(self.device, self._job),
         )
         if state != self._sketched:
-            write_sketch(spool, self._sketch(series))
+            journal.write_document(self._sketch(series))
             self._sketched = state
-        self._pilot.reader.write(spool)
-        self._sampler.write(spool)
+        self._pilot.reader.write(journal)
+        self._sampler.write(journal)
         if self._job is not None and len(latest := arrivals()):
-            spool.append(ARRIVALS, 0, latest.tobytes(), len(latest))
+            journal.append(ARRIVALS, latest[latest["time_ns"] > self._arrived_ns].tobytes())
+            self._arrived_ns = int(latest["time_ns"].max())
 
     def _sketch(self, series: tuple[SeriesInfo, ...]) -> Run:
         """The run as far as it is known while it goes on, without its columns."""

@@ -1,30 +1,26 @@
-"""Brings the spool of a run up to date once a second, in a thread of its own: no other part of a run delays it."""
+"""Brings the journal of a run up to date once a second, in a thread of its own: no other part of a run delays it."""
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 from collections.abc import Callable
-from pathlib import Path
 
 from gpulab.run import Choice
 from gpulab.store.atomic_write import reason
-from gpulab.store.folders import RUNNING_PREFIX, SPOOL_SUFFIX
-from gpulab.store.spool import Spool
+from gpulab.store.journal import Journal
 
 PERIOD_S = 1.0
 END_TIMEOUT_S = 5.0  # of a thread that writes: it may wait for what a signal has interrupted
 
 
 class Spooler:
-    """Of one run. `spool` is where its columns go, None: they stay in memory; `write` appends what is new.
+    """Of one run. `journal` is where its columns go, None: they stay in memory; `write` appends what is new.
 
     After a failure the run goes on in memory, and a second later there is another try.
     """
 
-    def __init__(self, spool: Spool | None, write: Callable[[Spool], None]) -> None:
-        self._spool = spool
+    def __init__(self, journal: Journal | None, write: Callable[[Journal], None]) -> None:
+        self._journal = journal
         self._write = write
         self._lock = threading.Lock()
         self._stopped = threading.Event()
@@ -35,7 +31,7 @@ class Spooler:
 
     def start(self) -> None:
         """Begin to write, for the first time in a second."""
-        if self._spool is not None:
+        if self._journal is not None:
             self._thread = threading.Thread(target=self._run, name="gpulab-spooler", daemon=True)
             self._thread.start()
 
@@ -62,31 +58,21 @@ class Spooler:
             self._lock.release()
 
     def close(self) -> None:
-        """Remove the file, once all of it was read back. May be called twice."""
+        """Remove the journal, once all of it was read back. May be called twice."""
         self.stop()
-        if self._spool is not None:
-            self._spool.close()
+        if self._journal is not None:
+            self._journal.remove()
 
     def _run(self) -> None:
         while not self._stopped.wait(PERIOD_S):
             self.look()
 
     def _look(self) -> None:
-        if self._spool is None or self._is_over:
+        if self._journal is None or self._is_over:
             return
         try:
-            self._write(self._spool)
+            self._write(self._journal)
             self._has_written, self.problems = True, ()
         except Exception as e:
-            why = f"they could not be written to {str(self._spool.path.parent)!r}: {reason(e)}"
+            why = f"they could not be written to {str(self._journal.path.parent.parent)!r}: {reason(e)}"
             self.problems = (Choice("steps so far", "kept in memory", why),)
-
-
-def about_process() -> dict[str, object]:
-    """Whose file it is, for who finds it after a crash."""
-    return {"process": os.getpid(), "host": socket.gethostname()}
-
-
-def spool_path(root: Path, run_id: str) -> Path:
-    """Hidden, so that no list of runs shows it."""
-    return root / f"{RUNNING_PREFIX}{run_id}{SPOOL_SUFFIX}"

@@ -1,7 +1,7 @@
 """Runs on disk, one folder each, so that a run outlives its kernel and opens in other tools.
 
-A folder holds `run.json`, `columns.npz` and, where the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`: the name by
-which TensorBoard's PyTorch plugin finds it. A folder appears under its final name only when it is complete; until
+A folder holds `run.json`, `columns.tables` and, where the profiler ran, `<host>_<pid>.<ns>.pt.trace.json.gz`: the name
+by which TensorBoard's PyTorch plugin finds it. A folder appears under its final name only when it is complete; until
 then it is hidden. Several processes may save and read at once without a lock.
 """
 
@@ -26,19 +26,19 @@ from gpulab.run import NOT_KEPT, Job, Missing, Outcome, Run
 from gpulab.store import run_format
 from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
 from gpulab.store.lookup import not_found, select
-from gpulab.store.spool import left_behind, read_spool
-from gpulab.store.spooled_run import KILLED, finished
+from gpulab.store.npz import NPZ
+from gpulab.store.table_file import left_behind
 
 DOCUMENT = "run.json"
-COLUMNS = "columns.npz"
+COLUMNS = "columns.tables"
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
 UNFINISHED_TRACE = "unfinished.json.gz"
 
 _STAGE_PREFIX = ".saving-"
 _GONE_PREFIX = ".deleting-"
-RUNNING_PREFIX = ".running-"  # what a run that goes on has measured so far: written to every second
-SPOOL_SUFFIX = ".spool"
+RUNNING_PREFIX = ".running-"  # a run that goes on: written to every second
+KILLED = "its process was killed"
 _STALE_AFTER_S = 3600.0
 _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -129,6 +129,7 @@ class Store:
         try:  # the old columns hold all that the new document names
             replace_whole(folder / DOCUMENT, document)
             replace_whole(folder / COLUMNS, columns)
+            (folder / NPZ).unlink(missing_ok=True)
         except OSError as e:
             raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
         _remove_traces(folder)
@@ -197,7 +198,7 @@ class Store:
     def list(self) -> Sequence[Entry]:
         """Every folder of the store, the newest last; what cannot be read comes first, with its problem.
 
-        Only headers are read. A run whose process was killed is finished first. Raises StoreError where the store
+        Only headers are read. A run whose process was killed gets its name first. Raises StoreError where the store
         itself cannot be read.
         """
         unfinished = self.finish_killed()
@@ -212,31 +213,31 @@ class Store:
         return sorted([*there, *unfinished], key=_age)
 
     def finish_killed(self) -> Sequence[Entry]:
-        """Store the runs whose process was killed while they went on; returns those that cannot be stored."""
+        """Give the runs whose process was killed their names; returns those of which that fails."""
         unfinished = []
-        for file in self.root.glob(f"{RUNNING_PREFIX}*"):
-            with left_behind(file, _STALE_AFTER_S) as ours:
-                problem = self._finish(file) if ours else None
+        for folder in self.root.glob(f"{RUNNING_PREFIX}*"):
+            with left_behind(folder / COLUMNS, _STALE_AFTER_S) as ours:
+                problem = self._finish(folder) if ours else None
             if problem is not None:
-                unfinished.append(Entry(_id_of(file), file, problem=f"{KILLED}: {problem}"))
+                id_ = folder.name.removeprefix(RUNNING_PREFIX)
+                unfinished.append(Entry(id_, folder, problem=f"{KILLED}: {problem}"))
+            if not (folder / COLUMNS).exists():  # killed while it was made, or while it was removed
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
         return unfinished
 
-    def _finish(self, file: Path) -> str | None:
-        """Why that run cannot be stored; None where it is, or where it left nothing that tells anything."""
+    def _finish(self, folder: Path) -> str | None:
+        """Why that run cannot get its name; None where it has, or where it left nothing that tells anything."""
+        final = self.root / folder.name.removeprefix(RUNNING_PREFIX)
         try:
-            run = finished(read_spool(file))
-        except (OSError, StoreError, ValueError, KeyError):
-            with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_mtime > _STALE_AFTER_S:
-                    file.unlink()
-            return None
-        try:
-            folder = self.root / run.id
-            if not folder.exists():
-                self.save(run)
-            else:
-                _say_no_trace(folder)
-            file.unlink()
+            if final.exists():
+                _say_no_trace(final)
+                shutil.rmtree(folder)
+            elif entry(folder).problem is None:
+                os.rename(folder, final)
+                sync_folder(self.root)
+            elif time.time() - (folder / COLUMNS).stat().st_mtime > _STALE_AFTER_S:
+                shutil.rmtree(folder, ignore_errors=True)
         except (OSError, StoreError) as e:
             return reason(e)
         return None
@@ -282,12 +283,10 @@ def _document(folder: Path) -> bytes:
 
 def _open_columns(folder: Path) -> IO[bytes]:
     path = folder / COLUMNS
+    if not path.exists() and (folder / NPZ).exists():
+        path = folder / NPZ
     _require_file(path, run_format.MAX_COLUMNS_BYTES)
     return path.open("rb")
-
-
-def _id_of(spool: Path) -> str:
-    return spool.name.removeprefix(RUNNING_PREFIX).removesuffix(SPOOL_SUFFIX)
 
 
 def _require_file(path: Path, limit_bytes: int) -> None:

@@ -1,4 +1,4 @@
-"""The ranks of a job while they run, from what each has spooled: any process that sees the folder can look."""
+"""The ranks of a job while they run, from the folder of each: any process that sees it can look."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from msgspec.structs import replace
 from gpulab.errors import StoreError
 from gpulab.run import Run
 from gpulab.store import run_format
-from gpulab.store.folders import RUNNING_PREFIX
-from gpulab.store.spool import Tail
-from gpulab.store.spooled_run import ARRIVAL, ARRIVALS, MARKS, READINGS, SKETCH, Arrivals
+from gpulab.store.folders import COLUMNS, DOCUMENT, RUNNING_PREFIX
+from gpulab.store.run_tables import ARRIVALS, MARKS, READINGS, Arrivals
+from gpulab.store.table_file import Tail
 from gpulab.tape.step_finder import StepFinder
 
 LATEST_STEPS = 50  # of which the figures are
@@ -42,20 +42,15 @@ def running_jobs(root: Path) -> dict[str, str]:
     """The jobs that go on, the one that began last at the end: the id of each, and its cluster's own."""
     began: dict[str, tuple[str, str]] = {}
     for path in root.glob(f"{RUNNING_PREFIX}*"):
-        tail = Tail(path, 1)
-        try:
-            tail.read()
-        except (OSError, ValueError):
-            continue
-        sketch = _sketch(tail)
-        if sketch is not None and sketch.job is not None:
-            earlier = began.get(sketch.job.id, ("", ""))[0]
-            began[sketch.job.id] = max(earlier, sketch.created), sketch.job.cluster_id
+        header = _header(path)
+        if header is not None and header.job is not None:
+            earlier = began.get(header.job.id, ("", ""))[0]
+            began[header.job.id] = max(earlier, header.created), header.job.cluster_id
     return {job: began[job][1] for job in sorted(began, key=lambda job: (began[job][0], job))}
 
 
 class LiveJob:
-    """Looks at the spools of one job again and again; each look reads what is new."""
+    """Looks at the folders of one job again and again; each look reads what is new."""
 
     def __init__(self, root: Path, job_id: str) -> None:
         self._root, self._job_id = root, job_id
@@ -77,52 +72,48 @@ class LiveJob:
         return [latest[number] for number in sorted(latest)]
 
     def _read(self, path: Path) -> LiveRank | None:
+        header = _header(path)
+        if header is None or header.job is None:  # without a job it may still join
+            return None
+        if header.job.id != self._job_id:
+            self._foreign.add(path)
+            return None
         if path not in self._tails:
             finder = StepFinder(0)
-            self._tails[path] = Tail(path, _KEPT_ROWS, {MARKS: finder.read}), finder
+            self._tails[path] = Tail(path / COLUMNS, _KEPT_ROWS, {MARKS: finder.read}), finder
         tail, finder = self._tails[path]
         try:
             tail.read()
-            heard_s = max(0.0, time.time() - path.stat().st_mtime)
+            heard_s = max(0.0, time.time() - (path / COLUMNS).stat().st_mtime)
         except (OSError, ValueError):
             return None
-        sketch = _sketch(tail)
-        if sketch is None:
-            return None
-        if sketch.job is None or sketch.job.id != self._job_id:
-            if sketch.job is not None:  # without one it may still join
-                self._foreign.add(path)
-                del self._tails[path]
-            return None
-        assert sketch.job is not None
         start_ns, end_ns, wait_ns, _ = finder.rows_since(max(0, len(finder) - LATEST_STEPS)).T
         wall_ns = end_ns - start_ns
         some = len(wall_ns) > 0
         return LiveRank(
-            rank=sketch.job.rank,
-            node=sketch.job.node,
+            rank=header.job.rank,
+            node=header.job.node,
             step_count=len(finder),
             step_us=float(np.median(wall_ns)) / 1e3 if some else None,
             data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if some else None,
-            busy=_busy(tail, sketch),
-            arrivals=tail.rows(ARRIVALS) if tail.total(ARRIVALS) else np.empty(0, ARRIVAL),
+            busy=_busy(tail, header),
+            arrivals=tail.rows(ARRIVALS),
             heard_s=heard_s,
         )
 
 
-def _sketch(tail: Tail) -> Run | None:
-    text = tail.rows(SKETCH)
+def _header(folder: Path) -> Run | None:
     try:
-        return run_format.decode_header(text.tobytes()) if len(text) else None
-    except StoreError:
+        return run_format.decode_header((folder / DOCUMENT).read_bytes())
+    except (OSError, StoreError):
         return None
 
 
-def _busy(tail: Tail, sketch: Run) -> tuple[str, float] | None:
+def _busy(tail: Tail, header: Run) -> tuple[str, float] | None:
     """In its last seconds."""
     readings = tail.rows(READINGS)
     for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
-        for number, series in enumerate(sketch.samples.series):
+        for number, series in enumerate(header.samples.series):
             if series.name == name:
                 values = readings["value"][readings["series"] == number][-5:]
                 values = values[np.isfinite(values)]

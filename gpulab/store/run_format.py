@@ -1,17 +1,14 @@
 """A `Run` as plain bytes and back, so that a stored run opens with any JSON and NumPy reader and never runs code.
 
-`encode` gives two documents: JSON with every field of the record, and an uncompressed `.npz` with its columns. In the
-JSON a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong shapes, types, indices or sizes raise
-StoreError. Only stored (uncompressed) members are read, so a file never unpacks to more than it weighs.
+`encode` gives two documents: JSON with every field of the record, and a file of tables with its columns. In the JSON
+a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong types, indices or sizes raise StoreError.
 """
 
 from __future__ import annotations
 
-import contextlib
 import io
-import zipfile
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import IO, TypeVar, get_args
 
 import msgspec
@@ -20,6 +17,7 @@ import numpy.typing as npt
 
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Category, Missing, Phase, Run, StepFlag, Timeline
+from gpulab.store import npz, run_tables, table_file
 
 T = TypeVar("T")
 Column = npt.NDArray[np.generic]
@@ -35,8 +33,6 @@ _KEYS_BEFORE = {  # of what is missing in runs that were saved before it had key
     "GPU curves": "curves",
 }
 
-_TORN_ZIP = (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError, OSError, ValueError)
-
 
 class _Reference(msgspec.Struct, forbid_unknown_fields=True):
     column: str
@@ -48,7 +44,7 @@ class _Version(msgspec.Struct):
 
 
 def encode(run: Run) -> tuple[bytes, bytes]:
-    """The JSON document and the `.npz` of a run.
+    """The JSON document and the columns of a run.
 
     A number in `Device.details` that is not finite is written as null. Text that is no valid Unicode (lone surrogates)
     is written with its code points spelled out. Raises StoreError where the run breaks its own rules.
@@ -60,32 +56,24 @@ def encode(run: Run) -> tuple[bytes, bytes]:
 
 
 def encode_into(run: Run, packed: IO[bytes]) -> bytes:
-    """Write the `.npz` into a file, column by column; returns the JSON document. Nothing is checked."""
+    """Write the columns into a file; returns the JSON document. Nothing is checked."""
     columns: dict[int, tuple[_Reference, Column]] = {}
     for name, array in _named_columns(run):
         columns.setdefault(id(array), (_Reference(name, array.size), array))  # one array may serve two fields
-
-    def refer(array: object) -> _Reference:
-        return columns[id(array)][0]
-
-    try:
-        document = msgspec.json.encode(run, enc_hook=refer)
-    except UnicodeEncodeError:
-        document = msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=refer)))
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_STORED) as archive:
-        for reference, array in columns.values():
-            with archive.open(f"{reference.column}.npy", "w", force_zip64=True) as member:
-                np.lib.format.write_array(member, np.ascontiguousarray(array), version=(1, 0), allow_pickle=False)
-    return document
+    table_file.write(packed, {reference.column: array for reference, array in columns.values()})
+    return _document(run, lambda array: columns[id(array)][0])
 
 
 def encode_header(run: Run) -> bytes:
     """The JSON document alone, whose columns are empty: `decode_header` reads it."""
-    empty = _Reference("", 0)
+    return _document(run, lambda array: _Reference("", 0))
+
+
+def _document(run: Run, refer: Callable[[object], _Reference]) -> bytes:
     try:
-        return msgspec.json.encode(run, enc_hook=lambda array: empty)
+        return msgspec.json.encode(run, enc_hook=refer)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=lambda array: empty)))
+        return msgspec.json.encode(_valid_unicode(msgspec.to_builtins(run, enc_hook=refer)))
 
 
 def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run:
@@ -94,15 +82,19 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
     The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
     """
     check_version(document)
-    with _open(columns, skip=() if timeline else ("timeline.", "memory_events.")) as reader:
-        run = _decode(document, Run, reader.read)
-    if not timeline:
-        run = msgspec.structs.replace(run, timeline=None, memory_events=None)
-    if any(not m.key for m in run.missing):
-        run = msgspec.structs.replace(run, missing=tuple(map(_with_key, run.missing)))
+    skip = () if timeline else ("timeline.", "memory_events.")
+    tables = _tables(columns, skip)
     try:
+        if run_tables.ORIGIN in tables.about:
+            run = run_tables.run_of(decode_header(document), tables)
+        else:
+            run = _decode(document, Run, partial(_column, tables.tables, skip))
+        missing = tuple(map(_with_key, run.missing))
+        run = msgspec.structs.replace(run, missing=missing, schema=SCHEMA)
+        if not timeline:
+            run = msgspec.structs.replace(run, timeline=None, memory_events=None)
         run.check()
-    except (AssertionError, ValueError, TypeError) as e:
+    except (AssertionError, ValueError, TypeError, LookupError) as e:
         raise StoreError(f"the record contradicts itself: {e}") from e
     _within(run.steps.phase, max(Phase), "a step's phase")
     _within(run.steps.flags, sum(StepFlag), "a step's flags")
@@ -127,9 +119,8 @@ def _empty_column(hint: type, raw: object) -> Column:
 
 
 def check_container(columns: IO[bytes]) -> None:
-    """Raises StoreError where the end of an `.npz` is missing: it was torn."""
-    with _open(columns):
-        pass
+    """Raises StoreError where the end of the columns is missing: they were torn."""
+    _tables(columns, skip=("",))
 
 
 def check_version(document: bytes) -> None:
@@ -148,62 +139,31 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
         raise StoreError(f"run.json is corrupt or not a gpulab run: {e}") from e
 
 
-@contextlib.contextmanager
-def _open(file: IO[bytes], skip: tuple[str, ...] = ()) -> Iterator[_Columns]:
+def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> table_file.Tables:
+    """All but the columns that begin with `skip`."""
     try:
-        archive = zipfile.ZipFile(file)
-    except _TORN_ZIP as e:
-        raise StoreError(f"columns.npz is damaged: {e}") from e
-    with archive:
-        if sum(info.file_size for info in archive.infolist()) > file.seek(0, io.SEEK_END):
-            raise StoreError("columns.npz is damaged: its members are larger than the file")
-        yield _Columns(archive, skip)
+        tables = npz.read_npz(columns, skip) if npz.is_npz(columns) else table_file.read(columns, skip)
+        if not tables.whole and run_tables.ORIGIN not in tables.about:
+            raise ValueError("rows are missing or have changed")
+    except (ValueError, OSError) as e:
+        raise StoreError(f"its columns are damaged: {e}") from e
+    return tables
 
 
-class _Columns:
-    """The members of an `.npz`, each read on request and checked against what the document says of it."""
-
-    def __init__(self, archive: zipfile.ZipFile, skip: tuple[str, ...]) -> None:
-        self._zip, self._skip = archive, skip
-
-    def read(self, hint: type, raw: object) -> Column:
-        """The decode hook: `hint` is the array type a field of the record declares, `raw` the reference in the JSON."""
-        dtype = _dtype(hint)
-        reference = msgspec.convert(raw, _Reference)
-        if reference.column.startswith(self._skip):
-            return np.empty(0, dtype)
-        data = self._bytes(reference.column)
-        start, stored_dtype, rows = _header(data, reference.column)
-        if stored_dtype != dtype:
-            raise StoreError(f"column {reference.column!r} holds {stored_dtype} instead of {dtype}")
-        if rows != reference.rows or len(data) - start != rows * dtype.itemsize:
-            raise StoreError(f"column {reference.column!r} does not have the {reference.rows} rows it should have")
-        return np.frombuffer(data, dtype, rows, start)
-
-    def _bytes(self, name: str) -> bytes:
-        try:
-            info = self._zip.getinfo(f"{name}.npy")
-        except KeyError:
-            raise StoreError(f"column {name!r} is missing from columns.npz") from None
-        if info.compress_type != zipfile.ZIP_STORED:
-            raise StoreError(f"column {name!r} is compressed, which gpulab never writes")
-        try:
-            return self._zip.read(info)
-        except _TORN_ZIP as e:
-            raise StoreError(f"column {name!r} is damaged: {e}") from e
-
-
-def _header(data: bytes, name: str) -> tuple[int, np.dtype[np.generic], int]:
-    stream = io.BytesIO(data)
-    try:
-        if np.lib.format.read_magic(stream) != (1, 0):
-            raise ValueError("not the format gpulab writes")
-        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
-    except Exception as e:  # the header is a Python literal: Python's own tokenizer and parser raise here
-        raise StoreError(f"column {name!r} is no plain array: {e}") from e
-    if len(shape) != 1 or dtype.hasobject:
-        raise StoreError(f"column {name!r} is no plain column: shape {shape}, {dtype}")
-    return stream.tell(), dtype, int(shape[0])
+def _column(tables: Mapping[str, Column], skip: tuple[str, ...], hint: type, raw: object) -> Column:
+    """The decode hook: `hint` is the array type a field of the record declares, `raw` the reference in the JSON."""
+    reference = msgspec.convert(raw, _Reference)
+    dtype = _dtype(hint)
+    if reference.column.startswith(skip):
+        return np.empty(0, dtype)
+    if reference.column not in tables:
+        raise StoreError(f"column {reference.column!r} is missing")
+    rows = tables[reference.column]
+    if rows.dtype != dtype:
+        raise StoreError(f"column {reference.column!r} holds {rows.dtype} instead of {dtype}")
+    if len(rows) != reference.rows:
+        raise StoreError(f"column {reference.column!r} does not have the {reference.rows} rows it should have")
+    return rows
 
 
 def _dtype(hint: type) -> np.dtype[np.generic]:

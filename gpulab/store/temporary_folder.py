@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpulab.store.spool import lock
+from gpulab.store.table_file import lock
 
 LOCK = ".held"
 

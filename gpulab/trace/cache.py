@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 KEPT_FROM_BYTES = 1 << 20  # of the file: a smaller one is read again as fast
 MOST_BYTES = 2 << 30  # of the whole folder: what was not opened for longest goes first
 _PACKAGE = Path(__file__).parent.parent
-_READERS = ("run.py", "trace", "timeline", "store/run_format.py")  # what makes a run of a file
+_READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_file.py")  # what makes a run of a file
 
 
 def folder() -> Path:

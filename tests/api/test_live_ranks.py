@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from gpulab.api.live_ranks import watch
 from gpulab.errors import StoreError
 from gpulab.run import Job, Run
-from tests.store.test_spooled_run import sketch, spooled
+from tests.store.test_journal import journal_of, sketch
 
 
 def rank(job: str, number: int, created: str, cluster_id: str = "") -> Run:
@@ -23,15 +23,15 @@ def test_the_job_is_shown_until_it_has_ended(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: str, shown: str
 ) -> None:
     jobs = {"a": ("2026-01-01T00:00:00+00:00", "77"), "b": ("2026-01-02T00:00:00+00:00", "")}
-    spools = [spooled(tmp_path, rank(job, n, *jobs[job])) for job in jobs for n in (0, 1)]
+    journals = [journal_of(tmp_path, rank(job, n, *jobs[job])) for job in jobs for n in (0, 1)]
     looks = 0
 
     def sleep(seconds: float) -> None:
         nonlocal looks
         looks += 1
         if looks == 2:
-            for spool in spools:
-                spool.close()
+            for journal in journals:
+                journal.remove()
 
     assert watch(tmp_path, asked, sleep=sleep) == 0
     said = capsys.readouterr().out
@@ -42,7 +42,7 @@ def test_the_job_is_shown_until_it_has_ended(
 def test_a_job_that_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"No job runs in .* Start one with gpulab record"):
         watch(tmp_path)
-    spool = spooled(tmp_path, rank("a", 0, "2026-01-01T00:00:00+00:00"))
+    journal = journal_of(tmp_path, rank("a", 0, "2026-01-01T00:00:00+00:00"))
     with pytest.raises(StoreError, match=r"No job 'x' runs in .* These run: a"):
         watch(tmp_path, "x")
-    spool.close()
+    journal.remove()

@@ -14,9 +14,10 @@ from gpulab.capture import spooler as spooler_module
 from gpulab.capture.recorder import Capture
 from gpulab.capture.spooler import Spooler
 from gpulab.run import Run, Settings
-from gpulab.store.folders import RUNNING_PREFIX
-from gpulab.store.spool import Spool, read_spool
-from gpulab.store.spooled_run import MARKS
+from gpulab.store.folders import COLUMNS, RUNNING_PREFIX
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import MARKS
+from gpulab.store.table_file import read
 from gpulab.tape.step_finder import steps_of
 
 STEPS = 40
@@ -31,8 +32,8 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
 def _write(capture: Capture) -> None:
     """All that there is by now, though a thread of ours may be at it."""
     with capture._spooler._lock, suppress(OSError):
-        if (spool := capture._spooler._spool) is not None:
-            capture._write_so_far(spool)
+        if (journal := capture._spooler._journal) is not None:
+            capture._write_so_far(journal)
 
 
 def _run(settings: Settings, store: Path, *, spooled: bool) -> Run:
@@ -48,10 +49,10 @@ def _run(settings: Settings, store: Path, *, spooled: bool) -> Run:
                 (x * weight).sum().backward()
                 optimizer.step()
                 _write(capture)
-        files = list((store / "runs").glob(f"{RUNNING_PREFIX}*")) if (store / "runs").is_dir() else []
+        files = list((store / "runs").glob(f"{RUNNING_PREFIX}*/{COLUMNS}")) if (store / "runs").is_dir() else []
         assert len(files) == spooled
         for file in files:
-            assert len(steps_of(read_spool(file).tables[MARKS], 0)) >= STEPS - 2
+            assert len(steps_of(read(file.open("rb")).tables[MARKS], 0)) >= STEPS - 2
     finally:
         run, _ = capture.finish("completed")
         capture.close()
@@ -80,12 +81,12 @@ def test_only_one_thread_writes_and_none_waits(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(spooler_module, "PERIOD_S", 3600.0)
     inside, may_end, written = threading.Event(), threading.Event(), list[int]()
 
-    def write(spool: Spool) -> None:
+    def write(journal: Journal) -> None:
         written.append(threading.get_ident())
         inside.set()
         may_end.wait()
 
-    spooler = Spooler(Spool(tmp_path / "spool", {}, {}), write)
+    spooler = Spooler(Journal(tmp_path, "run", 0), write)
     writer = threading.Thread(target=spooler.look)
     writer.start()
     inside.wait()
@@ -97,7 +98,7 @@ def test_only_one_thread_writes_and_none_waits(tmp_path: Path, monkeypatch: pyte
     assert written == [writer.ident, threading.get_ident()], "the last of it is written when the run ends"
     spooler.look()
     assert len(written) == 2 and not spooler.problems
-    short = Spooler(Spool(tmp_path / "short", {}, {}), write)
+    short = Spooler(Journal(tmp_path, "short", 0), write)
     short.start()
     short.close()
     assert len(written) == 2, "a run too short to be spooled writes nothing"
@@ -118,9 +119,9 @@ def test_steps_are_spooled_though_the_meters_are_gone(own_store: Path) -> None:
             optimizer.step()
 
         def spooled() -> int:
-            files = list((own_store / "runs").glob(f"{RUNNING_PREFIX}*"))
+            files = list((own_store / "runs").glob(f"{RUNNING_PREFIX}*/{COLUMNS}"))
             with suppress(ValueError):  # its header is being written
-                return len(steps_of(read_spool(files[0]).tables[MARKS], 0)) if files else 0
+                return len(steps_of(read(files[0].open("rb")).tables[MARKS], 0)) if files else 0
             return 0
 
         while spooled() < STEPS - 1:
@@ -135,12 +136,12 @@ def test_a_fault_is_said_and_the_next_second_tries_again(tmp_path: Path) -> None
     """What fails while another thread imports torch must not cost the spool of the whole run."""
     calls = list[int]()
 
-    def write(spool: Spool) -> None:
+    def write(journal: Journal) -> None:
         calls.append(1)
         if len(calls) == 1:
             raise RuntimeError("broken")
 
-    spooler = Spooler(Spool(tmp_path / "spool", {}, {}), write)
+    spooler = Spooler(Journal(tmp_path, "run", 0), write)
     spooler.look()
     assert "broken" in spooler.problems[0].reason
     spooler.look()

@@ -15,11 +15,14 @@ from msgspec.structs import replace
 from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, LoadingLooks, MemoryEvents, Run, Samples, StackSamples
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, TRACE_SUFFIX, Store
+from gpulab.store.table_file import read
 from tests.support.paths import ROOT
 from tests.support.strategies import tiny_run
 
 PAGE = (ROOT / "docs" / "run-format.md").read_text(encoding="utf-8")
-ROWS = re.findall(r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("## columns.npz")[2], flags=re.MULTILINE)
+ROWS = re.findall(
+    r"^\| `([^`]+)` \| ([^|]+) \| ([^|]+) \|$", PAGE.partition("## columns.tables")[2], flags=re.MULTILINE
+)
 
 
 def run_with_every_column() -> Run:
@@ -58,8 +61,7 @@ def test_the_page_names_the_files_and_their_limits() -> None:
 
 
 def test_the_page_names_every_column() -> None:
-    with np.load(io.BytesIO(run_format.encode(run_with_every_column())[1])) as archive:
-        written = set(archive.files)
+    written = set(read(io.BytesIO(run_format.encode(run_with_every_column())[1])).tables)
     named = {prefix.replace("<i>", "0") + column for prefix, _, columns in ROWS for column in _named(prefix, columns)}
     assert named == written
 

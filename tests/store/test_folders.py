@@ -23,8 +23,9 @@ from msgspec.structs import replace
 from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Outcome, Run
-from gpulab.store import run_format
+from gpulab.store import run_format, table_file
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
+from gpulab.store.npz import NPZ
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
 from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
@@ -297,7 +298,7 @@ def test_torn_and_foreign_folders_are_listed_with_their_reason(store: Store) -> 
     assert list(problems)[-1] == NEW and problems[NEW] is None
     assert problems["foreign"] == "it has no run.json"
     assert "missing required field `schema`" in (problems["json"] or "")
-    assert "columns.npz is damaged" in (problems[OLD] or "")
+    assert problems[OLD] == "its columns are damaged: rows are missing or have changed"
     assert len(problems) == 4
     assert store.find("latest") == store.find("-1") == good
     with pytest.raises(StoreError, match=r"'foreign' cannot be read: it has no run.json"):
@@ -359,14 +360,16 @@ def test_a_hostile_document_is_refused(store: Store, change: Callable[[Path], No
     assert (store.list()[0].problem or "").startswith(problem)
 
 
-def replace_column(folder: Path, name: str, member: bytes, compression: int = zipfile.ZIP_STORED) -> None:
-    path = folder / COLUMNS
-    with zipfile.ZipFile(path) as archive:
-        members = {n: archive.read(n) for n in archive.namelist()}
-    members[f"{name}.npy"] = member
-    with zipfile.ZipFile(path, "w", compression) as archive:
-        for n, content in members.items():
-            archive.writestr(n, content)
+def as_before(folder: Path, name: str = "", member: bytes = b"", compression: int = zipfile.ZIP_STORED) -> None:
+    """That run as gpulab 0.1 stored it, but for one column."""
+    with (folder / COLUMNS).open("rb") as file:
+        members = {column: npy(rows) for column, rows in table_file.read(file).tables.items()}
+    members |= {name: member} if name else {}
+    with zipfile.ZipFile(folder / NPZ, "w", compression) as archive:
+        for column, content in members.items():
+            archive.writestr(f"{column}.npy", content)
+    (folder / COLUMNS).unlink()
+    edit(folder, schema=1)
 
 
 def npy(array: np.ndarray, **header: object) -> bytes:
@@ -391,25 +394,25 @@ class _Bomb:
     ("member", "reason"),
     [
         (npy(np.array([_Bomb()] * 6, dtype=object)), "is no plain column"),
-        (npy(SIX, shape=(10**15,)), "does not have the 6 rows"),
-        (npy(SIX, shape=(-1,)), "does not have the 6 rows"),
+        (npy(SIX, shape=(10**15,)), "is no plain column"),
+        (npy(SIX, shape=(-1,)), "is no plain column"),
         (npy(SIX.reshape(2, 3)), "is no plain column"),
         (npy(SIX.astype(np.float64)), "holds float64 instead of int64"),
         (npy(SIX[:5]), "does not have the 6 rows"),
-        (npy(SIX) + b"more", "does not have the 6 rows"),
-        (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "is no plain array"),
-        (b"\x93NUMPY\x01\x00\xff\x23" + b"(" * 9215, "is no plain array"),
-        (b"#!/bin/sh", "is no plain array"),
-        (b"", "is no plain array"),
+        (npy(SIX) + b"more", "is no plain column"),
+        (b"\x93NUMPY\x01\x00\x10\x00" + b"(" * 16, "is no plain column"),
+        (b"\x93NUMPY\x01\x00\xff\x23" + b"(" * 9215, "is no plain column"),
+        (b"#!/bin/sh", "is no plain column"),
+        (b"", "is no plain column"),
         (npy(SIX[::-1]), None),
     ],
 )
-def test_a_hostile_column_is_refused_and_never_run(
+def test_a_hostile_column_of_before_is_refused_and_never_run(
     store: Store, member: bytes, reason: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = store.save(make(OLD))
-    replace_column(folder, "steps.number", member)
+    as_before(folder, "steps.number", member)
     if reason is None:
         assert store.load(folder).steps.number.tolist() == [5, 4, 3, 2, 1, 0], "the test replaces what is read"
     else:
@@ -420,12 +423,52 @@ def test_a_hostile_column_is_refused_and_never_run(
 
 def test_a_compressed_column_is_refused_before_it_is_unpacked(store: Store) -> None:
     folder = store.save(make(OLD))
-    replace_column(folder, "steps.number", bytes(10**7), compression=zipfile.ZIP_DEFLATED)
+    as_before(folder, "steps.number", bytes(10**7), compression=zipfile.ZIP_DEFLATED)
     with pytest.raises(StoreError, match="larger than the file"):
         store.load(folder)
-    replace_column(folder, "steps.number", npy(SIX), compression=zipfile.ZIP_DEFLATED)
-    with pytest.raises(StoreError, match=r"compressed|larger than the file"):
+    folder = store.save(make(NEW))
+    as_before(folder, "steps.number", npy(SIX), compression=zipfile.ZIP_DEFLATED)
+    with pytest.raises(StoreError, match=r"not as gpulab writes it|larger than the file"):
         store.load(folder)
+
+
+def replace_column(folder: Path, name: str, rows: np.ndarray) -> None:
+    with (folder / COLUMNS).open("rb") as file:
+        tables = dict(table_file.read(file).tables) | {name: rows}
+    with (folder / COLUMNS).open("wb") as file:
+        table_file.write(file, tables)
+
+
+@pytest.mark.parametrize(
+    ("rows", "reason"),
+    [
+        (SIX.astype(np.float64), "holds float64 instead of int64"),
+        (SIX[:5], "does not have the 6 rows"),
+        (SIX.astype([("a", np.int64)]), "instead of int64"),
+        (SIX[::-1], None),
+    ],
+)
+def test_a_wrong_column_is_refused(store: Store, rows: np.ndarray, reason: str | None) -> None:
+    folder = store.save(make(OLD))
+    replace_column(folder, "steps.number", rows)
+    if reason is None:
+        assert store.load(folder).steps.number.tolist() == [5, 4, 3, 2, 1, 0], "the test replaces what is read"
+    else:
+        with pytest.raises(StoreError, match=reason):
+            store.load(folder)
+
+
+def test_a_run_of_before_is_as_one_of_today(store: Store) -> None:
+    run = make(OLD, "before")
+    folder = store.save(run)
+    as_before(folder)
+    assert [entry.name for entry in store.list()] == ["before"]
+    assert_same(run, store.load("before"))
+    assert read(folder, timeline=False).timeline is None
+    store.rename("before", "after")
+    store.drop_trace("after", "too large")
+    assert_same(run.steps, store.load("after").steps)
+    assert {path.name for path in folder.iterdir()} == {DOCUMENT, COLUMNS}
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -523,5 +566,5 @@ def test_an_empty_store_says_so_in_both_views(store: Store) -> None:
 
 def test_a_run_damaged_inside_is_named_in_the_table(store: Store) -> None:
     folder = store.save(make(OLD))
-    replace_column(folder, "steps.number", b"")
+    replace_column(folder, "steps.number", SIX[:1])
     assert views.text(Runs(store)).splitlines()[-1].startswith(f"{OLD}: unreadable, Run '{OLD}' cannot be read:")

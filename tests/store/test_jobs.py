@@ -12,10 +12,9 @@ from gpulab.api.cell_ranks import failure_words
 from gpulab.api.reading import open_run, report
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Job, Ranks, Run, Settings
-from gpulab.store.folders import COLUMNS, Store
+from gpulab.store.folders import COLUMNS, KILLED, Store
 from gpulab.store.jobs import await_job, job_of
 from gpulab.store.runs import Runs
-from gpulab.store.spooled_run import KILLED
 from tests.support.strategies import tiny_run
 
 
@@ -85,7 +84,8 @@ def test_what_is_missing_is_said(store: Store) -> None:
     store.save(rank(3, of=4))
     store.save(rank(3, of=4, id="20250105-000000-00000"))
     broken = store.save(rank(2, of=4))
-    (broken / COLUMNS).write_bytes((broken / COLUMNS).read_bytes().replace(b"NUMPY", b"NUMPX"))
+    columns = (broken / COLUMNS).read_bytes()
+    (broken / COLUMNS).write_bytes(columns[:-1] + bytes([columns[-1] ^ 1]))
     problems = {p.key: p for p in job_of(store, "abc").problems}
     assert set(problems) == {"unreadable_file", "duplicate_rank", "absent_rank", "interrupted_rank"}
     assert (

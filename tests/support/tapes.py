@@ -21,6 +21,14 @@ def tape_of(rows: Sequence[tuple[int, int, int]]) -> Marks:
     return np.array(list(rows), MARK)
 
 
+def steps_by_hand(count: int, step_ns: int, *, start_ns: int = 0, wait_ns: int = 0, samples: int = 32) -> Marks:
+    """Steps that follow one another, each with a batch."""
+    rows: list[tuple[int, int, int]] = []
+    for t_ns in range(start_ns, start_ns + count * step_ns, step_ns):
+        rows += (t_ns, Kind.ASK, 1), (t_ns + wait_ns, Kind.GOT, samples), (t_ns + step_ns, Kind.HAND, 0)
+    return tape_of(rows)
+
+
 class Told(StepFinder):
     """Writes the marks of what happens, and reads each at once."""
 

@@ -95,7 +95,7 @@ def test_what_is_not_kept_is_read_again(tmp_path: Path, readings: list[Path], mo
     assert len(readings) == 4
 
 
-@pytest.mark.parametrize("file", ["run.json", "columns.npz"])
+@pytest.mark.parametrize("file", ["run.json", "columns.tables"])
 @pytest.mark.parametrize("content", [b"", b"{}", b"no run"])
 def test_what_is_damaged_is_read_again(tmp_path: Path, readings: list[Path], file: str, content: bytes) -> None:
     path = made.write(tmp_path, TEXT)

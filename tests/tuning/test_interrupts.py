@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpulab
-from gpulab.capture.steps import hooks
+from gpulab.capture import hooks
 from gpulab.tuning import cell_code
 from gpulab.tuning.cell_code import interrupts_heard, users_code
 from tests.tuning.cells import CELL, SETUP
@@ -48,20 +48,21 @@ def test_it_is_raised_in_the_users_code_alone(inside: bool) -> None:
 
 
 def _while_installing(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = hooks._optimizer_hooks
+    original = hooks._optimizer
 
     def interrupted(*args: Any) -> Any:
         interrupt()
         return original(*args)
 
-    monkeypatch.setattr(hooks, "_optimizer_hooks", interrupted)
+    monkeypatch.setattr(hooks, "_optimizer", interrupted)
 
 
 def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., Any] = hooks.install
 
-    def install(listener: Any, undo: ExitStack) -> Any:
-        made = original(listener, undo)
+    def install(*args: Any) -> Any:
+        made = original(*args)
+        undo: ExitStack = args[-1]
         undo.callback(interrupt)
         return made
 

@@ -25,8 +25,8 @@ from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
-from gpulab.store.spool import Spool
-from gpulab.store.spooled_run import READING, READINGS
+from gpulab.store.journal import Journal
+from gpulab.store.run_tables import READING, READINGS
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
@@ -61,7 +61,6 @@ class Sampler:
         self._failure: Missing | None = None
         self._last_ns: int | None = None  # of the newest reading
         self._last_words: deque[str] = deque(maxlen=5)
-        self._spooled = 0  # rows
         self.packages: dict[str, str] | None = None  # versions; None: not told yet
 
     def start(self) -> None:
@@ -104,13 +103,11 @@ class Sampler:
         with self._lock:
             return {c.info.name: c.drain() for c in self._curves if c.pending}
 
-    def write(self, spool: Spool) -> None:
+    def write(self, journal: Journal) -> None:
         """Append the mean of each curve since the last time. From one thread at a time. Raises OSError."""
         with self._lock:
             means = [(i, *mean) for i, c in enumerate(self._curves) if (mean := c.take_mean()) is not None]
-        rows = np.array(means, READING)
-        spool.append(READINGS, self._spooled, rows.tobytes(), self._spooled + len(rows))
-        self._spooled += len(rows)
+        journal.append(READINGS, np.array(means, READING).tobytes())
 
     def stop(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
         """End the child and its thread, close every pipe; then all curves, what is missing, and extremes.

@@ -1,0 +1,265 @@
+"""Tables that only grow, in one file: a run writes it while it goes on, and whoever reads it needs no word from it.
+
+A file begins with one line of JSON that names its tables and their columns; whole blocks follow and are only ever
+appended, each some rows of one table. What follows the last whole block was cut off and does not count.
+
+Its writer holds a lock on the file, which the system takes back however the writer ends: by that a reader knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+FORMAT = 2
+_MARK = b"ROWS"
+_BLOCK = struct.Struct("<4sIqI")  # mark, number of the table, bytes, checksum
+_LONGEST_HEADER = 1 << 20
+
+Table = npt.NDArray[Any]  # of numbers, or structured: one field for each column
+
+
+class Tables(Struct, frozen=True):
+    """A whole file: what its writer says of itself, all rows of each table (read-only), and whether nothing is cut."""
+
+    about: dict[str, Any]
+    tables: dict[str, Table]
+    whole: bool
+
+
+class Writer:
+    """A file that grows. Made by the first `append`, so that a run of a second leaves no trace on the disk.
+
+    One thread at a time. `about`: plain data for a later reader. `counts`: rows of each table so far.
+    """
+
+    def __init__(self, path: Path, tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> None:
+        self.path = path
+        self.counts = dict.fromkeys(tables, 0)
+        self._tables = dict(tables)
+        self._about = dict(about)
+        self._numbers = {name: i for i, name in enumerate(tables)}
+        self._file = -1
+        self._end = 0  # of the last whole block
+
+    def append(self, table: str, rows: bytes | memoryview) -> None:
+        """Rows after those that are there; none: the file is there. Raises OSError; then it is as before."""
+        self.begin()
+        if not len(rows):
+            return
+        self._write(_head(self._numbers[table], rows) + rows)
+        self.counts[table] += len(rows) // self._tables[table].itemsize
+
+    def read(self) -> Tables:
+        """All that was appended. Raises OSError where nothing was, or the disk fails."""
+        with os.fdopen(os.dup(self._file), "rb", buffering=0) as file:  # writes go to the end whatever its position is
+            return read(file)
+
+    def close(self) -> None:
+        """Leave the file as it is; in a child of the writer, too, which inherits it and would keep its lock."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    def begin(self) -> None:
+        """Make the file, and its folder. Raises OSError."""
+        if self._file >= 0:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND | getattr(os, "O_BINARY", 0)
+        self._file = os.open(self.path, flags, 0o666)
+        lock(self._file)
+        _open.add(self)
+        try:
+            self._write(_header(self._tables, self._about))
+        except OSError:
+            self.close()
+            self.path.unlink(missing_ok=True)
+            raise
+
+    def _write(self, data: bytes) -> None:
+        """At once and unbuffered; what was written of it by halves is taken back."""
+        rest = memoryview(data)
+        try:
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, self._end)
+            raise
+        self._end += len(data)
+
+
+_open: weakref.WeakSet[Writer] = weakref.WeakSet()
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [writer.close() for writer in list(_open)])
+
+
+def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
+    """A whole file at once: one block for each table."""
+    file.write(_header({name: rows.dtype for name, rows in tables.items()}, {}))
+    for number, rows in enumerate(tables.values()):
+        packed = np.ascontiguousarray(rows).view(np.uint8).data
+        file.write(_head(number, packed))
+        file.write(packed)
+
+
+def lock(file: int) -> bool | None:
+    """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
+    """Whether the writer of a file has ended and nobody else takes care of it; inside, nobody else does.
+
+    Where files cannot be locked: whether it was not written to for `stale_s`.
+    """
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:  # gone meanwhile, or not ours
+        yield False
+        return
+    try:
+        locked, status = lock(file), os.fstat(file)
+        if locked is None:
+            locked = time.time() - status.st_mtime > stale_s
+        yield locked and path.exists() and os.path.samestat(os.stat(path), status)
+    finally:
+        os.close(file)
+
+
+def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
+    """All whole blocks, but of tables that begin with `skip`. Raises OSError, and ValueError for another file."""
+    about, dtypes, end = _read_header(file)
+    size, blocks = file.seek(0, os.SEEK_END), list[_Block]()
+    for block in _blocks(file, dtypes, end, size):
+        end = block.end
+        if not block.table.startswith(skip):
+            blocks.append(block)
+    tables = {name: np.empty(sum(b.rows for b in blocks if b.table == name), t) for name, t in dtypes.items()}
+    counts = dict.fromkeys(tables, 0)
+    for block in blocks:
+        first, last = counts[block.table], counts[block.table] + block.rows
+        if not block.read_into(file, tables[block.table][first:last]):
+            end = -1
+            break
+        counts[block.table] = last
+    for name, rows in tables.items():
+        tables[name] = rows[: counts[name]]
+        tables[name].flags.writeable = False
+    return Tables(about, tables, end == size)
+
+
+class Tail:
+    """The end of a file that somebody else writes: each `read` takes in what is new; the last rows are kept.
+
+    `readers` are given all rows of their tables, once.
+    """
+
+    def __init__(self, path: Path, kept_rows: int, readers: Mapping[str, Callable[[Table], object]]) -> None:
+        self._path, self._kept_rows, self._readers = path, kept_rows, readers
+        self._offset = 0
+        self._tables: dict[str, Table] = {}
+
+    def read(self) -> None:
+        """Take in whole blocks that are new. Raises OSError, and ValueError where it is another file."""
+        with open(self._path, "rb") as file:
+            if not self._tables:
+                _, dtypes, self._offset = _read_header(file)
+                self._tables = {name: np.empty(0, dtype) for name, dtype in dtypes.items()}
+            dtypes = {name: rows.dtype for name, rows in self._tables.items()}
+            for block in _blocks(file, dtypes, self._offset, file.seek(0, os.SEEK_END)):
+                rows = np.empty(block.rows, dtypes[block.table])
+                if not block.read_into(file, rows):
+                    return
+                if block.table in self._readers:
+                    self._readers[block.table](rows)
+                else:
+                    self._tables[block.table] = np.concatenate((self._tables[block.table], rows))[-self._kept_rows :]
+                self._offset = block.end
+
+    def rows(self, table: str) -> Table:
+        """The last rows. Raises KeyError for a table that the file does not name."""
+        return self._tables[table]
+
+
+class _Block(Struct, frozen=True):
+    table: str
+    rows: int
+    begin: int
+    end: int
+    checksum: int
+
+    def read_into(self, file: IO[bytes], rows: Table) -> bool:
+        """Whether what is there is what was written."""
+        file.seek(self.begin)
+        packed = rows.view(np.uint8).data
+        return file.readinto(packed) == len(packed) and zlib.crc32(packed) == self.checksum  # type: ignore[attr-defined,no-any-return]
+
+
+def _blocks(file: IO[bytes], dtypes: Mapping[str, np.dtype[Any]], offset: int, size: int) -> Iterator[_Block]:
+    """Those that are there to their end; their rows are not read."""
+    names = list(dtypes)
+    while offset + _BLOCK.size <= size:
+        file.seek(offset)
+        mark, number, length, checksum = _BLOCK.unpack(file.read(_BLOCK.size))
+        begin = offset + _BLOCK.size
+        offset = begin + length
+        if mark != _MARK or number >= len(names) or not begin <= offset <= size:
+            return
+        rows, rest = divmod(length, dtypes[names[number]].itemsize)
+        if rest:
+            return
+        yield _Block(names[number], rows, begin, offset, checksum)
+
+
+def _head(number: int, rows: bytes | memoryview) -> bytes:
+    return _BLOCK.pack(_MARK, number, len(rows), zlib.crc32(rows))
+
+
+def _header(tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> bytes:
+    """In the byte order of the machine that writes."""
+    columns = {name: dtype.descr if dtype.names else dtype.str for name, dtype in tables.items()}
+    return json.dumps({"gpulab_tables": FORMAT, "tables": columns, "about": about}).encode() + b"\n"
+
+
+def _read_header(file: IO[bytes]) -> tuple[dict[str, Any], dict[str, np.dtype[Any]], int]:
+    file.seek(0)
+    line = file.readline(_LONGEST_HEADER)
+    try:
+        header = json.loads(line)
+        if line[-1:] != b"\n" or header["gpulab_tables"] != FORMAT:
+            raise ValueError("another format")
+        return header["about"], {name: _dtype(columns) for name, columns in header["tables"].items()}, len(line)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as e:
+        raise ValueError(f"no table file of gpulab's: {e}") from e
+
+
+def _dtype(columns: str | list[list[str]]) -> np.dtype[Any]:
+    dtype = np.dtype(columns if isinstance(columns, str) else [(name, kind) for name, kind in columns])
+    if dtype.hasobject or not dtype.itemsize:
+        raise ValueError(f"{dtype} is no number")
+    return dtype
