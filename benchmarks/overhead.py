@@ -2,9 +2,10 @@
 
 One kernel; each block is one run of the very same cell, which is traced and saved. Bare blocks and blocks of an arm
 take turns, the arms in random order, and a block is compared with the mean of the bare blocks before and after it, so
-that a machine that slowly changes its speed cancels out. All of it takes four minutes. A block's figure is the median step time by the cell's own clock; the fastest tenth of its steps stands beside it,
-because a busy neighbour slows steps and never speeds one up. For gpulab only unprofiled steps count (its own
-selection); for the peers every step does, for they profile them all.
+that a machine that slowly changes its speed cancels out. All of it takes four minutes. A block's figure is the median
+step time by the cell's own clock; the fastest tenth of its steps stands beside it, because a busy neighbour slows steps
+and never speeds one up. For gpulab only unprofiled steps count (its own selection); for the peers every step does, for
+they profile them all.
 """
 
 from __future__ import annotations
