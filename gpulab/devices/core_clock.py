@@ -15,7 +15,7 @@ from time import clock_gettime_ns, process_time_ns, thread_time_ns
 from msgspec import Struct
 
 from gpulab.devices.cgroups import ROOT, quota_periods
-from gpulab.devices.core_wait import CoreWait
+from gpulab.devices.core_wait import OWN, CoreWait
 from gpulab.devices.host import children_of
 from gpulab.devices.own_processes import is_gpulabs
 
@@ -26,36 +26,26 @@ _PROCESS_CLOCK = 2  # low bits of Linux's clock of a process's CPU time; the oth
 
 
 class ThreadClock:
-    """Of the calling thread: its CPU time, its wait for a core, and the CPU time of its whole process."""
+    """Of the calling thread, or of a thread of another process: CPU time, wait for a core, CPU time of its process.
 
-    def __init__(self) -> None:
-        self._wait = CoreWait()
+    Of another one Linux tells; its CPU time may lag behind by a tick (4 ms, say). Raises OSError where it does not.
+    """
+
+    def __init__(self, pid: int = 0, thread: int = 0) -> None:
+        self._pid = pid
+        self._wait = CoreWait(f"/proc/{pid}/task/{thread}/schedstat" if pid else OWN)
 
     def read(self) -> tuple[int, int, int]:
-        """In ns. Costs 2 µs."""
-        return thread_time_ns(), self._wait.read(), process_time_ns()
+        """In ns. Costs 2 µs, of another process 4. Raises OSError where that has ended."""
+        cpu_ns, wait_ns = self._wait.times()
+        if not self._pid:
+            return thread_time_ns(), wait_ns, process_time_ns()
+        if wait_ns < 0:
+            raise ProcessLookupError(f"thread of process {self._pid}: not known")
+        return cpu_ns, wait_ns, process_cpu_ns(self._pid)
 
     def close(self) -> None:
         self._wait.close()
-
-
-class OtherThreadClock:
-    """The same of a thread of another process. Linux tells; its CPU time may lag behind by a tick (4 ms, say).
-
-    Raises OSError where the system does not tell.
-    """
-
-    def __init__(self, pid: int, thread: int) -> None:
-        self._pid = pid
-        self._file = os.open(f"/proc/{pid}/task/{thread}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> tuple[int, int, int]:
-        """In ns. Costs 4 µs. Raises OSError where the thread has ended."""
-        cpu, wait, *_ = os.pread(self._file, 64, 0).split()
-        return int(cpu), int(wait), process_cpu_ns(self._pid)
-
-    def close(self) -> None:
-        os.close(self._file)
 
 
 def process_cpu_ns(pid: int) -> int:

@@ -9,22 +9,30 @@ with suppress(ImportError):  # Windows
     import resource
 
 
-class CoreWait:
-    """How long the kernel has kept the calling thread from a core while it was ready to run; Linux tells."""
+OWN = "/proc/thread-self/schedstat"
 
-    def __init__(self) -> None:
+
+class CoreWait:
+    """How long the kernel has kept a thread from a core while it was ready to run; Linux tells."""
+
+    def __init__(self, file: str = OWN) -> None:
         self._file = -1
         with suppress(OSError):
-            self._file = os.open("/proc/thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+            self._file = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
 
     def read(self) -> int:
         """In ns since the thread began; -1: not known."""
+        return self.times()[1]
+
+    def times(self) -> tuple[int, int]:
+        """CPU time up to the system's last tick, and that; -1: not known."""
         if self._file < 0:
-            return -1
+            return -1, -1
         try:
-            return int(os.pread(self._file, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):
-            return -1
+            cpu, wait, *_ = os.pread(self._file, 64, 0).split()
+            return int(cpu), int(wait)
+        except (OSError, ValueError):
+            return -1, -1
 
     def close(self) -> None:
         if self._file >= 0:

@@ -12,7 +12,6 @@ import pytest
 from gpulab.devices.cgroups import quota_periods
 from gpulab.devices.core_clock import (
     MachineClock,
-    OtherThreadClock,
     ThreadClock,
     busy_time_ns,
     pressure_ns,
@@ -78,7 +77,7 @@ def test_another_process_is_read_like_ones_own() -> None:
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         assert child.stdout is not None and child.stdin is not None
         thread_ns, process_ns, ended_s = map(float, child.stdout.readline().split())
-        clock, machine = OtherThreadClock(child.pid, child.pid), MachineClock(pid=child.pid, thread=child.pid)
+        clock, machine = ThreadClock(child.pid, child.pid), MachineClock(pid=child.pid, thread=child.pid)
         cpu_ns, wait_ns, together_ns = clock.read()
         assert cpu_ns == pytest.approx(thread_ns, rel=0.2) and wait_ns >= 0
         assert together_ns == process_cpu_ns(child.pid) == pytest.approx(process_ns, rel=0.2)

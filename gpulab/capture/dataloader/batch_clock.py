@@ -52,6 +52,7 @@ class LoadingClock:
         self._pinning = threading.local()
         self.asked: int | None = None  # the loader of that number is asked for a batch now
         self._newest_here: tuple[Callable[[], Any], Pace] = (_nothing, Pace())  # nearly always asked again
+        self._newest_feed: tuple[Callable[[], Any], FromWorkers | None] = (_nothing, None)
         self.own_ns = 0  # what timing the batches took on this thread, since somebody has put it to 0
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
@@ -93,6 +94,7 @@ class LoadingClock:
         self.worker_threads = max((feed.threads for feed in mine if feed.threads is not None), default=None)
         batches = timed.batches(self._origin_ns, perf_counter_ns())
         self._feeds.clear()
+        self._newest_feed = (_nothing, None)  # it holds the workers' memory
         choices = () if not timed.left_out else (_newest_kept(timed.left_out),)
         return batches, self._missing(feeder, batches), choices
 
@@ -164,31 +166,38 @@ class LoadingClock:
         if feed is None and iterator in _begun:
             feed = self._from[iterator] = _begun[iterator]
             self._feeds.append(feed)
+        self._newest_feed = (_nothing, None)
         if feed is not None:
             feed.begin_anew()
 
     def _wrap_next_of_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
-            feed = self._from.get(iterator) if self._hears else None
-            if feed is None:
-                if self._hears:
+            newest, feed = self._newest_feed
+            if newest() is not iterator:
+                if not self._hears:
+                    return original(iterator)
+                feed = self._from.get(iterator)
+                self._newest_feed = weakref.ref(iterator), feed
+                if feed is None:
                     self._untimed.add(self.asked)
+            if feed is None:
                 return original(iterator)
-            feed.loader = self.asked
-            feed.asked()
+            feed.asked(self.asked)
             try:
                 return original(iterator)
             finally:
-                self._tried(feed.answered)
+                feed.answered()
 
         return _next_data
 
     def _wrap_process(self, original: Any) -> Any:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
-            feed = self._from.get(iterator) if self._hears else None
-            if feed is not None and rest:  # a torch that does not say which worker made it: never known
+            newest, feed = self._newest_feed
+            if (
+                feed is not None and rest and newest() is iterator
+            ):  # a torch that does not say which worker made it: never known
                 feed.given(rest[0], self._pin_ns(iterator, data))
             return original(iterator, data, *rest)
 

@@ -228,8 +228,9 @@ class FromWorkers:
             self._forget_answers()
             self._memory.on = True
 
-    def asked(self) -> None:
+    def asked(self, loader: int | None) -> None:
         """The loop waits from here on."""
+        self.loader = loader
         self._asked_ns, self._given = perf_counter_ns(), None
 
     def given(self, worker: int, pin_ns: int) -> None:

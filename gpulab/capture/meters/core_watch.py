@@ -11,7 +11,6 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter_ns
-from typing import Protocol
 
 import numpy as np
 from msgspec.structs import astuple
@@ -24,27 +23,10 @@ MOST_OF_MACHINE = 20_000  # of the machine: the first hour and a half; then like
 _COUNTS = MachineReading.__struct_fields__
 
 
-class OfThread(Protocol):
-    """`ThreadClock`, or a script of one."""
-
-    def read(self) -> tuple[int, int, int]:
-        """CPU time of the thread, its wait for a core, and the process's CPU time."""
-
-    def close(self) -> None:
-        """Nothing is read any more."""
-
-
-class OfMachine(Protocol):
-    """`MachineClock`, or a script of one."""
-
-    def read(self) -> MachineReading:
-        """The counts of now."""
-
-
 class CoreWatch:
     """Of one run, on the training thread, which makes it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
 
-    def __init__(self, origin_ns: int, thread: OfThread | None = None, machine: OfMachine | None = None) -> None:
+    def __init__(self, origin_ns: int, thread: ThreadClock | None = None, machine: MachineClock | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()

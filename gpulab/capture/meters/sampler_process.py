@@ -20,12 +20,11 @@ import os
 import signal
 import threading
 import time
-from contextlib import suppress
 
 from msgspec import Struct
 from msgspec.structs import astuple
 
-from gpulab.devices.core_clock import MachineClock, OtherThreadClock
+from gpulab.devices.core_clock import MachineClock, ThreadClock
 from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
@@ -63,12 +62,10 @@ class Cores:
 
     def __init__(self, order: Order) -> None:
         self._origin_ns = order.origin_ns
-        self._thread: OtherThreadClock | None = None
+        self._thread: ThreadClock | None = ThreadClock(order.pid, order.thread)
         self._machine = MachineClock(pid=order.pid, thread=order.thread)
         self._due_ns = self._machine_due_ns = 0
         self._rows: tuple[list[list[int]], list[list[int]]] = [], []
-        with suppress(OSError):
-            self._thread = OtherThreadClock(order.pid, order.thread)
 
     def until_due_s(self) -> float:
         return (self._due_ns - time.perf_counter_ns()) / 1e9 if self._thread is not None else float("inf")
@@ -86,7 +83,7 @@ class Cores:
                 self._rows[1].append([now_ns - self._origin_ns, *astuple(self._machine.read())])
                 took_ns = time.perf_counter_ns() - now_ns
                 self._machine_due_ns = now_ns + max(MACHINE_APART_NS, int(took_ns / CORE_SHARE))
-        except (OSError, ValueError):  # it has ended
+        except (OSError, ValueError):  # it has ended, or was never to be read
             self._thread = None
 
     def tell(self) -> None:

@@ -32,8 +32,9 @@ class Script:
 
 def script() -> CoreWatch:
     """Of a thread and of the machine."""
-    thread = Script(lambda n: (n, 10 * n, 100 * n))
-    return CoreWatch(SECOND_NS, thread, Script(lambda n: MachineReading(n, 10 * n, 0, 0, 0, -1, -1, -1)))
+    thread: Any = Script(lambda n: (n, 10 * n, 100 * n))
+    machine: Any = Script(lambda n: MachineReading(n, 10 * n, 0, 0, 0, -1, -1, -1))
+    return CoreWatch(SECOND_NS, thread, machine)
 
 
 @pytest.fixture
