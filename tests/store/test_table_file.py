@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.store.table_file import Tables, Tail, Writer, read, write
+from gpulab.store.table_file import Table, Tables, Tail, Writer, read, write
 
 TABLES = {
     "steps": np.dtype([("start_ns", np.int64), ("end_ns", np.int64)]),
@@ -81,8 +81,7 @@ def test_a_tail_has_the_last_rows(
 
 @pytest.mark.parametrize("skip", [(), ("st",), ("",)])
 def test_a_file_that_is_written_at_once_is_the_same(skip: tuple[str, ...]) -> None:
-    tables = {name: np.arange(6).astype(np.float64).view(dtype) for name, dtype in TABLES.items()}
-    tables["steps"] = np.array([(1, 2), (3, 4)], TABLES["steps"])
+    tables: dict[str, Table] = {"steps": np.array([(1, 2), (3, 4)], TABLES["steps"]), "losses": np.arange(6.0)}
     file = io.BytesIO()
     write(file, tables | {"every other": np.arange(6)[::2], "none": np.empty(0)})
     found = read(file, skip)
