@@ -59,12 +59,13 @@ class Writer:
         self.begin()
         if not len(rows):
             return
+        rows = bytes(rows)  # who owns them may change them meanwhile
         self._write(_head(self._numbers[table], rows) + rows)
         self.counts[table] += len(rows) // self._tables[table].itemsize
 
     def read(self) -> Tables:
         """All that was appended. Raises OSError where nothing was, or the disk fails."""
-        with os.fdopen(os.dup(self._file), "rb", buffering=0) as file:  # writes go to the end whatever its position is
+        with os.fdopen(os.dup(self._file), "rb") as file:  # writes go to the end whatever its position is
             return read(file)
 
     def close(self) -> None:
