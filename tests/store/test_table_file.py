@@ -95,10 +95,12 @@ def _header(**more: object) -> bytes:
     return json.dumps({"gpulab_tables": 2, "tables": {}, "about": {}} | more).encode() + b"\n"
 
 
+NO_TABLES: list[object] = [{"a": "O"}, {"a": [["b", "|V0"]]}, {"a": 7}, {"a": [["b", "O"]]}, []]
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}\n", _header(gpulab_tables=99), b"\x89PNG", _header()[:-1], _header(tables={"a": "O"})]
-    + [_header(tables=tables) for tables in ({"a": [["b", "|V0"]]}, {"a": 7}, {"a": [["b", "O"]]}, [])],
+    [b"", b"{}\n", _header(gpulab_tables=99), b"\x89PNG", _header()[:-1]] + [_header(tables=t) for t in NO_TABLES],
 )
 def test_another_file_has_no_tables(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"
