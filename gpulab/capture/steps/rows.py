@@ -15,8 +15,8 @@ from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
 from gpulab.store.changed_rows import CHANGES, change, clear, current
-from gpulab.store.journal import Journal
 from gpulab.store.run_tables import STEP_COLUMNS, STEPS, steps_of
+from gpulab.store.table_file import Writer
 
 EPOCH_START, PROFILER_EDGE = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE)  # plain numbers are faster
 WIDTH = len(STEP_COLUMNS)
@@ -70,7 +70,7 @@ class Rows:
         self.count = 0
         self._blocks: list[bytearray | None] = []  # None: in the journal alone
         self._newest = bytearray()
-        self._spool: Journal | None = None
+        self._spool: Writer | None = None
         self._lock = threading.RLock()  # held while a thread of ours writes, and where rows are taken back
         self._claimed = 0  # so many rows are written or about to be: who changes one says so
         self._written = 0
@@ -207,7 +207,7 @@ class Rows:
 
     # -- the journal -----------------------------------------------------------------------------------------------
 
-    def write(self, spool: Journal) -> None:
+    def write(self, spool: Writer) -> None:
         """Append what is new. From one thread of ours at a time. Raises OSError; then nothing is lost."""
         with self._lock:
             self._spool = spool
@@ -224,7 +224,7 @@ class Rows:
             for number in range(self._written // ROWS_IN_BLOCK - KEPT_BLOCKS + 1):
                 self._forget(number)
 
-    def _write_block(self, spool: Journal) -> None:
+    def _write_block(self, spool: Writer) -> None:
         """The rows of one block that are not written."""
         first, at = self._written, self._written % ROWS_IN_BLOCK
         until = min(self._claimed, first - at + ROWS_IN_BLOCK)

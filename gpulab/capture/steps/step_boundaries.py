@@ -24,7 +24,7 @@ from collections import deque
 from gpulab.capture.dataloader.wait_hooks import Answer
 from gpulab.capture.steps.rows import BATCHES, EPOCH_START, FLAGS, PROFILER_EDGE, OpenStep, OtherStep, Rows
 from gpulab.run import Phase, StepFlag, Steps
-from gpulab.store.journal import Journal
+from gpulab.store.table_file import Writer
 
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
@@ -267,7 +267,7 @@ class StepTracker:
         """The steps that have ended, while the run goes on. From any thread."""
         return self._rows.so_far(origin_ns)
 
-    def write(self, spool: Journal) -> None:
+    def write(self, spool: Writer) -> None:
         """Append the steps that are new to the journal. From one thread of ours at a time. Raises OSError."""
         self._rows.write(spool)
 
