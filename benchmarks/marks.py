@@ -21,8 +21,7 @@ from benchmarks.harness import Figure, in_own_process, ratio_with_interval
 STEPS, TURNS = 100, 150
 ARMS = {
     "inline": "six marks written into the loop",
-    "table": "six marks by the table of hook points",
-    "loop": "today's loop, which finds steps while it runs (a short run)",
+    "hooks": "marks by the table of hook points (a short run)",
 }
 
 Block = tuple[float, float]  # median step and fastest tenth, µs
@@ -53,7 +52,7 @@ def measured_here(steps: int, turns: int) -> dict[str, Any]:
     return {
         "steps_per_block": steps,
         "load_before_and_after": [*load, os.getloadavg()[0]],
-        "marks_per_step": {arm: training.marks[arm] / (steps * (turns + 1)) for arm in ("inline", "table")},
+        "marks_per_step": training.inline / (steps * (turns + 1)),
         "bare_step_us": float(np.median([median for median, _ in bare])),
         "added_us": {arm: _added(blocks) for arm, blocks in {"bare": idle, **sandwiches}.items()},
     }
@@ -71,8 +70,7 @@ class _Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         data = torch.utils.data.TensorDataset(torch.randn(steps * batch, 32), torch.randint(0, 10, (steps * batch,)))
         self.loader = torch.utils.data.DataLoader(data, batch_size=batch)
-        self.marks = {"inline": 0, "table": 0}
-        self.without_optimizer = self.undecided = False  # as it is known after the first step
+        self.inline = 0  # marks
 
     def block(self, arm: str) -> Block:
         """One epoch, of which the first five steps do not count."""
@@ -81,14 +79,10 @@ class _Training:
 
         tape = Tape()
         with ExitStack() as undo:
-            if arm == "table":
-                for inner in (True, False):
-                    hook_points.install(tape, self, undo, inner=inner)
-            elif arm == "loop":
+            if arm == "hooks":
                 undo.enter_context(ShortRun(10**9))
             stamps = self._marked(tape) if arm == "inline" else self._plain()
-        if arm in self.marks:
-            self.marks[arm] += len(tape.marks())
+        self.inline += len(tape.marks())
         took = np.diff(stamps)[5:] / 1e3
         return float(np.median(took)), float(np.percentile(took, 10))
 
@@ -137,7 +131,7 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     step = f"a step of {kept['bare_step_us'] / 1e3:.2f} ms"
     for arm, words in {"bare": "bare against bare", **ARMS}.items():
         for which, found in kept["added_us"][arm].items():
-            target = "added" if arm in ("inline", "table") and which == "median" else ""
+            target = "added" if arm in ARMS and which == "median" else ""
             yield Figure.of_ratio(f"{step}, {words}: {which.replace('_', ' ')}", found, "µs", target)
 
 

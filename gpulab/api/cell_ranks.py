@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.kept_traces import keep_only
-from gpulab.api.live_ranks import live_rows
+from gpulab.api.live_ranks import LiveJob
 from gpulab.api.reading import report, runs
 from gpulab.devices.own_processes import import_path
 from gpulab.errors import RankError, StoreError, UsageError
@@ -40,7 +40,6 @@ from gpulab.run import Ranks, Run
 from gpulab.store.atomic_write import make_folder
 from gpulab.store.folders import KILLED, Store, default_root, new_id
 from gpulab.store.jobs import await_job
-from gpulab.store.live_job import LiveJob
 from gpulab.store.temporary_folder import temporary_folder
 from gpulab.tuning.cell_code import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport
@@ -270,7 +269,7 @@ class _Watched:
             return
         self._due_s = now_s + EVERY_S
         with suppress(Exception):
-            rows, late = live_rows(self._job.look())
+            rows, late = self._job.look()
             self._output.show(rows, late, now_s - self._began_s, self._processes.status_words)
 
     def replace(self, bundle: Mapping[str, object]) -> bool:

@@ -5,42 +5,124 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
+
+import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.collectives import Arrived, rank_waits, straggler
 from gpulab.errors import StoreError
-from gpulab.store.folders import Store
-from gpulab.store.live_job import LiveJob, LiveRank, running_jobs
+from gpulab.run import Run
+from gpulab.store import run_format
+from gpulab.store.folders import COLUMNS, DOCUMENT, RUNNING_PREFIX, Store
+from gpulab.store.run_tables import ARRIVALS, MARKS, READINGS
+from gpulab.store.table_file import Tail
+from gpulab.tape.step_finder import StepFinder
 from gpulab.thresholds import DEFAULT
 from gpulab.views.running import live_ranks as view
 from gpulab.views.running.live_ranks import RankRow
 
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
+LATEST_STEPS = 50  # of which the figures are
+_KEPT_ROWS = 256
 
 
-def live_rows(ranks: Sequence[LiveRank]) -> tuple[list[RankRow], int | None]:
-    """What the live view shows of the ranks, and which of them holds up the others."""
-    present = {
-        rank.rank: Arrived(rank.arrivals["group"], rank.arrivals["sequence"], rank.arrivals["time_ns"])
-        for rank in ranks
-    }
-    waits = rank_waits(present) if len({rank.node for rank in ranks}) == 1 else {}  # two nodes have two clocks
-    rows = [
-        RankRow(
-            rank=rank.rank,
-            node=rank.node if len({r.node for r in ranks}) > 1 else "",
-            step_count=rank.step_count,
-            step_us=rank.step_us,
-            data_wait_us=rank.data_wait_us,
-            busy=rank.busy,
-            waits=waits.get(rank.rank),
-            heard_s=rank.heard_s,
-            has_ended=rank.has_ended,
+def running_jobs(root: Path) -> dict[str, str]:
+    """The jobs that go on, the one that began last at the end: the id of each, and its cluster's own."""
+    began: dict[str, tuple[str, str]] = {}
+    for path in root.glob(f"{RUNNING_PREFIX}*"):
+        header = _header(path)
+        if header is not None and header.job is not None:
+            earlier = began.get(header.job.id, ("", ""))[0]
+            began[header.job.id] = max(earlier, header.created), header.job.cluster_id
+    return {job: began[job][1] for job in sorted(began, key=lambda job: (began[job][0], job))}
+
+
+class LiveJob:
+    """Looks at the folders of one job again and again; each look reads what is new."""
+
+    def __init__(self, root: Path, job_id: str) -> None:
+        self._root, self._job_id = root, job_id
+        self._tails: dict[Path, tuple[Tail, StepFinder]] = {}
+        self._foreign: set[Path] = set()
+        self._ranks: dict[Path, RankRow] = {}  # the latest of each folder
+        self._arrivals: dict[Path, Arrived] = {}
+
+    def look(self) -> tuple[list[RankRow], int | None]:
+        """All ranks that were heard of, by number, and which of them holds up the others.
+
+        Of a rank that has begun again, the later one.
+        """
+        present = set(self._root.glob(f"{RUNNING_PREFIX}*")) - self._foreign
+        for path in present:
+            rank = self._read(path)
+            if rank is not None:
+                self._ranks[path] = rank
+        for path in self._ranks.keys() - present:
+            self._ranks[path] = replace(self._ranks[path], has_ended=True)
+            self._tails.pop(path, None)
+        latest = {self._ranks[path].rank: path for path in sorted(self._ranks)}
+        several = len({self._ranks[path].node for path in latest.values()}) > 1  # two nodes have two clocks
+        waits = {} if several else rank_waits({number: self._arrivals[path] for number, path in latest.items()})
+        rows = [
+            replace(rank, waits=waits.get(number), node=rank.node if several else "")
+            for number, rank in ((number, self._ranks[latest[number]]) for number in sorted(latest))
+        ]
+        return rows, straggler(waits, DEFAULT.skew_notice)
+
+    def _read(self, path: Path) -> RankRow | None:
+        header = _header(path)
+        if header is None or header.job is None:  # without a job it may still join
+            return None
+        if header.job.id != self._job_id:
+            self._foreign.add(path)
+            return None
+        if path not in self._tails:
+            finder = StepFinder(0)
+            self._tails[path] = Tail(path / COLUMNS, _KEPT_ROWS, {MARKS: finder.read}), finder
+        tail, finder = self._tails[path]
+        try:
+            tail.read()
+            heard_s = max(0.0, time.time() - (path / COLUMNS).stat().st_mtime)
+        except (OSError, ValueError):
+            return None
+        start_ns, end_ns, wait_ns, _ = finder.rows_since(max(0, len(finder) - LATEST_STEPS)).T
+        wall_ns = end_ns - start_ns
+        some = len(wall_ns) > 0
+        arrivals = tail.rows(ARRIVALS)
+        self._arrivals[path] = Arrived(arrivals["group"], arrivals["sequence"], arrivals["time_ns"])
+        return RankRow(
+            rank=header.job.rank,
+            node=header.job.node,
+            step_count=len(finder),
+            step_us=float(np.median(wall_ns)) / 1e3 if some else None,
+            data_wait_us=float(np.mean(np.minimum(wait_ns, wall_ns))) / 1e3 if some else None,
+            busy=_busy(tail, header),
+            waits=None,
+            heard_s=heard_s,
+            has_ended=False,
         )
-        for rank in ranks
-    ]
-    return rows, straggler(waits, DEFAULT.skew_notice)
+
+
+def _header(folder: Path) -> Run | None:
+    try:
+        return run_format.decode_header((folder / DOCUMENT).read_bytes())
+    except (OSError, StoreError):
+        return None
+
+
+def _busy(tail: Tail, header: Run) -> tuple[str, float] | None:
+    """In its last seconds."""
+    readings = tail.rows(READINGS)
+    for name, label in (("gpu_utilization_pct", "GPU"), ("cpu_pct", "CPU")):
+        for number, series in enumerate(header.samples.series):
+            if series.name == name:
+                values = readings["value"][readings["series"] == number][-5:]
+                values = values[np.isfinite(values)]
+                if len(values):
+                    return label, float(values.mean()) / 100
+    return None
 
 
 def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time.sleep) -> int:
@@ -61,8 +143,8 @@ def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time
     job, screen = LiveJob(root, chosen), _Screen()
     while True:
         store.finish_killed()
-        ranks = job.look()
-        screen.show(f"job {chosen}\n{view.text(*live_rows(ranks))}")
+        ranks, late = job.look()
+        screen.show(f"job {chosen}\n{view.text(ranks, late)}")
         if all(rank.has_ended for rank in ranks) and chosen not in running_jobs(root):
             screen.end(f"All ranks have ended. The report: gpulab report {chosen}")
             return 0

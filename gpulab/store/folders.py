@@ -125,11 +125,8 @@ class Store:
         run = msgspec.structs.replace(
             run, timeline=None, memory_events=None, stack=None, traced_numbers=(), missing=(*run.missing, lacking)
         )
-        document, columns = run_format.encode(run)
-        try:  # the old columns hold all that the new document names
-            replace_whole(folder / DOCUMENT, document)
-            replace_whole(folder / COLUMNS, columns)
-            (folder / NPZ).unlink(missing_ok=True)
+        try:
+            _rewrite(folder, run)
         except OSError as e:
             raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
         _remove_traces(folder)
@@ -234,6 +231,10 @@ class Store:
                 _say_no_trace(final)
                 shutil.rmtree(folder)
             elif entry(folder).problem is None:
+                with contextlib.suppress(OSError, StoreError):  # it is read as it is, but not as fast
+                    _rewrite(folder, read(folder))
+                for file in folder.glob(".*"):
+                    file.unlink()
                 os.rename(folder, final)
                 sync_folder(self.root)
             elif time.time() - (folder / COLUMNS).stat().st_mtime > _STALE_AFTER_S:
@@ -268,6 +269,14 @@ def read(folder: Path, *, timeline: bool = True) -> Run:
 def trace_path(folder: Path) -> Path | None:
     """The profiler's trace beside a run, for Perfetto, HTA or TensorBoard; None where there is none."""
     return next((f for f in sorted(folder.glob(f"*{TRACE_SUFFIX}")) if f.is_file()), None)
+
+
+def _rewrite(folder: Path, run: Run) -> None:
+    """Put this run in the place of one whose columns hold all that it names. Raises OSError."""
+    document, columns = run_format.encode(run)
+    replace_whole(folder / DOCUMENT, document)
+    replace_whole(folder / COLUMNS, columns)
+    (folder / NPZ).unlink(missing_ok=True)
 
 
 def _remove_traces(folder: Path) -> None:

@@ -59,12 +59,13 @@ class Writer:
         self.begin()
         if not len(rows):
             return
+        rows = bytes(rows)  # who owns them may change them meanwhile
         self._write(_head(self._numbers[table], rows) + rows)
         self.counts[table] += len(rows) // self._tables[table].itemsize
 
     def read(self) -> Tables:
         """All that was appended. Raises OSError where nothing was, or the disk fails."""
-        with os.fdopen(os.dup(self._file), "rb", buffering=0) as file:  # writes go to the end whatever its position is
+        with os.fdopen(os.dup(self._file), "rb") as file:  # writes go to the end whatever its position is
             return read(file)
 
     def close(self) -> None:
@@ -103,8 +104,14 @@ class Writer:
 
 _open: weakref.WeakSet[Writer] = weakref.WeakSet()
 
+
+def _close_all() -> None:
+    for writer in list(_open):
+        writer.close()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [writer.close() for writer in list(_open)])
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
@@ -217,7 +224,7 @@ class _Block(Struct, frozen=True):
         """Whether what is there is what was written."""
         file.seek(self.begin)
         packed = rows.view(np.uint8).data
-        return file.readinto(packed) == len(packed) and zlib.crc32(packed) == self.checksum  # type: ignore[attr-defined,no-any-return]
+        return file.readinto(packed) == len(packed) and zlib.crc32(packed) == self.checksum  # type: ignore[attr-defined]
 
 
 def _blocks(file: IO[bytes], dtypes: Mapping[str, np.dtype[Any]], offset: int, size: int) -> Iterator[_Block]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import threading
@@ -19,7 +20,7 @@ from gpulab.store.journal import Journal
 from gpulab.store.run_tables import MARKS, READING, READINGS
 from gpulab.store.table_file import left_behind
 from tests.support.fork_server import python_with_torch
-from tests.support.strategies import tiny_run
+from tests.support.strategies import assert_same, tiny_run
 from tests.support.tapes import steps_by_hand
 
 COUNT = 7
@@ -46,6 +47,13 @@ def test_what_was_written_is_the_run(tmp_path: Path) -> None:
     journal = journal_of(tmp_path, sketch())
     run = read(journal.path.parent)
     run.check()
+    copy = shutil.copytree(journal.path.parent, tmp_path / ".running-20260101-000000-fedcba")
+    (copy / ".run.json-abcdef").write_bytes(b"half of it")
+    assert_same(run, Store(tmp_path).load("latest"))
+    assert {path.name for path in (tmp_path / "20260101-000000-fedcba").iterdir()} == {
+        folders.DOCUMENT,
+        folders.COLUMNS,
+    }
     assert run.outcome == "interrupted" and run.outcome_detail == "its process was killed"
     assert run.steps.start_ns.tolist() == [100 * n for n in range(COUNT)] and set(run.steps.sample_count) == {32}
     curves = {s.name: (s.t_ns.tolist(), s.value.tolist()) for s in run.samples.series}

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.store.table_file import Tables, Tail, Writer, read, write
+from gpulab.store.table_file import Table, Tables, Tail, Writer, read, write
 
 TABLES = {
     "steps": np.dtype([("start_ns", np.int64), ("end_ns", np.int64)]),
@@ -81,8 +81,7 @@ def test_a_tail_has_the_last_rows(
 
 @pytest.mark.parametrize("skip", [(), ("st",), ("",)])
 def test_a_file_that_is_written_at_once_is_the_same(skip: tuple[str, ...]) -> None:
-    tables = {name: np.arange(6).astype(np.float64).view(dtype) for name, dtype in TABLES.items()}
-    tables["steps"] = np.array([(1, 2), (3, 4)], TABLES["steps"])
+    tables: dict[str, Table] = {"steps": np.array([(1, 2), (3, 4)], TABLES["steps"]), "losses": np.arange(6.0)}
     file = io.BytesIO()
     write(file, tables | {"every other": np.arange(6)[::2], "none": np.empty(0)})
     found = read(file, skip)
@@ -96,10 +95,12 @@ def _header(**more: object) -> bytes:
     return json.dumps({"gpulab_tables": 2, "tables": {}, "about": {}} | more).encode() + b"\n"
 
 
+NO_TABLES: list[object] = [{"a": "O"}, {"a": [["b", "|V0"]]}, {"a": 7}, {"a": [["b", "O"]]}, []]
+
+
 @pytest.mark.parametrize(
     "content",
-    [b"", b"{}\n", _header(gpulab_tables=99), b"\x89PNG", _header()[:-1], _header(tables={"a": "O"})]
-    + [_header(tables=tables) for tables in ({"a": [["b", "|V0"]]}, {"a": 7}, {"a": [["b", "O"]]}, [])],
+    [b"", b"{}\n", _header(gpulab_tables=99), b"\x89PNG", _header()[:-1]] + [_header(tables=t) for t in NO_TABLES],
 )
 def test_another_file_has_no_tables(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "other"

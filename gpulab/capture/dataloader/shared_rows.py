@@ -10,6 +10,7 @@ import mmap
 import os
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 WORD = 8  # bytes
@@ -80,32 +81,17 @@ class _Unnamed:
     """Linux: memory known by a file descriptor alone."""
 
     def __init__(self, descriptor: int, size_bytes: int) -> None:
-        try:
-            self.buffer = mmap.mmap(descriptor, size_bytes)  # which keeps a descriptor of its own
-        finally:
-            os.close(descriptor)
-        self._bytes = size_bytes
-        self._descriptor: int | None = None
-
-    @classmethod
-    def new(cls, size_bytes: int) -> _Unnamed:
-        descriptor = os.memfd_create("gpulab-loading")
-        os.ftruncate(descriptor, size_bytes)
-        memory = cls(os.dup(descriptor), size_bytes)
-        memory._descriptor = descriptor
-        return memory
+        self._descriptor, self._bytes = descriptor, size_bytes
+        self.buffer = mmap.mmap(descriptor, size_bytes)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         from multiprocessing.reduction import DupFd
 
-        if self._descriptor is None:
-            raise ValueError("the memory of a worker cannot be passed on")
         return _unnamed, (DupFd(self._descriptor), self._bytes)
 
     def __del__(self) -> None:
-        if getattr(self, "_descriptor", None) is not None:
-            os.close(self._descriptor)  # type: ignore[arg-type]
-            self._descriptor = None
+        with suppress(OSError):
+            os.close(self._descriptor)
 
 
 def _unnamed(passed: Any, size_bytes: int) -> _Unnamed:
@@ -116,18 +102,18 @@ class _Tensor:
     """Elsewhere: a tensor in memory that torch shares."""
 
     def __init__(self, tensor: Any) -> None:
-        self.tensor = tensor
+        self._tensor = tensor
         self.buffer = tensor.numpy()
 
-    @classmethod
-    def new(cls, size_bytes: int) -> _Tensor:
-        import torch
-
-        return cls(torch.zeros(size_bytes, dtype=torch.uint8).share_memory_())  # type: ignore[no-untyped-call]
-
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _Tensor, (self.tensor,)
+        return _Tensor, (self._tensor,)
 
 
 def _new(size_bytes: int) -> _Unnamed | _Tensor:
-    return _Unnamed.new(size_bytes) if hasattr(os, "memfd_create") else _Tensor.new(size_bytes)
+    if hasattr(os, "memfd_create"):
+        descriptor = os.memfd_create("gpulab-loading")
+        os.ftruncate(descriptor, size_bytes)
+        return _Unnamed(descriptor, size_bytes)
+    import torch
+
+    return _Tensor(torch.zeros(size_bytes, dtype=torch.uint8).share_memory_())  # type: ignore[no-untyped-call]

@@ -25,8 +25,8 @@ from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
-from gpulab.store.journal import Journal
 from gpulab.store.run_tables import READING, READINGS
+from gpulab.store.table_file import Writer
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
@@ -103,7 +103,7 @@ class Sampler:
         with self._lock:
             return {c.info.name: c.drain() for c in self._curves if c.pending}
 
-    def write(self, journal: Journal) -> None:
+    def write(self, journal: Writer) -> None:
         """Append the mean of each curve since the last time. From one thread at a time. Raises OSError."""
         with self._lock:
             means = [(i, *mean) for i, c in enumerate(self._curves) if (mean := c.take_mean()) is not None]
