@@ -11,7 +11,7 @@ from collections.abc import Callable
 from statistics import median
 from time import perf_counter_ns
 
-from gpulab.tape.marks import Kind, Mark, Tape
+from gpulab.tape.marks import Kind, Tape
 
 CALLS = 200
 _BETWEEN_BYTES = 16_384
@@ -23,7 +23,9 @@ def mark_cost_ns() -> int:
     return round(cost_ns(Tape().mark))
 
 
-def cost_ns(mark: Mark, clock: Callable[[], int] = perf_counter_ns, calls: int = CALLS) -> float:
+def cost_ns(
+    mark: Callable[[int, int], object], clock: Callable[[], int] = perf_counter_ns, calls: int = CALLS
+) -> float:
     """The median of many calls, without what reading the clock takes: neither is disturbed by a neighbour for long."""
     between, whole, empty = bytes(_BETWEEN_BYTES), list[int](), list[int]()
     for _ in range(calls):

@@ -76,7 +76,7 @@ class Tape:
         waiting, now = self._waiting, perf_counter_ns
         extend, wake = waiting.extend, 3 * NEVER
         heeded: frozenset[int] = frozenset()
-        act = _nothing
+        act: Act = _nothing
 
         def mark(kind: int, argument: int, subject: Any = None) -> None:
             extend((t_ns := now(), kind, argument))

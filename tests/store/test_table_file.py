@@ -67,7 +67,7 @@ def test_a_tail_has_the_last_rows(
 ) -> None:
     """Whoever looks while it is written, now and then, has the end of each table."""
     written = Written(tmp_path_factory)
-    once: list[Any] = []
+    once = list[object]()
     tail = Tail(written.path, kept_rows, {"steps": lambda rows: once.extend(_values(rows))})
     for number, block in enumerate(blocks):
         written.append(number, *block)
