@@ -802,9 +802,10 @@ class Run(Struct, frozen=True):
             (self.core_use, "core use"),
         ):
             if columns is not None:
-                counts = {name: len(column) for name, column in asdict(columns).items()}
-                counts["stands_for"] = counts.get("stands_for") or len(columns)
-                assert set(counts.values()) == {len(columns)}, f"{what} columns differ in length"
+                rows = {name: len(column) for name, column in asdict(columns).items()}
+                if not rows.get("stands_for"):
+                    rows.pop("stands_for", None)
+                assert set(rows.values()) == {len(columns)}, f"{what} columns differ in length"
         if self.memory_events is not None:
             t_ns = self.memory_events.t_ns
             assert (t_ns[1:] >= t_ns[:-1]).all(), "memory events are not sorted"

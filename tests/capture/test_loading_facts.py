@@ -15,7 +15,7 @@ from msgspec.structs import asdict, astuple, replace
 
 import gpulab
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
-from gpulab.diagnosis.rules.dataloader_evidence import times_by_cause, waiting_for_core_us
+from gpulab.diagnosis.rules.dataloader_evidence import making, times_by_cause, waiting_for_core_us
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report
@@ -154,6 +154,7 @@ def test_a_worker_is_not_idle_where_its_batches_were_not_timed() -> None:
     few = loading(replace(run, batches=replace(run.batches, stands_for=np.full(20, 5))))
     assert few is not None and few.workers[0].idle_fraction == pytest.approx(0.0)
     assert few.workers[0].items_per_s == pytest.approx(400)
+    assert making(few).startswith("loading one batch takes 10.0 ms (median of 19 timed, out of 95)")
 
 
 @given(st.lists(made, min_size=4, max_size=12), st.data())

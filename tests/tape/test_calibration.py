@@ -19,7 +19,7 @@ class Clock:
         return self.ns
 
 
-def test_a_mark_is_told_from_the_clock_and_its_neighbours() -> None:
+def test_neither_the_clock_nor_a_rare_delay_counts() -> None:
     clock, rng, kinds = Clock(), random.Random(0), set[int]()
 
     def mark(kind: int, argument: int) -> None:

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 from random import Random
@@ -34,7 +35,7 @@ STAND_IN_NS = 2_000  # one call of a stand-in, measured
 FIRST, FIRST_AGAIN = 64, 8  # batches: all are timed; in workers that are started anew for another epoch
 BUDGET = 0.003  # of the time at most goes to timing the others
 DISTURBANCE = 2.0  # measured between torch's operators: these take longer after it, by as much as it takes itself
-_MEMORY = 16  # batches, of means that follow what changes
+_MEMORY = 16  # batches, of means and medians that follow what changes
 
 # start, end, read, transform, collate, CPU of these three, items, core wait. Where transforms were not timed, they are
 # -1 and part of read.
@@ -70,17 +71,19 @@ class Pace:
         self._random = Random(0)  # its own: the user's numbers stay as they are
         self._timed = 0
         self._last_ns = 0
-        self._cost_ns = self._between_ns = 0.0  # means: of timing one, and from one batch to the next
+        self._costs_ns = deque[int](maxlen=_MEMORY)
+        self._between_ns = 0.0  # from one batch to the next, on average
 
     def timed(self, own_ns: int, now_ns: int) -> None:
         """A batch was timed just now, which took so long beside it."""
         self._timed += 1
         between_ns = (now_ns - self._last_ns) / self.distance if self._timed > 1 else 0.0
-        self._cost_ns += (DISTURBANCE * own_ns - self._cost_ns) / min(self._timed, _MEMORY)
+        self._costs_ns.append(own_ns)
         self._between_ns += (between_ns - self._between_ns) / min(max(self._timed - 1, 1), _MEMORY)
         self._last_ns = now_ns
         if self._timed >= self._first:
-            mean = self._cost_ns / max(BUDGET * self._between_ns, 1.0)
+            cost_ns = DISTURBANCE * sorted(self._costs_ns)[len(self._costs_ns) // 2]  # whatever a busy machine adds
+            mean = cost_ns / max(BUDGET * self._between_ns, 1.0)
             self.distance = self._random.randint(1, max(1, round(2 * mean) - 1))
             self.left = self.distance - 1
 
