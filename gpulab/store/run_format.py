@@ -110,12 +110,7 @@ def _with_key(missing: Missing) -> Missing:
 def decode_header(document: bytes) -> Run:
     """The run with empty columns. Raises StoreError for anything that is not a run of this version."""
     check_version(document)
-    return _decode(document, Run, _empty_column)
-
-
-def _empty_column(hint: type, raw: object) -> Column:
-    msgspec.convert(raw, _Reference)
-    return np.empty(0, _dtype(hint))
+    return _decode(document, Run, partial(_column, {}, ("",)))
 
 
 def check_container(columns: IO[bytes]) -> None:

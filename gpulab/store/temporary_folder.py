@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import tempfile
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from gpulab.store.table_file import lock
+from gpulab.store.table_file import left_behind, lock
 
 LOCK = ".held"
 
@@ -44,13 +45,7 @@ def _begun(prefix: str) -> tuple[Path, int]:
 
 def _sweep(root: Path, prefix: str) -> None:
     for folder in root.glob(f"{prefix}*"):
-        with suppress(OSError):
-            file = os.open(folder / LOCK, os.O_RDWR)  # one without is just being made
-            try:
-                is_left = lock(file)
-                if is_left:
-                    (folder / LOCK).unlink()  # the one who makes it sees that it is gone
-            finally:
-                os.close(file)
-            if is_left:
+        with left_behind(folder / LOCK, math.inf) as ours, suppress(OSError):  # one without is just being made
+            if ours:
+                (folder / LOCK).unlink()  # the one who makes it sees that it is gone
                 shutil.rmtree(folder, ignore_errors=True)

@@ -37,7 +37,6 @@ COLUMNS = (  # of a row as it is kept
     "stands_for",
 )
 _ROW = struct.Struct(f"{len(COLUMNS)}q")
-_pack_into, _ROW_BYTES = _ROW.pack_into, _ROW.size
 _TIMES = ("start_ns", "end_ns", "asked_ns", "answered_ns")
 _CLOCKS_APART_NS = 1_000_000
 
@@ -52,34 +51,26 @@ class Timed:
     """
 
     def __init__(self) -> None:
-        self._kept = KEPT
-        self._ring = bytearray(KEPT * _ROW.size)  # the system gives it memory only where it is written to
-        self._count = 0
+        self._kept: deque[bytes] = deque(maxlen=KEPT)
         self.left_out = 0
 
     def append(self, row: tuple[int, ...]) -> None:
         """The newest row."""
-        _pack_into(self._ring, self._count % self._kept * _ROW_BYTES, *row)
-        self._count += 1
-        if self._count > self._kept:
-            self.left_out += 1
+        self._add(_ROW.pack(*row))
 
     def add(self, other: Timed) -> None:
         """The rows of another, after those that are there."""
-        for row in other._rows().tolist():
-            self.append(row)
+        for row in other._kept:
+            self._add(row)
         self.left_out += other.left_out
 
-    def _rows(self) -> Int64:
-        """In the order in which they came, [n, columns]."""
-        ring = np.frombuffer(self._ring, np.int64).reshape(-1, len(COLUMNS))
-        if self._count <= self._kept:
-            return ring[: self._count].copy()
-        return np.roll(ring, -(self._count % self._kept), axis=0)
+    def _add(self, row: bytes) -> None:
+        self.left_out += len(self._kept) == self._kept.maxlen
+        self._kept.append(row)
 
     def batches(self, origin_ns: int, now_ns: int) -> Batches | None:
         """In order of arrival, on a clock that starts at `origin_ns`; None where nothing was timed."""
-        rows = self._rows()
+        rows = np.frombuffer(b"".join(self._kept), np.int64).reshape(-1, len(COLUMNS))
         column = {name: rows[:, i] for i, name in enumerate(COLUMNS)}
         sound = (column["start_ns"] <= column["end_ns"]) & (column["end_ns"] <= now_ns + _CLOCKS_APART_NS)
         sound &= (column["start_ns"] >= origin_ns) & (column["item_count"] >= 0)
