@@ -66,12 +66,12 @@ def judged(run: Any, callee: str, share: float) -> dict[str, Any]:
 
     findings = gpulab.diagnose(run).findings
     finding = next((f for f in findings if HOT_MARK in f.source_line), findings[0])
-    words = " ".join((finding.summary, *(e.words for e in finding.evidence)))
-    percents = re.findall(r"(\d+(?:\.\d+)?) %", finding.summary)
+    words = next((w for w in (finding.summary, *(e.words for e in finding.evidence)) if callee in w), finding.summary)
+    percents = re.findall(r"(\d+(?:\.\d+)?) %", words)
     said = float(percents[0]) / 100 if percents else None
     row = {
         "finding": finding.key,
-        "said": finding.summary,
+        "said": words,
         "named": finding.source_line,
         "line": HOT_MARK in finding.source_line,
         "callee": callee in words,

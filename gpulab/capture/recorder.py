@@ -24,6 +24,7 @@ from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
+from gpulab.capture.pauses.call_looks import CallWatch
 from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
@@ -147,6 +148,7 @@ class Capture:
         self._stacks = StackWatcher()
         if self.settings.trace:
             self._stacks.start()
+        self._calls = CallWatch(self._stacks)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(self._spool() if self.settings.save else None, self._write_so_far)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns)
@@ -171,6 +173,8 @@ class Capture:
             self._terminations.begin()
         if self.tape is not None:
             self.tape.mark(Kind.BEGIN, 0)
+        if self.settings.trace:
+            self._calls.start()
         self._begins_ns = self.now()  # the user's code
         self._loop.tracker.begin(self._origin_ns + self._begins_ns)
         self._loop.pauses.begin(self._origin_ns + self._begins_ns)
@@ -232,6 +236,7 @@ class Capture:
         self._loop.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
         own_batches = self._loop.own_batches.end()
+        self._calls.stop()
         try:
             self._undo.close()
             if active is self:
@@ -265,6 +270,7 @@ class Capture:
         naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
         pauses = _pauses(self._origin_ns, self._loop.pauses.heard, naming)
         stack, libraries = _stack(self._origin_ns, seen, naming)
+        call_looks, callees = self._calls.looks(self._origin_ns, self._loop.update_line, self._loop.batch_lines, naming)
         loading_looks = loading_looks_of(self._clock.looks(self._loop.tracker.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._loop.tracker.feeder)
         peaks, unknown_peaks = (self._loop.peaks or PeakWatch()).peaks(self.device, extremes)
@@ -305,6 +311,8 @@ class Capture:
             own_batches=own_batches,
             libraries=libraries,
             loading_looks=loading_looks,
+            call_looks=call_looks,
+            callees=callees,
             excerpts=naming.excerpts,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._loop.cores.times() if self._loop.cores is not None else None,

@@ -15,7 +15,7 @@ defaults = (figures[:, :8].sum(1) + torch.randn(25_600) > 0).float()
 net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
 optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
 auroc = BinaryAUROC()
-auroc.update(torch.rand(60_000), torch.randint(2, (60_000,)))
+auroc.update(torch.rand(30_000), torch.randint(2, (30_000,)))
 shown = []
 # %% the training cell
 loader = DataLoader(TensorDataset(figures, defaults), batch_size=128, shuffle=True)
@@ -26,5 +26,6 @@ for epoch in range(2):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+        auroc.update(scores.detach(), y.long())
         area = auroc.compute()  # HOT
         shown.append(float(area))

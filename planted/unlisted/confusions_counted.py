@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(12)
 pictures = TensorDataset(torch.randn(9_600, 3, 12, 12), torch.randint(20, (9_600,)))
-net = nn.Sequential(nn.Conv2d(3, 24, 3), nn.ReLU(), nn.Conv2d(24, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(2048, 20))
+net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 20))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
 tracker = ConfusionTracker(20)
 # %% the training cell

@@ -16,7 +16,7 @@ random.seed(11)
 buffer = ReplayBuffer(20_000)
 for i in range(20_000):
     buffer.add([random.random() for _ in range(8)], i % 4, random.random(), i % 97 + 1)
-net = nn.Sequential(nn.Linear(8, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 4))
+net = nn.Sequential(nn.Linear(8, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 4))
 optimizer = torch.optim.Adam(net.parameters())
 # %% the training cell
 for step in range(350):

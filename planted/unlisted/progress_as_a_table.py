@@ -29,6 +29,6 @@ for epoch in range(3):
         losses.append(loss.item())
         if i % 2:
             table = Table("step", "loss", "mean")
-            for j, value in enumerate(losses[-16:]):
+            for j, value in enumerate(losses[-24:]):
                 table.add_row(str(j), f"{value:.4f}", f"{sum(losses) / len(losses):.4f}")
             console.print(table)  # HOT

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 torch.manual_seed(6)
-roads = nx.random_geometric_graph(400, 0.1, seed=1)
+roads = nx.random_geometric_graph(700, 0.1, seed=1)
 net = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 1))
 optimizer = torch.optim.Adam(net.parameters())
 drives, minutes = torch.randn(4096, 64), torch.rand(4096, 1)
@@ -23,7 +23,7 @@ def train(steps):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        near = nx.single_source_dijkstra_path_length(roads, step % 400)  # HOT
+        near = nx.single_source_dijkstra_path_length(roads, step % 700)  # HOT
         reached.append(len(near))
 
 

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(13)
 claims = TensorDataset(torch.rand(16_000, 60), torch.rand(16_000, 1))
-net = nn.Sequential(nn.Linear(60, 700), nn.ReLU(), nn.Linear(700, 400), nn.ReLU(), nn.Linear(400, 1))
+net = nn.Sequential(nn.Linear(60, 400), nn.ReLU(), nn.Linear(400, 300), nn.ReLU(), nn.Linear(300, 1))
 optimizer = torch.optim.Adam(net.parameters())
 # %% the training cell
 loader = DataLoader(claims, batch_size=100, shuffle=True)

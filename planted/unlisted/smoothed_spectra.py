@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(5)
 spectra = TensorDataset(torch.randn(6_400, 1024), torch.randint(7, (6_400,)))
-net = nn.Sequential(nn.Linear(1024, 512), nn.ReLU(), nn.Linear(512, 256), nn.ReLU(), nn.Linear(256, 7))
+net = nn.Sequential(nn.Linear(1024, 256), nn.ReLU(), nn.Linear(256, 128), nn.ReLU(), nn.Linear(128, 7))
 optimizer = torch.optim.Adam(net.parameters())
 # %% the training cell
 loader = DataLoader(spectra, batch_size=64, shuffle=True)

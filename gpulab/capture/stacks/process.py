@@ -4,7 +4,8 @@ Whoever is to be looked at, the training process or a worker of its DataLoader, 
 file of its own memory beside it: so no right over another process is needed. One JSON object each:
 
     {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, function], "spares": whether it goes on for long}
+     "inside": null | [end of a file's name, function], "spares": whether it goes on for long,
+     "most": looks that are kept, null for many}
     {"rest": key}                                          look no more, and tell what was seen
 
 On its output the child writes one JSON object a line:
@@ -13,7 +14,7 @@ On its output the child writes one JSON object a line:
     {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
      function], …], "began_ns": time, "outside": looks, "unfair": looks}
 
-`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. Times are of
+`most`: so few, over a whole run, that none may be denser than others. `inside`: only what is called from that function counts, and looks that do not meet it are `outside`. Times are of
 `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its parent.
 """
 
@@ -57,9 +58,11 @@ class _Watched:
         *,
         spares: bool,
         inside: tuple[str, str] | None,
+        most: int | None = None,
     ) -> None:
         self.reader, self.core, self.file = reader, core, file
         self.period_s, self.spares, self.inside = period_s, spares, inside
+        self.most, self.is_even = most or MOST_LOOKS, most is not None
         self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
@@ -89,7 +92,7 @@ class _Watched:
             return
         self.t_ns.append(now_ns)
         self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
-        if len(self.t_ns) >= MOST_LOOKS:
+        if len(self.t_ns) >= self.most:
             self.t_ns, self.stacks, self.outside = self.t_ns[::2], self.stacks[::2], self.outside // 2
             self.period_s *= 2
 
@@ -167,7 +170,7 @@ class Looking:
 
     def _pause_s(self, watched: _Watched) -> float:
         """To the next look, on average."""
-        if watched.look_count < SOON_LOOKS:
+        if watched.look_count < SOON_LOOKS and not watched.is_even:
             return max(SOON_PERIOD_S, self._cost_s * len(self._watched) / DEAREST_SOON)
         sparing = sum(watched.spares for watched in self._watched.values())
         spares = watched.spares and watched.is_known
@@ -213,6 +216,7 @@ class Looking:
             period_s=float(str(message["period_s"])),
             spares=bool(message["spares"]),
             inside=(str(inside[0]), str(inside[1])) if isinstance(inside, list) else None,
+            most=most if isinstance(most := message.get("most"), int) else None,
         )
 
     def _rest(self, key: str) -> None:

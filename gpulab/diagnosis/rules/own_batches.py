@@ -6,6 +6,7 @@ from gpulab.analysis.breakdown import Breakdown, share_beside
 from gpulab.analysis.host.hot_line import lower_share
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
+from gpulab.diagnosis.rules.calls import batch_call
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, union_of
 from gpulab.run import OwnBatches
@@ -51,7 +52,10 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     return Finding(
         key,
         f"{summary}{_BECAUSE[key]}.",
-        (Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),),
+        (
+            Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),
+            *batch_call(context),
+        ),
         share * step_us,
         "likely",
         parts=("data_wait",) if context.on_gpu else ("data_wait", "compute", "unknown"),

@@ -13,6 +13,7 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
 from gpulab.analysis.host.python_time import Afterwards, OwnCode, after_update, library_time, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
+from gpulab.diagnosis.rules.calls import call_in_steps
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.prediction.removal import Pauses
@@ -43,6 +44,7 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
         _finding(context, key, "callback", context.thresholds.pause_notice),
+        call_in_steps(context, key),
     )
     return (
         max((f for f in candidates if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)
