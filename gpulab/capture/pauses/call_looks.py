@@ -122,11 +122,12 @@ def calls_in(
     if not _is_training(below) and stack[inner] not in update.step_lines and (callee := callee_of(below)):
         library = _Call(stack[inner], callee, "batch" if makes_batch else "library")
     loop = next((i for i in users if (stack[i][0], stack[i][2]) in loops), 0)
-    if not loop or owners[stack[loop - 1][0]] is not Owner.USER or _is_training(stack[:loop]):
+    own = next((i for i in range(loop - 1, -1, -1) if not _wraps(stack[i])), None)
+    if own is None or owners[stack[own][0]] is not Owner.USER or _is_training(stack[:loop]):
         return library, None
     aside = bool(batches.needed) and stack[loop] not in batches.needed
     kind: CallKind = "batch" if makes_batch else "aside" if aside else "own"
-    return library, _Call(stack[loop], _written(stack[loop - 1][2]), kind)
+    return library, _Call(stack[loop], _written(stack[own][2]), kind)
 
 
 def _is_training(frames: Sequence[Spot]) -> bool:
@@ -145,6 +146,11 @@ def callee_of(frames: Sequence[Spot]) -> str:
         if not any(_METRICS.search(s[0]) for s in frames):
             return ""
     return ""
+
+
+def _wraps(spot: Spot) -> bool:
+    """A library's decorator, as `torch.no_grad`."""
+    return owners[spot[0]] is Owner.LIBRARY and "<locals>" in spot[2]
 
 
 def _is_public(function: str) -> bool:
