@@ -1,14 +1,14 @@
 """Training loops whose cause is a library that gpulab does not list, or a module of the user's: is it named?
 
 Each case is a cell of `planted/unlisted`; its line marked `# HOT` takes at least a quarter of a step, as a stopwatch
-around that statement shows in runs without gpulab, before and after the profiled one. `right`: the finding names this
+around that statement shows in the profiled run itself (`share_alone`: in a run without gpulab). `right`: the finding
 line, and in its words the callee, with a share within five points of the stopwatch's. `python -m benchmarks.unlisted
 NAME…` runs some and keeps no result.
 """
 
 from __future__ import annotations
 
-import ast
+import builtins
 import contextlib
 import os
 import re
@@ -17,10 +17,10 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from benchmarks.harness import Figure, in_own_process
-from benchmarks.hot_lines import _WATCH, Stopwatch, _Around
 from benchmarks.planted import folder_of_its_own, in_notebook
 from planted.catalogue import FOLDER, code_of, header_and_code, parted
 from planted.judge import HOT_MARK
@@ -28,8 +28,9 @@ from planted.stopwatch import Clock, Enough, by_optimizer, execute, hushed, note
 
 CELLS = FOLDER / "unlisted"
 CASES = tuple(sorted(path.stem for path in CELLS.glob("*.py")))
+_WATCH = "_stopwatch"
 LEAST_SHARE, WITHIN = 0.25, 0.05  # of a step
-WARMUP, STEPS = 10, 150
+WARMUP_PCT, STEPS = 10, 150
 
 
 def measure(cases: tuple[str, ...] = CASES) -> dict[str, object]:
@@ -44,18 +45,19 @@ def measure(cases: tuple[str, ...] = CASES) -> dict[str, object]:
 def row_of(case: str) -> dict[str, Any]:
     """What the stopwatch says of a case, and what gpulab does."""
     header = tomllib.loads(header_and_code((CELLS / f"{case}.py").read_text())[0])
+    watch = Stopwatch()
+    setattr(builtins, _WATCH, watch)
     with folder_of_its_own(gpu=False), _own_modules():
-        before = _share(case)
-        run = in_notebook(*_texts(case))
-        after = _share(case)
-    share, step_us = (before["share"] + after["share"]) / 2, (before["step_us"] + after["step_us"]) / 2
+        alone, step_us = watch.share_of(case)
+        run = in_notebook(*watch.texts(case))
+    share = watch.share()
     return {
         "case": case,
         "because": header["because"],
         "own": "own" in header,
         "share": share,
-        "shares": [before["share"], after["share"]],
-        "step_us": step_us,
+        "share_alone": alone,
+        "step_alone_us": step_us,
         **judged(run, header["callee"], share),
     }
 
@@ -81,10 +83,6 @@ def judged(run: Any, callee: str, share: float) -> dict[str, Any]:
     return row | {"right": bool(row["line"] and row["callee"] and row["close"])}
 
 
-def _texts(case: str) -> tuple[str, str]:
-    return parted(code_of(CELLS / f"{case}.py"))
-
-
 @contextlib.contextmanager
 def _own_modules() -> Iterator[None]:
     """The user's modules lie beside the notebook."""
@@ -97,37 +95,38 @@ def _own_modules() -> Iterator[None]:
         sys.path.pop(0)
 
 
-class _Both(Clock):
-    """Beside the steps it notes what the stopwatch has counted when they begin."""
+class Stopwatch:
+    """Around the marked statement, which it leaves on its line; notes when each of its runs began and ended."""
 
-    def __init__(self, watch: Stopwatch) -> None:
-        super().__init__(WARMUP, STEPS)
-        self._watch, self.before_s = watch, 0.0
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
 
-    def __call__(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        super().__call__(optimizer, args, kwargs)
-        if self._count == self._warmup:
-            self.before_s = self._watch.total_s
+    def __enter__(self) -> None:
+        self._began_s = perf_counter()
 
+    def __exit__(self, *_: object) -> None:
+        self._spans.append((self._began_s, perf_counter()))
 
-def _share(case: str) -> dict[str, float]:
-    """Of a step, what the marked statement takes, without gpulab."""
-    watch = Stopwatch()
-    clock = _Both(watch)
-    names = notebook(_watched(_texts(case)[0]), case)
-    names[_WATCH] = watch
-    with by_optimizer(clock), hushed(), contextlib.suppress(Enough):
-        execute(_watched(_texts(case)[1]), names, f"<{case}>")
-    if clock.seconds is None:
-        raise RuntimeError(f"{case} ended before its step {WARMUP + STEPS}")
-    return {"share": (watch.total_s - clock.before_s) / clock.seconds, "step_us": clock.seconds / STEPS * 1e6}
+    def share(self) -> float:
+        """Of the time from one run of the statement to the next, after the warm-up, what it takes."""
+        counted = self._spans[len(self._spans) * WARMUP_PCT // 100 :]
+        return sum(end - begin for begin, end in counted[:-1]) / (counted[-1][0] - counted[0][0])
 
+    def texts(self, case: str) -> tuple[str, str]:
+        """The earlier cells and the cell with this around the statement. What was noted is forgotten."""
+        self._spans.clear()
+        text = re.sub(rf"^( *)(.+{HOT_MARK})$", rf"\1with {_WATCH}: \2", code_of(CELLS / f"{case}.py"), flags=re.M)
+        return parted(text)
 
-def _watched(text: str) -> str:
-    """With the stopwatch around the marked statement."""
-    lines = text.splitlines()
-    hot = next((i for i, line in enumerate(lines, start=1) if line.endswith(HOT_MARK)), 0)
-    return ast.unparse(ast.fix_missing_locations(_Around(hot).visit(ast.parse(text)))) if hot else text
+    def share_of(self, case: str) -> tuple[float, float]:
+        """The same of a run without gpulab, and the µs of a step."""
+        before, cell = self.texts(case)
+        names, clock = notebook(before, case), Clock(10, STEPS)
+        with by_optimizer(clock), hushed(), contextlib.suppress(Enough):
+            execute(cell, names, f"<{case}>")
+        if clock.seconds is None:
+            raise RuntimeError(f"{case} ended too early")
+        return self.share(), clock.seconds / STEPS * 1e6
 
 
 # -- for people --------------------------------------------------------------------------------------------------------

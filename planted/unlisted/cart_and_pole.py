@@ -1,16 +1,16 @@
 # /// cell
-# because = "256 environments are stepped in Python before each update"
+# because = "320 environments are stepped in Python before each update"
 # callee = "Environments.step"
 # own = "environments"
 # ///
-"""A pole is balanced: 256 carts are simulated in Python, and a small network is asked what to do."""
+"""A pole is balanced: 320 carts are simulated in Python, and a small network is asked what to do."""
 
 import torch
 from environments import Environments
 from torch import nn
 
 torch.manual_seed(14)
-carts = Environments(256)
+carts = Environments(320)
 policy = nn.Sequential(nn.Linear(4, 256), nn.Tanh(), nn.Linear(256, 256), nn.Tanh(), nn.Linear(256, 2))
 optimizer = torch.optim.Adam(policy.parameters(), lr=3e-4)
 state = torch.tensor(carts.reset())

@@ -11,13 +11,13 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(12)
-pictures = TensorDataset(torch.randn(9_600, 3, 12, 12), torch.randint(20, (9_600,)))
-net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 20))
+pictures = TensorDataset(torch.randn(9_600, 3, 10, 10), torch.randint(40, (9_600,)))
+net = nn.Sequential(nn.Conv2d(3, 12, 3), nn.ReLU(), nn.Conv2d(12, 16, 3), nn.ReLU(), nn.Flatten(), nn.Linear(576, 40))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.05)
-tracker = ConfusionTracker(20)
+tracker = ConfusionTracker(40)
 # %% the training cell
 for epoch in range(2):
-    for x, y in DataLoader(pictures, batch_size=48, shuffle=True):
+    for x, y in DataLoader(pictures, batch_size=32, shuffle=True):
         logits = net(x)
         loss = nn.functional.cross_entropy(logits, y)
         optimizer.zero_grad()

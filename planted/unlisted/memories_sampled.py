@@ -16,10 +16,10 @@ random.seed(11)
 buffer = ReplayBuffer(20_000)
 for i in range(20_000):
     buffer.add([random.random() for _ in range(8)], i % 4, random.random(), i % 97 + 1)
-net = nn.Sequential(nn.Linear(8, 384), nn.ReLU(), nn.Linear(384, 384), nn.ReLU(), nn.Linear(384, 4))
+net = nn.Sequential(nn.Linear(8, 320), nn.ReLU(), nn.Linear(320, 320), nn.ReLU(), nn.Linear(320, 4))
 optimizer = torch.optim.Adam(net.parameters())
 # %% the training cell
-for step in range(350):
+for step in range(700):
     states, actions, rewards = buffer.sample(128)  # HOT
     q = net(torch.tensor(states)).gather(1, torch.tensor(actions)[:, None])
     loss = nn.functional.smooth_l1_loss(q[:, 0], torch.tensor(rewards))

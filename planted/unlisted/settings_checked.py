@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(7)
 with open("schedule.yaml", "w") as file:
-    yaml.safe_dump({"lr": 0.001, "layers": [{"name": f"layer{i}", "lr": 0.1 / (i + 1)} for i in range(30)]}, file)
+    yaml.safe_dump({"lr": 0.001, "layers": [{"name": f"layer{i}", "lr": 0.1 / (i + 1)} for i in range(40)]}, file)
 images = TensorDataset(torch.randn(12_800, 1, 14, 14), torch.randint(10, (12_800,)))
 net = nn.Sequential(nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 32, 3), nn.ReLU(), nn.Flatten(), nn.Linear(3200, 10))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)

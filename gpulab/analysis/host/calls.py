@@ -22,7 +22,7 @@ _KINDS = tuple(
     (word, re.compile(pattern))
     for word, pattern in (
         ("metrics", r"torchmetrics\.|sklearn\.metrics|sacrebleu|rouge|evaluate\."),
-        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf|feather)$|\.write_table$|h5py\.|zarr\.|joblib\.dump|\.save\w*$"),
+        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|h5py\.|zarr\.|joblib\.dump|\.save\w*$"),
         ("serialization", r"(json|pickle|yaml|msgpack|toml\w*|csv|xml|joblib|pyarrow)\."),
         ("logging", r"(logging|wandb|mlflow|tensorboard\w*|rich|tqdm|loguru|comet_ml|neptune|aim|tabulate)\."),
         ("plotting", r"(matplotlib|seaborn|plotly|bokeh|altair)\."),

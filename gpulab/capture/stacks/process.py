@@ -14,7 +14,8 @@ On its output the child writes one JSON object a line:
     {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
      function], …], "began_ns": time, "outside": looks, "unfair": looks}
 
-`most`: so few, over a whole run, that none may be denser than others. `inside`: only what is called from that function counts, and looks that do not meet it are `outside`. Times are of
+`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. `most`: of a whole
+run, whose looks are nowhere denser. Times are of
 `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its parent.
 """
 
@@ -69,9 +70,7 @@ class _Watched:
         self.stacks: list[int] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
         self.outside = self.unfair = 0
-        self._outermost: tuple[str | int, ...] | None = (
-            None  # file and function: every whole stack of a thread ends there
-        )
+        self._ends: tuple[str | int, ...] | None = None  # file and function, at which each whole stack of a thread ends
 
     @property
     def is_known(self) -> bool:
@@ -111,10 +110,10 @@ class _Watched:
         for _ in range(RETRIES):
             with suppress(Unreadable):
                 lines = self._lines()
-                if self.inside is not None or lines and lines[-1][::2] == self._outermost:
+                if self.inside is not None or (lines and lines[-1][::2] == self._ends):
                     return lines
         lines = self._lines()
-        self._outermost = lines[-1][::2] if lines else None
+        self._ends = lines[-1][::2] if lines else None
         return lines
 
     def _lines(self) -> tuple[Spot, ...] | None:

@@ -1,13 +1,15 @@
-"""What is said of a call that takes a part of each step: by the user's line and the function below it, whoever wrote it."""
+"""A call that takes a part of each step, by the user's line and the function below it, whoever wrote it."""
 
 from __future__ import annotations
+
+from collections.abc import Collection
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.calls import Call, costliest_call
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.formatting import duration, percent
-from gpulab.run import CALL_KINDS, Place
+from gpulab.run import CALL_KINDS, CallKind, Place
 
 _SELDOM = "Do it every 100 steps or once per epoch, or in another process."
 _IN_LOADER = "Move it into the Dataset and use DataLoader(…, num_workers=2), or do it once, before training."
@@ -18,15 +20,15 @@ _CURES = {
     "checking data": "Check the data once, before training.",
 }
 _CURE = (
-    "If training does not need it each time: do it every 100 steps. If it prepares the batch: move it into a DataLoader "
-    "with workers. Else vectorize it."
+    "If training does not need it each time: do it every 100 steps. If it prepares the batch: move it into a "
+    "DataLoader with workers. Else vectorize it."
 )
 
 
-def call_in_steps(context: RuleContext, key: str) -> Finding | None:
-    """The costliest call that neither trains nor makes a batch takes a part of the step that is worth a look."""
+def call_in_steps(context: RuleContext, key: str, kinds: Collection[CallKind] = CALL_KINDS) -> Finding | None:
+    """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look."""
     step_us, whole_us = context.step_us, context.whole_us
-    call = costliest_call(context.facts.run, context.facts.breakdown, [k for k in CALL_KINDS if k != "batch"])
+    call = costliest_call(context.facts.run, context.facts.breakdown, kinds)
     if call is None or not step_us or call.interval[0] < context.thresholds.pause_notice:
         return None
     if call.share < context.thresholds.idle_notice or context.facts.few_steps is not None:

@@ -34,6 +34,12 @@ def makes_own_batches(context: RuleContext) -> bool:
     return _unprofiled(context) is not None or (account is not None and bool(account.prepared_ns))
 
 
+def own_batches_finding(context: RuleContext) -> Finding | None:
+    """What is said of making batches, whatever its key."""
+    made = makes_own_batches(context)
+    return next((f for key in _BECAUSE if made and (f := making_own_batches(context, key)) is not None), None)
+
+
 def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     """A part of each step goes to the lines that make what the model is called with; None where another key says it."""
     account, step_us = context.facts.breakdown, context.step_us

@@ -16,7 +16,7 @@ class Environments:
         rewards = []
         for i, action in enumerate(actions):
             x, v, angle, spin = self.states[i]
-            for _ in range(10):
+            for _ in range(16):
                 push = (10.0 if action else -10.0) + 0.05 * spin * spin * math.sin(angle)
                 turn = (9.8 * math.sin(angle) - math.cos(angle) * push) / (0.5 * (4 / 3 - 0.1 * math.cos(angle) ** 2))
                 x, v, angle, spin = x + 0.005 * v, v + 0.005 * push, angle + 0.005 * spin, spin + 0.005 * turn

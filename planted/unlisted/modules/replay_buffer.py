@@ -15,7 +15,7 @@ class ReplayBuffer:
         whole = sum(self.weights)
         chosen = []
         for _ in range(count):
-            at, left = random.randrange(len(self.memories)), random.random() * whole / 100
+            at, left = random.randrange(len(self.memories)), random.random() * whole / 70
             while left > 0:
                 at = (at + 1) % len(self.memories)
                 left -= self.weights[at]
