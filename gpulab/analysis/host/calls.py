@@ -21,7 +21,7 @@ LEAST_BARE = 8  # looks in the traced steps
 _KINDS = tuple(
     (word, re.compile(pattern))
     for word, pattern in (
-        ("metrics", r"torchmetrics\.|sklearn\.metrics|sacrebleu|rouge|evaluate\."),
+        ("metrics", r"torchmetrics\.|sklearn\.metrics|sacrebleu|evaluate\."),
         ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|h5py\.|zarr\.|joblib\.dump|\.save\w*$"),
         ("serialization", r"(json|pickle|yaml|msgpack|toml\w*|csv|xml|joblib|pyarrow)\."),
         ("logging", r"(logging|wandb|mlflow|tensorboard\w*|rich|tqdm|loguru|comet_ml|neptune|aim|tabulate)\."),
@@ -73,8 +73,8 @@ def costliest_call(run: Run, account: Breakdown | None, kinds: Collection[CallKi
     paused = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses), looks.t_ns)
     mine = inside & ~paused & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index(kind) for kind in kinds])
     keys = looks.place.astype(np.int64) << 32 | looks.callee
-    found, counts = np.unique(keys[mine], return_counts=True)
-    for key in found[np.argsort(-counts)].tolist():
+    met, counts = np.unique(keys[mine], return_counts=True)
+    for key in met[np.argsort(-counts)].tolist():
         rows = mine & (keys == key)
         kind = CALL_KINDS[int(looks.kind[rows][0])]
         if kind == "own" and not _is_bare(run, account, looks.within[rows]):

@@ -33,6 +33,7 @@ _NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its 
 _TRAINS = re.compile(
     r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
 )
+_MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
 _LOADS = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 _METRICS = re.compile(r"[/\\]torchmetrics[/\\]")  # modules that train nothing
@@ -131,7 +132,11 @@ def calls_in(
 
 
 def _is_training(frames: Sequence[Spot]) -> bool:
-    return any(_TRAINS.search(spot[0]) for spot in frames) and not any(_METRICS.search(spot[0]) for spot in frames)
+    return any(_trains(*spot) for spot in frames) and not any(_METRICS.search(spot[0]) for spot in frames)
+
+
+def _trains(file: str, _: int, function: str) -> bool:
+    return bool(_TRAINS.search(file)) and (not _MODULES.search(file) or "_call_impl" in function)
 
 
 def callee_of(frames: Sequence[Spot]) -> str:

@@ -339,8 +339,7 @@ class Loop:
             since = begins = perf_counter_ns()
             self.look()
             self.pauses.trained()
-            if not self.loaders.met:
-                self.batch_lines.met(sys._getframe())
+            self.batch_lines.met(sys._getframe())
             tracker = self.tracker
             without_optimizer = tracker.without_optimizer
             if without_optimizer:

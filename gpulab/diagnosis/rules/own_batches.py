@@ -36,8 +36,8 @@ def makes_own_batches(context: RuleContext) -> bool:
 
 def own_batches_finding(context: RuleContext) -> Finding | None:
     """What is said of making batches, whatever its key."""
-    made = makes_own_batches(context)
-    return next((f for key in _BECAUSE if made and (f := making_own_batches(context, key)) is not None), None)
+    keys = _BECAUSE if makes_own_batches(context) else ()
+    return next((f for key in keys if (f := making_own_batches(context, key)) is not None), None)
 
 
 def making_own_batches(context: RuleContext, key: str) -> Finding | None:
