@@ -834,8 +834,8 @@ class Run(Struct, frozen=True):
             assert ((self.stack.place >= -1) & (self.stack.place < len(self.places))).all(), "a place is out of range"
         calls = self.call_looks
         if calls is not None:
-            columns = calls.t_ns, calls.place, calls.callee, calls.within, calls.kind
-            assert len({len(column) for column in columns}) == 1, "call columns differ in length"
+            lengths = {len(calls.place), len(calls.callee), len(calls.within), len(calls.kind)}
+            assert lengths == {len(calls)}, "call columns differ in length"
             for column, count in ((calls.place, len(self.places)), (calls.within, len(self.places))):
                 assert ((column >= -1) & (column < count)).all(), "a place is out of range"
             assert ((calls.callee >= -1) & (calls.callee < len(self.callees))).all(), "a callee is out of range"
