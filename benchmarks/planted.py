@@ -142,22 +142,22 @@ def _cured(planted: Planted, finding: dict[str, Any] | None) -> dict[str, Any]:
 
 
 def profiled(planted: Planted) -> Any:
-    """The `Run` of the cell as its user meets it, in IPython. Raises RuntimeError with what the cell raised."""
+    """The `Run` of the cell as its user meets it."""
+    device = "" if planted.gpu else " --device cpu"
+    return in_notebook(*planted.text, f" --steps {planted.profiled}{device}")
+
+
+def in_notebook(before: str, cell: str, options: str = "") -> Any:
+    """The `Run` of a cell in IPython, after the earlier ones. Raises RuntimeError with what the cell raised."""
     from IPython.core.interactiveshell import InteractiveShell
 
     shell = InteractiveShell.instance()
-    before, cell = planted.text
-    device = "" if planted.gpu else " --device cpu"
-    for text in (
-        before,
-        "%load_ext gpulab",
-        f"%%gpuprofile --steps {planted.profiled} --no-live --no-save{device}\n{cell}",
-    ):
+    for text in (before, "%load_ext gpulab", f"%%gpuprofile --no-live --no-save{options}\n{cell}"):
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as errors:
             result = shell.run_cell(text)
         error = result.error_before_exec or result.error_in_exec
         if error is not None:
-            raise RuntimeError(f"{planted.name}: {type(error).__name__}: {error}\n{errors.getvalue()[-2000:]}")
+            raise RuntimeError(f"{type(error).__name__}: {error}\n{errors.getvalue()[-2000:]}")
     import gpulab
 
     return gpulab.runs[-1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from enum import IntEnum, IntFlag
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -609,6 +609,28 @@ class OwnBatches(Struct, frozen=True):
     preparing_ns: int
 
 
+CallKind = Literal["library", "own", "aside", "batch"]
+CALL_KINDS: tuple[CallKind, ...] = get_args(CallKind)
+
+
+class CallLooks(Struct, frozen=True):
+    """Calls that the training thread was seen in, looked at during the whole run, sparingly; one row per look.
+
+    `kind`, of `CALL_KINDS`: a library's function; one of the user's; one from which the loss is not computed; one that
+    makes the next batch. `exact` as in `StackSamples`.
+    """
+
+    t_ns: Int64
+    place: Int32  # of `Run.places`: the user's line that calls; -1: none, or the training itself
+    callee: Int32  # of `Run.callees`; -1: as `place`
+    within: Int32  # of `Run.places`: the innermost line of the user's; -1: none
+    kind: UInt8
+    exact: bool = True
+
+    def __len__(self) -> int:
+        return len(self.t_ns)
+
+
 class LoadingLooks(Struct, frozen=True):
     """Where the code was that makes the batches, in the training process or in workers, looked at from outside.
 
@@ -729,6 +751,8 @@ class Run(Struct, frozen=True):
     places: tuple[Place, ...] = ()
     libraries: tuple[str, ...] = ()  # that lines of the user's were seen calling
     loading_looks: LoadingLooks | None = None  # None: not looked at
+    call_looks: CallLooks | None = None  # None: not looked at
+    callees: tuple[str, ...] = ()  # functions that were seen called, as a user writes them
     excerpts: tuple[Excerpt, ...] = ()  # of the source of the lines that most looks have met
     alerts: tuple[Alert, ...] = ()
     core_times: CoreTimes | None = None  # None: not measured
@@ -819,6 +843,14 @@ class Run(Struct, frozen=True):
         if self.stack is not None:
             assert len(self.stack.t_ns) == len(self.stack.place), "stack columns differ in length"
             assert ((self.stack.place >= -1) & (self.stack.place < len(self.places))).all(), "a place is out of range"
+        calls = self.call_looks
+        if calls is not None:
+            lengths = {len(calls.place), len(calls.callee), len(calls.within), len(calls.kind)}
+            assert lengths == {len(calls)}, "call columns differ in length"
+            for column, count in ((calls.place, len(self.places)), (calls.within, len(self.places))):
+                assert ((column >= -1) & (column < count)).all(), "a place is out of range"
+            assert ((calls.callee >= -1) & (calls.callee < len(self.callees))).all(), "a callee is out of range"
+            assert (calls.kind < len(CALL_KINDS)).all(), "a kind of call is out of range"
         looks = self.loading_looks
         if looks is not None:
             assert len(looks.place) == len(looks.count) == len(looks.collating), "loading columns differ in length"

@@ -280,8 +280,7 @@ class Pilot:
             case Kind.BACKWARD:
                 self._looks()
                 self.pauses.begin_training()
-                if not self.loaders.met:
-                    self.batch_lines.met(sys._getframe())
+                self.batch_lines.met(sys._getframe())
                 if self.peaks is not None:
                     self.peaks.at_backward()
             case Kind.STEPPED:

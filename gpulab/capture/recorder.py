@@ -23,6 +23,7 @@ from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
+from gpulab.capture.pauses.call_looks import CallWatch
 from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
@@ -129,6 +130,7 @@ class Capture:
         self._stacks = StackWatcher()
         if self.settings.trace:
             self._stacks.start()
+        self._calls = CallWatch(self._stacks)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
@@ -154,6 +156,8 @@ class Capture:
         cores.begin()
         if self._keep is not None:
             self._terminations.begin()
+        if self.settings.trace:
+            self._calls.start()
         self._begins_ns = self._pilot.starts()  # the user's code
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
@@ -213,6 +217,7 @@ class Capture:
         self._pilot.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
         own_batches = self._pilot.own_batches.end()
+        self._calls.stop()
         try:
             self._undo.close()
             if active is self:
@@ -246,6 +251,9 @@ class Capture:
         naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
         pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
         stack, libraries = _stack(self._origin_ns, seen, naming)
+        call_looks, callees = self._calls.looks(
+            self._origin_ns, self._pilot.update_line, self._pilot.batch_lines, naming
+        )
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
         peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
@@ -286,6 +294,8 @@ class Capture:
             own_batches=own_batches,
             libraries=libraries,
             loading_looks=loading_looks,
+            call_looks=call_looks,
+            callees=callees,
             excerpts=naming.excerpts,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._pilot.cores.times() if self._pilot.cores is not None else None,

@@ -174,7 +174,7 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
         yield from _arrays_of(run.timeline, "timeline")
         for index, array in enumerate(run.timeline.extra.values()):
             yield f"timeline.extra.{index}", array
-    for name in ("memory_events", "batches", "stack", "core_times", "core_use", "loading_looks"):
+    for name in ("memory_events", "batches", "stack", "core_times", "core_use", "loading_looks", "call_looks"):
         record = getattr(run, name)
         if record is not None:
             yield from _arrays_of(record, name)

@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.run import SCHEMA, Batches, CoreTimes, CoreUse, LoadingLooks, MemoryEvents, Run, Samples, StackSamples
+from gpulab.run import (
+    SCHEMA,
+    Batches,
+    CallLooks,
+    CoreTimes,
+    CoreUse,
+    LoadingLooks,
+    MemoryEvents,
+    Run,
+    Samples,
+    StackSamples,
+)
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, TRACE_SUFFIX, Store
 from gpulab.store.table_file import read
@@ -44,6 +55,7 @@ def run_with_every_column() -> Run:
         batches=batches,
         stack=stack,
         loading_looks=looks,
+        call_looks=CallLooks(np.zeros(1, np.int64), no_place.copy(), no_place.copy(), no_place.copy(), flag.copy()),
         core_times=core_times,
         core_use=CoreUse(**_one_row(CoreUse)),
     )

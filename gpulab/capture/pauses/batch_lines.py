@@ -38,6 +38,7 @@ class BatchLines:
         self._code = code
         self._tries = 0
         self._lines: frozenset[Spot] = frozenset()
+        self.needed: set[Spot] = set()  # lines that the loss is computed from; empty: unknown
 
     def met(self, frame: FrameType | None) -> None:
         """A backward pass is asked for from here. A fault of ours, or code that cannot be read, tells nothing."""
@@ -45,9 +46,10 @@ class BatchLines:
             return
         self._tries += 1
         try:
-            self._lines = frozenset(_lines(frame, self._code))
+            self._lines = frozenset(_lines(frame, self._code, self.needed))
         except Exception:
             self._tries = _TRIES
+            self.needed.clear()
 
     @property
     def are_known(self) -> bool:
@@ -59,8 +61,11 @@ class BatchLines:
         return bool(self._lines) and not self._lines.isdisjoint(stack)
 
 
-def _lines(frame: FrameType | None, code: str) -> Iterator[Spot]:
-    """From the innermost function outwards, as long as what is followed comes in as an argument."""
+def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
+    """From the innermost function outwards, as long as what is followed comes in as an argument.
+
+    `needed` gets the lines of the model's work, too.
+    """
     wanted: set[str] = set()
     for depth, user in enumerate(_users(frame)):
         tree = _tree(user.f_code.co_filename, code)
@@ -75,6 +80,9 @@ def _lines(frame: FrameType | None, code: str) -> Iterator[Spot]:
         names = _Names(user)
         chosen, wanted = _slice(statements, wanted, names)
         names.close()
+        called = user.f_code.co_filename, user.f_code.co_qualname
+        for s in (*here, *(s for s in statements if not wanted.isdisjoint(s.gives))):
+            needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))
         for line in chosen:
             yield user.f_code.co_filename, line, user.f_code.co_qualname
         wanted &= set(_arguments(user.f_code))

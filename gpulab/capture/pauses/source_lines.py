@@ -45,6 +45,16 @@ def users_stack(frame: FrameType | None) -> Stack:
     return tuple(spots)
 
 
+def whole_stack(frame: FrameType | None) -> Stack:
+    """All lines from this frame outwards, as another process would read them."""
+    spots: list[Spot] = []
+    while frame is not None:
+        code = frame.f_code
+        spots.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
+        frame = frame.f_back
+    return tuple(spots)
+
+
 def _spots(frame: FrameType | None) -> Iterator[Spot]:
     while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
         code = frame.f_code

@@ -16,7 +16,7 @@ from time import perf_counter_ns, thread_time_ns
 from msgspec import Struct, field
 
 from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.source_lines import users_stack
+from gpulab.capture.pauses.source_lines import users_stack, whole_stack
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
 
@@ -40,6 +40,7 @@ class Seen(Struct):
     exact: bool = False  # another process has looked
     libraries: list[str] = field(default_factory=list)  # what the line has called; empty: not known
     throughout: set[Spot] = field(default_factory=set)  # lines that were on the stack at nearly every look
+    stacks: list[tuple[Spot, ...]] = field(default_factory=list)  # whole ones, where they were asked for
 
 
 class LineSampler:
@@ -52,8 +53,9 @@ class LineSampler:
         *,
         period_s: float = PERIOD_S,
         most: int = MOST_SAMPLES,
+        whole: bool = False,
     ) -> None:
-        self._period_s, self._most = period_s, most
+        self._period_s, self._most, self._whole = period_s, most, whole
         self._update = update or UpdateLine()
         self._batches = batches or BatchLines()
         self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
@@ -89,7 +91,11 @@ class LineSampler:
             collects = gc.isenabled()
             gc.disable()  # a collection inside `_current_frames` blocks the whole process (cpython#106883)
             try:
-                stack = users_stack(frames().get(watched))
+                frame = frames().get(watched)
+                stack = users_stack(frame)
+                if self._whole:
+                    seen.stacks.append(whole_stack(frame))
+                del frame
             finally:
                 if collects:
                     gc.enable()

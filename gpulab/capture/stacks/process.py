@@ -4,7 +4,8 @@ Whoever is to be looked at, the training process or a worker of its DataLoader, 
 file of its own memory beside it: so no right over another process is needed. One JSON object each:
 
     {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, end of a function's], "spares": whether it goes on for long}
+     "inside": null | [end of a file's name, end of a function's], "spares": whether it goes on for long,
+     "most": looks that are kept, null for many}
     {"rest": key}                                          look no more, and tell what was seen
 
 On its output the child writes one JSON object a line:
@@ -13,7 +14,8 @@ On its output the child writes one JSON object a line:
     {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
      function], …], "began_ns": time, "outside": looks, "unfair": looks}
 
-`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. Times are of
+`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. `most`: of a whole
+run, whose looks are nowhere denser. Times are of
 `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its parent.
 """
 
@@ -40,6 +42,7 @@ EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
 SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
 DEAREST_SOON = 0.3  # share of one core that they may take
 MOST_LOOKS = 20_000  # of one thread; each time so many are reached, half of them are dropped and it looks half as often
+RETRIES = 4  # where a stack cannot be read
 LONGEST_S = 1.0  # between two looks after the parent
 _STARTING_COST_S = 1e-4
 _COSTS = 9  # looks: one costs the median of so many, for the first at a function reads its table of lines
@@ -57,14 +60,17 @@ class _Watched:
         *,
         spares: bool,
         inside: tuple[str, str] | None,
+        most: int | None = None,
     ) -> None:
         self.reader, self.core, self.file = reader, core, file
         self.period_s, self.spares, self.inside = period_s, spares, inside
+        self.most, self.is_even = most or MOST_LOOKS, most is not None
         self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
         self.outside = self.unfair = 0
+        self._ends: tuple[str | int, ...] | None = None  # file and function, at which each whole stack of a thread ends
 
     @property
     def is_known(self) -> bool:
@@ -80,16 +86,17 @@ class _Watched:
         late_s = perf_counter() - self.due_s
         self.core.begin()
         now_ns = perf_counter_ns()
-        lines = self._lines()
+        lines = self._read()
         if lines is None:
             self.outside += 1
             return
-        if not self.core.is_fair(late_s):
+        fair = self.core.is_fair(late_s)
+        if not (fair or (self.is_even and late_s <= IN_TIME_S)):  # of a share of all time, waiting at a line is a part
             self.unfair += 1
             return
         self.t_ns.append(now_ns)
         self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
-        if len(self.t_ns) >= MOST_LOOKS:
+        if len(self.t_ns) >= self.most:
             self.t_ns, self.stacks, self.outside = self.t_ns[::2], self.stacks[::2], self.outside // 2
             self.period_s *= 2
 
@@ -97,6 +104,17 @@ class _Watched:
         """Look no more."""
         self.core.close()
         os.close(self.file)
+
+    def _read(self) -> tuple[Spot, ...] | None:
+        """Read again where the thread went on meanwhile: code that calls much must not be seen less often for that."""
+        for _ in range(RETRIES):
+            with suppress(Unreadable):
+                lines = self._lines()
+                if self.inside is not None or (lines and lines[-1][::2] == self._ends):
+                    return lines
+        lines = self._lines()
+        self._ends = lines[-1][::2] if lines else None
+        return lines
 
     def _lines(self) -> tuple[Spot, ...] | None:
         """The stack as far as it is asked about; None where the thread is elsewhere."""
@@ -167,7 +185,7 @@ class Looking:
 
     def _pause_s(self, watched: _Watched) -> float:
         """To the next look, on average."""
-        if watched.look_count < SOON_LOOKS:
+        if watched.look_count < SOON_LOOKS and not watched.is_even:
             return max(SOON_PERIOD_S, self._cost_s * len(self._watched) / DEAREST_SOON)
         sparing = sum(watched.spares for watched in self._watched.values())
         spares = watched.spares and watched.is_known
@@ -213,6 +231,7 @@ class Looking:
             period_s=float(str(message["period_s"])),
             spares=bool(message["spares"]),
             inside=(str(inside[0]), str(inside[1])) if isinstance(inside, list) else None,
+            most=most if isinstance(most := message.get("most"), int) else None,
         )
 
     def _rest(self, key: str) -> None:

@@ -71,11 +71,17 @@ class Channel:
         self._messages = messages
 
     def watch(
-        self, key: str, period_s: float = PERIOD_S, inside: tuple[str, str] | None = None, *, spares: bool = False
+        self,
+        key: str,
+        period_s: float = PERIOD_S,
+        inside: tuple[str, str] | None = None,
+        *,
+        spares: bool = False,
+        most: int | None = None,
     ) -> bool:
         """Have the calling thread looked at from now on; whether that could be asked for."""
         thread = {"thread": thread_state(), "process": os.getpid(), "task": threading.get_native_id()}
-        message = {"watch": key, **thread, "period_s": period_s, "inside": inside, "spares": spares}
+        message = {"watch": key, **thread, "period_s": period_s, "inside": inside, "spares": spares, "most": most}
         try:
             file = os.open(OWN_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -6,6 +6,7 @@ from gpulab.analysis.breakdown import Breakdown, share_beside
 from gpulab.analysis.host.hot_line import lower_share
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
+from gpulab.diagnosis.rules.calls import batch_call
 from gpulab.formatting import duration, percent, plural
 from gpulab.intervals import intersect, union_of
 from gpulab.run import OwnBatches
@@ -33,6 +34,12 @@ def makes_own_batches(context: RuleContext) -> bool:
     return _unprofiled(context) is not None or (account is not None and bool(account.prepared_ns))
 
 
+def own_batches_finding(context: RuleContext) -> Finding | None:
+    """What is said of making batches, whatever its key."""
+    keys = _BECAUSE if makes_own_batches(context) else ()
+    return next((f for key in keys if (f := making_own_batches(context, key)) is not None), None)
+
+
 def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     """A part of each step goes to the lines that make what the model is called with; None where another key says it."""
     account, step_us = context.facts.breakdown, context.step_us
@@ -51,7 +58,10 @@ def making_own_batches(context: RuleContext, key: str) -> Finding | None:
     return Finding(
         key,
         f"{summary}{_BECAUSE[key]}.",
-        (Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),),
+        (
+            Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),
+            *batch_call(context),
+        ),
         share * step_us,
         "likely",
         parts=("data_wait",) if context.on_gpu else ("data_wait", "compute", "unknown"),

@@ -13,14 +13,17 @@ from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
 from gpulab.analysis.host.python_time import Afterwards, OwnCode, after_update, library_time, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
+from gpulab.diagnosis.rules.calls import call_in_steps
+from gpulab.diagnosis.rules.own_batches import own_batches_finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, subtract, union, union_of
 from gpulab.prediction.removal import Pauses
-from gpulab.run import Pause, PauseKind, Phase
+from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _IN_A_CALL = ", of it "  # a call of the loop's, with what took time in it
+_OTHERS = tuple(kind for kind in CALL_KINDS if kind != "batch")  # where another finding is about the batches
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
@@ -43,6 +46,7 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
         _finding(context, key, "callback", context.thresholds.pause_notice),
+        call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else CALL_KINDS),
     )
     return (
         max((f for f in candidates if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)

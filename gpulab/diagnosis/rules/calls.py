@@ -1,0 +1,83 @@
+"""A call that takes a part of each step, by the user's line and the function below it, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.host.calls import Call, costliest_call
+from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
+from gpulab.formatting import duration, percent
+from gpulab.run import CALL_KINDS, CallKind, Place
+
+_SELDOM = "Do it every 100 steps or once per epoch, or in another process."
+_IN_LOADER = "Move it into the Dataset and use DataLoader(…, num_workers=2), or do it once, before training."
+_CURES = {
+    "tokenizing": _IN_LOADER,
+    "image processing": _IN_LOADER,
+    "environment steps": "Step the environments in other processes, or vectorize them with NumPy or PyTorch.",
+    "checking data": "Check the data once, before training.",
+}
+_CURE = (
+    "If training does not need it each time: do it every 100 steps. If it prepares the batch: move it into a "
+    "DataLoader with workers. Else vectorize it."
+)
+
+
+def call_in_steps(context: RuleContext, key: str, kinds: Collection[CallKind] = CALL_KINDS) -> Finding | None:
+    """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look."""
+    step_us, whole_us = context.step_us, context.whole_us
+    call = costliest_call(context.facts.run, context.facts.breakdown, kinds)
+    if call is None or not step_us or call.interval[0] < context.thresholds.pause_notice:
+        return None
+    if call.share < context.thresholds.idle_notice or context.facts.few_steps is not None:
+        return None
+    cost_us = call.share * max(step_us, whole_us or 0.0)
+    between_us = min(cost_us, max(0.0, (whole_us or 0.0) - step_us))
+    host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
+    return Finding(
+        key,
+        f"{_called(call)} takes {percent(call.share)} of {context.unit}.",
+        (
+            Evidence(
+                f"{duration(cost_us)} per step: {_looks(call)}", pairs(call.times)[0] if len(call.times) else None
+            ),
+            *_inside(call),
+        ),
+        cost_us,
+        "measured" if call.exact else "likely",
+        parts=(f"{BETWEEN}/{key}", *host) if between_us else host,
+        cure=_CURES.get(call.word, _SELDOM if call.word else _CURE),
+        source_line=str(call.line),
+        level="bad" if call.share >= 2 * context.thresholds.idle_notice else "notice",
+        between_us_per_step=between_us,
+        removed_ns=pairs(call.times),
+        title=call.word or "one call",
+    )
+
+
+def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
+    """Of making the next batch, the call that takes most of it."""
+    call = costliest_call(context.facts.run, context.facts.breakdown, ["batch"])
+    if call is None or call.share < context.thresholds.pause_notice:
+        return ()
+    return (Evidence(f"{_called(call)} takes {percent(call.share)} of {context.unit}: {_looks(call)}"), *_inside(call))
+
+
+def _called(call: Call) -> str:
+    return f"`{call.callee}`, called in {_where(call.line)},"
+
+
+def _where(line: Place) -> str:
+    return f"your line {line.line}" if line.file == "cell" else f"{line.file}, line {line.line}"
+
+
+def _looks(call: Call) -> str:
+    low, high = call.interval
+    how = "" if call.exact else ", sampled within the process"
+    return f"{call.looks:,} of {call.whole:,} samples of all untraced steps ({percent(low)} to {percent(high)}{how})"
+
+
+def _inside(call: Call) -> tuple[Evidence, ...]:
+    return (Evidence(f"most of it at {call.hot}"),) if call.hot is not None else ()
