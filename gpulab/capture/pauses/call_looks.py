@@ -84,10 +84,11 @@ class CallWatch:
         if not numbers:
             return None, ()
         loops = {(file, function) for file, _, function in (*update.step_lines, *update.lines)}
-        calls = _chosen([calls_in(stack, loops, update, batches) for stack in stacks], numbers)
+        users = [users_lines(stack) for stack in stacks]
+        inner = [lines[0] if lines else None for lines in users]
+        calls = _chosen([calls_in(stack, loops, update, batches) for stack in stacks], inner, numbers)
         names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
         number = {name: i for i, name in enumerate(names)}
-        users = [users_lines(stack) for stack in stacks]
         of = [calls[i] for i in numbers]
         looks = CallLooks(
             t_ns=np.array(t_ns[: len(numbers)], np.int64) - origin_ns,
@@ -187,26 +188,30 @@ def _written(function: str) -> str:
     return function.replace("<locals>.", "").removesuffix(".__call__").removesuffix(".__init__")
 
 
-def _chosen(pairs: Sequence[tuple[_Call | None, _Call | None]], numbers: Sequence[int]) -> Sequence[_Call | None]:
+def _chosen(
+    pairs: Sequence[tuple[_Call | None, _Call | None]], inner: Sequence[Spot | None], numbers: Sequence[int]
+) -> Sequence[_Call | None]:
     """One call for each stack: the user's function, unless nearly all of its looks are in one call of a library's.
 
-    Of the calls of one line the one that takes longest gives its name to all.
+    Of the calls of one line the one that takes longest names all. `inner`: each innermost line of the user's.
     """
     counts: Counter[_Call] = Counter()
     inside: Mapping[_Call, Counter[Spot]] = defaultdict(Counter)
-    for library, own in (pairs[i] for i in numbers):
+    for i in numbers:
+        library, own = pairs[i]
         counts.update(call for call in {library, own} if call is not None)
-        if library is not None and own is not None:
-            inside[own][library.line] += 1
+        if own is not None and (line := inner[i]) is not None:
+            inside[own][line] += 1
     ours = sorted({library for library, _ in pairs if library is not None}, key=lambda call: counts[call])
     by_line = {call.line: call for call in ours}
     chosen: list[_Call | None] = []
-    for library, own in pairs:
+    for (library, own), innermost in zip(pairs, inner, strict=True):
+        line = None if library is None else library.line
         if own is not None:
             line, most = max(inside[own].items(), key=lambda item: item[1], default=(None, 0))
-            if most < _NEARLY_ALL * counts[own]:
+            if line not in by_line or most < _NEARLY_ALL * counts[own]:
                 chosen.append(own)
                 continue
-            library = library if library is not None and library.line == line else None
-        chosen.append(None if library is None else by_line[library.line])
+            line = line if line == innermost else None
+        chosen.append(None if line is None else by_line[line])
     return chosen
