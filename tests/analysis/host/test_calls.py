@@ -28,7 +28,7 @@ def test_its_share_of_the_looks_in_counted_steps() -> None:
     assert call.share == 0.4 and call.interval[0] < 0.4 < call.interval[1] and len(call.times)
 
 
-def test_nothing_is_said_of_few_looks_other_kinds_and_known_pauses() -> None:
+def test_few_looks_other_kinds_and_known_pauses_say_nothing() -> None:
     run = looked("library", 40)
     assert costliest_call(looked("library", 20, 30), None, CALL_KINDS) is None
     assert costliest_call(run, None, ["batch"]) is None

@@ -48,7 +48,7 @@ def test_a_callee_is_named_as_a_user_writes_it(frames: list[tuple[str, int, str]
     assert callee_of(frames) == name
 
 
-def test_the_library_below_the_users_line_and_the_users_function_below_the_loops() -> None:
+def test_the_library_below_the_line_and_the_users_function() -> None:
     library, own = named(LINE, OWN, SCORE)
     assert library is not None and library[0] == OWN[1] and library[2] == "library"
     assert own == (9, "Buffer.sample", "own")
