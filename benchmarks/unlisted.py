@@ -63,19 +63,21 @@ def row_of(case: str) -> dict[str, Any]:
 
 
 def judged(run: Any, callee: str, share: float) -> dict[str, Any]:
-    """The finding that names the marked line, else the first."""
+    """The finding that names the marked line, as its own or in its words, else the first."""
     import gpulab
 
-    findings = gpulab.diagnose(run).findings
-    finding = next((f for f in findings if HOT_MARK in f.source_line), findings[0])
-    words = next((w for w in (finding.summary, *(e.words for e in finding.evidence)) if callee in w), finding.summary)
+    numbers = [i for i, line in enumerate(run.code.splitlines(), start=2) if line.endswith(HOT_MARK)]  # below the magic
+    in_words = tuple(f"called in your line {number}," for number in numbers)
+    said_of = [(f, w) for f in gpulab.diagnose(run).findings for w in (f.summary, *(e.words for e in f.evidence))]
+    named = [(f, w) for f, w in said_of if HOT_MARK in f.source_line or any(line in w for line in in_words)]
+    finding, words = next((pair for pair in named if callee in pair[1]), (*named, *said_of)[0])
     percents = re.findall(r"(\d+(?:\.\d+)?) %", words)
     said = float(percents[0]) / 100 if percents else None
     row = {
         "finding": finding.key,
         "said": words,
         "named": finding.source_line,
-        "line": HOT_MARK in finding.source_line,
+        "line": bool(named),
         "callee": callee in words,
         "said_share": said,
         "close": said is not None and abs(said - share) <= WITHIN,

@@ -32,4 +32,4 @@ with engine.connect() as connection:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        remember(connection, step, difference.detach()[:40, 0].tolist())
+        remember(connection, step, difference.detach()[:64, 0].tolist())

@@ -17,7 +17,7 @@ optimizer = torch.optim.Adam(net.parameters())
 loader = DataLoader(spectra, batch_size=64, shuffle=True)
 for epoch in range(4):
     for x, kind in loader:
-        smooth = torch.from_numpy(savgol_filter(x.numpy(), 31, 3)).float()  # HOT
+        smooth = torch.from_numpy(savgol_filter(x.numpy(), 61, 3)).float()  # HOT
         loss = nn.functional.cross_entropy(net(smooth), kind)
         optimizer.zero_grad()
         loss.backward()

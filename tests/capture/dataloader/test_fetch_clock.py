@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture.dataloader import batch_clock, fetch_clock, iterator_times, shared_rows
+from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
 from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, Pace, TimedFetcher
 from gpulab.capture.dataloader.iterator_times import Here, Timed
@@ -157,14 +157,17 @@ def test_later_batches_are_timed_within_the_budget(between_ns: int, own_ns: int)
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_row_stands_for_the_batches_that_were_not_timed(workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fetch_clock, "FIRST", 4)
-    monkeypatch.setattr(batch_clock, "FIRST", 4)
-    monkeypatch.setattr(fetch_clock, "DISTURBANCE", 5.0)  # one in fifty or so, of batches that are so short
+    def every_fifth_after_four(pace: Pace, own_ns: int, now_ns: int) -> None:
+        pace._timed += 1
+        if pace._timed >= 4:
+            pace.distance, pace.left = 5, 4
+
+    monkeypatch.setattr(Pace, "timed", every_fifth_after_four)
     run, had = trained(DataLoader(Planted(800), batch_size=2, num_workers=workers), epochs=2)
     b = timed(run)
     assert len(had) == 800 and torch.cat(had)[:800, 0].tolist() == list(range(800))
-    assert 4 < len(b) < 600 and set(b.stands_for[:4].tolist()) == {1} and b.stands_for.max() > 1
-    assert len(b) < b.stands_for.sum() <= 800
+    assert set(b.stands_for[:4].tolist()) == {1} and set(b.stands_for.tolist()) == {1, 5}
+    assert len(b) < 200 and 780 < b.stands_for.sum() <= 800
     for worker in set(b.worker.tolist()):
         assert (np.diff(b.start_ns[b.worker == worker]) > 0).all()
     assert run.steps.batch_count.sum() == 800, "each batch is counted, whether timed or not"
