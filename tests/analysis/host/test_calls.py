@@ -17,7 +17,7 @@ def looked(kind: str, met: int, count: int = 100) -> Run:
     inside = run.steps.start_ns[rows][:, None] + run.steps.wall_ns[rows][:, None] * np.linspace(0.1, 0.9, count)
     t_ns = np.sort(inside.ravel())[:: len(rows)][:count].astype(np.int64)
     place = np.where(np.arange(count) < met, 0, -1).astype(np.int32)
-    number = np.full(count, CALL_KINDS.index(kind), np.uint8)  # type: ignore[arg-type]
+    number = np.full(count, CALL_KINDS.index(kind), np.uint8)
     looks = CallLooks(t_ns, place, place.copy(), place.copy(), number)
     return replace(run, call_looks=looks, callees=("json.dumps",), places=(Place("cell", 7, "", "json.dumps(x)"),))
 
