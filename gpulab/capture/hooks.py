@@ -78,6 +78,7 @@ class Arguments:
         self._key = Keys().of
         self._newest: Callable[[], object] = object  # the loader or iterator that was asked last
         self._number = 0  # its
+        self._by_hand = True
         self._updates = UpdateWatch()
         self._weights: WeightWatch | None = None  # of the first backward pass, while it tells a batch from a step
 
@@ -97,8 +98,7 @@ class Arguments:
 
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
-        evidence = self._evidence()
-        if not evidence.without_optimizer:
+        if not self._is_by_hand():
             return 0
         self._tape.wake_at(0)  # evidence is to be as new as the marks
         root = args[0] if args else kwargs.get("tensors")
@@ -108,7 +108,12 @@ class Arguments:
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
         """The same: where weights are updated by hand it may stand for a backward pass."""
-        return self._evidence().without_optimizer and self._updates.before(args[0] if args else kwargs.get("outputs"))
+        return self._is_by_hand() and self._updates.before(args[0] if args else kwargs.get("outputs"))
+
+    def _is_by_hand(self) -> bool:
+        """Whether weights may be updated by hand: once an optimizer has stepped they never are."""
+        self._by_hand = self._by_hand and self._evidence().without_optimizer
+        return self._by_hand
 
     def scaled(self, args: Args, kwargs: KeywordArgs) -> int:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
@@ -139,10 +144,6 @@ def _samples_of_any(batch: Any) -> int:
     return -1 if count is None else count
 
 
-def _no_argument(arguments: Arguments, result: Any) -> int:
-    return 0
-
-
 class Point(Struct, frozen=True):
     """A call: where it is found, the marks before, after, and instead of it where it raises, their arguments."""
 
@@ -153,7 +154,7 @@ class Point(Struct, frozen=True):
     after: Kind | None
     failed: Kind | None
     argument: Callable[[Arguments, Args, KeywordArgs], int]
-    result: Callable[[Arguments, Any], int] = _no_argument
+    result: Callable[[Arguments, Any], int] | None = None  # 0
 
 
 LOADERS = "torch.utils.data.dataloader"
@@ -244,7 +245,8 @@ def install(
 
 def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments, thread: int) -> Any:
     before, after, failed = (None if kind is None else int(kind) for kind in (point.before, point.after, point.failed))
-    argument, result_of = MethodType(point.argument, arguments), MethodType(point.result, arguments)
+    argument = MethodType(point.argument, arguments)
+    result_of = None if point.result is None else MethodType(point.result, arguments)
     mark, give_up_or_raise = pilot.tape.mark, pilot.give_up_or_raise
     assert before is not None
 
@@ -264,7 +266,7 @@ def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments,
             raise
         if after is not None:
             try:
-                mark(after, result_of(result), result)
+                mark(after, 0 if result_of is None else result_of(result), result)
             except Exception as e:
                 give_up_or_raise(e)
         return result

@@ -260,6 +260,8 @@ class Pilot:
         elif kind in RARE or self._must_act() or self.tape.count >= self._due_at:
             self._act(t_ns, kind, argument, subject)
         else:  # somebody else has read, or a GPU's clock wants to know
+            if kind == Kind.STEPPED and self.events is not None:
+                self.events.updated(subject)
             if kind == self._ends:
                 self._at_boundary(t_ns)
             elif kind == Kind.BACKWARD and self.peaks is not None:
@@ -307,7 +309,7 @@ class Pilot:
         until = min(self.phases.unchanged_until, NEVER if self._wanted is None else self._wanted)
         self._due_at = self.tape.count + (0 if learns else min(LONGEST, finder.marks_until(until)))
         if self.events is not None or self.peaks is not None:
-            self.tape.heed(RARE | {Kind.BACKWARD, self._ends or Kind.ASK}, self.act)
+            self.tape.heed(RARE | {Kind.BACKWARD, Kind.STEPPED, self._ends or Kind.ASK}, self.act)
         self._sleep()
 
     def _sleep(self) -> None:

@@ -348,7 +348,7 @@ class Capture:
 
     def so_far(self) -> SoFar | None:
         """From any thread. None with too few steps, or so many that they are not copied again and again."""
-        if not SO_FAR_FROM <= self._pilot.counted <= SO_FAR_TO:
+        if not SO_FAR_FROM <= self._pilot.step_count <= SO_FAR_TO:
             return None
         cores = self._pilot.cores
         run = replace(
@@ -360,7 +360,7 @@ class Capture:
         return SoFar(run, self._thresholds)
 
     def request_stop(self) -> None:
-        self._stop_by_step = (self._pilot.counted, self.now())
+        self._stop_by_step = (self._pilot.step_count, self.now())
         self._pilot.stop()
         self._stepless_stop.start()
 
@@ -370,8 +370,8 @@ class Capture:
         Once: what the code does to clean up is its own.
         """
         (count, since_ns), now_ns = self._stop_by_step, self.now()
-        if self._pilot.counted != count:
-            self._stop_by_step = self._pilot.counted, now_ns
+        if self._pilot.step_count != count:
+            self._stop_by_step = self._pilot.step_count, now_ns
         elif not self._finishing and (not count or now_ns - since_ns > STEPS_MISSED * now_ns / count):
             self._stop_by_step = count, 2**62
             raise StopRun(self)
@@ -384,7 +384,7 @@ class Capture:
     @property
     def step_count(self) -> int:
         """Steps so far. From any thread."""
-        return self._pilot.counted
+        return self._pilot.step_count
 
     @property
     def beside_steps(self) -> str:
@@ -481,7 +481,7 @@ class Capture:
         beside = self._pilot.beside_steps
         return Status(
             phase=self._phases.label,
-            step=self._pilot.counted,
+            step=self._pilot.step_count,
             total=total,
             total_of=of,
             elapsed_s=elapsed_s,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import linecache
 import sys
+from collections import UserDict
 from collections.abc import Iterable, Iterator
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any
@@ -239,7 +240,8 @@ class _Names:
 
     def __init__(self, frame: FrameType) -> None:
         self._globals = frame.f_globals
-        self._locals: Any = frame.f_locals
+        names: Any = frame.f_locals
+        self._locals: Any = names.data if isinstance(names, UserDict) else names  # it may note what the code reads
         self._is_copy = type(self._locals) is dict and self._locals is not frame.f_globals
 
     def close(self) -> None:

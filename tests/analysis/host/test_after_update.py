@@ -62,7 +62,7 @@ def profiled(before: Callable[[], object], after: Callable[[], object]) -> Run:
                 loss.backward()
                 optimizer.step()
                 after()
-    return p.run
+    return replace(p.run, call_looks=None)
 
 
 @cache
@@ -82,7 +82,7 @@ def without_loader(before: Callable[[], object], after: Callable[[], object]) ->
             x = torch.randn(8, 8)
             update(x)
             after()
-    return p.run
+    return replace(p.run, call_looks=None)
 
 
 def logging(run: Run) -> Finding | None:

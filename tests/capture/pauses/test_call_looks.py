@@ -39,7 +39,7 @@ def named(*inwards: tuple[str, int, str], needed: bool = True) -> list[tuple[int
         ([(SITE + "pandas/core/generic.py", 1, "NDFrame.to_csv")], "pandas.core.generic.NDFrame.to_csv"),
         ([(json.__file__, 1, "dumps")], "json.dumps"),
         ([(SITE + "torch/functional.py", 1, "einsum")], ""),  # PyTorch computes
-        ([CALLED, (SITE + "torchmetrics/metric.py", 1, "Metric.forward")], "torchmetrics.metric.Metric.forward"),
+        ([CALLED, (SITE + "torchmetrics/metric.py", 1, "Metric.forward")], "torchmetrics.Metric.forward"),
         ([("<generated>", 1, "argmap"), (SITE + "a/b.py", 1, "f")], "a.b.f"),
         ([], ""),
     ],
