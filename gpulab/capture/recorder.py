@@ -252,7 +252,7 @@ class Capture:
         pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
         stack, libraries = _stack(self._origin_ns, seen, naming)
         call_looks, callees = self._calls.looks(
-            self._origin_ns, self._pilot.update_line, self._pilot.batch_lines, naming
+            self._origin_ns, steps, self._pilot.update_line, self._pilot.batch_lines, naming
         )
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)

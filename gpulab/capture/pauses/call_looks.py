@@ -23,7 +23,8 @@ from gpulab.capture.pauses.stack_sampler import LineSampler
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.run import CALL_KINDS, CallKind, CallLooks
+from gpulab.run import CALL_KINDS, CallKind, CallLooks, Steps
+from gpulab.tape.marks import NEVER
 from gpulab.user_code import Owner, owners
 
 PERIOD_S, MOST = 0.005, 2_000  # so of 1,000 looks at least a share's standard error is 1.6 points at most
@@ -70,9 +71,12 @@ class CallWatch:
             self._watcher.channel.rest(self._key)
 
     def looks(
-        self, origin_ns: int, update: UpdateLine, batches: BatchLines, naming: Naming
+        self, origin_ns: int, steps: Steps, update: UpdateLine, batches: BatchLines, naming: Naming
     ) -> tuple[CallLooks | None, tuple[str, ...]]:
-        """What was seen, on the run's clock, and the names of what was called. Before the watcher stops."""
+        """What was seen from the first step to the last, on the run's clock, and the names of what was called.
+
+        Before the watcher stops.
+        """
         if self._within is not None:
             t_ns, stacks = self._within.seen.t_ns, self._within.seen.stacks
             numbers = list(range(min(len(t_ns), len(stacks))))
@@ -81,6 +85,9 @@ class CallWatch:
             if seen is None:
                 return None, ()
             t_ns, stacks, numbers = list(seen.t_ns), list(seen.stacks), list(seen.stack)
+        at_ns = np.array(t_ns[: len(numbers)], np.int64) - origin_ns
+        rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
+        at_ns, numbers = at_ns[rows], [numbers[i] for i in rows.tolist()]
         if not numbers:
             return None, ()
         loops = {(file, function) for file, _, function in (*update.step_lines, *update.lines)}
@@ -91,7 +98,7 @@ class CallWatch:
         number = {name: i for i, name in enumerate(names)}
         of = [calls[i] for i in numbers]
         looks = CallLooks(
-            t_ns=np.array(t_ns[: len(numbers)], np.int64) - origin_ns,
+            t_ns=at_ns,
             place=np.array([-1 if c is None else naming.number(c.line) for c in of], np.int32),
             callee=np.array([-1 if c is None else number[c.callee] for c in of], np.int32),
             within=np.array(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torchmetrics  # noqa: F401  what is imported is named as it is written
 
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.call_looks import callee_of, calls_in
