@@ -6,7 +6,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from importlib import import_module
 from threading import get_ident
 from types import MethodType
@@ -21,7 +21,7 @@ from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.optimizer_step import step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, remove_callback, replaced
 
 
 class Evidence(Protocol):
@@ -200,7 +200,7 @@ class Compilations:
             return
         undo, self._undo = self._undo, None
         handler.register_end_callback(self._compiled)
-        undo.callback(_without, handler.end_callbacks, self._compiled)
+        undo.callback(remove_callback, handler.end_callbacks, self._compiled)
 
     def _compiled(self, *_: Any) -> None:
         before, self._graphs = self._graphs, _graphs()
@@ -211,11 +211,6 @@ class Compilations:
 def _graphs() -> int:
     counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
-
-
-def _without(callbacks: list[Any], ours: Any) -> None:
-    with suppress(ValueError):  # somebody has cleared them
-        callbacks.remove(ours)
 
 
 def install(

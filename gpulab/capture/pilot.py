@@ -25,7 +25,6 @@ from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.batch_times import BatchTimes
 from gpulab.capture.pauses.pauses import Pauses
-from gpulab.capture.pauses.source_lines import users_spot
 from gpulab.capture.pauses.update_line import UpdateLine
 from gpulab.capture.reader import Reader
 from gpulab.capture.steps.device_events import StepEvents
@@ -325,7 +324,7 @@ class Pilot:
         self._looks()
         self._asking, self._owner = loader, weakref.ref(owner)
         if fresh:
-            self.pauses.spots[t_ns] = users_spot(sys._getframe())  # a frame in a variable of its own is a cycle
+            self.pauses.place(t_ns, sys._getframe())  # a frame in a variable of its own is a cycle
             self.update_line.asked(sys._getframe())
         if fresh or not self.loaders.met:
             self._mark_device(t_ns)  # a step may begin here without an end of one before it

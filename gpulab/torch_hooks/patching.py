@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import Any
 
@@ -58,6 +58,12 @@ def heard_before(owner: Any, name: str, hear: Callable[[Args, KeywordArgs], None
         return heard
 
     return replaced(owner, name, wrap)
+
+
+def remove_callback(callbacks: list[Any], ours: Any) -> None:
+    """Take ours out of a list of callbacks, which somebody may have cleared."""
+    with suppress(ValueError):
+        callbacks.remove(ours)
 
 
 class Shared:

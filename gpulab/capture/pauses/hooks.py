@@ -19,13 +19,12 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.capture.pauses.pauses import MOST, SHORT_MOST, SHORTEST_NS, Pauses
-from gpulab.capture.pauses.source_lines import users_spot
+from gpulab.capture.pauses.pauses import SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import duration
 from gpulab.run import PauseKind
 from gpulab.tape.marks import Kind, Tape
-from gpulab.torch_hooks.patching import replaced
+from gpulab.torch_hooks.patching import remove_callback, replaced
 from gpulab.user_code import is_users_code
 
 _LIGHTNING = ("lightning.pytorch", "pytorch_lightning")
@@ -190,7 +189,7 @@ class PauseHooks:
     def install(self) -> None:
         """Touch what is imported by now; `undo` takes everything out again."""
         gc.callbacks.append(self._collects)
-        self._undo.callback(_without, gc.callbacks, self._collects)
+        self._undo.callback(remove_callback, gc.callbacks, self._collects)
         torch: Any = sys.modules["torch"]
         for switch in (torch.no_grad, torch.inference_mode):
             self._undo.enter_context(replaced(switch, "__enter__", self._switches_off))
@@ -311,15 +310,10 @@ class PauseHooks:
                 began_ns = off_ns.pop() if off_ns else 0
                 if t_ns - began_ns >= SHORTEST_NS or self._short < SHORT_MOST:
                     self._short += t_ns - began_ns < SHORTEST_NS
-                    self._place(t_ns, sys._getframe())
+                    self._pauses.place(t_ns, sys._getframe())
             return original(switch, *error)
 
         return exit
-
-    def _place(self, t_ns: int, frame: FrameType | None) -> None:
-        """A mark comes from there."""
-        if len(self._pauses.spots) < 3 * MOST:
-            self._pauses.spots[t_ns] = users_spot(frame)
 
     def _switches_mode(self, original: Any) -> Any:
         """`model.eval()` and `model.train()`; both switch all modules within, one by one."""
@@ -333,13 +327,13 @@ class PauseHooks:
                 return original(module, *args, **kwargs)
             switching, trains = True, bool(args[0] if args else kwargs.get("mode", True))
             if not trains:
-                self._place(note(Kind.EVAL, 0), sys._getframe().f_back)
+                self._pauses.place(note(Kind.EVAL, 0), sys._getframe().f_back)
             try:
                 return original(module, *args, **kwargs)
             finally:
                 switching = False
                 if trains:
-                    self._place(note(Kind.TRAIN, 0), sys._getframe().f_back)
+                    self._pauses.place(note(Kind.TRAIN, 0), sys._getframe().f_back)
 
         return train
 
@@ -358,9 +352,9 @@ class PauseHooks:
         handler = module.callback_handler
         self._compiled = True
         handler.register_start_callback(self._compiles)
-        self._undo.callback(_without, handler.start_callbacks, self._compiles)
+        self._undo.callback(remove_callback, handler.start_callbacks, self._compiles)
         handler.register_end_callback(self._has_compiled)
-        self._undo.callback(_without, handler.end_callbacks, self._has_compiled)
+        self._undo.callback(remove_callback, handler.end_callbacks, self._has_compiled)
 
     def _compiles(self, *_: Any) -> None:
         if self._pauses.hears():
@@ -388,11 +382,6 @@ def _written(args: tuple[Any, ...], kind: PauseKind) -> str:
         return ""
     path = next((a for a in args if isinstance(a, str | os.PathLike)), None)
     return "" if path is None else f": {os.path.basename(os.fspath(path))!s}"
-
-
-def _without(callbacks: list[Any], ours: Any) -> None:
-    with suppress(ValueError):  # somebody has cleared them
-        callbacks.remove(ours)
 
 
 def recompiled_because() -> dict[str, str]:

@@ -110,6 +110,11 @@ class Pauses:
         """The user's code has ended: what comes now pauses gpulab's own work."""
         self.over = True
 
+    def place(self, t_ns: int, frame: FrameType | None) -> None:
+        """The mark of that time comes from the user's line in this frame; the first ones are remembered."""
+        if len(self.spots) < 3 * MOST:
+            self.spots[t_ns] = users_spot(frame)
+
     def begin_training(self) -> None:
         """A backward pass begins, or an optimizer has stepped."""
         if self._first_trained is None:
