@@ -140,8 +140,8 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     yield Figure.share("line, callee and share right", sum(row["right"] for row in rows), len(rows), "right")
     for what, key in (("line", "line"), ("callee", "callee"), ("share within five points", "close")):
         yield Figure.share(f"… {what}", sum(row[key] for row in rows), len(rows))
-    off = [abs(row["said_share"] - row["share"]) for row in rows if row["right"]]
-    yield Figure("share, furthest off", max(off) if off else None, "%")
+    off = [abs(row["said_share"] - row["share"]) for row in rows if row["callee"]]
+    yield Figure("share where a call is named, furthest off", max(off) if off else None, "%")
 
 
 if __name__ == "__main__":
