@@ -257,7 +257,10 @@ def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments,
             result = original(*args, **kwargs)
         except BaseException as e:
             if failed is not None:
-                mark(failed, 0, e)
+                try:
+                    mark(failed, 0, e)
+                except Exception as fault:
+                    give_up_or_raise(fault)
             raise
         if after is not None:
             try:

@@ -189,6 +189,8 @@ class Pilot:
         self._outside = frozenset()
         self.tape.heed(frozenset(), _pass)
         steps = self.reader.finish(self._origin_ns + end_ns)
+        if self.reader.fault is not None and self.fault is None:
+            self.give_up(self.reader.fault)
         if self.events is not None:
             device_ns = self.events.finish(steps.start_ns + self._origin_ns, steps.end_ns + self._origin_ns)
             steps = replace(steps, device_ns=device_ns)
@@ -257,7 +259,7 @@ class Pilot:
         elif self._due:
             self._stop_at(kind)
         elif kind in RARE or self._must_act() or self.tape.count >= self._due_at:
-            self._act(t_ns, kind, argument, subject)
+            self._act(t_ns, kind, argument, subject, in_time=self.tape.count >= self._due_at)
         else:  # somebody else has read, or a GPU's clock wants to know
             if kind == Kind.STEPPED and self.events is not None:
                 self.events.updated(subject)
@@ -267,7 +269,8 @@ class Pilot:
                 self.peaks.at_backward()
             self._sleep()
 
-    def _act(self, t_ns: int, kind: int, argument: int, subject: Any) -> None:
+    def _act(self, t_ns: int, kind: int, argument: int, subject: Any, *, in_time: bool) -> None:
+        """`in_time`: a step that has ended since the last look ended at this mark."""
         match kind:
             case Kind.ITER | Kind.ASK:
                 self._asked(t_ns, argument, subject[0], fresh=kind == Kind.ITER)
@@ -289,7 +292,7 @@ class Pilot:
                 self.update_line.met(sys._getframe())
                 if self.events is not None:
                     self.events.updated(subject)
-        since_ns = self._read(t_ns, kind)
+        since_ns = self._read(t_ns, kind, in_time=in_time)
         if kind in (Kind.ITER, Kind.ASK):
             if self.stopping and not self._due and not self.reader.finder.training:
                 self._leave()
@@ -382,19 +385,23 @@ class Pilot:
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
-    def _read(self, t_ns: int, kind: int) -> int:
+    def _read(self, t_ns: int, kind: int, *, in_time: bool) -> int:
         """See what the marks make of the steps. Time in which the profiler was touched belongs to no step.
 
         Returns since when gpulab is at work in the open step.
         """
         finder, phases = self.reader.read(), self.phases
+        if self.reader.fault is not None:
+            raise self.reader.fault
         if finder.generation != self._generation:
             self._begin_again()
         touched = False
-        if finder.count > self.counted:
+        if finder.count > self.counted and (in_time or finder.end_ns == t_ns):
             self._ends = kind
             self._at_boundary(t_ns)
             touched = self._boundary(finder)
+        elif finder.count > self.counted:  # amid a step that nobody waits for
+            self.counted = finder.count
         elif phases.profiling:
             touched = phases.end_overdue(stepless=self.stepless)
         if not touched:

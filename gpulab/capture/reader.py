@@ -15,7 +15,8 @@ from gpulab.tape.step_finder import StepFinder
 class Reader:
     """Of one run, which began at `origin_ns`; each mark costs gpulab `mark_ns`.
 
-    An interrupt may leave it in the middle of reading. Then it begins anew: no mark is lost.
+    An interrupt may leave it in the middle of reading. Then it begins anew: no mark is lost. After a `fault` of ours
+    nothing more is read.
     """
 
     def __init__(self, tape: Tape, origin_ns: int, pauses: Pauses, mark_ns: int = 0) -> None:
@@ -23,6 +24,7 @@ class Reader:
         self._origin_ns, self._mark_ns = origin_ns, mark_ns
         self._lock = threading.RLock()
         self._reads = False  # or was interrupted
+        self.fault: Exception | None = None
         self._read = 0  # of the tape's chunks
         self._written = 0  # of these
         self._dropped = 0  # marks, in the journal alone
@@ -35,16 +37,23 @@ class Reader:
         """Go on to the newest mark."""
         with self._lock:
             self._tape.take()
-            if self._reads:
-                self._begin_anew()
-            self._reads = True
-            chunks = self._tape.chunks
-            while self._read < len(chunks):
-                self._hear(chunks[self._read])
-                self._read += 1
-            self._reads = False
-            self._drop()
+            try:
+                if self.fault is None:
+                    self._go_on()
+            except Exception as e:
+                self.fault = e
             return self.finder
+
+    def _go_on(self) -> None:
+        if self._reads:
+            self._begin_anew()
+        self._reads = True
+        chunks = self._tape.chunks
+        while self._read < len(chunks):
+            self._hear(chunks[self._read])
+            self._read += 1
+        self._reads = False
+        self._drop()
 
     def write(self, journal: Journal) -> None:
         """Append the marks that are new to the journal. From one thread of ours at a time. Raises OSError."""

@@ -151,6 +151,11 @@ class StepFinder:
         return self._open.backwards > 0 and self._open.optimized_ns is None
 
     @property
+    def end_ns(self) -> int:
+        """When the newest step has ended. Raises IndexError without a step."""
+        return self._rows[-COLUMNS + END]
+
+    @property
     def hooks_ns(self) -> int:
         """What all marks have cost, with what gpulab did at them."""
         return self._own_ns + self._heard * self._mark_ns

@@ -1,17 +1,32 @@
-"""Where reading is interrupted, all marks are read again, from memory and journal: none is lost, none counts twice."""
+"""What happens while nobody looks: interrupts, faults of ours and Stop cost no step, and none is cut in the middle."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
 
+import gpulab
 from gpulab.capture.pauses.pauses import Pauses
 from gpulab.capture.reader import Reader
 from gpulab.store.journal import Journal
 from gpulab.tape.marks import Marks, Tape
 from gpulab.tape.step_finder import StepFinder
 from tests.support.tapes import steps_by_hand
+
+
+def _measured() -> gpulab.profile:
+    return gpulab.profile(show=False, save=False, trace=False, device="cpu")
+
+
+def _steps(count: int) -> Iterator[tuple[int, torch.Tensor, torch.optim.Optimizer]]:
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(count, 4)), batch_size=1)):
+        yield number, model(x).sum(), optimizer
 
 
 class Interrupted(BaseException):
@@ -43,3 +58,40 @@ def test_an_interrupt_while_reading_costs_no_mark(
             reader.read()
     assert reader.finish(6_000).start_ns.tolist() == list(range(0, 6_000, 100))
     journal.remove()
+
+
+@pytest.mark.parametrize("late", [2, 150])
+def test_stop_ends_between_two_steps(late: int) -> None:
+    """Also where the steps before were not looked at."""
+    done = list[str]()
+    with _measured() as p:
+        for number, loss, optimizer in _steps(300):
+            if number == late:
+                assert p._capture is not None
+                p._capture.request_stop()
+            loss.backward()
+            done.append("backward")
+            optimizer.step()
+            done.append("step")
+    assert done == ["backward", "step"] * len(p.run.steps) and len(p.run.steps) == late + 1
+
+
+@pytest.mark.parametrize("late", [20, 500])
+def test_a_fault_of_ours_leaves_the_loop_alone(late: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    hear, heard = StepFinder._hear, list[int]()
+
+    def failing(finder: StepFinder, *mark: int) -> None:
+        heard.append(1)
+        if len(heard) == late:
+            raise ValueError("no step")
+        hear(finder, *mark)
+
+    monkeypatch.setattr(StepFinder, "_hear", failing)
+    with _measured() as p:
+        for _, loss, optimizer in _steps(300):
+            loss.backward()
+            optimizer.step()
+    assert [m.reason for m in p.run.missing if m.key == "steps"] == [
+        "gpulab failed while measuring (ValueError: no step)"
+    ]
+    assert len(p.run.steps) < 300
