@@ -69,7 +69,7 @@ def test_stop_ends_between_two_steps(late: int) -> None:
             if number == late:
                 assert p._capture is not None
                 p._capture.request_stop()
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             done.append("backward")
             optimizer.step()
             done.append("step")
@@ -89,7 +89,7 @@ def test_a_fault_of_ours_leaves_the_loop_alone(late: int, monkeypatch: pytest.Mo
     monkeypatch.setattr(StepFinder, "_hear", failing)
     with _measured() as p:
         for _, loss, optimizer in _steps(300):
-            loss.backward()
+            loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
     assert [m.reason for m in p.run.missing if m.key == "steps"] == [
         "gpulab failed while measuring (ValueError: no step)"
