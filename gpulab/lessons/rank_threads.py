@@ -174,9 +174,12 @@ def run_ranks(work: Callable[[ThreadRank], Result], ranks: int) -> Ended:
     results: list[Any] = [None] * ranks
     failures: list[Exception] = []
 
+    over = threading.Event()  # for a thread that has not begun yet
+
     def run(rank: int) -> None:
         try:
-            results[rank] = work(each[rank])
+            if not over.is_set():
+                results[rank] = work(each[rank])
         except Exception as e:
             failures.append(e)
         except SystemExit:  # from `_end`, or the answer's own
@@ -185,12 +188,13 @@ def run_ranks(work: Callable[[ThreadRank], Result], ranks: int) -> Ended:
             shared.ended(rank)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
     try:
+        for thread in threads:
+            thread.start()
         for thread in threads:
             thread.join()
     except BaseException:  # a time limit: an answer that never ends must not go on
+        over.set()
         _end(threads)
         raise
     own = [e for e in failures if not isinstance(e, Deadlock)]
