@@ -457,18 +457,11 @@ def lasting(known: Facts, step_us: float, optimizer_us: float) -> Facts:
     return replace(known, step_us=whole, optimizer_us=part)
 
 
-def steady(known: Facts) -> Facts:
-    """The same with steps that all take the median: what else a busy machine did to them is not the subject."""
-    assert known.step_us is not None
-    same = replace(known.step_us, p10=known.step_us.median, p90=known.step_us.median)
-    return replace(known, step_us=same)
-
-
 def test_updates_save_at_most_themselves(trained: dict[str, Facts]) -> None:
-    known = steady(trained["AdamW"])
-    assert known.step_us is not None and known.optimizer_us is not None
-    share = known.optimizer_us.median / known.step_us.median
-    assert 1 - share - 1e-9 < ratio_of(known, fused_optimizer=True) <= 1 + 1e-9
+    known = trained["AdamW"]
+    for share in (0.1, 0.5, 0.9):  # of times that a busy machine cannot change
+        ratio = ratio_of(lasting(known, 900e3, share * 900e3), fused_optimizer=True)
+        assert 1 - share - 1e-9 < ratio <= 1 + 1e-9
     assert "nothing changes" in predict(known, {"fused_optimizer": "off"}).refused
     half = lasting(known, 900e3, 450e3)
     assert 0.5 < ratio_of(half, fused_optimizer=True) < 0.75
