@@ -121,9 +121,10 @@ class StepFinder:
     def marks_until(self, count: int) -> int:
         """After how many marks, at the earliest, there can be so many steps: who waits for them need not look before.
 
-        Each mark ends one step at most, but for steps of other optimizers that turn out to be steps of their own.
+        Each mark ends one step at most, but for optimizers' steps that turn out to be steps of their own.
         """
-        return max(1, count - len(self) - len(self._open.others))
+        step = self._open
+        return max(1, count - len(self) - len(step.others) - (step.optimized_ns is not None))
 
     @property
     def without_optimizer(self) -> bool:

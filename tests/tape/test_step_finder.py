@@ -155,6 +155,7 @@ OTHER_LOOP = [*(STEPS[0] + STEPS[1]) * 3, *STEPS[2] * 20]
 
 
 @example(OTHER_LOOP, 12)  # the other loop's steps are found all at once
+@example([(Kind.ITER, 1), *STEPS[0] * 2], 2)  # the loader fed nothing: two at once
 @given(scripts(), st.integers(1, 40))
 def test_who_waits_for_a_step_looks_in_time(script: Script, wanted: int) -> None:
     """At the very mark at which there are so many steps, though nothing is read before the finder says so."""
