@@ -1,147 +1,27 @@
-"""What is hooked in torch to write marks: one literal table, and one wrapper that marks before and after a call."""
+"""All that is hooked in torch and Python to measure: literal tables, and wrappers that write marks or time a call."""
 
 from __future__ import annotations
 
 import functools
+import gc
+import os
 import sys
-import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from threading import get_ident
+from time import perf_counter_ns
 from types import MethodType
 from typing import Any, Protocol
 
 from msgspec import Struct
 
-from gpulab.capture.dataloader.description import samples_in
-from gpulab.capture.dataloader.worker_faults import death
-from gpulab.capture.steps.model_inputs import ModelInputs
-from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
-from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
+from gpulab.capture.arguments import Arguments, Clock, Evidence
+from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.optimizer_step import step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, remove_callback, replaced
-
-
-class Evidence(Protocol):
-    """What is known of the steps so far: where an optimizer steps, weights need not be looked at."""
-
-    @property
-    def without_optimizer(self) -> bool: ...
-
-    @property
-    def undecided(self) -> bool: ...
-
-
-class Clock(Protocol):
-    """Times what a DataLoader does."""
-
-    asked: int | None  # the loader of that number is asked for a batch now
-    own_ns: int  # what that has cost since somebody has put it to 0
-
-
-class Keys:
-    """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
-
-    def __init__(self) -> None:
-        self._numbers: dict[int, tuple[Callable[[], Any], int]] = {}
-        self._count = 0
-
-    def of(self, owner: Any) -> int:
-        """The number of the loader that `owner` is, or of the one whose iterator it is."""
-        sampler = getattr(owner, "_index_sampler", None)
-        shared = sampler if sampler is not None else owner
-        entry = self._numbers.get(id(shared))
-        if entry is not None and entry[0]() is shared:  # an id returns when its object is gone
-            return entry[1]
-        self._count += 1
-        self._numbers[id(shared)] = (_reference(shared), self._count)
-        return self._count
-
-
-def _reference(target: Any) -> Callable[[], Any]:
-    """Weak where possible; a list of batches cannot be referred to weakly and is kept for the run."""
-    try:
-        return weakref.ref(target)
-    except TypeError:
-        return lambda: target
-
-
-class Arguments:
-    """The arguments of marks: what has to be asked while the loop runs, as nobody can tell it afterwards."""
-
-    def __init__(self, tape: Tape, evidence: Callable[[], Evidence], clock: Clock | None) -> None:
-        self._tape = tape
-        self._evidence = evidence
-        self._clock = clock
-        self._key = Keys().of
-        self._newest: Callable[[], object] = object  # the loader or iterator that was asked last
-        self._number = 0  # its
-        self._by_hand = True
-        self._updates = UpdateWatch()
-        self._weights: WeightWatch | None = None  # of the first backward pass, while it tells a batch from a step
-
-    def loader(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The number of the one that is asked; whether weights were updated by hand is a mark before."""
-        if self._weights is not None:
-            if not self._evidence().undecided:
-                self._weights = None
-            elif self._weights.changed():
-                self._tape.note(Kind.UPDATED, 0)
-        owner = args[0]
-        if self._newest() is not owner:
-            self._newest, self._number = weakref.ref(owner), self._key(owner)
-        if self._clock is not None:
-            self._clock.asked = self._number
-        return self._number
-
-    def backward(self, args: Args, kwargs: KeywordArgs) -> int:
-        """Whether weights were changed by hand since the last backward pass."""
-        if not self._is_by_hand():
-            return 0
-        self._tape.wake_at(0)  # evidence is to be as new as the marks
-        root = args[0] if args else kwargs.get("tensors")
-        if self._weights is None:
-            self._weights = WeightWatch.of(root)
-        return self._updates.before(root)
-
-    def grad(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The same: where weights are updated by hand it may stand for a backward pass."""
-        return self._is_by_hand() and self._updates.before(args[0] if args else kwargs.get("outputs"))
-
-    def _is_by_hand(self) -> bool:
-        """Whether weights may be updated by hand: once an optimizer has stepped they never are."""
-        self._by_hand = self._by_hand and self._evidence().without_optimizer
-        return self._by_hand
-
-    def scaled(self, args: Args, kwargs: KeywordArgs) -> int:
-        return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
-
-    def samples(self, batch: Any) -> int:
-        """In a batch; -1: unknown. What timing it has cost is a mark before."""
-        if self._clock is not None and self._clock.own_ns:
-            self._tape.note(Kind.OWN, self._clock.own_ns)
-            self._clock.own_ns = 0
-        return samples(batch)
-
-
-def samples(batch: Any) -> int:
-    """In a batch; -1: unknown. Nearly always it is a list of tensors."""
-    try:
-        return int(batch[0].shape[0]) if type(batch) is list else _samples_of_any(batch)
-    except (AttributeError, IndexError):
-        return _samples_of_any(batch)
-
-
-def _samples_of_any(batch: Any) -> int:
-    try:
-        count = samples_in(batch)
-    except Exception as e:
-        if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
-            raise
-        return -1
-    return -1 if count is None else count
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
 
 
 class Point(Struct, frozen=True):
@@ -169,6 +49,29 @@ POINTS = (
     Point("torch.amp", "GradScaler", "step", Kind.SCALE, Kind.SCALED, Kind.SCALE_FAILED, Arguments.scaled),
 )  # and each optimizer's step, through the hooks that torch offers: STEP, STEPPED
 
+SWITCHES = (
+    ("torch", "no_grad", "__enter__"),
+    ("torch", "no_grad", "__exit__"),
+    ("torch", "inference_mode", "__enter__"),
+    ("torch", "inference_mode", "__exit__"),
+    ("torch.nn", "Module", "train"),
+)
+# Timed exactly, for one may be rare and long, and the last two have no frame that a look at the stack could meet.
+SAVES = (
+    ("torch", "", "save"),
+    ("torch.serialization", "", "save"),
+    ("os", "", "fsync"),
+    ("os", "", "fdatasync"),
+)
+PATCHED = (
+    *((p.module, p.owner, p.name) for p in POINTS),
+    *SWITCHES,
+    *SAVES,
+    ("torch", "", "compile"),
+    ("torch.nn.parallel", "DistributedDataParallel", "forward"),
+    ("torch.amp", "GradScaler", "scale"),
+)
+
 
 class Pilot(Protocol):
     """What acts on marks, and is told of a fault of ours."""
@@ -179,63 +82,82 @@ class Pilot(Protocol):
     @property
     def clock(self) -> Clock | None: ...
 
+    @property
+    def pauses(self) -> Pauses: ...
+
     def evidence(self) -> Evidence: ...
 
     def give_up_or_raise(self, error: Exception) -> None: ...
 
 
-class Compilations:
-    """Marks what torch compiles on the thread that made this; it can be heard from its import on."""
-
-    def __init__(self, tape: Tape, undo: ExitStack | None = None) -> None:
-        self._note = tape.note
-        self._thread = get_ident()
-        self._undo = undo
-        self._graphs = _graphs()
-
-    def look(self) -> None:
-        """Hear of them, if that is possible by now."""
-        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
-        if handler is None or self._undo is None:
-            return
-        undo, self._undo = self._undo, None
-        handler.register_end_callback(self._compiled)
-        undo.callback(remove_callback, handler.end_callbacks, self._compiled)
-
-    def _compiled(self, *_: Any) -> None:
-        before, self._graphs = self._graphs, _graphs()
-        if self._graphs > before and get_ident() == self._thread:
-            self._note(Kind.COMPILE, 0)
-
-
-def _graphs() -> int:
-    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
-    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
-
-
 def install(
-    pilot: Pilot, called: Callable[[], None], inputs: ModelInputs, undo: ExitStack
+    pilot: Pilot, module_called: Callable[[], None], model_called: Callable[[Args, KeywordArgs], None], undo: ExitStack
 ) -> tuple[ModuleHook, Compilations]:
     """Mark the calls of this thread; `undo` takes all hooks out again. Needs torch to be imported.
 
-    `called` hears of module calls as long as the hook that is returned is on.
+    `module_called` hears of module calls as long as the hook that is returned is on, `model_called` of those of
+    DistributedDataParallel until something is compiled.
     """
     tape, thread = pilot.tape, get_ident()
     arguments = Arguments(tape, pilot.evidence, pilot.clock)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
     for point in POINTS:
-        module = import_module(point.module)
-        owner = getattr(module, point.owner) if point.owner else module
         wrap = functools.partial(_wrapped, point=point, pilot=pilot, arguments=arguments, thread=thread)
-        undo.enter_context(replaced(owner, point.name, wrap))
-    modules, compilations = ModuleHook(called, thread), Compilations(tape, undo)
-    inputs.install()
-    for hook in (modules, inputs):
-        undo.callback(hook.close)
-    undo.enter_context(compile_hook(compilations.look, modules, inputs))
+        undo.enter_context(replaced(_owner(point.module, point.owner), point.name, wrap))
+    modules, compilations = ModuleHook(module_called, thread), Compilations(tape, pilot.pauses, undo)
+    ranks = undo.enter_context(ExitStack())
+    ranks.enter_context(heard_before(_owner("torch.nn.parallel", "DistributedDataParallel"), "forward", model_called))
+    undo.callback(modules.close)
+    undo.enter_context(compile_hook(compilations.look, modules, ranks))
     modules.on()
     return modules, compilations
+
+
+def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
+    """Hear of saving, garbage collection and code without gradients on this thread."""
+    collections = Collections(pauses)
+    gc.callbacks.append(collections.heard)
+    undo.callback(remove_callback, gc.callbacks, collections.heard)
+    switches = Switches(pauses, tape)
+    for (module, owner, name), make in zip(
+        SWITCHES, (switches.off, switches.on, switches.off, switches.on, switches.mode), strict=True
+    ):
+        undo.enter_context(replaced(_owner(module, owner), name, make))
+    saves = Saves(pauses)
+    for module, owner, name in SAVES:
+        if hasattr(of := _owner(module, owner), name):
+            undo.enter_context(replaced(of, name, functools.partial(saves.timed, name=f"{module}.{name}")))
+
+
+@contextmanager
+def losses_heard(backward: Callable[[Any], None], scaled: Callable[[Any, Any], None]) -> Iterator[None]:
+    """Tell `backward` of what each backward pass of this thread begins from, `scaled` of what GradScaler made of it."""
+    thread = get_ident()
+
+    def wrap_scale(original: Any) -> Any:
+        @functools.wraps(original)
+        def scale(scaler: Any, outputs: Any) -> Any:
+            result = original(scaler, outputs)
+            if get_ident() == thread:
+                scaled(result, outputs)
+            return result
+
+        return scale
+
+    def hear(args: Args, kwargs: KeywordArgs) -> None:
+        backward(args[0] if args else kwargs.get("tensors"))
+
+    autograd, scaler = _owner("torch.autograd"), _owner("torch.amp", "GradScaler")
+    with heard_before(autograd, "backward", hear), replaced(scaler, "scale", wrap_scale):
+        yield
+
+
+def _owner(module: str, name: str = "") -> Any:
+    return getattr(import_module(module), name) if name else import_module(module)
+
+
+# -- marks -------------------------------------------------------------------------------------------------------------
 
 
 def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments, thread: int) -> Any:
@@ -283,3 +205,252 @@ def _optimizer(pilot: Pilot, thread: int, kind: int) -> Callable[[Any, Args, Key
                 give_up_or_raise(e)
 
     return hook
+
+
+class Switches:
+    """Marks where gradients, or training itself, are switched off and on."""
+
+    def __init__(self, pauses: Pauses, tape: Tape) -> None:
+        self._pauses, self._note = pauses, tape.note
+        self._off_ns: list[int] = []  # since when gradients are off, by switch
+        self._short = 0  # lines of short ones that were noted
+
+    def off(self, original: Any) -> Any:
+        """Of `no_grad.__enter__`."""
+
+        @functools.wraps(original)
+        def enter(switch: Any) -> Any:
+            if self._pauses.hears():
+                self._off_ns.append(self._note(Kind.GRAD_OFF, 0))
+            return original(switch)
+
+        return enter
+
+    def on(self, original: Any) -> Any:
+        """Of `no_grad.__exit__`."""
+
+        @functools.wraps(original)
+        def exit(switch: Any, *error: Any) -> Any:
+            if self._pauses.hears():
+                t_ns = self._note(Kind.GRAD_ON, 0)
+                began_ns = self._off_ns.pop() if self._off_ns else 0
+                if t_ns - began_ns >= SHORTEST_NS or self._short < SHORT_MOST:
+                    self._short += t_ns - began_ns < SHORTEST_NS
+                    self._pauses.place(t_ns, sys._getframe())
+            return original(switch, *error)
+
+        return exit
+
+    def mode(self, original: Any) -> Any:
+        """Of `Module.train`, which `eval` calls; it switches all modules within, one by one."""
+        switching = False
+
+        @functools.wraps(original)
+        def train(module: Any, *args: Any, **kwargs: Any) -> Any:
+            nonlocal switching
+            if switching or not self._pauses.hears():
+                return original(module, *args, **kwargs)
+            switching, trains = True, bool(args[0] if args else kwargs.get("mode", True))
+            if not trains:
+                self._pauses.place(self._note(Kind.EVAL, 0), sys._getframe().f_back)
+            try:
+                return original(module, *args, **kwargs)
+            finally:
+                switching = False
+                if trains:
+                    self._pauses.place(self._note(Kind.TRAIN, 0), sys._getframe().f_back)
+
+        return train
+
+
+# -- timed exactly -----------------------------------------------------------------------------------------------------
+
+
+class Saves:
+    """Times what writes files; of calls within one another the outermost."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        self._pauses = pauses
+        self._saving = False
+
+    def timed(self, original: Any, *, name: str) -> Any:
+        """The same function, whose calls are pauses."""
+
+        @functools.wraps(original)
+        def save(*args: Any, **kwargs: Any) -> Any:
+            if self._saving or not self._pauses.hears():
+                return original(*args, **kwargs)
+            self._saving, began_ns = True, perf_counter_ns()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._saving = False
+                path = next((os.path.basename(os.fspath(a)) for a in args if isinstance(a, str | os.PathLike)), None)
+                detail = name if path is None else f"{name}: {path!s}"
+                self._pauses.add("checkpoint_save", began_ns, perf_counter_ns(), sys._getframe().f_back, detail)
+
+        return save
+
+
+class Collections:
+    """Times Python's garbage collection."""
+
+    def __init__(self, pauses: Pauses) -> None:
+        self._pauses = pauses
+        self._began_ns = 0
+
+    def heard(self, phase: str, info: dict[str, int]) -> None:
+        """As `gc.callbacks` calls it."""
+        if not self._pauses.hears():
+            return
+        if phase == "start":
+            self._began_ns = perf_counter_ns()
+        elif self._began_ns:
+            began_ns, self._began_ns = self._began_ns, 0
+            detail = f"generation {info['generation']}"
+            self._pauses.add("gc", began_ns, perf_counter_ns(), sys._getframe().f_back, detail)
+
+
+class Compilations:
+    """Times and marks what torch compiles on the thread that made this; it can be heard from its import on."""
+
+    def __init__(self, tape: Tape, pauses: Pauses | None = None, undo: ExitStack | None = None) -> None:
+        self._note, self._pauses = tape.note, pauses
+        self._undo = undo
+        self._began_ns = 0
+        self._graphs = _graphs()
+
+    def look(self) -> None:
+        """Hear of them, if that is possible by now."""
+        handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
+        if handler is None or self._undo is None:
+            return
+        undo, self._undo = self._undo, None
+        for register, callbacks, heard in (
+            (handler.register_start_callback, handler.start_callbacks, self._begins),
+            (handler.register_end_callback, handler.end_callbacks, self._ended),
+        ):
+            register(heard)
+            undo.callback(remove_callback, callbacks, heard)
+
+    def _begins(self, *_: Any) -> None:
+        if self._pauses is not None and self._pauses.hears():
+            self._began_ns = perf_counter_ns()
+
+    def _ended(self, *args: Any) -> None:
+        before, self._graphs = self._graphs, _graphs()
+        if self._pauses is None or not self._pauses.hears():
+            return
+        if self._graphs > before:
+            self._note(Kind.COMPILE, 0)
+        if self._began_ns:
+            began_ns, self._began_ns = self._began_ns, 0
+            detail = str(getattr(args[0], "compile_id", "")) if args else ""
+            self._pauses.add("compile", began_ns, perf_counter_ns(), sys._getframe().f_back, detail)
+
+
+def _graphs() -> int:
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
+
+
+def recompiled_because() -> dict[str, str]:
+    """Of each compilation of this process that torch still knows: why it was done again, or what was compiled."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    try:
+        metrics = utils.get_compilation_metrics() if utils is not None else ()
+        compilations = {
+            str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in metrics if m.co_name
+        }
+    except Exception:  # torch's own bookkeeping: it has changed its shape before
+        return {}
+    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in compilations.items()}
+
+
+# -- modules -----------------------------------------------------------------------------------------------------------
+
+
+class ModuleHook:
+    """Hears of each module call while it is on; closed for good once torch.compile is used.
+
+    What torch.compile makes while such a hook is there, it would have to make anew when the hook is gone.
+    """
+
+    def __init__(self, called: Callable[[], None], thread: int) -> None:
+        self._called = called
+        self._thread = thread
+        self._handle: Any = None
+        self._closed = False
+        self._lock = threading.Lock()
+
+    def on(self) -> None:
+        """Begin to hear, unless closed. From any thread."""
+        from torch.compiler import is_compiling
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        thread, called, identify = self._thread, self._called, get_ident
+
+        def call(module: Any, args: Any) -> None:
+            if is_compiling():  # should torch.compile meet this line all the same, it must not read on
+                return
+            if identify() == thread:
+                called()
+
+        with self._lock:
+            if self._handle is None and not self._closed:
+                self._handle = register_module_forward_pre_hook(call)
+
+    def off(self) -> None:
+        with self._lock:
+            if self._handle is not None:
+                self._handle.remove()
+                self._handle = None
+
+    def close(self) -> None:
+        """Hear no more, whoever asks."""
+        with self._lock:
+            self._closed = True
+        self.off()
+
+
+class Closable(Protocol):
+    """What hears of modules and can be told to hear no more."""
+
+    def close(self) -> None: ...
+
+
+@contextmanager
+def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[None]:
+    """Close these hooks of modules when something is compiled, now or before; `compiled` is called after that.
+
+    A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
+    passes everything through and holds nothing of the run.
+    """
+    open_hooks = [*hooks]
+
+    def wrap(original: Any) -> Any:
+        @functools.wraps(original)
+        def compile(*args: Any, **kwargs: Any) -> Any:
+            for hook in open_hooks:
+                hook.close()
+            result = original(*args, **kwargs)
+            if open_hooks:
+                compiled()
+            return result
+
+        return compile
+
+    if _something_is_compiled():
+        for hook in hooks:
+            hook.close()
+    try:
+        with replaced(_owner("torch"), "compile", wrap):
+            yield
+    finally:
+        open_hooks.clear()
+
+
+def _something_is_compiled() -> bool:
+    """Whether torch.compile was called in this process. An optimizer alone also loads Dynamo, with no back end."""
+    dynamo = sys.modules.get("torch._dynamo.eval_frame")
+    return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())

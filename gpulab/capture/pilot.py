@@ -20,12 +20,12 @@ from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.description import Loaders
 from gpulab.capture.dataloader.worker_faults import Workers, death
+from gpulab.capture.lines.batch_lines import BatchLines
+from gpulab.capture.lines.samples import BatchTimes
+from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
-from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.batch_times import BatchTimes
-from gpulab.capture.pauses.pauses import Pauses
-from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.pauses import Pauses
 from gpulab.capture.reader import Reader
 from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.model_inputs import ModelInputs
@@ -39,7 +39,7 @@ from gpulab.tape.marks import NEVER, Kind, Tape
 from gpulab.tape.step_finder import StepFinder
 
 if TYPE_CHECKING:
-    from gpulab.capture.steps.module_hook import ModuleHook
+    from gpulab.capture.hooks import ModuleHook
 
 TRAINING = (
     r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
@@ -131,7 +131,6 @@ class Pilot:
         self.update_line = UpdateLine()
         self.batch_lines = BatchLines(code)
         self.own_batches = BatchTimes(self.batch_lines)
-        self.look: Callable[[], None] = _nothing  # for what was imported meanwhile
         self.clock: LoadingClock | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
@@ -162,7 +161,7 @@ class Pilot:
 
     def install(self, undo: ExitStack) -> None:
         """Hear the user's code, on this thread. Needs torch to be imported."""
-        self._modules, self.compilations = hooks.install(self, self.called, self.model_inputs, undo)
+        self._modules, self.compilations = hooks.install(self, self.called, self.model_inputs.called, undo)
 
     def begin(self) -> None:
         """The user's code is about to run."""
@@ -282,7 +281,7 @@ class Pilot:
             case Kind.END:
                 self._ended(subject)
             case Kind.BACKWARD:
-                self._looks()
+                self.compilations.look()
                 self.pauses.begin_training()
                 self.batch_lines.met(sys._getframe())
                 if self.peaks is not None:
@@ -319,12 +318,8 @@ class Pilot:
         if self._must_act():  # another thread may just have asked for it
             self.tape.wake_at(0)
 
-    def _looks(self) -> None:
-        self.look()
-        self.compilations.look()
-
     def _asked(self, t_ns: int, loader: int, owner: Any, *, fresh: bool) -> None:
-        self._looks()
+        self.compilations.look()
         self._asking, self._owner = loader, weakref.ref(owner)
         if fresh:
             self.pauses.place(t_ns, sys._getframe())  # a frame in a variable of its own is a cycle
@@ -361,7 +356,7 @@ class Pilot:
         if self._due:
             raise StopRun(self._capture)
         self._calls += 1
-        self._looks()
+        self.compilations.look()
         self._hear_modules(False)
         if not self.stepless:
             return

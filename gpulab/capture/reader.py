@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses import Pauses
 from gpulab.run import Int64, Steps
 from gpulab.store.journal import Journal
 from gpulab.store.run_tables import MARKS

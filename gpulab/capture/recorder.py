@@ -16,18 +16,17 @@ from msgspec.structs import replace
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
-from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
+from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks
+from gpulab.capture.lines.places import Naming, lines_above
+from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
-from gpulab.capture.pauses.call_looks import CallWatch
-from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
-from gpulab.capture.pauses.pauses import Heard
-from gpulab.capture.pauses.source_lines import Naming, lines_above
-from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
@@ -51,7 +50,6 @@ from gpulab.run import (
     Samples,
     Series,
     Settings,
-    StackSamples,
     Steps,
     Timeline,
 )
@@ -130,7 +128,7 @@ class Capture:
         self._stacks = StackWatcher()
         if self.settings.trace:
             self._stacks.start()
-        self._calls = CallWatch(self._stacks)
+        self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
@@ -246,14 +244,13 @@ class Capture:
             trains=self._pilot.reader.finder.trains,
             loop=self._pilot.update_line.lines,
         )
-        seen = recording.seen if recording is not None and timeline is not None else None
         step_lines = self._pilot.update_line.step_lines
         naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
         pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
-        stack, libraries = _stack(self._origin_ns, seen, naming)
-        call_looks, callees = self._calls.looks(
-            self._origin_ns, steps, self._pilot.update_line, self._pilot.batch_lines, naming
-        )
+        lines = self._pilot.update_line, self._pilot.batch_lines, naming
+        looked = recording.lines if recording is not None and timeline is not None else None
+        stack, libraries = stack_samples(looked, self._origin_ns, *lines)
+        calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines)
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
         peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
@@ -294,7 +291,7 @@ class Capture:
             own_batches=own_batches,
             libraries=libraries,
             loading_looks=loading_looks,
-            call_looks=call_looks,
+            call_looks=calls,
             callees=callees,
             excerpts=naming.excerpts,
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
@@ -423,9 +420,7 @@ class Capture:
         self._pilot.clock = self._clock
         self._pilot.install(self._undo)
         self._started.install(self._undo)
-        pauses = PauseHooks(self._pilot.pauses, self._pilot.tape, self._undo)
-        pauses.install()
-        self._pilot.look = pauses.look
+        install_pauses(self._pilot.pauses, self._pilot.tape, self._undo)
         self._clock.start(self._undo)
 
     def _write_so_far(self, journal: Journal) -> None:
@@ -469,7 +464,7 @@ class Capture:
         )
 
     def _new_window(self) -> Window:
-        return Window(self.device.kind, self._pilot.update_line, self._pilot.batch_lines, self._stacks)
+        return Window(self.device.kind, self._stacks)
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
@@ -532,26 +527,6 @@ def _pauses(origin_ns: int, heard: list[Heard], naming: Naming) -> tuple[Pause, 
         for kind, start, end, spot, detail in heard
         if start >= origin_ns
     )
-
-
-def _stack(origin_ns: int, seen: Seen | None, naming: Naming) -> tuple[StackSamples | None, tuple[str, ...]]:
-    """The samples of the training thread's stack, on the run's clock, and the libraries that it was in."""
-    if seen is None or not seen.t_ns:
-        return None, ()
-    keep_excerpts(seen.spots, naming)
-    count = min(len(seen.t_ns), len(seen.spots), len(seen.after), len(seen.preparing))
-    place = np.array([naming.number(spot) for spot in seen.spots[:count]], dtype=np.int32)
-    t_ns = np.array(seen.t_ns[:count], dtype=np.int64) - origin_ns
-    after = np.array(seen.after[:count], dtype=np.uint8)
-    preparing = np.array(seen.preparing[:count], dtype=np.uint8)
-    calls = np.array([spot in seen.callers for spot in seen.spots[:count]], dtype=np.uint8)
-    throughout = np.array([spot in seen.throughout for spot in seen.spots[:count]], dtype=np.uint8)
-    libraries = tuple(dict.fromkeys(name for name in seen.libraries if name))
-    number = {name: i for i, name in enumerate(libraries)}
-    library = np.array([number.get(name, -1) for name in seen.libraries[:count]], dtype=np.int32)
-    began_ns = seen.began_ns - origin_ns
-    samples = StackSamples(t_ns, place, began_ns, after, calls, library, throughout, seen.exact, preparing)
-    return samples, libraries
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

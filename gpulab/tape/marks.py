@@ -54,9 +54,6 @@ class Kind(IntEnum):
     TRAIN = 24  # and back
 
 
-TRAINS = (Kind.BACKWARD, Kind.STEPPED)
-
-
 class Tape:
     """Holds the marks of one thread. `mark(kind, argument, subject)` reads the clock and keeps three numbers.
 
@@ -69,7 +66,6 @@ class Tape:
         self._waiting: list[int] = []
         self.taken = 0  # marks
         self.chunks: list[Marks] = []  # what was taken, until somebody who has no use for it any more drops it
-        self._trained_ns = 0  # the newest training that was taken
         self._prepare()
 
     def _prepare(self) -> None:
@@ -111,28 +107,17 @@ class Tape:
         if not count:
             return
         marks = np.array(waiting, np.int64).view(MARK)
-        trains = (t_ns for t_ns, kind in zip(waiting[-3::-3], waiting[-2::-3], strict=True) if kind in TRAINS)
-        trained_ns = next(trains, self._trained_ns)
         taken = self.taken + len(marks)
         # no call from here on, so no signal in between: a mark is in one of both, once
         self.taken = taken
         self.chunks += (marks,)
         del self._waiting[:count]
-        self._trained_ns = trained_ns
         self.wake_at(0)
 
     def marks(self) -> Marks:
         """All of them, where none were dropped; a copy."""
         self.take()
         return np.concatenate([*self.chunks, np.empty(0, MARK)])
-
-    def trained_since(self, t_ns: int) -> bool:
-        """Whether training has gone on since then."""
-        near = 30
-        while len(rows := self._waiting[-near:]) == near and rows[0] > t_ns:
-            near *= 2
-        waiting = (at > t_ns and kind in TRAINS for at, kind in zip(rows[::3], rows[1::3], strict=True))
-        return self._trained_ns > t_ns or any(waiting)
 
 
 def _nothing(t_ns: int, kind: int, argument: int, subject: Any) -> None:

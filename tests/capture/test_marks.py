@@ -17,9 +17,8 @@ from torch import nn
 from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
-from gpulab.capture import hooks
+from gpulab.capture import arguments, hooks
 from gpulab.capture.dataloader.description import samples_in
-from gpulab.capture.steps import module_hook
 from gpulab.capture.steps.schedule import EARLY_TRACED, plan
 from gpulab.capture.steps.weights import WeightWatch
 from gpulab.run import Settings
@@ -31,7 +30,7 @@ POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))
 
 
 def test_a_loader_and_its_iterators_share_one_number() -> None:
-    keys = hooks.Keys()
+    keys = arguments.Keys()
     listed = DataLoader(POINTS, batch_sampler=[[0, 1], [2, 3]])  # a list takes no weak reference
     custom = DataLoader(POINTS, batch_sampler=BatchSampler(SequentialSampler(POINTS), 2, False))
     loaders = [DataLoader(POINTS, batch_size=2), DataLoader(POINTS, batch_size=2), listed, custom]
@@ -41,7 +40,7 @@ def test_a_loader_and_its_iterators_share_one_number() -> None:
 
 
 def test_a_new_loader_at_an_old_address_gets_a_new_number() -> None:
-    keys, seen, addresses = hooks.Keys(), set(), set()
+    keys, seen, addresses = arguments.Keys(), set(), set()
     for _ in range(50):
         loader = DataLoader(POINTS, batch_size=2)
         addresses.add(id(loader._index_sampler))
@@ -59,7 +58,7 @@ class Ears:
 
     def __init__(self) -> None:
         self.heard = 0
-        self.hook = module_hook.ModuleHook(self.called, threading.get_ident())
+        self.hook = hooks.ModuleHook(self.called, threading.get_ident())
 
     def called(self) -> None:
         """One more."""
@@ -95,9 +94,9 @@ def test_a_module_hook_lets_itself_be_compiled() -> None:
 
 def test_what_was_compiled_before_closes_the_module_hook() -> None:
     torch._dynamo.reset()
-    assert not module_hook._something_is_compiled()
+    assert not hooks._something_is_compiled()
     torch.compile(nn.Identity(), backend="eager")
-    assert module_hook._something_is_compiled()
+    assert hooks._something_is_compiled()
     torch._dynamo.reset()
 
 

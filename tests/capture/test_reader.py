@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses import Pauses
 from gpulab.capture.reader import Reader
 from gpulab.store.journal import Journal
 from gpulab.tape.marks import Marks, Tape

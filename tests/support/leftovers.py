@@ -21,29 +21,23 @@ from pathlib import Path
 from types import FunctionType, MethodType
 
 _LOADERS = "torch.utils.data.dataloader"
-# What gpulab replaces, by the module and the class in it, besides the pauses' own table; a test compares it with the
+# What gpulab replaces, by the module and the class in it, besides the table of its hooks; a test compares it with the
 # package. What has no names here is only swept.
 REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("builtins", ""): ("open",),
     ("io", ""): ("open",),
     ("multiprocessing.process", "BaseProcess"): ("start",),
     ("os", ""): ("open",),
-    ("torch", ""): ("compile",),
     ("torch", "Tensor"): (),
-    ("torch", "inference_mode"): ("__enter__", "__exit__"),
-    ("torch", "no_grad"): ("__enter__", "__exit__"),
     ("torch._dynamo.eval_frame", "OptimizedModule"): ("_initialize",),
-    ("torch.amp", "GradScaler"): ("scale", "step"),
     ("torch.amp.autocast_mode", "autocast"): ("__enter__",),
-    ("torch.autograd", ""): ("backward", "grad"),
     ("torch.distributed.distributed_c10d", ""): ("_update_default_pg",),
-    ("torch.nn.modules.module", "Module"): ("__call__", "train"),
-    ("torch.nn.parallel.distributed", "DistributedDataParallel"): ("__init__", "forward"),
+    ("torch.nn", "Module"): ("__call__",),
+    ("torch.nn.parallel", "DistributedDataParallel"): ("__init__",),
     ("torch.optim.optimizer", "Optimizer"): (),
     ("torch.profiler.profiler", ""): ("_warn_once",),
     ("torch.utils.data._utils.pin_memory", ""): ("pin_memory",),
-    (_LOADERS, "DataLoader"): ("__iter__", "__len__"),
-    (_LOADERS, "_BaseDataLoaderIter"): ("__next__",),
+    (_LOADERS, "DataLoader"): ("__len__",),
     (_LOADERS, "_DatasetKind"): (),
     (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data", "_process_data", "_reset"),
     (_LOADERS, "_SingleProcessDataLoaderIter"): ("__init__", "_next_data"),
@@ -61,17 +55,25 @@ def leftovers(*, sweep: bool = True) -> list[str]:
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
     turn = sys.modules.get("gpulab.capture.exclusive")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
-    in_torch = (*_replaced(sweep=sweep), *_global_hooks(), *_profilers(), *_pause_hooks())
+    in_torch = (*_replaced(sweep=sweep), *_global_hooks(), *_profilers(), *_callbacks())
     return [*active, *held, *_signals(), *_threads(), *_processes(), *in_torch]
 
 
 def _replaced(*, sweep: bool) -> Iterator[str]:
     # Lightning wraps torch.compile for good when it is imported: what counts is the outermost function's home
-    for (module, name), replaced in REPLACED.items():
+    for (module, name), functions_replaced in replaced().items():
         owner = _owner(module, name)
         functions: Mapping[str, object] = vars(owner) if owner is not None else {}
-        names = list(functions) if sweep else replaced
+        names = list(functions) if sweep else list(functions_replaced)
         yield from (f"patch of {name or module}.{n}" for n in names if is_own_code(functions.get(n)))
+
+
+def replaced() -> dict[tuple[str, str], tuple[str, ...]]:
+    """All that may be replaced by now: with the table of the hooks, once they are imported."""
+    table = dict(REPLACED)
+    for module, owner, name in getattr(sys.modules.get("gpulab.capture.hooks"), "PATCHED", ()):
+        table[module, owner] = (*table.get((module, owner), ()), name)
+    return table
 
 
 def _owner(module: str, name: str) -> object:
@@ -125,19 +127,11 @@ def _profilers() -> Iterator[str]:
             yield "a torch.profiler is active"
 
 
-def _pause_hooks() -> Iterator[str]:
-    """Hooks of gpulab/capture/pauses/hooks.py: in Python's collector, in torch's compiler, in what saves and logs."""
-    found = sys.modules.get("gpulab.capture.pauses.hooks")
-    if found is None:
-        return
+def _callbacks() -> Iterator[str]:
+    """In Python's collector and in torch's compiler."""
     compiler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
     callbacks = [*gc.callbacks, *getattr(compiler, "start_callbacks", []), *getattr(compiler, "end_callbacks", [])]
     yield from (f"callback {callback!r}" for callback in callbacks if is_own_code(callback))
-    targets = [*((t.module, t.owner, t.name) for t in found.TARGETS), *found.ACTIONS]
-    owners = ((_owner(module, name), module, name, function) for module, name, function in targets)
-    for owner, module, name, function in owners:
-        if owner is not None and is_own_code(vars(owner).get(function)):
-            yield f"patch of {module}.{name}.{function}"
 
 
 def _global_hooks() -> Iterator[str]:

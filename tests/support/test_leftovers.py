@@ -20,7 +20,6 @@ from IPython.core.ultratb import FormattedTB
 
 import gpulab
 from gpulab.capture import hooks
-from gpulab.capture.steps.model_inputs import ModelInputs
 from gpulab.errors import GpulabError
 from tests.support import leftovers
 from tests.support.fork_server import python_with_torch
@@ -95,7 +94,7 @@ def test_each_kind_of_leak_counts_against_its_test_alone(tmp_path: Path) -> None
 
 
 def test_the_table_has_all_that_the_package_replaces() -> None:
-    """Besides where the name is computed: from a table there, which the look at the pauses reads or which is here."""
+    """Besides where the name is computed: from a table there, which is read, or which is here."""
     names, computed = set[str](), set[str]()
     for path in PACKAGE.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
@@ -103,15 +102,14 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
                 name = call.args[1]
                 names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
                 computed |= set() if isinstance(name, ast.Constant) else {path.name}
-    assert names <= {name for functions in leftovers.REPLACED.values() for name in functions}
+    assert names <= {name for functions in leftovers.replaced().values() for name in functions}
     assert computed == {"batch_clock.py", "hooks.py", "agreement.py", "patching.py"}
-    for point in hooks.POINTS:
-        assert point.name in leftovers.REPLACED[point.module, point.owner]
 
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:
     with ExitStack() as undo:
-        hooks.install(Mock(), Mock(), ModelInputs(), undo)
+        hooks.install(Mock(), Mock(), Mock(), undo)
+        hooks.install_pauses(Mock(), Mock(), undo)
         found = leftovers.leftovers(sweep=False)
         assert set(found) == set(leftovers.leftovers())
     assert {
@@ -120,6 +118,9 @@ def test_every_hook_and_patch_of_a_run_is_found() -> None:
         "patch of GradScaler.step",
         "patch of torch.autograd.backward",
         "patch of torch.compile",
+        "patch of torch.save",
+        "patch of os.fsync",
+        "patch of no_grad.__enter__",
         "hook in _global_optimizer_pre_hooks",
         "hook in _global_optimizer_post_hooks",
         "hook in _global_forward_pre_hooks",

@@ -9,9 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.capture.pauses.pauses import Pauses
+from gpulab.capture.pauses import Pauses
 from gpulab.run import Phase
-from gpulab.tape.marks import NEVER, TRAINS, Kind, Marks, Tape
+from gpulab.tape.marks import NEVER, Kind, Marks, Tape
 from gpulab.tape.step_finder import StepFinder, steps_of
 from tests.support.tapes import assert_equal, tape_of
 
@@ -173,7 +173,7 @@ def test_who_waits_for_a_step_looks_in_time(script: Script, wanted: int) -> None
 
 @given(scripts(), st.lists(st.integers(1, 9), min_size=1, max_size=20))
 def test_each_mark_is_taken_once(script: Script, takes: list[int]) -> None:
-    """Whoever takes them, and when; training that was taken is known of."""
+    """Whoever takes them, and when."""
     tape, acted = Tape(), list[int]()
     tape.heed(frozenset({Kind.ITER}), lambda t_ns, kind, argument, subject: acted.append(kind))
     due = set(np.cumsum(takes).tolist())
@@ -183,5 +183,4 @@ def test_each_mark_is_taken_once(script: Script, takes: list[int]) -> None:
             tape.take()
             tape.wake_at(NEVER)
     assert acted == [kind for kind, _ in script if kind == Kind.ITER]
-    assert tape.trained_since(0) == any(kind in TRAINS for kind, _ in script)
     assert tape.marks()[["kind", "argument"]].tolist() == script and tape.count == len(script)

@@ -14,17 +14,19 @@ from gpulab.intervals import Intervals, covers, intersect, joined, subtract, uni
 from gpulab.run import CALL_KINDS, CallKind, Int32, Phase, Place, Run, StepFlag
 
 LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
-MOSTLY_BARE = 0.6  # of the looks at a function, ours: PyTorch runs nothing meanwhile
-LEAST_BARE = 8  # looks in the traced steps
+MOSTLY_BARE = 0.5  # of a function's time, surely, by looks in the traced steps: PyTorch runs nothing; ours
 
 # What a function is there for, by how a user writes it; the first that fits. Whatever fits none is named without it.
 _KINDS = tuple(
     (word, re.compile(pattern))
     for word, pattern in (
+        ("schedulers", r"lr_scheduler\."),
         ("metrics", r"torchmetrics\.|sklearn\.metrics|sacrebleu|evaluate\."),
-        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|h5py\.|zarr\.|joblib\.dump|\.save\w*$"),
+        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|h5py\.|zarr\.|joblib\.dump"),
+        ("saving", r"\.save\w*$|[Cc]heckpoint"),
         ("serialization", r"(json|pickle|yaml|msgpack|toml\w*|csv|xml|joblib|pyarrow)\."),
         ("logging", r"(logging|wandb|mlflow|tensorboard\w*|rich|tqdm|loguru|comet_ml|neptune|aim|tabulate)\."),
+        ("logging", r"\.log(_metrics)?$"),
         ("plotting", r"(matplotlib|seaborn|plotly|bokeh|altair)\."),
         ("tokenizing", r"tokenizers\.|Tokenizer|sentencepiece|tiktoken|spacy\.|nltk\."),
         ("environment steps", r"(gym|gymnasium|pettingzoo|dm_control|pybullet|mujoco)\.|\bEnv\w*\.step$"),
@@ -37,10 +39,10 @@ _KINDS = tuple(
 
 
 class Call(Struct, frozen=True):
-    """One call: of `whole` looks in the counted steps `looks` have met it.
+    """One call, with `others` that are there for the same at its line: of `whole` looks `looks` have met it.
 
-    `times` up to the looks, [n, 2] in ns; `hot`: the line of the user's within it that takes most, None where it is
-    `line` or none surely does. `word`: what such a function is there for; empty: not known.
+    All in the counted steps. `times` up to the looks, [n, 2] in ns; `hot`: the line of the user's within it that takes
+    most, None where it is `line` or none surely does. `word`: what such a function is there for; empty: not known.
     """
 
     line: Place
@@ -52,17 +54,23 @@ class Call(Struct, frozen=True):
     times: Intervals
     hot: Place | None = None
     word: str = ""
+    others: int = 0
     exact: bool = True
 
 
-def costliest_call(run: Run, account: Breakdown | None, kinds: Collection[CallKind]) -> Call | None:
+def costliest_call(
+    run: Run, account: Breakdown | None, kinds: Collection[CallKind], *, saving: bool = False
+) -> Call | None:
     """The call of these kinds that most looks in the counted steps have met; None without enough of them.
 
-    Pauses are left out, for they are known by name. A function of the user's from which the loss is computed counts
-    only where PyTorch runs nothing in most of it: else it is the training itself.
+    `saving`: of those that write files; else of all others.
+
+    Pauses are left out, for they are known by name, but for garbage that is collected in the call. A function of the
+    user's from which the loss is computed counts only where PyTorch runs nothing in most of it: else it is the training
+    itself.
     """
     looks, steps = run.call_looks, _counted(run)
-    if looks is None or not len(looks):
+    if looks is None or not run.callees:
         return None
     since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
     inside = covers(steps, looks.t_ns)
@@ -70,27 +78,34 @@ def costliest_call(run: Run, account: Breakdown | None, kinds: Collection[CallKi
     whole, total = int(inside.sum()), int(weight.sum())
     if whole < LEAST_LOOKS or not total:
         return None
-    paused = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses), looks.t_ns)
+    within = ("gc", "checkpoint_save") if saving else ("gc",)
+    paused = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind not in within), looks.t_ns)
     mine = inside & ~paused & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index(kind) for kind in kinds])
-    keys = looks.place.astype(np.int64) << 32 | looks.callee
+    words = [next((word for word, pattern in _KINDS if pattern.search(callee)), "") for callee in run.callees]
+    group = np.array([words.index(word) if word else i for i, word in enumerate(words)], np.int64)
+    keys = looks.place.astype(np.int64) << 32 | group[looks.callee]
     met, counts = np.unique(keys[mine], return_counts=True)
     for key in met[np.argsort(-counts)].tolist():
         rows = mine & (keys == key)
         kind = CALL_KINDS[int(looks.kind[rows][0])]
+        word = words[key & 0xFFFFFFFF]
+        if (word == "saving") != saving:
+            continue
         if kind == "own" and not _is_bare(run, account, looks.within[rows]):
             continue
         part, count = float(weight[rows].sum()) / total, int(rows.sum())
-        line, callee = run.places[key >> 32], run.callees[key & 0xFFFFFFFF]
+        line, callees = run.places[key >> 32], np.bincount(looks.callee[rows])
         return Call(
             line=line,
-            callee=callee,
+            callee=run.callees[int(callees.argmax())],
             looks=count,
             whole=whole,
             share=part,
             interval=(lower_share(round(part * whole), whole), 1 - lower_share(round((1 - part) * whole), whole)),
             times=intersect(union(since_ns[rows], looks.t_ns[rows]), steps),
             hot=_hot(run, looks.within[rows], line),
-            word=next((word for word, pattern in _KINDS if pattern.search(callee)), ""),
+            word=word,
+            others=int(np.count_nonzero(callees)) - 1,
             exact=looks.exact,
         )
     return None
@@ -122,4 +137,4 @@ def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places]) & covers(
         steps, stack.t_ns
     )
-    return int(rows.sum()) >= LEAST_BARE and covers(bare, stack.t_ns[rows]).mean() >= MOSTLY_BARE
+    return lower_share(int(covers(bare, stack.t_ns[rows]).sum()), int(rows.sum())) >= MOSTLY_BARE

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
+from gpulab.capture.hooks import losses_heard
 from gpulab.devices.gpus_in_use import in_graph_capture
 from gpulab.run import Steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
 LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes
 
@@ -29,30 +27,17 @@ class Losses:
     @contextmanager
     def heard(self) -> Iterator[Losses]:
         """Hear the backward passes of this thread. Entered last: knobs that scale the loss come after us."""
-        import torch
-        from torch.amp import GradScaler
-
-        thread = get_ident()
-
-        def wrap_scale(original: Any) -> Any:
-            @functools.wraps(original)
-            def scale(scaler: Any, outputs: Any) -> Any:
-                scaled = original(scaler, outputs)
-                if get_ident() == thread:
-                    self._scaled = (scaled, outputs)
-                return scaled
-
-            return scale
-
         try:
-            with heard_before(torch.autograd, "backward", self._hear), replaced(GradScaler, "scale", wrap_scale):
+            with losses_heard(self._hear, self._scale):
                 yield self
         finally:
             self._scaled = None
 
-    def _hear(self, args: Args, kwargs: KeywordArgs) -> None:
+    def _scale(self, scaled: Any, loss: Any) -> None:
+        self._scaled = scaled, loss
+
+    def _hear(self, root: Any) -> None:
         """Keep this loss. A fault of ours must not become one of the user's backward pass."""
-        root: Any = args[0] if args else kwargs.get("tensors")
         if self._scaled is not None and root is self._scaled[0]:
             root = self._scaled[1]
         if getattr(root, "numel", None) is None or len(self._seen) >= LIMIT:

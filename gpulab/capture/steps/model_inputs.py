@@ -6,34 +6,34 @@ A DataLoader knows what it has given, not what the loop has left out of it, and 
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
 from time import perf_counter_ns
 
 import numpy as np
 
 from gpulab.capture.dataloader.description import samples_in
 from gpulab.run import Int64, Steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before
+from gpulab.torch_hooks.patching import Args, KeywordArgs
 
 KEPT_CALLS = 65_536  # the last: two numbers each
 
 
 class ModelInputs:
-    """Hears the calls of DistributedDataParallel on this thread that gradients may follow, until it is closed."""
+    """Of the calls of DistributedDataParallel that gradients may follow."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT_CALLS)
-        self._undo = ExitStack()
 
-    def install(self) -> None:
-        """Begin to hear. Needs torch to be imported."""
-        from torch.nn.parallel import DistributedDataParallel
+    def called(self, args: Args, kwargs: KeywordArgs) -> None:
+        """One is made, with these."""
+        from torch import is_grad_enabled
 
-        self._undo.enter_context(heard_before(DistributedDataParallel, "forward", self._called))
-
-    def close(self) -> None:
-        """Hear no more."""
-        self._undo.close()
+        if not is_grad_enabled():
+            return
+        try:
+            rows = next((n for given in (*args[1:], *kwargs.values()) if (n := _rows_in(given)) is not None), -1)
+        except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
+            rows = -1
+        self._calls.append((perf_counter_ns(), rows))
 
     def rows_of(self, steps: Steps, origin_ns: int) -> Int64:
         """Of all calls in each step; -1 where one is not known or there is none, empty without any call.
@@ -50,17 +50,6 @@ class ModelInputs:
         if len(calls) == self._calls.maxlen:  # earlier ones are gone
             whole &= steps.start_ns >= at_ns[0]
         return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
-
-    def _called(self, args: Args, kwargs: KeywordArgs) -> None:
-        from torch import is_grad_enabled
-
-        if not is_grad_enabled():
-            return
-        try:
-            rows = next((n for given in (*args[1:], *kwargs.values()) if (n := _rows_in(given)) is not None), -1)
-        except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
-            rows = -1
-        self._calls.append((perf_counter_ns(), rows))
 
 
 def _rows_in(given: object) -> int | None:

@@ -13,10 +13,7 @@ from typing import Any
 
 from msgspec import field
 
-from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.line_watch import WatchedLines
-from gpulab.capture.pauses.stack_sampler import Seen
-from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.lines.samples import StackWatch
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
@@ -59,26 +56,15 @@ def in_backward() -> bool:
 class Watched(Recording, frozen=True):
     """A finished session, with the lines at which the training thread was seen meanwhile."""
 
-    lines: WatchedLines = field(default_factory=lambda: WatchedLines(None, UpdateLine(), BatchLines()))
-
-    @property
-    def seen(self) -> Seen:
-        """Known as long as the run's watcher is there."""
-        return self.lines.seen
+    lines: StackWatch = field(default_factory=lambda: StackWatch(None, "training"))
 
 
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(
-        self,
-        device_kind: str,
-        update: UpdateLine | None = None,
-        batches: BatchLines | None = None,
-        watcher: StackWatcher | None = None,
-    ) -> None:
+    def __init__(self, device_kind: str, watcher: StackWatcher | None = None) -> None:
         self._device_kind = device_kind
-        self._lines = WatchedLines(watcher, update or UpdateLine(), batches or BatchLines())
+        self._lines = StackWatch(watcher, "training")
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None
@@ -122,7 +108,7 @@ class Window:
             self._abandon()
             raise ProfilerUnavailable(f"torch.profiler refused to start: {e}") from e
         self._mark_clock()
-        self._lines.start()
+        self._lines.start(at_once=True)
         self._began_ns = time.perf_counter_ns()
         self.start_cost_ns = self._began_ns - before
 

@@ -17,6 +17,7 @@ _CURES = {
     "tokenizing": _IN_LOADER,
     "image processing": _IN_LOADER,
     "environment steps": "Step the environments in other processes, or vectorize them with NumPy or PyTorch.",
+    "saving": "Save less often, or write a copy from a background thread.",
     "checking data": "Check the data once, before training.",
 }
 _CURE = (
@@ -25,23 +26,29 @@ _CURE = (
 )
 
 
-def call_in_steps(context: RuleContext, key: str, kinds: Collection[CallKind] = CALL_KINDS) -> Finding | None:
-    """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look."""
+def call_in_steps(
+    context: RuleContext, key: str, kinds: Collection[CallKind] = CALL_KINDS, *, saving: bool = False
+) -> Finding | None:
+    """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look.
+
+    What is surely none of the training's needs a smaller part for that.
+    """
     step_us, whole_us = context.step_us, context.whole_us
-    call = costliest_call(context.facts.run, context.facts.breakdown, kinds)
+    call = costliest_call(context.facts.run, context.facts.breakdown, kinds, saving=saving)
     if call is None or not step_us or call.interval[0] < context.thresholds.pause_notice:
         return None
-    if call.share < context.thresholds.idle_notice or context.facts.few_steps is not None:
+    least = context.thresholds.pause_notice if call.word else context.thresholds.idle_notice
+    if call.share < least or context.facts.few_steps is not None:
         return None
     cost_us = call.share * max(step_us, whole_us or 0.0)
     between_us = min(cost_us, max(0.0, (whole_us or 0.0) - step_us))
     host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
     return Finding(
         key,
-        f"{_called(call)} takes {percent(call.share)} of {context.unit}.",
+        f"{_called(call)} {percent(call.share)} of {context.unit}.",
         (
             Evidence(
-                f"{duration(cost_us)} per step: {_looks(call)}", pairs(call.times)[0] if len(call.times) else None
+                f"{duration(cost_us)} per step (mean): {_looks(call)}", pairs(call.times)[0] if len(call.times) else None
             ),
             *_inside(call),
         ),
@@ -62,11 +69,13 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
     call = costliest_call(context.facts.run, context.facts.breakdown, ["batch"])
     if call is None or call.share < context.thresholds.pause_notice:
         return ()
-    return (Evidence(f"{_called(call)} takes {percent(call.share)} of {context.unit}: {_looks(call)}"), *_inside(call))
+    return (Evidence(f"{_called(call)} {percent(call.share)} of {context.unit}: {_looks(call)}"), *_inside(call))
 
 
 def _called(call: Call) -> str:
-    return f"`{call.callee}`, called in {_where(call.line)},"
+    if call.others:
+        return f"`{call.callee}` and other {call.word}, called in {_where(call.line)}, take"
+    return f"`{call.callee}`, called in {_where(call.line)}, takes"
 
 
 def _where(line: Place) -> str:

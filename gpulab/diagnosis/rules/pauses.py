@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Final
 
 import numpy as np
 from msgspec import Struct
@@ -24,6 +25,7 @@ from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _IN_A_CALL = ", of it "  # a call of the loop's, with what took time in it
 _OTHERS = tuple(kind for kind in CALL_KINDS if kind != "batch")  # where another finding is about the batches
+_MUCH_MORE = 1.25  # ours: a call that saves does much besides the writing itself
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
@@ -34,9 +36,14 @@ _GC_ASKED_CURE = "That line asks for it: leave it out, or do it once per epoch."
 
 def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
     """The training stands still while its state is written."""
-    return _finding(context, "checkpoint_save", "checkpoint_save", context.thresholds.pause_notice) or _undetermined(
-        context, "checkpoint_save", "Whether saving checkpoints costs time"
+    key: Final = "checkpoint_save"
+    exactly, seen = (
+        _finding(context, key, key, context.thresholds.pause_notice),
+        call_in_steps(context, key, saving=True),
     )
+    if exactly is None or (seen is not None and _cost_us(seen) > _MUCH_MORE * _cost_us(exactly)):
+        return seen or exactly or _undetermined(context, key, "Whether saving checkpoints costs time")
+    return exactly
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
@@ -49,11 +56,15 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
         call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else CALL_KINDS),
     )
     return (
-        max((f for f in candidates if f is not None), key=lambda f: f.recoverable_us_per_step or 0.0, default=None)
+        max((f for f in candidates if f is not None), key=_cost_us, default=None)
         or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
     )
+
+
+def _cost_us(finding: Finding) -> float:
+    return finding.recoverable_us_per_step or 0.0
 
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:

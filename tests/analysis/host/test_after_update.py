@@ -16,9 +16,9 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.python_time import after_update
-from gpulab.capture.pauses import update_line
-from gpulab.capture.pauses.source_lines import Stack
-from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.lines import update_line
+from gpulab.capture.lines.places import Stack
+from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Category, Place, Run

@@ -19,8 +19,9 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.host.source_lines import line_of, lines_of
-from gpulab.capture.pauses.source_lines import Naming, users_spot
-from gpulab.capture.pauses.stack_sampler import LineSampler
+from gpulab.capture.lines.places import Naming, users_spot
+from gpulab.capture.lines.samples import StackSampler, users_lines
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
@@ -107,23 +108,24 @@ def test_against_counting_by_hand(gaps: list[tuple[int, int]], pieces: list[tupl
 # -- the thread that looks ------------------------------------------------------------------------------------------
 
 
-def sampled(work: Callable[[], object]) -> LineSampler:
-    """What has looked at that work."""
-    sampler = LineSampler()
+def sampled(work: Callable[[], object]) -> list[tuple[int, Spot | None]]:
+    """When that work was looked at, and at which line."""
+    sampler = StackSampler()
     sampler.start()
     try:
         work()
     finally:
         sampler.stop()
-    assert len(sampler.seen.t_ns) == len(sampler.seen.spots)
-    return sampler
+    looks = sampler.looks
+    spots = [next(iter(users_lines(stack)), None) for stack in looks.stacks]
+    return [(t_ns, spots[i]) for t_ns, i in zip(looks.t_ns, looks.stack, strict=True)]
 
 
 def test_the_sleeping_line_is_seen_and_nothing_stays() -> None:
     def work() -> None:
         threading.Event().wait(0.3)  # within Python's own library
 
-    spots = [s for s in sampled(work).seen.spots if s is not None]
+    spots = [s for _, s in sampled(work) if s is not None]
     assert {s[0] for s in spots} == {__file__}
     assert (work.__code__.co_firstlineno + 1) in [s[1] for s in spots if s[2].endswith("work")]
     assert {s[2].split(".")[-1] for s in spots} <= {"work", "sampled"}
@@ -138,10 +140,10 @@ def test_a_call_that_holds_the_lock_is_seen_at_its_own_line() -> None:
         ended.append(time.perf_counter_ns())
 
     began = time.perf_counter_ns()
-    sampler = sampled(work)
+    looks = sampled(work)
     line = work.__code__.co_firstlineno + 1
     since, longest = began, (0, 0)
-    for t, spot in zip(sampler.seen.t_ns, sampler.seen.spots, strict=True):
+    for t, spot in looks:
         if began < t <= ended[0] and spot is not None and spot[2].endswith("work"):
             longest = max(longest, (t - since, spot[1]))
         since = max(t, began)
@@ -159,8 +161,7 @@ def test_a_frame_is_not_kept() -> None:
         things.append(weakref.ref(thing))
         time.sleep(0.05)
 
-    sampler = sampled(work)
-    assert sampler.seen.spots and things[0]() is None
+    assert sampled(work) and things[0]() is None
 
 
 def test_places_of_a_file_have_their_text_and_equal_ones_are_one() -> None:

@@ -42,7 +42,7 @@ def test_rows_are_summed_in_the_step_of_their_call() -> None:
 )
 def test_rows_of_what_a_model_may_be_given(given: tuple[object, ...], rows: int) -> None:
     inputs = ModelInputs()
-    inputs._called((None, *given), {})
+    inputs.called((None, *given), {})
     assert [count for _, count in inputs._calls] == [rows]
 
 

@@ -10,25 +10,21 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from time import perf_counter_ns
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 
-from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.line_watch import is_ours, users_lines
-from gpulab.capture.pauses.source_lines import Naming, Stack
-from gpulab.capture.pauses.stack_sampler import LineSampler
-from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.lines.batch_lines import BatchLines
+from gpulab.capture.lines.places import Naming, Stack
+from gpulab.capture.lines.samples import Pace, StackWatch, is_ours, users_lines
+from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
-from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.run import CALL_KINDS, CallKind, CallLooks, Steps
 from gpulab.tape.marks import NEVER
 from gpulab.user_code import Owner, owners
 
-PERIOD_S, MOST = 0.005, 2_000  # so of 1,000 looks at least a share's standard error is 1.6 points at most
-WITHIN_PERIOD_S, MOST_WITHIN = 0.02, 3_000
+OUTSIDE, WITHIN = Pace(0.005, 2_000), Pace(0.02, 3_000)  # so of 1,000 looks at least a share's error is 1.6 points
 _NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its place
 
 _TRAINS = re.compile(
@@ -37,7 +33,12 @@ _TRAINS = re.compile(
 _MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
 _LOADS = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
-_METRICS = re.compile(r"[/\\]torchmetrics[/\\]")  # modules that train nothing
+_BESIDE = re.compile(  # what trains and computes nothing, though it is PyTorch's or a module
+    r"[/\\]torchmetrics[/\\]|"
+    r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
+)
+_UPDATES = re.compile(r"[/\\]torch[/\\](autograd|optim)[/\\]|[/\\]torch[/\\]_tensor\.py")
+_CALLBACK = re.compile(r"(^|\.)on_\w+$")  # as trainers call them
 _ROOTS = re.compile(r"^.*[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
 
 
@@ -49,75 +50,56 @@ class _Call(Struct, frozen=True):
     kind: CallKind
 
 
-class CallWatch:
-    """The looks of one run at the thread that calls `start`."""
+def call_looks(
+    watch: StackWatch, origin_ns: int, steps: Steps, update: UpdateLine, batches: BatchLines, naming: Naming
+) -> tuple[CallLooks | None, tuple[str, ...]]:
+    """What was seen from the first step to the last, on the run's clock, and the names of what was called."""
+    seen = watch.looks
+    if seen is None:
+        return None, ()
+    at_ns, stacks = np.array(seen.t_ns, np.int64) - origin_ns, seen.stacks
+    rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
+    numbers = [seen.stack[i] for i in rows.tolist()]
+    if not numbers:
+        return None, ()
+    loops = {(file, function) for file, _, function in (*update.step_lines, *update.lines)}
+    path = training_path(stacks)
+    users = [users_lines(stack) for stack in stacks]
+    inner = [lines[0] if lines else None for lines in users]
+    calls = _chosen([calls_in(stack, loops, path, update, batches) for stack in stacks], inner, numbers)
+    of = [calls[i] for i in numbers]
+    names = tuple(dict.fromkeys(call.callee for call in of if call is not None))
+    within = [inner[i] if call is not None else None for i, call in zip(numbers, of, strict=True)]
+    looks = CallLooks(
+        t_ns=at_ns[rows],
+        place=np.array([-1 if c is None else naming.number(c.line) for c in of], np.int32),
+        callee=np.array([-1 if c is None else names.index(c.callee) for c in of], np.int32),
+        within=np.array([naming.number(spot) for spot in within], np.int32),
+        kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in of], np.uint8),
+        exact=watch.is_exact,
+    )
+    return looks, names
 
-    def __init__(self, watcher: StackWatcher) -> None:
-        self._watcher, self._key = watcher, f"calls {perf_counter_ns()}"
-        self._within: LineSampler | None = None
 
-    def start(self) -> None:
-        """Begin to look."""
-        channel = self._watcher.channel
-        if channel is None or not channel.watch(self._key, PERIOD_S, most=MOST):
-            self._within = LineSampler(period_s=WITHIN_PERIOD_S, most=MOST_WITHIN, whole=True)
-            self._within.start()
-
-    def stop(self) -> None:
-        """Look no more."""
-        if self._within is not None:
-            self._within.stop()
-        elif self._watcher.channel is not None:
-            self._watcher.channel.rest(self._key)
-
-    def looks(
-        self, origin_ns: int, steps: Steps, update: UpdateLine, batches: BatchLines, naming: Naming
-    ) -> tuple[CallLooks | None, tuple[str, ...]]:
-        """What was seen from the first step to the last, on the run's clock, and the names of what was called.
-
-        Before the watcher stops.
-        """
-        if self._within is not None:
-            t_ns, stacks = self._within.seen.t_ns, self._within.seen.stacks
-            numbers = list(range(min(len(t_ns), len(stacks))))
-        else:
-            seen = self._watcher.looks(self._key)
-            if seen is None:
-                return None, ()
-            t_ns, stacks, numbers = list(seen.t_ns), list(seen.stacks), list(seen.stack)
-        at_ns = np.array(t_ns[: len(numbers)], np.int64) - origin_ns
-        rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
-        at_ns, numbers = at_ns[rows], [numbers[i] for i in rows.tolist()]
-        if not numbers:
-            return None, ()
-        loops = {(file, function) for file, _, function in (*update.step_lines, *update.lines)}
-        users = [users_lines(stack) for stack in stacks]
-        inner = [lines[0] if lines else None for lines in users]
-        calls = _chosen([calls_in(stack, loops, update, batches) for stack in stacks], inner, numbers)
-        names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
-        number = {name: i for i, name in enumerate(names)}
-        of = [calls[i] for i in numbers]
-        looks = CallLooks(
-            t_ns=at_ns,
-            place=np.array([-1 if c is None else naming.number(c.line) for c in of], np.int32),
-            callee=np.array([-1 if c is None else number[c.callee] for c in of], np.int32),
-            within=np.array(
-                [naming.number(users[i][0]) if users[i] and c else -1 for i, c in zip(numbers, of, strict=True)],
-                np.int32,
-            ),
-            kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in of], np.uint8),
-            exact=self._within is None,
-        )
-        return looks, names
+def training_path(stacks: Iterable[Stack]) -> set[tuple[str, str]]:
+    """The functions, by file and name, from which a backward pass or an optimizer's step was called."""
+    path: set[tuple[str, str]] = set()
+    for stack in stacks:
+        for i in reversed(range(len(stack))):
+            if _UPDATES.search(stack[i][0]) and not _BESIDE.search(stack[i][0]):
+                path.update((file, function) for file, _, function in stack[i + 1 :])
+                break
+    return path
 
 
 def calls_in(
-    stack: Stack, loops: set[tuple[str, str]], update: UpdateLine, batches: BatchLines
+    stack: Stack, loops: set[tuple[str, str]], path: set[tuple[str, str]], update: UpdateLine, batches: BatchLines
 ) -> tuple[_Call | None, _Call | None]:
     """Of a whole stack: the library's function that the innermost line of the user's has called, and the user's
     function that a line of the loop has. None where the call trains, loads, or is gpulab's.
 
-    `loops`: functions, by file and name, that hold a line from which an update or a loader was asked for.
+    `loops`: functions, by file and name, that hold a line from which an update or a loader was asked for. `path` is of
+    `training_path`: where a library holds the loop, what leaves that path is a call.
     """
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
@@ -126,25 +108,45 @@ def calls_in(
         return None, None
     makes_batch = batches.at(tuple(stack[i] for i in users))
     inner = users[0]
-    below = stack[:inner][::-1]
+    aside = next((i for i in range(inner) if (stack[i][0], stack[i][2]) in path), inner)
+    below = stack[:aside][::-1]
     library = None
-    if not _is_training(below) and stack[inner] not in update.step_lines and (callee := callee_of(below)):
+    of_library = aside < inner or stack[inner] not in update.step_lines
+    if of_library and not _is_training(below) and (callee := callee_of(below)):
         library = _Call(stack[inner], callee, "batch" if makes_batch else "library")
     loop = next((i for i in users if (stack[i][0], stack[i][2]) in loops), 0)
-    own = next((i for i in range(loop - 1, -1, -1) if not _wraps(stack[i])), None)
-    if own is None or owners[stack[own][0]] is not Owner.USER or _is_training(stack[:loop]):
+    inwards = range(loop - 1, -1, -1)
+    kind: CallKind = "batch" if makes_batch else "own"
+    own = next((i for i in inwards if not _wraps(stack[i]) and (stack[i][0], stack[i][2]) not in path), None)
+    if (callback := next((i for i in inwards if _is_callback(stack, i)), None)) is not None:
+        own, kind = callback, "aside"
+    elif own is None or owners[stack[own][0]] is not Owner.USER or _is_training(stack[:loop]):
         return library, None
-    aside = bool(batches.needed) and stack[loop] not in batches.needed
-    kind: CallKind = "batch" if makes_batch else "aside" if aside else "own"
-    return library, _Call(stack[loop], _written(stack[own][2]), kind)
+    caller = stack[next(i for i in users if i > own)]
+    if not makes_batch and batches.needed and caller not in batches.needed:
+        kind = "aside"
+    return library, _Call(caller, _written(stack[own][2]), kind)
+
+
+def _is_callback(stack: Stack, i: int) -> bool:
+    """Whether that frame is a function of the user's that a trainer calls beside its steps."""
+    return bool(
+        owners[stack[i][0]] is Owner.USER and _CALLBACK.search(stack[i][2]) and owners[stack[i + 1][0]] is Owner.LIBRARY
+    )
 
 
 def _is_training(frames: Sequence[Spot]) -> bool:
-    return any(_trains(*spot) for spot in frames) and not any(_METRICS.search(spot[0]) for spot in frames)
+    return any(_trains(spot) for spot in frames) and not any(_is_beside(spot) for spot in frames)
 
 
-def _trains(file: str, _: int, function: str) -> bool:
+def _trains(spot: Spot) -> bool:
+    file, _, function = spot
     return bool(_TRAINS.search(file)) and (not _MODULES.search(file) or "_call_impl" in function)
+
+
+def _is_beside(spot: Spot) -> bool:
+    """A scheduler's wrapper of the optimizer's own step is none."""
+    return bool(_BESIDE.search(spot[0])) and "<locals>" not in spot[2]
 
 
 def callee_of(frames: Sequence[Spot]) -> str:
@@ -154,9 +156,9 @@ def callee_of(frames: Sequence[Spot]) -> str:
     named = [(spot, _module(spot[0])) for spot in frames if owners[spot[0]] is Owner.LIBRARY]
     public = [(spot, module) for spot, module in named if module and _is_public(spot[2])]
     for spot, module in public:
-        if not _TORCH.search(spot[0]):
+        if not _TORCH.search(spot[0]) or _is_beside(spot):
             return _public_name(module, spot[2])
-        if not any(_METRICS.search(s[0]) for s in frames):
+        if not any(_is_beside(s) for s in frames):
             return ""
     return ""
 

@@ -1,6 +1,6 @@
 """Stretches of the training thread's time in which nothing is trained: saving, evaluation, logging, garbage, compiling.
 
-Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. `PauseHooks`
+Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. `hooks.py`
 tells when something began and ended; what needs no gradients is read off the marks.
 """
 
@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpulab.capture.pauses.source_lines import Stack, users_spot
+from gpulab.capture.lines.places import Stack, users_spot
 from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind, PauseSum
 from gpulab.tape.marks import Kind, Marks
@@ -30,31 +30,6 @@ _FEW_MARKS = 32  # these are read one by one
 _TURNS = (Kind.ITER, Kind.ITERATOR, Kind.END, Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN, Kind.STOP)
 
 Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail
-
-
-class Calls:
-    """The calls that were timed as a whole, none within another; what is evaluated inside of one is a part of it."""
-
-    def __init__(self, heard: list[Heard]) -> None:
-        calls = ((p[1], p[2], i) for i, p in enumerate(heard) if p[0] not in ("gc", "compile"))
-        self._calls = sorted(calls)
-        self._evaluating_ns: dict[int, int] = {}
-
-    def hold(self, start_ns: int, end_ns: int) -> bool:
-        """Whether one of them holds that stretch of evaluation."""
-        i = bisect_right(self._calls, (start_ns, 1 << 62, 0)) - 1
-        if i < 0 or self._calls[i][1] < end_ns:
-            return False
-        number = self._calls[i][2]
-        self._evaluating_ns[number] = self._evaluating_ns.get(number, 0) + end_ns - start_ns
-        return True
-
-    def rename(self, heard: list[Heard]) -> None:
-        """A callback that evaluates for at least half of its time is evaluation."""
-        for i, evaluating_ns in self._evaluating_ns.items():
-            kind, start_ns, end_ns, spot, detail = heard[i]
-            if kind == "callback" and 2 * evaluating_ns >= end_ns - start_ns:
-                heard[i] = ("evaluation", start_ns, end_ns, spot, detail)
 
 
 class Pauses:
@@ -172,12 +147,9 @@ class Pauses:
         self._note(self._passes.finish())
         if not trains:
             self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
-        calls = Calls(self.heard)
         evaluations = self._grad_off.evaluations(self._evaluated, starts_ns) if trains else ()
         for s in self._eval_mode.widened(evaluations, loop):
-            if not calls.hold(s.start_ns, s.end_ns):
-                self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
-        calls.rename(self.heard)
+            self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
         if len(starts_ns):
             self._forget_collections(int(starts_ns[min(1, len(starts_ns) - 1)]))
         self.heard.sort(key=lambda pause: pause[1:3])

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpulab.capture.pauses.line_watch import throughout
-from gpulab.capture.pauses.source_lines import Naming
-from gpulab.capture.pauses.statements import units_of
+from gpulab.capture.lines.places import Naming, units_of
+from gpulab.capture.lines.samples import throughout
 
 SOURCE = """\
 for batch in loader:

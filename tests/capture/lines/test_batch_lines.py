@@ -15,9 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.batch_times import summed
-from gpulab.capture.pauses.stack_sampler import Seen
+from gpulab.capture.lines.batch_lines import BatchLines
+from gpulab.capture.lines.samples import summed
 
 DATA = torch.randn(64, 8)
 NET = nn.Linear(8, 1)
@@ -179,8 +178,7 @@ def test_a_loop_keeps_no_graph_for_us() -> None:
 
 
 def test_looks_stand_for_the_time_before_them() -> None:
-    seen = Seen(t_ns=[100, 110, 140, 150], spots=[None] * 4, preparing=[True, False, True, False])
-    own = summed(seen)
+    own = summed([100, 110, 140, 150], [True, False, True, False])
     assert own is not None
     assert (own.looks, own.looked_ns, own.preparing_looks, own.preparing_ns) == (3, 50, 1, 30)
-    assert summed(Seen(t_ns=[100], spots=[None], preparing=[True])) is None, "a single look says nothing"
+    assert summed([100], [True]) is None, "a single look says nothing"

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 
 import pytest
 import torchmetrics  # noqa: F401  what is imported is named as it is written
 
-from gpulab.capture.pauses.batch_lines import BatchLines
-from gpulab.capture.pauses.call_looks import callee_of, calls_in
-from gpulab.capture.pauses.update_line import UpdateLine
+from gpulab.capture.lines.batch_lines import BatchLines
+from gpulab.capture.lines.calls import callee_of, calls_in, training_path
+from gpulab.capture.lines.update_line import UpdateLine
 
 SITE = "/venv/lib/python3.11/site-packages/"
 LOOP = ("/home/u/train.py", "<module>")
@@ -23,10 +24,23 @@ BACKWARD = (SITE + "torch/autograd/graph.py", 2, "_engine_run_backward")
 DATA = (SITE + "torch/utils/data/dataloader.py", 2, "_BaseDataLoaderIter.__next__")
 
 
-def named(*inwards: tuple[str, int, str], needed: bool = True) -> list[tuple[int, str, str] | None]:
-    batches = BatchLines()
+FIT = (SITE + "lightning/trainer.py", 9, "Trainer.fit")
+BATCH = (SITE + "lightning/loops.py", 9, "_Loop.advance")
+HOOKS = (SITE + "lightning/call.py", 3, "_call_callback_hooks")
+CALLBACK = ("/home/u/watch.py", 7, "Watch.on_train_batch_end")
+LOG = (SITE + "lightning/loggers/csv.py", 7, "CSVLogger.log_metrics")
+SCHEDULER = (SITE + "torch/optim/lr_scheduler.py", 7, "LRScheduler.step")
+WRAPPER = (SITE + "torch/optim/lr_scheduler.py", 8, "LRScheduler.patch.<locals>.wrapper")
+ADAM = (SITE + "torch/optim/adam.py", 7, "Adam.step")
+
+
+def named(
+    *inwards: tuple[str, int, str], needed: bool = True, path: Iterable[tuple[str, int, str]] = ()
+) -> list[tuple[int, str, str] | None]:
+    batches, update = BatchLines(), UpdateLine()
     batches.needed = {LINE} if needed else {(LOOP[0], 1, LOOP[1])}
-    both = calls_in(inwards[::-1], {LOOP}, UpdateLine(), batches)
+    update.step_lines = {LINE} if path else set()
+    both = calls_in(inwards[::-1], {LOOP}, {(file, function) for file, _, function in path}, update, batches)
     return [None if call is None else (call.line[1], call.callee, call.kind) for call in both]
 
 
@@ -55,6 +69,23 @@ def test_the_library_below_the_line_and_the_users_function() -> None:
     assert own == (9, "Buffer.sample", "own")
     assert named(LINE, NO_GRAD, OWN, needed=False)[1] == (9, "Buffer.sample", "aside"), "no decorator hides it"
     assert named(LINE, OWN, STATE)[1] is not None, "only calls of modules compute"
+
+
+def test_what_leaves_a_trainers_path_to_the_updates_is_a_call() -> None:
+    path = (LINE, FIT, BATCH)
+    assert named(*path, LOG, path=path) == [(9, "lightning.loggers.csv.CSVLogger.log_metrics", "library"), None]
+    assert named(*path, HOOKS, CALLBACK, path=path) == [None, (9, "Watch.on_train_batch_end", "aside")]
+    assert named(*path, HOOKS, CALLBACK, CALLED, path=path)[1] is not None, "whatever it computes"
+    for inside in ((), (ADAM,), (WRAPPER, ADAM), (CALLED,), (OWN, CALLED)):
+        assert named(*path, *inside, path=path) == [None, None]
+    assert named(*path, LOG, path=[SCHEDULER]) == [None, None], "without a path it may be the training"
+
+
+def test_the_path_to_the_updates() -> None:
+    stacks = [(LINE, FIT, WRAPPER, ADAM), (LINE, FIT, BATCH, BACKWARD), (LINE, OWN, SCHEDULER), (LINE, LOG), (LINE,)]
+    path = training_path(stack[::-1] for stack in stacks)
+    assert path == {(file, function) for file, _, function in (LINE, FIT, WRAPPER, BATCH)}
+    assert named(LINE, SCHEDULER)[0] == (9, "torch.optim.lr_scheduler.LRScheduler.step", "library")
 
 
 @pytest.mark.parametrize(

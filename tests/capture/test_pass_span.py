@@ -7,7 +7,7 @@ from time import perf_counter_ns
 import torch
 from torch import nn
 
-from gpulab.capture.pauses.pauses import EvalMode, Stretch
+from gpulab.capture.pauses import EvalMode, Stretch
 from tests.capture.test_steps_by_hand import _measured
 
 LOOP, EVALUATE = ("cell", 9, "main"), ("cell", 3, "evaluate")

@@ -18,7 +18,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.capture.pauses.source_lines import Stack
+from gpulab.capture.lines.places import Stack
 from gpulab.capture.stacks.stack import Spot
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 

@@ -1,0 +1,287 @@
+"""Where the training thread is, looked at again and again: from another process, or where none can, by a thread.
+
+The trace names operators and calls, not the line that made them; torch's own `with_stack` costs many times as much and
+can hang beside DataLoader workers. A thread of ours needs the GIL for each look: it waits while the training thread
+holds it in one long call, and then finds it at the line of that call, whose end it is. So each of its looks stands for
+the time since the one before, and sees no loop of Python's own (`StackSamples.exact`).
+"""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from time import perf_counter_ns, thread_time_ns
+from typing import NamedTuple
+
+import numpy as np
+
+from gpulab.capture.dataloader.worker import is_collating
+from gpulab.capture.lines.batch_lines import BatchLines
+from gpulab.capture.lines.places import Naming, Stack, whole_stack
+from gpulab.capture.lines.update_line import UpdateLine
+from gpulab.capture.stacks.stack import Spot
+from gpulab.capture.stacks.watcher import PERIOD_S, Looks, StackWatcher
+from gpulab.run import LoadingLooks, OwnBatches, StackSamples
+from gpulab.user_code import Owner, library_of, owners
+
+LONGEST_PERIOD_S = 0.05
+DEAREST = 0.03  # share of the time that this thread may compute: where a look costs more it looks less often
+EXCERPTS = 3  # lines whose surroundings are kept, of the loop and of the loading each
+THROUGHOUT = 0.99  # of the looks: a line that is on the stack at nearly all of them holds the loop within it
+_JUDGED_AFTER = 4  # looks: what they cost is known then
+
+
+class Pace(NamedTuple):
+    """How often to look, and how many times at most."""
+
+    period_s: float
+    most: int | None = None
+
+
+TRACED = Pace(PERIOD_S)
+TRACED_WITHIN = Pace(PERIOD_S, 100_000)
+BESIDE_TRACE = Pace(0.01, 500)  # a look every ten milliseconds costs the loop less than a hundredth of its time
+
+
+class StackSampler:
+    """A thread that looks at the one that calls `start` until `stop`."""
+
+    def __init__(self, pace: Pace = TRACED_WITHIN) -> None:
+        self._pace = pace
+        self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
+        self._thread: threading.Thread | None = None
+        self._times: list[int] = []
+        self._numbers: list[int] = []
+        self._stacks: dict[Stack, int] = {}
+        self._began_ns = 0
+
+    def start(self) -> None:
+        """Begin to look. Where no thread can be started nothing is seen."""
+        self._began_ns = perf_counter_ns()
+        self._going.acquire()
+        watched = threading.get_ident()
+        thread = threading.Thread(target=self._look, args=(watched,), name="gpulab-lines", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            return
+        self._thread = thread
+
+    def stop(self) -> None:
+        """Look no more, leave no thread."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._going.release()
+            thread.join()
+
+    @property
+    def looks(self) -> Looks:
+        """So far. From any thread."""
+        count = len(self._numbers)
+        return Looks(self._times[:count], self._numbers[:count], list(self._stacks), self._began_ns)
+
+    def _look(self, watched: int) -> None:
+        frames, clock, over = sys._current_frames, perf_counter_ns, self._going.acquire
+        times, numbers, stacks = self._times, self._numbers, self._stacks
+        period_s, most, spent_ns = self._pace.period_s, self._pace.most or sys.maxsize, thread_time_ns()
+        cost_ns: list[int] = []
+        while not over(timeout=period_s) and len(times) < most:
+            collects = gc.isenabled()
+            gc.disable()  # a collection inside `_current_frames` blocks the whole process (cpython#106883)
+            try:
+                stack = whole_stack(frames().get(watched))
+            finally:
+                if collects:
+                    gc.enable()
+            number = stacks.setdefault(stack, len(stacks))
+            times.append(clock())
+            numbers.append(number)
+            before_ns, spent_ns = spent_ns, thread_time_ns()
+            cost_ns.append(spent_ns - before_ns)
+            if len(cost_ns) == _JUDGED_AFTER:
+                # files that are met for the first time cost a look many times what it costs from then on
+                affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
+                period_s = min(max(self._pace.period_s, affordable_s), LONGEST_PERIOD_S)
+                cost_ns.clear()
+
+
+class StackWatch:
+    """Looks at the thread that calls `start`: another process does at the pace `outside`, else a thread of ours."""
+
+    def __init__(
+        self, watcher: StackWatcher | None, name: str, outside: Pace = TRACED, within: Pace = TRACED_WITHIN
+    ) -> None:
+        self._watcher, self._key = watcher, f"{name} {perf_counter_ns()}"
+        self._outside, self._within = outside, within
+        self._sampler: StackSampler | None = None
+        self._looks: Looks | None = None
+
+    def start(self, *, at_once: bool = False) -> None:
+        """Begin to look; `at_once`: return when somebody does."""
+        channel = self._watcher.channel if self._watcher is not None else None
+        if channel is None or not channel.watch(self._key, self._outside.period_s, most=self._outside.most):
+            self._sampler = StackSampler(self._within)
+            self._sampler.start()
+        elif at_once and self._watcher is not None:
+            self._watcher.wait_until_ready()
+
+    def stop(self) -> None:
+        """Look no more."""
+        if self._sampler is not None:
+            self._sampler.stop()
+        elif self._watcher is not None and self._watcher.channel is not None:
+            self._watcher.channel.rest(self._key)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether another process has looked: what the thread did could not sway it."""
+        return self._sampler is None
+
+    @property
+    def looks(self) -> Looks | None:
+        """What was seen, once looking has stopped and before the watcher has; None where nothing is known."""
+        if self._sampler is not None:
+            return self._sampler.looks
+        if self._looks is None and self._watcher is not None:
+            self._looks = self._watcher.looks(self._key)
+        return self._looks
+
+
+class BatchTimes:
+    """Looks at a loop without a DataLoader after its traced steps: for how much of the time does it make batches?
+
+    A few traced steps hold too few looks for a share, and the profiler slows what it watches. Begun at a step's end on
+    the training thread, once.
+    """
+
+    def __init__(self, lines: BatchLines) -> None:
+        self._lines = lines
+        self._sampler: StackSampler | None = None
+
+    def begin(self, *, fed: bool) -> None:
+        """Look from here on, unless a loader feeds the steps (`fed`) or no line is known that makes a batch."""
+        if self._sampler is None and not fed and self._lines.are_known:
+            self._sampler = StackSampler(BESIDE_TRACE)
+            self._sampler.start()
+
+    def end(self) -> OwnBatches | None:
+        """Look no more; what was seen, None where nothing was."""
+        if self._sampler is None:
+            return None
+        self._sampler.stop()
+        looks = self._sampler.looks
+        makes = [self._lines.at(users_lines(stack)) for stack in looks.stacks]
+        return summed(looks.t_ns, [makes[i] for i in looks.stack])
+
+
+def summed(t_ns: Sequence[int], makes_batch: Sequence[bool]) -> OwnBatches | None:
+    """The looks that stand for the time since another one: the first stands for the thread's own start, too."""
+    if len(t_ns) < 2:
+        return None
+    took_ns = [after - before for before, after in itertools.pairwise(t_ns)]
+    own_ns = [took for took, makes in zip(took_ns, makes_batch[1:], strict=True) if makes]
+    return OwnBatches(len(took_ns), sum(took_ns), len(own_ns), sum(own_ns))
+
+
+# -- what was seen, as the record keeps it -----------------------------------------------------------------------------
+
+
+def stack_samples(
+    watch: StackWatch | None, origin_ns: int, update: UpdateLine, batches: BatchLines, naming: Naming
+) -> tuple[StackSamples | None, tuple[str, ...]]:
+    """The looks on the run's clock, which starts at `origin_ns`, and the libraries that the thread was in."""
+    looks = watch.looks if watch is not None else None
+    if watch is None or looks is None or not len(looks.t_ns):
+        return None, ()
+    users = [users_lines(stack) for stack in looks.stacks]
+    spots = [lines[0] if lines else None for lines in users]
+    callers = {spot for lines in users for spot in lines[1:]}
+    library = [called_library(stack) if watch.is_exact else "" for stack in looks.stacks]
+    everywhere = throughout([users[i] for i in looks.stack], {*update.lines, *update.step_lines})
+    keep_excerpts([spots[i] for i in looks.stack], naming)
+    number = {name: i for i, name in enumerate(dict.fromkeys(library[i] for i in looks.stack if library[i]))}
+
+    def column(each: Iterable[int], dtype: type[np.integer]) -> np.ndarray:
+        return np.array(list(each), dtype)[np.asarray(looks.stack, np.int64)]
+
+    samples = StackSamples(
+        t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
+        place=column(map(naming.number, spots), np.int32),
+        began_ns=looks.began_ns - origin_ns,
+        after_update=column(map(update.passed, users), np.uint8),
+        calls_users=column((spot in callers for spot in spots), np.uint8),
+        library=column((number.get(name, -1) for name in library), np.int32),
+        throughout=column((spot in everywhere for spot in spots), np.uint8),
+        exact=watch.is_exact,
+        prepares_batch=column(map(batches.at, users), np.uint8),
+    )
+    return samples, tuple(number)
+
+
+def loading_looks_of(seen: Sequence[Looks], naming: Naming) -> LoadingLooks | None:
+    """How often each line was met by those who make the batches; None where nobody has looked at them."""
+    if not any(len(looks.t_ns) for looks in seen):
+        return None
+    counts: Counter[tuple[Spot | None, bool]] = Counter()
+    for looks in seen:
+        lines = [users_lines(stack) for stack in looks.stacks]
+        rows = [(line[0] if line else None, is_collating(s)) for line, s in zip(lines, looks.stacks, strict=True)]
+        counts.update(rows[i] for i in looks.stack if not is_ours(looks.stacks[i]))
+    keep_excerpts([spot for spot, _ in counts.elements()], naming)
+    return LoadingLooks(
+        place=np.array([naming.number(spot) for spot, _ in counts], np.int32),
+        collating=np.array([collating for _, collating in counts], np.uint8),
+        count=np.array(list(counts.values()), np.int64),
+    )
+
+
+def keep_excerpts(spots: Iterable[Spot | None], naming: Naming) -> None:
+    """Of the lines that most looks have met."""
+    for spot, _ in Counter(spot for spot in spots if spot is not None).most_common(EXCERPTS):
+        naming.excerpt(spot)
+
+
+def users_lines(stack: Stack) -> Stack:
+    """The user's own lines of a whole stack; what is outside of what runs the user's code is not profiled."""
+    lines: list[Spot] = []
+    if is_ours(stack):
+        return ()
+    for spot in stack:
+        owner = owners[spot[0]]
+        if owner is Owner.USER:
+            lines.append(spot)
+        elif owner is Owner.RUNNER:
+            break
+    return tuple(lines)
+
+
+def is_ours(stack: Stack) -> bool:
+    """Whether gpulab itself is at work there."""
+    return bool(stack) and owners[stack[0][0]] is Owner.GPULAB
+
+
+def called_library(stack: Stack) -> str:
+    """The library that the innermost line of the user's has called; empty for none, and for what has no Python."""
+    within: list[str] = []
+    for file, _, _ in stack:
+        owner = owners[file]
+        if owner is Owner.USER:
+            break
+        if owner is Owner.LIBRARY:
+            within.append(file)
+    return library_of(within[-1]) if within else ""
+
+
+def throughout(stacks: Sequence[Stack], around_steps: set[Spot]) -> set[Spot]:
+    """The lines that nearly all looks have met and that hold the steps within them.
+
+    `around_steps`: lines that an update or a loader was called from; empty: no such call is known. A line that calls
+    neither is hot where nearly all looks meet it, and holds no step.
+    """
+    counts = Counter(spot for stack in stacks for spot in set(stack))
+    nearly_all = {spot for spot, count in counts.items() if count >= THROUGHOUT * len(stacks)}
+    return nearly_all & around_steps if around_steps else nearly_all
