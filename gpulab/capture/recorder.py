@@ -29,7 +29,6 @@ from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
-from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.profiler_window import Window, stays
@@ -56,8 +55,8 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
-from gpulab.store.journal import Journal
-from gpulab.store.run_tables import ARRIVALS
+from gpulab.store.journal import Journal, Spooler
+from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 from gpulab.torch_hooks.user_lines import warnings_at_users_line

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulab.capture import spooler as spooler_module
 from gpulab.capture.recorder import Capture
-from gpulab.capture.spooler import Spooler
 from gpulab.run import Run, Settings
+from gpulab.store import journal as spooler_module
 from gpulab.store.folders import COLUMNS, RUNNING_PREFIX
-from gpulab.store.journal import Journal
-from gpulab.store.run_tables import MARKS
+from gpulab.store.journal import Journal, Spooler
+from gpulab.store.run_format import MARKS
 from gpulab.store.table_file import read
 from gpulab.tape.step_finder import steps_of
 
