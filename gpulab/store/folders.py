@@ -150,8 +150,8 @@ class Store:
             raise StoreError(not_found(entries, key, self.root))
         return match.path
 
-    def rename(self, key: str | Path, name: str) -> Path:
-        """Give a run another name; an empty one takes the name away. Returns its folder.
+    def rename(self, key: str | Path, name: str) -> None:
+        """Give a run another name; an empty one takes the name away.
 
         The record changes whole or not at all, its trace and columns are not touched; of two at once the last wins.
         Raises StoreError where there is no such run, or it cannot be written.
@@ -171,7 +171,6 @@ class Store:
             replace_whole(folder / DOCUMENT, renamed)
         except (OSError, StoreError) as e:
             raise StoreError(f"Run {folder.name!r} not renamed: {reason(e)}") from e
-        return folder
 
     def delete(self, key: str | Path) -> bool:
         """Delete a run's folder with all that is in it; False where somebody else has just done so.
@@ -316,15 +315,8 @@ def entry_in(folder: Path) -> Entry:
         moment(header.created)
     except (OSError, StoreError) as e:
         return Entry(folder.name, folder, problem=reason(e))
-    return Entry(
-        id=folder.name,
-        path=folder,
-        name=header.settings.name or folder.name,
-        created=header.created,
-        outcome=header.outcome,
-        device_kind=header.device.kind,
-        job=header.job,
-    )
+    name = header.settings.name or folder.name
+    return Entry(folder.name, folder, name, header.created, header.outcome, header.device.kind, header.job)
 
 
 def _age(entry: Entry) -> tuple[bool, float, int, str]:

@@ -101,8 +101,13 @@ class Writer:
 _open: weakref.WeakSet[Writer] = weakref.WeakSet()
 
 
+def _close_all() -> None:
+    for writer in list(_open):
+        writer.close()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=lambda: [writer.close() for writer in list(_open)])
+    os.register_at_fork(after_in_child=_close_all)
 
 
 def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
