@@ -67,7 +67,7 @@ def shortcoming(folder: Path, recording: Recording | None = None, *, simulate: b
         *recording.cells(simulate=simulate)
     ]:
         return "its cell has been changed since"
-    problem = folders.entry(folder).problem
+    problem = folders.entry_in(folder).problem
     if problem is not None:
         return problem
     lacking = [name for name in document["files"] if not (folder / name).is_file()]

@@ -37,10 +37,9 @@ from gpulab.launch.notebook_source import notebook_source
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.launch.slurm import Allocation, SlurmProcesses, batch_script, outputs, submit, submit_words
 from gpulab.run import Ranks, Run
-from gpulab.store.atomic_write import make_folder
+from gpulab.store.files import make_folder, temporary_folder
 from gpulab.store.folders import KILLED, Store, default_root, new_id
 from gpulab.store.jobs import await_job
-from gpulab.store.temporary_folder import temporary_folder
 from gpulab.tuning.cell_code import Interrupted, interrupts_heard
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.running.display import in_notebook

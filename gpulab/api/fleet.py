@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterator, Sequence
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -18,10 +19,9 @@ from gpulab.errors import StoreError, UsageError
 from gpulab.formatting import percent, plural
 from gpulab.options import share_type
 from gpulab.run_summary import RunSummary
-from gpulab.store.filter import since_when
-from gpulab.store.folders import Store, default_root, moment, read
-from gpulab.store.lookup import shown
-from gpulab.store.summaries import Stored, finish_killed, keep_summary, stored_runs, stores_in
+from gpulab.store.folders import Store, default_root, read
+from gpulab.store.lookup import moment, shown, since_when
+from gpulab.store.summaries import Stored, keep_summary, stored_runs, stores_in
 from gpulab.views.fleet import FleetView
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import plain
@@ -196,8 +196,8 @@ def _written(view: FleetView, options: argparse.Namespace) -> str:
     """What a command prints; files that it was to write are written. Raises UsageError and StoreError."""
     import json
 
-    from gpulab.store.atomic_write import write_whole
-    from gpulab.store.tables import write_table
+    from gpulab.store.exports import write_table
+    from gpulab.store.files import write_whole
 
     said = []
     if options.export is not None:
@@ -222,7 +222,8 @@ def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[
     for root in roots:
         if not root.is_dir():
             continue
-        finish_killed(root)
+        if os.access(root, os.W_OK):
+            Store(root).finish_killed()
         try:
             for stored in stored_runs(root):
                 if stored.summary is None:

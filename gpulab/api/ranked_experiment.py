@@ -21,7 +21,7 @@ from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, P
 from gpulab.api.experiment import HINT, ending, remember_experiment
 from gpulab.api.reading import runs
 from gpulab.errors import StoreError, UsageError
-from gpulab.store.atomic_write import replace_whole, write_whole
+from gpulab.store.files import replace_whole, write_whole
 from gpulab.store.folders import Store, new_id
 from gpulab.tuning.agreement import RanksAgreement, decoded, encoded, joined
 from gpulab.tuning.cell_code import Interrupted

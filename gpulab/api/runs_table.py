@@ -12,7 +12,8 @@ from msgspec import Struct
 from gpulab.analysis.steps import select, spread_of_steps, steps_per_round
 from gpulab.formatting import duration, plural
 from gpulab.run import Run
-from gpulab.store.runs import Row, Runs
+from gpulab.store.lookup import Entry
+from gpulab.store.runs import Runs
 from gpulab.views.html import plain_table
 from gpulab.views.text import aligned
 from gpulab.views.wording import cut, plain, rank_words, shortened
@@ -54,7 +55,7 @@ class Table(Struct, frozen=True):
         return html(self.runs, self.count)
 
 
-def _cells(row: Row, run: Run) -> tuple[str, ...]:
+def _cells(row: Entry, run: Run) -> tuple[str, ...]:
     rows = select(run).rows
     step = spread_of_steps(run, run.steps.time_ns[rows], rows, steps_per_round(run, rows))
     return (
@@ -70,14 +71,14 @@ def _cells(row: Row, run: Run) -> tuple[str, ...]:
     )
 
 
-def _called(row: Row, run: Run) -> str:
+def _called(row: Entry, run: Run) -> str:
     """Its name, what was changed for it where the name does not say so, and its ranks."""
     changed = ", ".join(f"{name}={value}" for name, value in run.settings.knobs.items())
     name = run.settings.name
     return " · ".join(filter(None, (name, "" if changed in name else changed, rank_words(run.job, len(row.outcomes)))))
 
 
-def _outcome(row: Row, run: Run) -> str:
+def _outcome(row: Entry, run: Run) -> str:
     """Of several ranks the one that most of those share which did not complete, and of how many."""
     if run.reached_step_limit and set(row.outcomes) <= {"stopped"}:
         return "step limit"
@@ -102,7 +103,7 @@ def _none(runs: Runs) -> str:
     return f"No run yet in {plain(str(runs.store.root))}."
 
 
-def _remarks(runs: Runs, rows: Sequence[Row]) -> list[str]:
+def _remarks(runs: Runs, rows: Sequence[Entry]) -> list[str]:
     hidden = len(runs) - sum(row.runs for row in rows if row.position is not None)
     more = [f"… and {plural(hidden, 'older run')}"] if hidden > 0 else []
     folder = [f"Saved in {cut(plain(str(runs.store.root)), WIDEST_ASKED)}."] if any(row.path for row in rows) else []

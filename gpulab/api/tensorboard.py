@@ -21,9 +21,9 @@ from gpulab.api.arguments import Parser, split, take_store
 from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import plural
+from gpulab.store.exports import installed
 from gpulab.store.folders import trace_path
 from gpulab.store.runs import Runs
-from gpulab.store.tables import installed
 
 HELP = """\
 {prog} [--port N]   open the stored runs in TensorBoard with torch-tb-profiler
@@ -95,7 +95,8 @@ def command(runs: Runs, words: Sequence[str], prog: str = "gpulab tensorboard") 
     if missing:
         raise UsageError(f"To open runs in TensorBoard, install it first: pip install {' '.join(missing)}.")
     port, root = _port(options.port), runs.store.root
-    count = sum(entry.problem is None and trace_path(entry.path) is not None for entry in runs.store.list())
+    paths = [entry.path for entry in runs.store.list() if entry.problem is None and entry.path is not None]
+    count = sum(trace_path(path) is not None for path in paths)
     if not count:
         raise UsageError(f"No run in {str(root)!r} has a trace to show: profile something first.")
     url = start(root, port)

@@ -12,7 +12,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError
-from gpulab.store.atomic_write import reason, write_whole
+from gpulab.store.files import reason, write_whole
 from gpulab.store.folders import default_root
 from gpulab.tuning.bench import Bench, plain_text
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from gpulab.errors import UsageError
 from gpulab.lessons.progress import Line, read_lines
-from gpulab.store.atomic_write import reason
+from gpulab.store.files import reason
 
 MOST_FILES = 1_000
 

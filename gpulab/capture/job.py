@@ -24,7 +24,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.run import Job, Launcher
-from gpulab.store.run_tables import ARRIVAL, Arrivals
+from gpulab.store.run_format import ARRIVAL, Arrivals
 from gpulab.torch_hooks.patching import replaced
 
 JOB = "GPULAB_JOB"  # set by `gpulab record` for the ranks that a script starts itself

@@ -7,7 +7,7 @@ import threading
 from gpulab.capture.pauses import Pauses
 from gpulab.run import Int64, Steps
 from gpulab.store.journal import Journal
-from gpulab.store.run_tables import MARKS
+from gpulab.store.run_format import MARKS
 from gpulab.tape.marks import Marks, Tape
 from gpulab.tape.step_finder import StepFinder
 

@@ -28,7 +28,6 @@ from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.meters.used_gpu import moved, working_gpus
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
-from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.capture.steps.deadline import Deadline
 from gpulab.capture.steps.profiler_window import Window, stays
@@ -54,8 +53,8 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
-from gpulab.store.journal import Journal
-from gpulab.store.run_tables import ARRIVALS
+from gpulab.store.journal import Journal, Spooler
+from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 from gpulab.torch_hooks.user_lines import warnings_at_users_line

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
 from gpulab.lessons.editions import Edition, edition
-from gpulab.store.atomic_write import reason
+from gpulab.store.files import reason
 from gpulab.user_code import PACKAGE_FOLDER
 
 INSTALLED = "share/gpulab/notebooks"  # below the environment's data folder, as pyproject.toml says

@@ -21,7 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.formatting import plain_values
-from gpulab.store.atomic_write import reason
+from gpulab.store.files import reason
 from gpulab.store.folders import default_root
 
 CLASS_VARIABLE = "GPULAB_CLASS"

@@ -19,18 +19,18 @@ from pathlib import Path
 from typing import IO
 
 import msgspec
-from msgspec import Struct
+from msgspec import Raw
+from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
-from gpulab.run import NOT_KEPT, Job, Missing, Outcome, Run
+from gpulab.run import NOT_KEPT, Missing, Run
 from gpulab.store import run_format
-from gpulab.store.atomic_write import reason, replace_whole, sync_folder, write_new
-from gpulab.store.lookup import not_found, select
-from gpulab.store.npz import NPZ
-from gpulab.store.table_file import left_behind
+from gpulab.store.files import left_behind, reason, replace_whole, sync_folder, write_new
+from gpulab.store.lookup import Entry, moment, not_found, select
 
 DOCUMENT = "run.json"
 COLUMNS = "columns.tables"
+NPZ = "columns.npz"  # of gpulab 0.1
 TRACE_SUFFIX = ".pt.trace.json.gz"
 
 UNFINISHED_TRACE = "unfinished.json.gz"
@@ -45,23 +45,9 @@ _SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 WriteTrace = Callable[[Path], None]
 
 
-class Entry(Struct, frozen=True):
-    """One folder of the store, as far as its header tells. With a `problem` only `id` and `path` mean anything."""
-
-    id: str
-    path: Path
-    name: str = ""
-    created: str = ""
-    outcome: Outcome | None = None
-    device_kind: str = ""
-    problem: str | None = None
-    job: Job | None = None
-
-
 def new_id(now: datetime | None = None) -> str:
     """An id no other process makes: the UTC second and 40 random bits that leave the global random state alone."""
-    moment = (now or datetime.now(UTC)).astimezone(UTC)
-    return f"{moment:%Y%m%d-%H%M%S}-{os.urandom(5).hex()}"
+    return f"{(now or datetime.now(UTC)).astimezone(UTC):%Y%m%d-%H%M%S}-{os.urandom(5).hex()}"
 
 
 def default_root() -> Path:
@@ -89,7 +75,13 @@ class Store:
             self.root.mkdir(parents=True, exist_ok=True)
             self._remove_stale()
             stage.mkdir()
-            _fill(stage, run, write_trace)
+            run = run if write_trace is None else _put_trace(stage, run, write_trace)
+            document, columns = run_format.encode(run)
+            if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
+                raise StoreError("it exceeds the size limit of a stored run; profile fewer steps")
+            write_new(stage / DOCUMENT, document)
+            write_new(stage / COLUMNS, columns)
+            sync_folder(stage)
             os.rename(stage, final)
         except (OSError, StoreError) as e:
             raise StoreError(f"Run not saved in {str(self.root)!r}: {reason(e)}") from e
@@ -103,16 +95,15 @@ class Store:
 
         Raises StoreError where that cannot be said in the stored record.
         """
-        failure = _export(folder, run, write_trace)
-        if failure is None:
+        stored = _put_trace(folder, run, write_trace)
+        if stored is run:
             sync_folder(folder)
             return run
-        run = _without_trace(run, failure)
         try:
-            replace_whole(folder / DOCUMENT, run_format.encode(run)[0])
+            replace_whole(folder / DOCUMENT, run_format.encode(stored)[0])
         except OSError as e:
             raise StoreError(f"Run {folder.name!r} cannot be written: {reason(e)}.") from e
-        return run
+        return stored
 
     def drop_trace(self, key: str | Path, why: str) -> None:
         """Keep of a stored run its steps and curves, not what the profiler recorded; the run says `why`.
@@ -122,7 +113,7 @@ class Store:
         folder = self.find(key)
         run = read(folder)
         lacking = Missing("trace", why, key=NOT_KEPT)
-        run = msgspec.structs.replace(
+        run = replace(
             run, timeline=None, memory_events=None, stack=None, traced_numbers=(), missing=(*run.missing, lacking)
         )
         try:
@@ -155,22 +146,31 @@ class Store:
             raise StoreError(f"{str(key)!r} is not the folder of a run: it has no {DOCUMENT}.")
         entries = [e for e in self.list() if e.problem is None or e.id == key]
         match = select(entries, key)
-        if match is None:
+        if match is None or match.path is None:
             raise StoreError(not_found(entries, key, self.root))
         return match.path
 
-    def rename(self, key: str | Path, name: str) -> Path:
-        """Give a run another name; an empty one takes the name away. Returns its folder.
+    def rename(self, key: str | Path, name: str) -> None:
+        """Give a run another name; an empty one takes the name away.
 
         The record changes whole or not at all, its trace and columns are not touched; of two at once the last wins.
         Raises StoreError where there is no such run, or it cannot be written.
         """
         folder = self.find(key)
+
+        def with_name(settings: bytes) -> object:
+            valid = name.encode("utf-8", "backslashreplace").decode()
+            return {**msgspec.json.decode(settings, type=dict[str, Raw]), "name": valid}
+
         try:
-            replace_whole(folder / DOCUMENT, _renamed(_document(folder), name))
+            document = _document(folder)
+            run_format.decode_header(document)
+            renamed = _with_field(document, "settings", b"{}", with_name)
+            if len(renamed) > run_format.MAX_DOCUMENT_BYTES:
+                raise StoreError(f"the new name is too long for {DOCUMENT}; choose a shorter one")
+            replace_whole(folder / DOCUMENT, renamed)
         except (OSError, StoreError) as e:
             raise StoreError(f"Run {folder.name!r} not renamed: {reason(e)}") from e
-        return folder
 
     def delete(self, key: str | Path) -> bool:
         """Delete a run's folder with all that is in it; False where somebody else has just done so.
@@ -205,9 +205,8 @@ class Store:
             return []
         except OSError as e:
             raise StoreError(f"The run store {str(self.root)!r} cannot be read: {reason(e)}") from e
-        entries = map(entry, folders)
-        there = [e for e in entries if e.problem is None or e.path.is_dir()]
-        return sorted([*there, *unfinished], key=_age)
+        entries = [entry for f in folders if (entry := entry_in(f)).problem is None or f.is_dir()]
+        return sorted([*entries, *unfinished], key=_age)
 
     def finish_killed(self) -> Sequence[Entry]:
         """Give the runs whose process was killed their names; returns those of which that fails."""
@@ -230,7 +229,7 @@ class Store:
             if final.exists():
                 _say_no_trace(final)
                 shutil.rmtree(folder)
-            elif entry(folder).problem is None:
+            elif entry_in(folder).problem is None:
                 with contextlib.suppress(OSError, StoreError):  # it is read as it is, but not as fast
                     _rewrite(folder, read(folder))
                 for file in folder.glob(".*"):
@@ -307,7 +306,7 @@ def _require_file(path: Path, limit_bytes: int) -> None:
         raise StoreError(f"{path.name} is larger than {limit_bytes >> 20} MiB")
 
 
-def entry(folder: Path) -> Entry:
+def entry_in(folder: Path) -> Entry:
     """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
         header = run_format.decode_header(_document(folder))
@@ -316,41 +315,12 @@ def entry(folder: Path) -> Entry:
         moment(header.created)
     except (OSError, StoreError) as e:
         return Entry(folder.name, folder, problem=reason(e))
-    return Entry(
-        id=folder.name,
-        path=folder,
-        name=header.settings.name or folder.name,
-        created=header.created,
-        outcome=header.outcome,
-        device_kind=header.device.kind,
-        job=header.job,
-    )
-
-
-def _renamed(document: bytes, name: str) -> bytes:
-    """The document with this name; every other field keeps its bytes, those a newer gpulab added as well."""
-    run_format.decode_header(document)
-    fields = msgspec.json.decode(document, type=dict[str, msgspec.Raw])
-    settings = msgspec.json.decode(fields["settings"], type=dict[str, msgspec.Raw])
-    valid = name.encode("utf-8", "backslashreplace").decode()
-    settings["name"] = msgspec.Raw(msgspec.json.encode(valid))
-    fields["settings"] = msgspec.Raw(msgspec.json.encode(settings))
-    renamed = msgspec.json.encode(fields)
-    if len(renamed) > run_format.MAX_DOCUMENT_BYTES:
-        raise StoreError(f"the new name is too long for {DOCUMENT}; choose a shorter one")
-    return renamed
-
-
-def moment(created: str) -> datetime:
-    try:
-        moment = datetime.fromisoformat(created)
-    except ValueError:
-        raise StoreError(f"run.json has no date: {created!r}") from None
-    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)
+    name = header.settings.name or folder.name
+    return Entry(folder.name, folder, name, header.created, header.outcome, header.device.kind, header.job)
 
 
 def _age(entry: Entry) -> tuple[bool, float, int, str]:
-    if entry.problem is not None:
+    if entry.problem is not None or entry.path is None:
         return (False, 0.0, 0, entry.id)
     try:
         saved_ns = (entry.path / DOCUMENT).stat().st_mtime_ns
@@ -367,57 +337,48 @@ def run_folder(key: str | Path) -> Path | None:
     return Path(key).absolute() if os.path.isfile(os.path.join(key, DOCUMENT)) else None
 
 
-def _fill(stage: Path, run: Run, write_trace: WriteTrace | None) -> None:
-    failure = None if write_trace is None else _export(stage, run, write_trace)
-    if failure is not None:
-        run = _without_trace(run, failure)
-    document, columns = run_format.encode(run)
-    if len(document) > run_format.MAX_DOCUMENT_BYTES or len(columns) > run_format.MAX_COLUMNS_BYTES:
-        raise StoreError("it exceeds the size limit of a stored run; profile fewer steps")
-    write_new(stage / DOCUMENT, document)
-    write_new(stage / COLUMNS, columns)
-    sync_folder(stage)
-
-
-def _without_trace(run: Run, failure: str) -> Run:
-    return msgspec.structs.replace(run, missing=(*run.missing, Missing("trace file", failure, key="trace_file")))
-
-
 def _say_no_trace(folder: Path) -> None:
     """Of a stored run whose process was killed: perhaps before its trace was beside it. Raises OSError."""
     try:
         traced = read(folder).timeline is not None
     except StoreError:  # its own line of the list says so
         return
-    if not traced or trace_path(folder) is not None:
-        return
-    fields = msgspec.json.decode(_document(folder), type=dict[str, msgspec.Raw])
-    missing = msgspec.json.decode(fields.get("missing", b"[]"), type=list[msgspec.Raw])
-    missing.append(msgspec.Raw(msgspec.json.encode(Missing("trace file", KILLED, key="trace_file"))))
-    fields["missing"] = msgspec.Raw(msgspec.json.encode(missing))
-    replace_whole(folder / DOCUMENT, msgspec.json.encode(fields))
-    (folder / UNFINISHED_TRACE).unlink(missing_ok=True)
+    if traced and trace_path(folder) is None:
+        lacking = Missing("trace file", KILLED, key="trace_file")
+        document = _with_field(
+            _document(folder), "missing", b"[]", lambda raw: [*msgspec.json.decode(raw, type=list[Raw]), lacking]
+        )
+        replace_whole(folder / DOCUMENT, document)
+        (folder / UNFINISHED_TRACE).unlink(missing_ok=True)
 
 
-def _export(stage: Path, run: Run, write_trace: WriteTrace) -> str | None:
-    """Why there is no trace; None where it is in place.
+def _with_field(document: bytes, name: str, default: bytes, change: Callable[[bytes], object]) -> bytes:
+    """The document with one field changed; every other keeps its bytes, those a newer gpulab added as well."""
+    fields = msgspec.json.decode(document, type=dict[str, Raw])
+    fields[name] = Raw(msgspec.json.encode(change(fields.get(name, Raw(default)))))
+    return msgspec.json.encode(fields)
+
+
+def _put_trace(folder: Path, run: Run, write_trace: WriteTrace) -> Run:
+    """Write a run's trace beside it; returns the run, which says in `missing` why it has none.
 
     It gets its final name last: TensorBoard, looking into hidden folders as well, would take half a trace for a run.
     """
-    unfinished = stage / UNFINISHED_TRACE
+    unfinished = folder / UNFINISHED_TRACE
     try:
         write_trace(unfinished)
         if unfinished.exists():
             import socket
 
             host = re.sub(r"[^A-Za-z0-9.-]", "-", run.environment.hostname or socket.gethostname())[:100] or "host"
-            unfinished.rename(stage / f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}")
+            unfinished.rename(folder / f"{host}_{os.getpid()}.{time.time_ns()}{TRACE_SUFFIX}")
     except Exception as e:  # whatever the profiler raises: the run is worth more than its trace
-        return f"it could not be written: {reason(e)}"
+        lacking = Missing("trace file", f"it could not be written: {reason(e)}", key="trace_file")
+        return replace(run, missing=(*run.missing, lacking))
     finally:  # also where it was interrupted
         with contextlib.suppress(OSError):
             unfinished.unlink(missing_ok=True)
-    return None
+    return run
 
 
 CONFIGURATION_FILE = "gpulab.toml"
@@ -426,11 +387,12 @@ CONFIGURATION_FILE = "gpulab.toml"
 def configured(table: str) -> dict[str, object]:
     """That table of the user's file, as TOML has it; empty where there is no file, or no such table in it.
 
-    The file of the current folder counts alone, where there is one. Raises UsageError in one line for a file that
-    cannot be read, or a table that is none.
+    The file of the current folder counts alone, where there is one; else that of `$GPULAB_DIR`. Raises UsageError in
+    one line for a file that cannot be read, or a table that is none.
     """
+    places = [Path(folder, CONFIGURATION_FILE) for folder in ("", os.environ.get("GPULAB_DIR") or "")]
     try:
-        path = configuration_path()
+        path = next((place for place in places if place.is_file()), None)
     except OSError as e:
         raise UsageError(f"gpulab cannot read {CONFIGURATION_FILE}: {e.strerror or e}.") from e
     if path is None:
@@ -446,9 +408,3 @@ def configured(table: str) -> dict[str, object]:
     if not isinstance(values, dict):
         raise UsageError(f"{str(path)!r}: {table} is not a table: write [{table}] on a line of its own.")
     return values
-
-
-def configuration_path() -> Path | None:
-    """The file that counts; None where there is none."""
-    folders = ["", os.environ.get("GPULAB_DIR") or ""]
-    return next((path for folder in folders if (path := Path(folder) / CONFIGURATION_FILE).is_file()), None)

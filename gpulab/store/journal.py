@@ -1,21 +1,27 @@
-"""A run's folder from its first second on: hidden while the run goes on, it is the run where its process is killed."""
+"""A run's folder from its first second on: hidden while the run goes on, it is the run where its process is killed.
+
+It is brought up to date once a second, in a thread of its own: no other part of a run delays it.
+"""
 
 from __future__ import annotations
 
-import contextlib
 import os
+import shutil
 import socket
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 from msgspec.structs import replace
 
-from gpulab.run import Missing, Run
-from gpulab.store import run_format
+from gpulab.run import Choice, Missing, Run
+from gpulab.store.files import reason
 from gpulab.store.folders import COLUMNS, DOCUMENT, KILLED, RUNNING_PREFIX
-from gpulab.store.run_tables import ORIGIN, TABLES
+from gpulab.store.run_format import ORIGIN, TABLES, encode_header
 from gpulab.store.table_file import Writer
 
-UNFINISHED = f".{DOCUMENT}"
+PERIOD_S = 1.0
+END_TIMEOUT_S = 5.0  # of a thread that writes: it may wait for what a signal has interrupted
 
 
 class Journal(Writer):
@@ -34,18 +40,77 @@ class Journal(Writer):
             key="breakdown",
         )
         missing = (*run.missing, lacking)
-        document = run_format.encode_header(replace(run, outcome="interrupted", outcome_detail=KILLED, missing=missing))
-        unfinished = self.path.with_name(UNFINISHED)
+        document = encode_header(replace(run, outcome="interrupted", outcome_detail=KILLED, missing=missing))
+        unfinished = self.path.with_name(f".{DOCUMENT}")
         unfinished.write_bytes(document)
         os.replace(unfinished, self.path.with_name(DOCUMENT))
 
     def remove(self) -> None:
         """The folder with all that is in it. May be called twice."""
-        if self._file < 0:
+        if self._file >= 0:
+            self.close()
+            shutil.rmtree(self.path.parent, ignore_errors=True)
+
+
+class Spooler:
+    """Brings a journal up to date. `write` appends what is new; without a `journal` it stays in memory.
+
+    After a failure the run goes on in memory, and a second later there is another try.
+    """
+
+    def __init__(self, journal: Journal | None, write: Callable[[Journal], None]) -> None:
+        self._journal = journal
+        self._write = write
+        self._lock = threading.Lock()
+        self._stopped = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._has_written = False
+        self._is_over = False
+        self.problems: tuple[Choice, ...] = ()  # of the last try, for the record: none, or one
+
+    def start(self) -> None:
+        """Begin to write, for the first time in a second."""
+        if self._journal is not None:
+            self._thread = threading.Thread(target=self._run, name="gpulab-spooler", daemon=True)
+            self._thread.start()
+
+    def look(self) -> None:
+        """Write what is new, unless another thread does so just now. From any thread of ours; never raises."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._look()
+            finally:
+                self._lock.release()
+
+    def stop(self) -> None:
+        """Write the last of it where there was a first: storing the run takes a while. Nothing is written after it."""
+        self._stopped.set()
+        if self._thread is not None:
+            self._thread.join(END_TIMEOUT_S)
+        if self._lock.acquire(timeout=END_TIMEOUT_S):
+            try:
+                if self._has_written:
+                    self._look()
+                self._is_over = True
+            finally:
+                self._lock.release()
+
+    def close(self) -> None:
+        """Remove the journal, once all of it was read back. May be called twice."""
+        self.stop()
+        if self._journal is not None:
+            self._journal.remove()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(PERIOD_S):
+            self.look()
+
+    def _look(self) -> None:
+        if self._journal is None or self._is_over:
             return
-        self.close()
-        for name in (UNFINISHED, DOCUMENT, COLUMNS):
-            with contextlib.suppress(OSError):
-                self.path.with_name(name).unlink()
-        with contextlib.suppress(OSError):
-            self.path.parent.rmdir()
+        try:
+            self._write(self._journal)
+            self._has_written, self.problems = True, ()
+        except Exception as e:
+            why = f"they could not be written to {str(self._journal.path.parent.parent)!r}: {reason(e)}"
+            self.problems = (Choice("steps so far", "kept in memory", why),)

@@ -1,29 +1,47 @@
-"""Which run a word means: its id, its place from the end, its name or the beginning of its id."""
+"""Which runs of a list a user means: by an id, a name or a place, or by conditions that hold."""
 
 from __future__ import annotations
 
 import difflib
 import re
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import get_args
+
+from msgspec import Struct
+
+from gpulab.errors import StoreError, UsageError
+from gpulab.run import Job, Outcome, Run
 
 _LONGEST_SHOWN = 100
+_AGE = re.compile(r"(\d{1,9})\s*([smhdw])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
-class Named(Protocol):
-    """What a key can select; `name` is what the user calls it, or its id."""
+class Entry(Struct, frozen=True):
+    """One run as a line of a list, as far as its header tells. With a `problem` only `id` and `path` mean anything.
 
-    @property
-    def id(self) -> str: ...
-    @property
-    def name(self) -> str: ...
+    `name` is what the user calls it, or its id; `run` is there where it was read or is in memory. A line may stand for
+    a job with several ranks: then it is the lowest one, but for the job's `id`, the newest `position` and `outcomes`.
+    """
+
+    id: str
+    path: Path | None = None  # None: not saved
+    name: str = ""
+    created: str = ""  # ISO 8601
+    outcome: Outcome | None = None
+    device_kind: str = ""
+    job: Job | None = None
+    problem: str | None = None
+    run: Run | None = None  # its timeline may be left out
+    position: int | None = None  # counted from the end, of all runs: runs[position]
+    outcomes: tuple[str, ...] = ()  # of all ranks that are here
+    runs: int = 1  # that this line stands for
 
 
-N = TypeVar("N", bound=Named)
-
-
-def select(entries: Sequence[N], key: str) -> N | None:
+def select(entries: Sequence[Entry], key: str) -> Entry | None:
     """By id, by position from the end, by name, by a unique beginning of an id, in this order; of equals the last."""
     exact = [e for e in entries if e.id == key]
     if exact:
@@ -38,7 +56,7 @@ def select(entries: Sequence[N], key: str) -> N | None:
     return starting[0] if len(starting) == 1 else None
 
 
-def not_found(entries: Sequence[Named], key: str, root: Path) -> str:
+def not_found(entries: Sequence[Entry], key: str, root: Path) -> str:
     """Why `select` found none, with the nearest: a sentence for the user."""
     starting = [e.id for e in entries if key and e.id.startswith(key)]
     if starting:
@@ -56,3 +74,93 @@ def not_found(entries: Sequence[Named], key: str, root: Path) -> str:
 def shown(name: str) -> str:
     """A name as it stands in a sentence: comparing and printing very long ones takes minutes and pages."""
     return name if len(name) <= _LONGEST_SHOWN else name[: _LONGEST_SHOWN - 1] + "…"
+
+
+class Filter(Struct, frozen=True):
+    """All conditions must hold; an empty one always does.
+
+    `name` is a pattern (`*`, `?`, `[…]`, capital letters matter) for the whole name or id. `words` must all occur, in
+    any capitals, somewhere in the name, id, code, device, dataset, error or knobs ("workers=4") of a run.
+    """
+
+    name: str = ""
+    device: str = ""
+    since: datetime | None = None
+    outcome: str = ""
+    words: tuple[str, ...] = ()
+
+    def fits(self, entry: Entry) -> bool:
+        """Whether all but the words are right."""
+        return (
+            (not self.name or fnmatchcase(entry.name, self.name))
+            and (not self.device or entry.device_kind == self.device)
+            and (not self.outcome or entry.outcome == self.outcome)
+            and (self.since is None or _is_since(entry.created, self.since))
+        )
+
+    def fits_words(self, run: Run) -> bool:
+        """Whether the words occur in it."""
+        dataset = run.loader.dataset if run.loader is not None else ""
+        knobs = (f"{knob}={value}" for knob, value in run.settings.knobs.items())
+        texts = (run.name, run.id, run.code, run.device.name, run.outcome_detail, run.source, dataset, *knobs)
+        text = "\n".join(texts).casefold()
+        return all(word.casefold() in text for word in self.words)
+
+    def __str__(self) -> str:
+        """As a user would write it, in words."""
+        since = f"{self.since:%Y-%m-%d %H:%M}" if self.since is not None else ""
+        asked = {"name": self.name, "device": self.device, "since": since, "outcome": self.outcome}
+        parts = [f"{what} {value}" for what, value in asked.items() if value]
+        return ", ".join([*parts, *(f"{word!r}" for word in self.words)])
+
+
+def make_filter(
+    name: str, device: str, since: str | datetime | timedelta | None, outcome: str, words: Sequence[str] | str
+) -> Filter:
+    """A filter from what a user gave. Raises UsageError naming the value and the nearest valid one."""
+    if device not in ("", "cpu", "cuda"):
+        raise UsageError(f"The device must be cpu or cuda, got {shown(device)!r}.")
+    outcomes: tuple[str, ...] = get_args(Outcome)
+    if outcome and outcome not in outcomes:
+        near = difflib.get_close_matches(shown(outcome).lower(), outcomes, n=1, cutoff=0.0)[0]
+        raise UsageError(
+            f"The outcome must be one of {', '.join(outcomes)}, got {shown(outcome)!r}. Did you mean {near}?"
+        )
+    every = words.split() if isinstance(words, str) else filter(None, words)
+    return Filter(name, device, since_when(since) if since else None, outcome, tuple(every))
+
+
+def since_when(since: str | datetime | timedelta) -> datetime:
+    """A moment from a date, a date and a time (this machine's zone unless it names one), or an age before now.
+
+    Raises UsageError for anything else.
+    """
+    try:
+        if isinstance(since, datetime):
+            return since.astimezone()
+        if isinstance(since, timedelta):
+            return datetime.now(UTC) - since
+        age = _AGE.fullmatch(since.strip())
+        if age is not None:
+            return datetime.now(UTC) - timedelta(seconds=int(age[1]) * _SECONDS[age[2]])
+        return datetime.fromisoformat(since.strip()).astimezone()
+    except (ValueError, OverflowError, OSError):
+        raise UsageError(
+            f"{shown(str(since))!r} is neither a date (2026-11-20) nor an age (30m, 2h, 3d, 1w)."
+        ) from None
+
+
+def moment(created: str) -> datetime:
+    """When a run was made. Raises StoreError where its date is none."""
+    try:
+        when = datetime.fromisoformat(created)
+    except ValueError:
+        raise StoreError(f"run.json has no date: {created!r}") from None
+    return when if when.tzinfo else when.replace(tzinfo=UTC)
+
+
+def _is_since(created: str, since: datetime) -> bool:
+    try:
+        return moment(created) >= since
+    except StoreError:  # a run of this process whose date is of another program
+        return False

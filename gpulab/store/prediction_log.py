@@ -19,7 +19,7 @@ from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run import Run
-from gpulab.store.atomic_write import reason
+from gpulab.store.files import reason
 from gpulab.store.folders import default_root
 from gpulab.verdict import TOO_FEW, is_decided, verdict
 
@@ -116,38 +116,27 @@ class Scoreboard:
     def read(self) -> Board:
         """Everything that can be read. Never raises for what is in a file or for a file that is not there."""
         for _ in range(TRIES):  # a file that is put aside meanwhile would be missed
-            aside = self._aside()
-            lines, problem = self._lines([*aside, self.folder / NAME])
+            lines, problem, aside = list[bytes](), "", self._aside()
+            for path in (*aside, self.folder / NAME):
+                try:
+                    lines += path.read_bytes().split(b"\n")
+                except FileNotFoundError:
+                    continue
+                except OSError as e:
+                    problem = f"The scoreboard {str(path)!r} cannot be read: {reason(e)}."
             if self._aside() == aside:
                 break
-        lines_read = [_record(line) for line in lines]
-        sound = [record for record in lines_read if record is not None]
+        records = [_record(line) for line in lines if line.strip()]
+        sound = [record for record in records if record is not None]
         decided = sorted((record for record in sound if record.decided), key=lambda record: record.when)
-        return Board(tuple(decided), len(sound) - len(decided), len(lines_read) - len(sound), problem)
-
-    def _lines(self, paths: Iterable[Path]) -> tuple[list[bytes], str]:
-        """Of all files that are there, without empty ones; and why one cannot be read."""
-        lines: list[bytes] = []
-        problem = ""
-        for path in paths:
-            try:
-                lines += [line for line in path.read_bytes().split(b"\n") if line.strip()]
-            except FileNotFoundError:
-                continue
-            except OSError as e:
-                problem = f"The scoreboard {str(path)!r} cannot be read: {reason(e)}."
-        return lines, problem
+        return Board(tuple(decided), len(sound) - len(decided), len(records) - len(sound), problem)
 
     def _put_aside(self, path: Path) -> None:
         """Rename a full file; who still writes into it loses nothing, for its new name is read as well."""
-        try:
-            full = path.stat().st_size >= FULL_BYTES
-        except FileNotFoundError:
-            return
-        if not full:
-            return
-        moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
-        with contextlib.suppress(FileNotFoundError):  # another process was first
+        with contextlib.suppress(FileNotFoundError):  # none is there, or another process was first
+            if path.stat().st_size < FULL_BYTES:
+                return
+            moment = f"{datetime.now(UTC):%Y%m%d-%H%M%S-%f}"
             os.rename(path, path.with_name(_ASIDE.format(moment=moment, mark=os.urandom(3).hex())))
         for old in self._aside()[:-MOST_ASIDE]:
             old.unlink(missing_ok=True)

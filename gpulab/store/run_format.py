@@ -2,11 +2,16 @@
 
 `encode` gives two documents: JSON with every field of the record, and a file of tables with its columns. In the JSON
 a column is `{"column": name, "rows": n}`. `decode` trusts neither: wrong types, indices or sizes raise StoreError.
+
+While a run goes on it writes the tables of `TABLES` instead, from which `decode` makes the run up to its last second.
+Columns that gpulab 0.1 stored are opened as if they had been stored today.
 """
 
 from __future__ import annotations
 
 import io
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import IO, TypeVar, get_args
@@ -14,16 +19,32 @@ from typing import IO, TypeVar, get_args
 import msgspec
 import numpy as np
 import numpy.typing as npt
+from msgspec.structs import asdict, replace
 
 from gpulab.errors import StoreError
-from gpulab.run import SCHEMA, Category, Missing, Phase, Run, StepFlag, Timeline
-from gpulab.store import npz, run_tables, table_file
+from gpulab.run import SCHEMA, Category, Phase, Run, Samples, Series, StepFlag, Timeline
+from gpulab.store import table_file
+from gpulab.store.table_file import Table, Tables
+from gpulab.tape.marks import MARK
+from gpulab.tape.step_finder import steps_of
 
 T = TypeVar("T")
 Column = npt.NDArray[np.generic]
 
 MAX_DOCUMENT_BYTES = 64 << 20
 MAX_COLUMNS_BYTES = 1 << 30
+
+MARKS, READINGS, ARRIVALS = "marks", "readings", "arrivals"
+ORIGIN = "origin_ns"  # what the file of a run that goes on says of itself: when it began
+READING = np.dtype([("series", np.int64), ("t_ns", np.int64), ("value", np.float64)])  # the mean of about a second
+# at a collective: of which group, the number in it, and when by the system's clock
+ARRIVAL = np.dtype([("group", np.int64), ("sequence", np.int64), ("time_ns", np.int64)])
+TABLES: dict[str, np.dtype[np.void]] = {
+    MARKS: MARK,
+    READINGS: READING,
+    ARRIVALS: ARRIVAL,  # for who looks while the run goes on
+}
+Arrivals = npt.NDArray[np.void]
 
 _KEYS_BEFORE = {  # of what is missing in runs that were saved before it had keys
     "steps": "steps",
@@ -81,18 +102,18 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
 
     The arrays are read-only. Raises StoreError naming the first thing that is not as it must be.
     """
-    check_version(document)
+    _check_version(document)
     skip = () if timeline else ("timeline.", "memory_events.")
     tables = _tables(columns, skip)
     try:
-        if run_tables.ORIGIN in tables.about:
-            run = run_tables.run_of(decode_header(document), tables)
+        if ORIGIN in tables.about:
+            run = _run_so_far(decode_header(document), tables)
         else:
             run = _decode(document, Run, partial(_column, tables.tables, skip))
-        missing = tuple(map(_with_key, run.missing))
-        run = msgspec.structs.replace(run, missing=missing, schema=SCHEMA)
+        missing = tuple(replace(m, key=m.key or _KEYS_BEFORE.get(m.what, "")) for m in run.missing)
+        run = replace(run, missing=missing, schema=SCHEMA)
         if not timeline:
-            run = msgspec.structs.replace(run, timeline=None, memory_events=None)
+            run = replace(run, timeline=None, memory_events=None)
         run.check()
     except (AssertionError, ValueError, TypeError, LookupError) as e:
         raise StoreError(f"the record contradicts itself: {e}") from e
@@ -103,13 +124,22 @@ def decode(document: bytes, columns: IO[bytes], *, timeline: bool = True) -> Run
     return run
 
 
-def _with_key(missing: Missing) -> Missing:
-    return msgspec.structs.replace(missing, key=missing.key or _KEYS_BEFORE.get(missing.what, ""))
+def _run_so_far(header: Run, tables: Tables) -> Run:
+    """The run up to its last second, from its document as it was then."""
+    marks, readings = tables.tables[MARKS], tables.tables[READINGS]
+    steps = steps_of(marks, int(tables.about[ORIGIN]), int(marks["t_ns"].max(initial=0)))
+    series = list[Series]()
+    for number, empty in enumerate(header.samples.series):
+        own = readings[readings["series"] == number]
+        series.append(replace(empty, t_ns=own["t_ns"].copy(), value=own["value"].copy()))
+    ends_ns = [header.wall_ns, *steps.end_ns[-1:].tolist(), *readings["t_ns"][-1:].tolist()]
+    source = header.step_source if len(steps) else "whole cell"
+    return replace(header, steps=steps, samples=Samples(tuple(series)), wall_ns=max(ends_ns), step_source=source)
 
 
 def decode_header(document: bytes) -> Run:
     """The run with empty columns. Raises StoreError for anything that is not a run of this version."""
-    check_version(document)
+    _check_version(document)
     return _decode(document, Run, partial(_column, {}, ("",)))
 
 
@@ -118,7 +148,7 @@ def check_container(columns: IO[bytes]) -> None:
     _tables(columns, skip=("",))
 
 
-def check_version(document: bytes) -> None:
+def _check_version(document: bytes) -> None:
     """Raises StoreError for a document of another program or of a newer gpulab."""
     version = _decode(document, _Version).schema
     if version > SCHEMA:
@@ -134,21 +164,52 @@ def _decode(document: bytes, kind: type[T], hook: Callable[[type, object], objec
         raise StoreError(f"run.json is corrupt or not a gpulab run: {e}") from e
 
 
-def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> table_file.Tables:
+def _tables(columns: IO[bytes], skip: tuple[str, ...]) -> Tables:
     """All but the columns that begin with `skip`."""
     try:
-        tables = npz.read_npz(columns, skip) if npz.is_npz(columns) else table_file.read(columns, skip)
-        if not tables.whole and run_tables.ORIGIN not in tables.about:
+        columns.seek(0)
+        is_npz = columns.read(2) == b"PK"
+        tables = _read_npz(columns, skip) if is_npz else table_file.read(columns, skip)
+        if not tables.whole and ORIGIN not in tables.about:
             raise ValueError("rows are missing or have changed")
     except (ValueError, OSError) as e:
         raise StoreError(f"its columns are damaged: {e}") from e
     return tables
 
 
+def _read_npz(file: IO[bytes], skip: tuple[str, ...]) -> Tables:
+    """Of uncompressed columns alone: it never unpacks to more than it weighs. Raises OSError, ValueError."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > file.seek(0, io.SEEK_END):
+                raise ValueError("its members are larger than the file")
+            names = {member.filename.removesuffix(".npy"): member for member in members}
+            tables = {name: _array_of_npz(archive.read(m), m) for name, m in names.items() if not name.startswith(skip)}
+    except (zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError, EOFError) as e:
+        raise ValueError(e) from e
+    return Tables({}, tables, whole=True)
+
+
+def _array_of_npz(data: bytes, member: zipfile.ZipInfo) -> Table:
+    stream = io.BytesIO(data)
+    try:
+        if member.compress_type != zipfile.ZIP_STORED or np.lib.format.read_magic(stream) != (1, 0):
+            raise ValueError("not as gpulab writes it")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(stream)
+        rows = np.frombuffer(data, dtype, offset=stream.tell())
+        if shape != rows.shape:
+            raise ValueError(f"{len(rows)} rows instead of {shape}")
+        return rows
+    except Exception as e:  # the header is a Python literal: Python's own tokenizer and parser raise here
+        raise ValueError(f"{member.filename} is no plain column: {e}") from e
+
+
 def _column(tables: Mapping[str, Column], skip: tuple[str, ...], hint: type, raw: object) -> Column:
     """The decode hook: `hint` is the array type a field of the record declares, `raw` the reference in the JSON."""
     reference = msgspec.convert(raw, _Reference)
-    dtype = _dtype(hint)
+    scalar: type[np.generic] = get_args(get_args(hint)[1])[0]
+    dtype = np.dtype(scalar)
     if reference.column.startswith(skip):
         return np.empty(0, dtype)
     if reference.column not in tables:
@@ -159,11 +220,6 @@ def _column(tables: Mapping[str, Column], skip: tuple[str, ...], hint: type, raw
     if len(rows) != reference.rows:
         raise StoreError(f"column {reference.column!r} does not have the {reference.rows} rows it should have")
     return rows
-
-
-def _dtype(hint: type) -> np.dtype[np.generic]:
-    scalar: type[np.generic] = get_args(get_args(hint)[1])[0]
-    return np.dtype(scalar)
 
 
 def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
@@ -181,7 +237,7 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
 
 
 def _arrays_of(record: msgspec.Struct, prefix: str) -> Iterator[tuple[str, Column]]:
-    for name, value in msgspec.structs.asdict(record).items():
+    for name, value in asdict(record).items():
         if isinstance(value, np.ndarray):
             yield f"{prefix}.{name}", value
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from functools import partial
 from pathlib import Path
 from typing import Self, overload
 
@@ -13,32 +12,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError, UsageError
-from gpulab.run import Job, Run
-from gpulab.store import filter, tables, tensorboard
-from gpulab.store.atomic_write import size_bytes
-from gpulab.store.filter import Filter
-from gpulab.store.folders import DOCUMENT, Entry, Store, entry, read, run_folder
-from gpulab.store.lookup import not_found, select, shown
+from gpulab.run import Run
+from gpulab.store import exports
+from gpulab.store.exports import Cell
+from gpulab.store.files import size_bytes
+from gpulab.store.folders import DOCUMENT, Store, entry_in, read, run_folder
+from gpulab.store.lookup import Entry, Filter, make_filter, not_found, select, shown
 from gpulab.store.summaries import rename_summary
-from gpulab.store.tables import Cell
 
 KEPT_IN_MEMORY = 20
-
-
-class Row(Struct, frozen=True):
-    """One line of a table of runs: a run (its timeline may be left out), or a folder with the reason it has none.
-
-    Of a job with several ranks the run is that of the lowest rank, `id` the job's, `position` that of its newest run,
-    and `outcomes` are those of all that are here.
-    """
-
-    id: str
-    position: int | None = None  # counted from the end, of all runs: runs[position]
-    run: Run | None = None
-    path: Path | None = None  # None: not saved
-    problem: str | None = None
-    outcomes: tuple[str, ...] = ()
-    runs: int = 1  # that this line stands for
 
 
 class Deletion(Struct, frozen=True):
@@ -50,23 +32,20 @@ class Deletion(Struct, frozen=True):
     path: Path | None
 
 
-class _Own(Struct, frozen=True):
-    run: Run | None  # None: too old to stay in memory
-    path: Path | None
+class Exported(Struct, frozen=True):
+    """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
+
+    path: Path
+    count: int
+    skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
-class _Item(Struct, frozen=True):
-    """One run of the sequence, as far as a header tells; `position` counts from the end of all runs."""
+class Figures(Struct, frozen=True):
+    """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
 
-    id: str
-    name: str
-    created: str
-    device_kind: str
-    outcome: str | None
-    run: Run | None
-    path: Path | None
-    position: int = 0
-    job: Job | None = None
+    columns: Mapping[str, type]
+    row: Callable[[Run], Mapping[str, Cell]]
 
 
 class Runs(Sequence[Run]):
@@ -79,7 +58,7 @@ class Runs(Sequence[Run]):
 
     def __init__(self, store: Store | None = None) -> None:
         self._store = store
-        self._own: dict[str, _Own] = {}
+        self._own: dict[str, Entry] = {}  # `run` is None: too old to stay in memory
         self._filters: tuple[Filter, ...] = ()
         self._text: Callable[[Runs], str] | None = None
         self._html: Callable[[Runs], str] | None = None
@@ -101,7 +80,7 @@ class Runs(Sequence[Run]):
         The last 20 stay in memory. Older ones are read from their folder; older unsaved ones are forgotten.
         """
         self._own.pop(run.id, None)
-        self._own[run.id] = _Own(run, path)
+        self._own[run.id] = _entry_of(run, path)
         for old in list(self._own)[:-KEPT_IN_MEMORY]:
             if self._own[old].path is None:
                 del self._own[old]
@@ -138,14 +117,14 @@ class Runs(Sequence[Run]):
         "3d", "1w"), `outcome` one of "completed", "stopped", "interrupted", "failed"; all `words` must occur in the
         name, id, code, device, dataset, error or knobs. Raises UsageError for values that cannot be.
         """
-        wanted = filter.make(name, device, since, outcome, words)
+        wanted = make_filter(name, device, since, outcome, words)
         chosen = copy.copy(self)  # what is remembered stays shared
         if wanted != Filter():
             chosen._filters = (*self._filters, wanted)
         return chosen
 
     def __len__(self) -> int:
-        return len(self._items())
+        return len(self._entries())
 
     @overload
     def __getitem__(self, key: int) -> Run: ...
@@ -160,23 +139,23 @@ class Runs(Sequence[Run]):
         """
         if isinstance(key, str):
             return _load(self._find(key))
-        items = self._items()
+        entries = self._entries()
         if isinstance(key, slice):
-            return [_load(item) for item in items[key]]
+            return [_load(entry) for entry in entries[key]]
         try:
-            return _load(items[key])
+            return _load(entries[key])
         except IndexError:
-            raise IndexError(f"there is no run {key}: {len(items)} here") from None
+            raise IndexError(f"there is no run {key}: {len(entries)} here") from None
 
-    def rows(self, count: int | None = None) -> list[Row]:
+    def rows(self, count: int | None = None) -> list[Entry]:
         """The last `count` runs of the sequence (None: all), newest first, then every folder that cannot be read.
 
         A job with several ranks is one of them. Positions are those in the whole sequence, also of a part that `where`
         chose. Of such a part folders that cannot be read are left out: nobody knows what they are.
         """
-        groups = _grouped(self._items()[::-1])[:count]
-        rows = [_row_of(items) for items in sorted(groups, key=lambda items: items[0].created, reverse=True)]
-        return rows + [Row(e.id, path=e.path, problem=e.problem) for e in self._unreadable()]
+        groups = _grouped(self._entries()[::-1])[:count]
+        newest_first = sorted(groups, key=lambda group: group[0].created, reverse=True)
+        return [*map(_row, newest_first), *self._unreadable()]
 
     # -- changing ------------------------------------------------------------------------------------------------
 
@@ -186,23 +165,23 @@ class Runs(Sequence[Run]):
         Raises StoreError where the run is unknown, where several have that name, or where it cannot be written, and
         UsageError for a name that means another run already.
         """
-        items = self._with_job(key)
-        for item in items:
+        entries = self._with_job(key)
+        for entry in entries:
             taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
-            if taken or any(other.id == new and other.id != item.id for other in self._all()):
+            if taken or any(other.id == new and other.id != entry.id for other in self._all()):
                 raise UsageError(f"{shown(new)!r} is already taken by a run; choose another name.")
-        for item in items:
-            if item.path is not None:
-                self.store.rename(item.path, new)
-                rename_summary(item.path, new)
-            own = self._own.get(item.id)
+        for entry in entries:
+            if entry.path is not None:
+                self.store.rename(entry.path, new)
+                rename_summary(entry.path, new)
+            own = self._own.get(entry.id)
             if own is not None and own.run is not None:
-                self._own[item.id] = replace(own, run=_with_name(own.run, new))
-        return items[0].id
+                self._own[entry.id] = _entry_of(_with_name(own.run, new), own.path)
+        return entries[0].id
 
     def deletions(self, *keys: str | Run) -> list[Deletion]:
         """What `delete` would delete, with its size. Raises as `delete`; nothing is changed."""
-        return [_deletion(item) for item in self._doomed(keys)]
+        return [_deletion(entry) for entry in self._doomed(keys)]
 
     def delete(self, *keys: str | Run) -> list[Deletion]:
         """Delete runs for good: those that the keys name, or without keys all that `where` chose.
@@ -211,16 +190,16 @@ class Runs(Sequence[Run]):
         looked up before the first run goes. Raises StoreError for a key that names no run or several, UsageError
         without keys and conditions.
         """
-        items = self._doomed(keys)
-        deletions = [_deletion(item) for item in items]
-        for count, item in enumerate(items):
+        doomed = self._doomed(keys)
+        deletions = [_deletion(entry) for entry in doomed]
+        for count, entry in enumerate(doomed):
             try:
-                if item.path is not None:
-                    store = Store(item.path.parent) if item.id in self._own else self.store
-                    store.delete(item.path)
-                self._own.pop(item.id, None)
+                if entry.path is not None:
+                    store = Store(entry.path.parent) if entry.id in self._own else self.store
+                    store.delete(entry.path)
+                self._own.pop(entry.id, None)
             except StoreError as e:
-                raise StoreError(f"{e} {count} of {len(items)} are deleted.") from e
+                raise StoreError(f"{e} {count} of {len(doomed)} are deleted.") from e
         return deletions
 
     # -- exporting -----------------------------------------------------------------------------------------------
@@ -231,107 +210,127 @@ class Runs(Sequence[Run]):
         Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
         """
         assert self._figures is not None, "export_with says what a row is"
-        return to_table(self._to_export, Path(path), self._figures)
+        figures, file = self._figures, Path(path)
+        exports.check_path(file)
+        rows: list[Mapping[str, Cell]] = []
+        count, skipped = self._export_each(lambda run: rows.append(figures.row(run)))
+        exports.write_table(file, rows, figures.columns)
+        return Exported(file, count, skipped)
 
     def export_tensorboard(self, folder: str | Path) -> Exported:
         """Curves per step and per reading as TensorBoard scalars, one folder per run; needs tensorboard.
 
         Raises UsageError without it, StoreError where there is no run or nothing can be written.
         """
-        return to_tensorboard(self._to_export, Path(folder))
+        if not exports.installed("tensorboard"):
+            raise UsageError("TensorBoard scalars need TensorBoard: pip install tensorboard.")
+        notes: dict[str, str] = {}
 
-    def _to_export(self) -> Loaders:
-        """Oldest first, then what cannot be read. Raises StoreError where there is none."""
-        items, unreadable = self._items(), self._unreadable()
-        if not items and not unreadable:
+        def write(run: Run) -> None:
+            every = max((curve.thinned for curve in exports.write_scalars(run, Path(folder))), default=1)
+            if every > 1:
+                notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
+
+        count, skipped = self._export_each(write)
+        return Exported(Path(folder), count, skipped, tuple(notes.values()))
+
+    def _export_each(self, write: Callable[[Run], object]) -> tuple[int, tuple[str, ...]]:
+        """Write all runs that can be read, oldest first; returns how many, and why others were not.
+
+        Raises StoreError where there is none, or none could be read.
+        """
+        entries = {entry.id: entry for entry in (*self._entries(), *self._unreadable())}
+        if not entries:
             none = (
                 f"no run matches {shown(self.asked)!r}"
                 if self.asked
                 else f"no run is in {str(self.store.root)!r} yet, profile something first"
             )
             raise StoreError(f"Nothing to export: {none}.")
-        loaders: dict[str, Callable[[], Run]] = {item.id: partial(_load, item) for item in items}
-        return loaders | {e.id: partial(read, e.path) for e in unreadable}
+        skipped: list[str] = []
+        for entry in entries.values():
+            try:
+                run = _load(entry)
+            except StoreError as e:
+                skipped.append(f"{entry.id}: {e}")
+            else:
+                write(run)
+        if len(skipped) == len(entries):
+            raise StoreError(f"Nothing to export: {skipped[0]}")
+        return len(entries) - len(skipped), tuple(skipped)
 
     # -- finding -------------------------------------------------------------------------------------------------
 
-    def _items(self) -> list[_Item]:
-        return [item for item in self._all() if all(_fits(item, wanted) for wanted in self._filters)]
+    def _entries(self) -> list[Entry]:
+        return [entry for entry in self._all() if all(_fits(entry, wanted) for wanted in self._filters)]
 
     def _unreadable(self) -> list[Entry]:
         """Folders of the store that cannot be read; none in a part that `where` chose."""
         return [] if self._filters else [entry for entry in self.store.list() if entry.problem is not None]
 
-    def _all(self) -> list[_Item]:
+    def _all(self) -> list[Entry]:
         try:
-            entries = {e.id: e for e in self.store.list()}
+            stored = {entry.id: entry for entry in self.store.list()}
         except StoreError:
             if not self._own:
                 raise
-            entries = {}  # what this process measured is there without the store
-        stored = [_of_entry(e) for e in entries.values() if e.problem is None and e.id not in self._own]
-        own = [item for id_ in list(self._own) if (item := self._own_item(id_, entries)) is not None]
-        items = stored + own
-        return [replace(item, position=place - len(items)) for place, item in enumerate(items)]
+            stored = {}  # what this process measured is there without the store
+        entries = [entry for entry in stored.values() if entry.problem is None and entry.id not in self._own]
+        entries += filter(None, [self._own_entry(run_id, stored) for run_id in list(self._own)])
+        return [replace(entry, position=place - len(entries)) for place, entry in enumerate(entries)]
 
-    def _own_item(self, id_: str, entries: Mapping[str, Entry]) -> _Item | None:
+    def _own_entry(self, run_id: str, stored: Mapping[str, Entry]) -> Entry | None:
         """A run of this process, as it is on disk by now: another notebook may have named or deleted it."""
-        own = self._own[id_]
-        if own.path is None:
-            return _of_run(own.run, None) if own.run is not None else None
-        on_disk = entries.get(id_)
+        own = self._own[run_id]
+        if own.path is None or not (own.path / DOCUMENT).exists():
+            return replace(own, path=None) if own.run is not None else None
+        on_disk = stored.get(run_id)
         if on_disk is None or on_disk.path != own.path:
-            on_disk = entry(own.path)
-        if not (own.path / DOCUMENT).exists():
-            return _of_run(own.run, None) if own.run is not None else None
+            on_disk = entry_in(own.path)
         if own.run is None:
-            return _of_entry(on_disk)
-        if on_disk.problem is None and on_disk.name != own.run.name:
-            own = replace(own, run=_with_name(own.run, "" if on_disk.name == on_disk.id else on_disk.name))
-            self._own[id_] = own
-        assert own.run is not None
-        return _of_run(own.run, own.path)
+            return on_disk
+        if on_disk.problem is None and on_disk.name != own.name:
+            own = _entry_of(_with_name(own.run, "" if on_disk.name == on_disk.id else on_disk.name), own.path)
+            self._own[run_id] = own
+        return own
 
-    def _find(self, key: str) -> _Item:
-        items = self._items()
+    def _find(self, key: str) -> Entry:
+        entries = self._entries()
         folder = run_folder(key)
         if folder is not None:
-            return next((i for i in items if i.path == folder), None) or _of_entry(entry(folder))
-        match = select(items, key) or next(iter(_of_job(items, key)), None)
-        if match is not None:
-            return match
-        if not self._filters:
-            broken = next((e for e in self.store.list() if e.id == key), None)
-            if broken is not None:
-                return _of_entry(broken)
-        raise StoreError(not_found(items, key, self.store.root))
+            return next((entry for entry in entries if entry.path == folder), None) or entry_in(folder)
+        match = select(entries, key) or next(iter(_of_job(entries, key)), None)
+        if match is None and not self._filters:
+            match = next((entry for entry in self.store.list() if entry.id == key), None)  # it cannot be read
+        if match is None:
+            raise StoreError(not_found(entries, key, self.store.root))
+        return match
 
-    def _only(self, key: str | Run) -> _Item:
+    def _only(self, key: str | Run) -> Entry:
         """The run that a key means, and no other could be meant. Raises StoreError."""
         word = key.id if isinstance(key, Run) else key
-        item = self._find(word)
-        same = [group[0].id for group in _grouped([i for i in self._items() if i.name == word])]
-        if len(same) > 1 and item.name == word and item.id != word:
+        match = self._find(word)
+        same = [group[0].id for group in _grouped([entry for entry in self._entries() if entry.name == word])]
+        if len(same) > 1 and match.name == word and match.id != word:
             raise StoreError(f"{len(same)} runs are named {shown(word)!r}: {', '.join(same[-4:])}. Use an id.")
-        return item
+        return match
 
-    def _doomed(self, keys: Sequence[str | Run]) -> list[_Item]:
+    def _doomed(self, keys: Sequence[str | Run]) -> list[Entry]:
         if keys:
-            meant = [one for key in keys for one in self._with_job(key)]
-            return list({item.id: item for item in meant}.values())
+            return list({entry.id: entry for key in keys for entry in self._with_job(key)}.values())
         if not self._filters:
             raise UsageError("Name the runs to delete: by id, by name or with a filter.")
-        chosen = self._items()
-        jobs = {item.job.id for item in chosen if item.job is not None}
-        ids = {item.id for item in chosen}
-        return [i for i in self._all() if i.id in ids or (i.job is not None and i.job.id in jobs)]
+        chosen = self._entries()
+        jobs = {entry.job.id for entry in chosen if entry.job is not None}
+        ids = {entry.id for entry in chosen}
+        return [e for e in self._all() if e.id in ids or (e.job is not None and e.job.id in jobs)]
 
-    def _with_job(self, key: str | Run) -> list[_Item]:
+    def _with_job(self, key: str | Run) -> list[Entry]:
         """The run that a key means; of one that is a rank, all ranks of its job, unless it is meant by its id."""
-        item = self._only(key)
-        if item.job is None or isinstance(key, Run) or item.id.startswith(key) or run_folder(key) is not None:
-            return [item]
-        return _of_job(self._all(), item.job.id) or [item]
+        match = self._only(key)
+        if match.job is None or isinstance(key, Run) or match.id.startswith(key) or run_folder(key) is not None:
+            return [match]
+        return _of_job(self._all(), match.job.id) or [match]
 
     def __repr__(self) -> str:
         return self._text(self) if self._text else f"<{len(self)} runs in {str(self.store.root)!r}>"
@@ -340,141 +339,71 @@ class Runs(Sequence[Run]):
         return self._html(self) if self._html else None
 
 
-def _of_run(run: Run, path: Path | None) -> _Item:
-    return _Item(run.id, run.name, run.created, run.device.kind, run.outcome, run, path, 0, run.job)
-
-
-def _of_entry(header: Entry) -> _Item:
-    return _Item(
-        header.id, header.name, header.created, header.device_kind, header.outcome, None, header.path, 0, header.job
-    )
-
-
-def _fits(item: _Item, wanted: Filter) -> bool:
-    if not wanted.fits(item):
-        return False
-    if not wanted.words:
-        return True
-    run = _row(item).run
-    return run is not None and wanted.fits_words(run)
+def _entry_of(run: Run, path: Path | None) -> Entry:
+    return Entry(run.id, path, run.name, run.created, run.outcome, run.device.kind, run.job, run=run)
 
 
 def _with_name(run: Run, name: str) -> Run:
     return replace(run, settings=replace(run.settings, name=name))
 
 
-def _deletion(item: _Item) -> Deletion:
-    return Deletion(item.id, item.name, size_bytes(item.path) if item.path is not None else 0, item.path)
+def _deletion(entry: Entry) -> Deletion:
+    return Deletion(entry.id, entry.name, size_bytes(entry.path) if entry.path is not None else 0, entry.path)
 
 
-def _load(item: _Item) -> Run:
-    if item.run is not None:
-        return item.run
-    assert item.path is not None, "a run is in memory or on disk"
-    return read(item.path)
+def _load(entry: Entry, *, timeline: bool = True) -> Run:
+    if entry.run is not None:
+        return entry.run
+    assert entry.path is not None, "a run is in memory or on disk"
+    return read(entry.path, timeline=timeline)
 
 
-def _grouped(items: Sequence[_Item]) -> list[list[_Item]]:
-    """Runs, and jobs with their lowest rank first, in the order of their first item."""
-    groups: dict[str, list[_Item]] = {}
-    for item in items:
-        several = item.job is not None and item.job.world_size != 1
-        groups.setdefault(f"job {item.job.id}" if several and item.job else f"run {item.id}", []).append(item)
-    ordered = [sorted(of_one, key=_rank_of) for of_one in groups.values()]
-    return [part for of_one in ordered for part in ([of_one] if _ranks(of_one) else [[item] for item in of_one])]
+def _fits(entry: Entry, wanted: Filter) -> bool:
+    if not wanted.fits(entry):
+        return False
+    if not wanted.words:
+        return True
+    run = _outlined(entry).run
+    return run is not None and wanted.fits_words(run)
 
 
-def _ranks(items: Sequence[_Item]) -> dict[int, _Item]:
+def _outlined(entry: Entry) -> Entry:
+    """With its run, of which the timeline may be left out, or with the problem that it has."""
+    try:
+        return replace(entry, run=_load(entry, timeline=False), problem=None)
+    except StoreError as e:
+        return replace(entry, problem=str(e))
+
+
+def _row(group: Sequence[Entry]) -> Entry:
+    row, ranks = _outlined(group[0]), _ranks(group)
+    if row.job is None or not ranks:
+        return row
+    outcomes = tuple(entry.outcome or "" for entry in ranks.values())
+    newest = max(entry.position or 0 for entry in group)
+    return replace(row, id=row.job.id, position=newest, outcomes=outcomes, runs=len(group))
+
+
+def _grouped(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Runs, and jobs with their lowest rank first, in the order of their first one."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        several = entry.job is not None and entry.job.world_size != 1
+        groups.setdefault(f"job {entry.job.id}" if several and entry.job else f"run {entry.id}", []).append(entry)
+    ordered = [sorted(of_one, key=_rank) for of_one in groups.values()]
+    return [part for of_one in ordered for part in ([of_one] if _ranks(of_one) else [[entry] for entry in of_one])]
+
+
+def _ranks(entries: Iterable[Entry]) -> dict[int, Entry]:
     """By rank, of which the last run counts; empty where they are not several ranks."""
-    ranks = {item.job.rank: item for item in items if item.job is not None}
+    ranks = {entry.job.rank: entry for entry in entries if entry.job is not None}
     return ranks if len(ranks) > 1 else {}
 
 
-def _of_job(items: Sequence[_Item], job_id: str) -> list[_Item]:
+def _of_job(entries: Iterable[Entry], job_id: str) -> list[Entry]:
     """Its ranks, the lowest first."""
-    return sorted((item for item in items if item.job is not None and item.job.id == job_id), key=_rank_of)
+    return sorted((entry for entry in entries if entry.job is not None and entry.job.id == job_id), key=_rank)
 
 
-def _rank_of(item: _Item) -> int:
-    return item.job.rank if item.job is not None else 0
-
-
-def _row_of(items: Sequence[_Item]) -> Row:
-    row, job = _row(items[0]), items[0].job
-    ranks = _ranks(items)
-    if job is None or not ranks:
-        return row
-    outcomes = tuple(item.outcome or "" for item in ranks.values())
-    return replace(row, id=job.id, position=max(item.position for item in items), outcomes=outcomes, runs=len(items))
-
-
-def _row(item: _Item) -> Row:
-    if item.run is not None:
-        return Row(item.run.id, item.position, item.run, item.path)
-    assert item.path is not None, "a run is in memory or on disk"
-    try:
-        return Row(item.id, item.position, read(item.path, timeline=False), item.path)
-    except StoreError as e:
-        return Row(item.id, item.position, path=item.path, problem=str(e))
-
-
-__all__ = ["Deletion", "Exported", "Figures", "Row", "Runs"]
-
-
-class Exported(Struct, frozen=True):
-    """What an export wrote: `count` runs into `path`; `skipped` says which it left out and why, `notes` the rest."""
-
-    path: Path
-    count: int
-    skipped: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-
-
-class Figures(Struct, frozen=True):
-    """How a run becomes one row of a table: the columns with their types, and the function that fills them."""
-
-    columns: Mapping[str, type]
-    row: Callable[[Run], Mapping[str, Cell]]
-
-
-Loaders = Mapping[str, Callable[[], Run]]  # by id; one raises StoreError where its run cannot be read
-FindLoaders = Callable[[], Loaders]  # called when all else was checked; raises StoreError where there is no run
-
-
-def to_table(find_runs: FindLoaders, file: Path, figures: Figures) -> Exported:
-    """As one table. Raises UsageError and StoreError; then no file is written."""
-    tables.check_path(file)
-    cells: list[Mapping[str, Cell]] = []
-    skipped = _each(find_runs(), lambda run: cells.append(figures.row(run)))
-    tables.write_table(file, cells, figures.columns)
-    return Exported(file, len(cells), skipped)
-
-
-def to_tensorboard(find_runs: FindLoaders, folder: Path) -> Exported:
-    """As TensorBoard scalars. Raises UsageError and StoreError."""
-    tensorboard.require()
-    notes: dict[str, str] = {}
-
-    def write(run: Run) -> None:
-        every = max((curve.thinned for curve in tensorboard.export(run, folder)), default=1)
-        if every > 1:
-            notes[run.id] = f"{run.id}: long curves are thinned, down to one point in {every}"
-
-    chosen = find_runs()
-    skipped = _each(chosen, write)
-    return Exported(folder, len(chosen) - len(skipped), skipped, tuple(notes.values()))
-
-
-def _each(loaders: Loaders, write: Callable[[Run], object]) -> tuple[str, ...]:
-    """Write all runs that can be read; returns why others were not. Raises StoreError where none could."""
-    skipped: list[str] = []
-    for id_, load in loaders.items():
-        try:
-            run = load()
-        except StoreError as e:
-            skipped.append(f"{id_}: {e}")
-        else:
-            write(run)
-    if len(skipped) == len(loaders):
-        raise StoreError(f"Nothing to export: {skipped[0]}")
-    return tuple(skipped)
+def _rank(entry: Entry) -> int:
+    return entry.job.rank if entry.job is not None else 0

@@ -13,11 +13,12 @@ from msgspec import Struct
 
 from gpulab.errors import StoreError
 from gpulab.run_summary import VERSION, RunSummary
-from gpulab.store.atomic_write import reason, write_whole
-from gpulab.store.folders import DOCUMENT, RUNNING_PREFIX, Store
+from gpulab.store.files import reason, write_whole
+from gpulab.store.folders import DOCUMENT, RUNNING_PREFIX
 
 FILE = "summary.json"
 RUNS, LAB = "runs", ".gpulab"
+_decode = msgspec.json.Decoder(RunSummary).decode
 _NO_STORES = frozenset({"__pycache__", "node_modules", "site-packages"})
 _DEEPEST = 6  # folders between the one that is named and a store below it
 
@@ -96,12 +97,6 @@ def _below(folder: Path) -> Iterator[Path]:
         folders[:] = [f for f in folders if not f.startswith(".") and f not in _NO_STORES] if depth < _DEEPEST else []
 
 
-def finish_killed(root: Path) -> None:
-    """Store the runs whose process was killed, where this user may write there."""
-    if os.access(root, os.W_OK):
-        Store(root).finish_killed()
-
-
 @cache
 def _user_name(number: int) -> str:
     try:
@@ -112,13 +107,10 @@ def _user_name(number: int) -> str:
         return str(number)
 
 
-_DECODER = msgspec.json.Decoder(RunSummary)
-
-
 def _read(path: str) -> RunSummary | None:
     try:
         with open(path, "rb") as file:
-            summary = _DECODER.decode(file.read())
+            summary = _decode(file.read())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     return summary if summary.version == VERSION else None

@@ -8,11 +8,9 @@ Its writer holds a lock on the file, which the system takes back however the wri
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import struct
-import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
@@ -22,6 +20,8 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+
+from gpulab.store.files import lock
 
 FORMAT = 2
 _MARK = b"ROWS"
@@ -42,14 +42,12 @@ class Tables(Struct, frozen=True):
 class Writer:
     """A file that grows. Made by the first `append`, so that a run of a second leaves no trace on the disk.
 
-    One thread at a time. `about`: plain data for a later reader. `counts`: rows of each table so far.
+    One thread at a time. `about`: plain data for a later reader.
     """
 
     def __init__(self, path: Path, tables: Mapping[str, np.dtype[Any]], about: Mapping[str, object]) -> None:
         self.path = path
-        self.counts = dict.fromkeys(tables, 0)
-        self._tables = dict(tables)
-        self._about = dict(about)
+        self._header = _header(tables, about)
         self._numbers = {name: i for i, name in enumerate(tables)}
         self._file = -1
         self._end = 0  # of the last whole block
@@ -57,11 +55,9 @@ class Writer:
     def append(self, table: str, rows: bytes | memoryview) -> None:
         """Rows after those that are there; none: the file is there. Raises OSError; then it is as before."""
         self.begin()
-        if not len(rows):
-            return
-        rows = bytes(rows)  # who owns them may change them meanwhile
-        self._write(_head(self._numbers[table], rows) + rows)
-        self.counts[table] += len(rows) // self._tables[table].itemsize
+        if len(rows):
+            rows = bytes(rows)  # who owns them may change them meanwhile
+            self._write(_head(self._numbers[table], rows) + rows)
 
     def read(self) -> Tables:
         """All that was appended. Raises OSError where nothing was, or the disk fails."""
@@ -84,7 +80,7 @@ class Writer:
         lock(self._file)
         _open.add(self)
         try:
-            self._write(_header(self._tables, self._about))
+            self._write(self._header)
         except OSError:
             self.close()
             self.path.unlink(missing_ok=True)
@@ -121,41 +117,6 @@ def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
         packed = np.ascontiguousarray(rows).view(np.uint8).data
         file.write(_head(number, packed))
         file.write(packed)
-
-
-def lock(file: int) -> bool | None:
-    """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
-    try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    return True
-
-
-@contextlib.contextmanager
-def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
-    """Whether the writer of a file has ended and nobody else takes care of it; inside, nobody else does.
-
-    Where files cannot be locked: whether it was not written to for `stale_s`.
-    """
-    try:
-        file = os.open(path, os.O_RDWR)
-    except OSError:  # gone meanwhile, or not ours
-        yield False
-        return
-    try:
-        locked, status = lock(file), os.fstat(file)
-        if locked is None:
-            locked = time.time() - status.st_mtime > stale_s
-        yield locked and path.exists() and os.path.samestat(os.stat(path), status)
-    finally:
-        os.close(file)
 
 
 def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:

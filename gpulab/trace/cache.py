@@ -109,7 +109,7 @@ def _files(path: Path) -> list[str]:
 
 
 def _make_room(root: Path) -> None:
-    from gpulab.store.atomic_write import size_bytes
+    from gpulab.store.files import size_bytes
 
     entries = sorted((e for e in root.iterdir() if e.is_dir()), key=lambda e: e.stat().st_mtime)
     sizes = {entry: size_bytes(entry) for entry in entries}

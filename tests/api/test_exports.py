@@ -16,12 +16,12 @@ from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.api import runs_command as commands
 from gpulab.errors import StoreError
 from gpulab.run import Category, Device, Loader, Memory, Run, Samples, Series, Settings
-from gpulab.store import tables, tensorboard
-from gpulab.store.atomic_write import write_whole
+from gpulab.store import exports
+from gpulab.store.exports import MOST_POINTS, plain_name
+from gpulab.store.files import write_whole
 from gpulab.store.folders import COLUMNS as COLUMNS_FILE
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.runs import Runs
-from gpulab.store.tensorboard import MOST_POINTS, plain_name
 from tests.api.test_runs_table import complaint, do
 from tests.support.strategies import runs as any_runs
 from tests.support.strategies import tiny_run
@@ -128,7 +128,7 @@ def test_any_name_comes_back(tmp_path: Path, name: str) -> None:
 
 def test_what_is_not_finite_is_missing(tmp_path: Path) -> None:
     rows: list[dict[str, float | None]] = [{"a": float("nan"), "b": 0.0}, {"a": float("inf"), "b": None}]
-    tables.write_table(tmp_path / "x.json", rows, {"a": float, "b": float})
+    exports.write_table(tmp_path / "x.json", rows, {"a": float, "b": float})
     assert json.loads((tmp_path / "x.json").read_text()) == [{"a": None, "b": 0.0}, {"a": None, "b": None}]
 
 
@@ -208,7 +208,7 @@ def damage(folder: Path) -> None:
 
 def test_curves_have_a_point_per_step_and_per_reading() -> None:
     run = tiny_run()
-    found = {curve.name: curve for curve in tensorboard.scalars(run)}
+    found = {curve.name: curve for curve in exports.scalars(run)}
     of_steps = {"step/wall_ms", "step/data_wait_ms", "step/optimizer_ms", "step/samples_per_s"}
     assert set(found) == of_steps | {"curve/cpu_pct"}
     wall = found["step/wall_ms"]
@@ -216,22 +216,22 @@ def test_curves_have_a_point_per_step_and_per_reading() -> None:
     assert found["step/samples_per_s"].value.tolist() == [3200.0] * 6
     assert found["curve/cpu_pct"].number.tolist() == [0, 10, 20, 30, 40, 50]
     unknown = replace(run.steps, sample_count=np.full(6, -1, np.int64))
-    assert of_steps - {c.name for c in tensorboard.scalars(replace(run, steps=unknown))} == {"step/samples_per_s"}
+    assert of_steps - {c.name for c in exports.scalars(replace(run, steps=unknown))} == {"step/samples_per_s"}
 
 
 def test_two_meters_of_one_name_keep_their_curves() -> None:
     one = tiny_run().samples.series[0]
     two = replace(one, value=one.value + 1)
     hostile = Series("../<b>\n", "", "", "", one.t_ns, one.value)
-    found = tensorboard.scalars(replace(tiny_run(), samples=Samples((one, two, hostile))))
+    found = exports.scalars(replace(tiny_run(), samples=Samples((one, two, hostile))))
     curves = {c.name: c.value[0] for c in found if c.name.startswith("curve/")}
     assert curves == {"curve/cpu_pct": 0.0, "curve/cpu_pct_2": 1.0, "curve/_b__": 0.0}
 
 
 def test_long_curves_are_thinned_and_it_is_said() -> None:
     run = tiny_run(count=2 * MOST_POINTS + 1, step_ms=1)
-    curve = tensorboard.scalars(run)[0]
-    assert curve.thinned == 3 and len(curve) <= MOST_POINTS
+    curve = exports.scalars(run)[0]
+    assert curve.thinned == 3 and len(curve.number) <= MOST_POINTS
     assert curve.number[:3].tolist() == [0, 3, 6]
     names = {"a b/c-d_e.f": "a b/c-d_e.f", "x" * 10_000: "x" * 100, "///": "unnamed", "": "unnamed"}
     assert {name: plain_name(name) for name in names} == names, "what trackers refuse is spelled otherwise"
@@ -272,7 +272,7 @@ def test_tensorboard_reads_what_was_exported(runs: Runs, tmp_path: Path) -> None
 
 def test_a_writer_that_is_not_installed_is_named(runs: Runs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(tables, "find_spec", lambda name: None)
+    monkeypatch.setattr(exports, "find_spec", lambda name: None)
     told = complaint(runs, "export runs.parquet")
     assert told == "A Parquet file needs pyarrow: pip install pyarrow. CSV and JSON need no package."
     before = sorted(tmp_path.iterdir())

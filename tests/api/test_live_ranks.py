@@ -12,7 +12,7 @@ from gpulab.api.live_ranks import LiveJob, watch
 from gpulab.errors import StoreError
 from gpulab.run import Job, Run
 from gpulab.store.journal import Journal
-from gpulab.store.run_tables import ARRIVAL, ARRIVALS, MARKS
+from gpulab.store.run_format import ARRIVAL, ARRIVALS, MARKS
 from tests.store.test_journal import ORIGIN_NS, journal_of, sketch
 from tests.support.tapes import steps_by_hand
 

@@ -10,13 +10,11 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from gpulab.capture import spooler as spooler_module
 from gpulab.capture.recorder import Capture
-from gpulab.capture.spooler import Spooler
 from gpulab.run import Run, Settings
 from gpulab.store.folders import COLUMNS, RUNNING_PREFIX
-from gpulab.store.journal import Journal
-from gpulab.store.run_tables import MARKS
+from gpulab.store.journal import Journal, Spooler
+from gpulab.store.run_format import MARKS
 from gpulab.store.table_file import read
 from gpulab.tape.step_finder import steps_of
 
@@ -26,7 +24,7 @@ STEPS = 40
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every look writes."""
-    monkeypatch.setattr(spooler_module, "PERIOD_S", 0.005)
+    monkeypatch.setattr("gpulab.store.journal.PERIOD_S", 0.005)
 
 
 def _write(capture: Capture) -> None:
@@ -78,7 +76,7 @@ def test_a_store_that_cannot_be_written_to_is_said_once(own_store: Path) -> None
 
 
 def test_only_one_thread_writes_and_none_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(spooler_module, "PERIOD_S", 3600.0)
+    monkeypatch.setattr("gpulab.store.journal.PERIOD_S", 3600.0)
     inside, may_end, written = threading.Event(), threading.Event(), list[int]()
 
     def write(journal: Journal) -> None:

@@ -24,8 +24,7 @@ from gpulab.api import runs_table as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format, table_file
-from gpulab.store.folders import COLUMNS, DOCUMENT, Store, new_id, read, trace_path
-from gpulab.store.npz import NPZ
+from gpulab.store.folders import COLUMNS, DOCUMENT, NPZ, Store, new_id, read, trace_path
 from gpulab.store.runs import KEPT_IN_MEMORY, Runs
 from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT

@@ -15,10 +15,10 @@ from msgspec.structs import replace
 
 from gpulab.run import Run, Samples, Series, Steps
 from gpulab.store import folders
+from gpulab.store.files import left_behind
 from gpulab.store.folders import RUNNING_PREFIX, Store, read
 from gpulab.store.journal import Journal
-from gpulab.store.run_tables import MARKS, READING, READINGS
-from gpulab.store.table_file import left_behind
+from gpulab.store.run_format import MARKS, READING, READINGS
 from tests.support.fork_server import python_with_torch
 from tests.support.strategies import assert_same, tiny_run
 from tests.support.tapes import steps_by_hand

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.store.temporary_folder import temporary_folder
+from gpulab.store.files import temporary_folder
 
 HOLDS = """
 import sys, time
-from gpulab.store.temporary_folder import temporary_folder
+from gpulab.store.files import temporary_folder
 with temporary_folder("gpulab-trial-") as folder:
     print(folder, flush=True)
     sys.stdin.read()

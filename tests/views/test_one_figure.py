@@ -22,7 +22,7 @@ from gpulab.formatting import NOT_MEASURABLE, duration, percent
 from gpulab.live_feed import SoFar
 from gpulab.run import Phase, Run
 from gpulab.store.folders import read
-from gpulab.store.runs import Row as StoredRow
+from gpulab.store.lookup import Entry
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.bench import Bench, Row, baseline_row, between, row_of, rows_of, with_run
 from gpulab.tuning.compare.blocks import compare_blocks
@@ -271,7 +271,7 @@ def _expected(known: Facts, key: str, written: str) -> str:
 
 def _the_step_has_one_length(known: Facts, report: Report, document: dict[str, Any], text: str, page: str) -> None:
     run, step = known.run, known.step_us
-    listed = dict(zip(TITLES, _cells(StoredRow(run.id, 0, run), run), strict=True))["step"]
+    listed = dict(zip(TITLES, _cells(Entry(run.id, run=run, position=0), run), strict=True))["step"]
     own = NOT_MEASURABLE if step is None else duration(step.median)
     assert listed == own
     assert (document["step_us"] or {}).get("median") == (None if step is None else step.median)

@@ -25,7 +25,7 @@ from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32, Missing, Samples, Series
-from gpulab.store.run_tables import READING, READINGS
+from gpulab.store.run_format import READING, READINGS
 from gpulab.store.table_file import Writer
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again

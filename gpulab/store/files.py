@@ -1,13 +1,19 @@
-"""Files that appear whole or not at all, so that a reader beside us never sees half of one."""
+"""Files for other processes: each appears whole or not at all, and a lock on it tells whether its process lives."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpulab.errors import StoreError
 from gpulab.formatting import decapitalized
+
+LOCK = ".held"  # in a temporary folder
 
 
 def write_new(path: Path, content: bytes) -> None:
@@ -88,3 +94,74 @@ def reason(error: Exception) -> str:
     if isinstance(error, OSError) and error.strerror:
         return decapitalized(error.strerror)
     return str(error) or type(error).__name__
+
+
+def lock(file: int) -> bool | None:
+    """Whether nobody else has the file locked; it is locked then. None where this file system knows no locks."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    return True
+
+
+@contextlib.contextmanager
+def left_behind(path: Path, stale_s: float) -> Iterator[bool]:
+    """Whether the writer of a file has ended and nobody else takes care of it; inside, nobody else does.
+
+    Where files cannot be locked: whether it was not written to for `stale_s`.
+    """
+    try:
+        file = os.open(path, os.O_RDWR)
+    except OSError:  # gone meanwhile, or not ours
+        yield False
+        return
+    try:
+        locked, status = lock(file), os.fstat(file)
+        if locked is None:
+            locked = time.time() - status.st_mtime > stale_s
+        yield locked and path.exists() and os.path.samestat(os.stat(path), status)
+    finally:
+        os.close(file)
+
+
+@contextlib.contextmanager
+def temporary_folder(prefix: str) -> Iterator[Path]:
+    """A new folder for temporary files, which is deleted afterwards.
+
+    Those of the same prefix are deleted, too, whose process has ended without. Raises OSError where none can be made.
+    """
+    import tempfile
+
+    for other in Path(tempfile.gettempdir()).glob(f"{prefix}*"):
+        with left_behind(other / LOCK, math.inf) as ours, contextlib.suppress(OSError):  # without one: just being made
+            if ours:
+                (other / LOCK).unlink()  # the one who makes it sees that it is gone
+                shutil.rmtree(other, ignore_errors=True)
+    folder, file = _locked_folder(prefix)
+    try:
+        yield folder
+    finally:
+        os.close(file)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _locked_folder(prefix: str) -> tuple[Path, int]:
+    """A folder whose lock is ours. Another process may delete it before it is locked: then the next one is."""
+    import tempfile
+
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix))
+        try:
+            file = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:
+            continue
+        if lock(file) is not False and (folder / LOCK).exists():  # None: no file can be locked here
+            return folder, file
+        os.close(file)
