@@ -193,7 +193,8 @@ def stored_runs(store: Path) -> dict[str, Path]:
     from gpulab.store.folders import Store
 
     names = {planted.name for planted in CELLS}
-    return {entry.name: entry.path for entry in Store(store).list() if entry.problem is None and entry.name in names}
+    entries = (entry for entry in Store(store).list() if entry.problem is None and entry.name in names)
+    return {entry.name: entry.path for entry in entries if entry.path is not None}
 
 
 def _read(folder: Path) -> Any:

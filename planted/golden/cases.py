@@ -51,7 +51,7 @@ def pack(store: Path, cells: set[str]) -> list[str]:
     """Keep the newest stored run of each of these cells from a store of `benchmarks.planted --store`; their names."""
     from gpulab.store import folders
 
-    newest = {entry.name: entry.path for entry in folders.Store(store).list() if entry.problem is None}
+    newest = {entry.name: entry.path for entry in folders.Store(store).list() if entry.path and entry.problem is None}
     names = sorted(cells & set(newest))
     with tarfile.open(RUNS, "w:xz", preset=9) as archive:
         for name in names:

@@ -47,9 +47,7 @@ def call_in_steps(
         key,
         f"{_called(call)} {percent(call.share)} of {context.unit}.",
         (
-            Evidence(
-                f"{duration(cost_us)} per step (mean): {_looks(call)}", pairs(call.times)[0] if len(call.times) else None
-            ),
+            Evidence(f"{duration(cost_us)} per step (mean): {_looks(call)}", next(iter(pairs(call.times)), None)),
             *_inside(call),
         ),
         cost_us,
