@@ -14,8 +14,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct
 
-from gpulab.capture.dataloader.description import samples_in
-from gpulab.capture.dataloader.worker_faults import death
+from gpulab.capture.dataloader.facts import death, samples_in
 from gpulab.capture.steps.model_inputs import ModelInputs
 from gpulab.capture.steps.module_hook import ModuleHook, compile_hook
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.description import Loaders
-from gpulab.capture.dataloader.worker_faults import Workers, death
+from gpulab.capture.dataloader.facts import Loaders, Workers, death
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
 from gpulab.capture.pauses.batch_lines import BatchLines

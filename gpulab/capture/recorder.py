@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
