@@ -20,7 +20,7 @@ from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.facts import Loaders, Workers, death
 from gpulab.capture.meters.core_watch import CoreWatch
-from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.gpu import PeakWatch
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.batch_times import BatchTimes
 from gpulab.capture.pauses.pauses import Pauses

@@ -20,9 +20,8 @@ from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
-from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
 from gpulab.capture.meters.sampler import Sampler
-from gpulab.capture.meters.used_gpu import moved, working_gpus
 from gpulab.capture.pauses.call_looks import CallWatch
 from gpulab.capture.pauses.hooks import PauseHooks, recompiled_because
 from gpulab.capture.pauses.pauses import Heard

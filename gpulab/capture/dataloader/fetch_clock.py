@@ -100,7 +100,8 @@ class FetchClock:
         self._fetcher = weakref.ref(fetcher)
         self._take, self._users = type(fetcher).fetch, fetcher.collate_fn
         self._batched = bool(getattr(fetcher, "auto_collation", True))
-        self._transforms = [_Slot(attributes, name) for attributes in _holders(dataset) for name in TRANSFORMS]
+        self._holders = _holders(dataset)
+        self._stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []  # where they are now
         self._cores = CoreWait()
         self._training = training
         self._foreign_ns = 0  # CPU time of the training's threads meanwhile
@@ -152,8 +153,7 @@ class FetchClock:
     def _give_up(self) -> None:
         """A fault of ours ends the timing."""
         self.works = False
-        for slot in self._transforms:
-            slot.take_out()
+        self._take_stand_ins_out()
 
     def _begin(self) -> None:
         self._collate_ns = self._collate_cpu_ns = -1
@@ -163,8 +163,12 @@ class FetchClock:
         self._looks = not self._short or self._untimed == _EVERY - 1
         if self._looks:
             self._untimed = 0
-            for slot in self._transforms:
-                slot.put_in(spent)
+            for attributes in self._holders:
+                for name in TRANSFORMS:
+                    users = attributes.get(name)
+                    if users is not None and type(users) is not _StandIn and callable(users):
+                        attributes[name] = stand_in = _StandIn(users, spent)
+                        self._stand_ins.append((attributes, name, stand_in))
         else:
             self._untimed += 1
         spent.thread = get_ident()
@@ -188,10 +192,15 @@ class FetchClock:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
         self._foreign_ns = self._training.end() if self._training is not None else 0
-        if self._looks:
-            for slot in self._transforms:
-                slot.take_out()
+        self._take_stand_ins_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
+
+    def _take_stand_ins_out(self) -> None:
+        """The user's own are back, unless the user has put others there meanwhile."""
+        for attributes, name, stand_in in self._stand_ins:
+            if attributes.get(name) is stand_in:
+                attributes[name] = stand_in._gpulab_users
+        self._stand_ins.clear()
 
     def _new_row(self) -> Row:
         spent, start_ns, end_ns, end_cpu_ns = self._spent, self._start_ns, self._end_ns, self._end_cpu_ns
@@ -263,29 +272,6 @@ def _holders(dataset: Any) -> list[dict[str, Any]]:
             )
             waiting += list(inside)[:_HOLDERS]
     return list(holders.values())
-
-
-class _Slot:
-    """One attribute that may hold a transform: whatever it holds when a batch begins is timed."""
-
-    def __init__(self, attributes: dict[str, Any], name: str) -> None:
-        self._attributes = attributes
-        self._name = name
-        self._users: Any = None
-        self._ours: Any = None
-
-    def put_in(self, spent: _Spent) -> None:
-        users = self._attributes.get(self._name)
-        if users is None or type(users) is _StandIn or not callable(users):
-            return
-        if users is not self._users:
-            self._users, self._ours = users, _StandIn(users, spent)
-        self._attributes[self._name] = self._ours
-
-    def take_out(self) -> None:
-        """The user's own is back, unless the user has put another there meanwhile."""
-        if self._ours is not None and self._attributes.get(self._name) is self._ours:
-            self._attributes[self._name] = self._users
 
 
 def _through(function: Callable[..., Any]) -> Any:

@@ -69,7 +69,8 @@ class SharedRows:
         each = 1 + most * width
         self._made_of = workers, width, most
         self._source = _new(_WORD * (_HEAD + workers * each)) if source is None else source
-        self._words = memoryview(self._source.buffer).cast("B").cast("q")
+        buffer = self._source.buffer if isinstance(self._source, _Unnamed) else self._source.numpy()
+        self._words = memoryview(buffer).cast("B").cast("q")
         self.of_worker = [Rows(self._words[i : i + each], width) for i in range(_HEAD, len(self._words), each)]
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -114,22 +115,12 @@ def _unnamed(passed: Any, size_bytes: int) -> _Unnamed:
     return _Unnamed(passed.detach(), size_bytes)
 
 
-class _Tensor:
-    """Elsewhere: a tensor in memory that torch shares."""
-
-    def __init__(self, tensor: Any) -> None:
-        self._tensor = tensor
-        self.buffer = tensor.numpy()
-
-    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-        return _Tensor, (self._tensor,)
-
-
-def _new(size_bytes: int) -> _Unnamed | _Tensor:
+def _new(size_bytes: int) -> Any:
+    """Such memory, or elsewhere a tensor in memory that torch shares."""
     if hasattr(os, "memfd_create"):
         descriptor = os.memfd_create("gpulab-loading")
         os.ftruncate(descriptor, size_bytes)
         return _Unnamed(descriptor, size_bytes)
     import torch
 
-    return _Tensor(torch.zeros(size_bytes, dtype=torch.uint8).share_memory_())  # type: ignore[no-untyped-call]
+    return torch.zeros(size_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
