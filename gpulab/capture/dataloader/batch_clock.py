@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture.dataloader.fetch_clock import COLUMNS, FIRST, FIRST_AGAIN, ComputeThreads, FetchClock, Pace
-from gpulab.capture.dataloader.rows import Rows, SharedRows
+from gpulab.capture.dataloader.fetch_clock import FIRST, FIRST_AGAIN, ComputeThreads, FetchClock, Pace
+from gpulab.capture.dataloader.rows import ANSWER, BATCH, OF_WORKER, Rows, SharedRows, batches_of
 from gpulab.capture.dataloader.worker import HERE, WorkerStart, watch_key, watch_loading
 from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
 from gpulab.run import Batches, Choice, Int64, Missing
@@ -30,14 +30,8 @@ from gpulab.torch_hooks.patching import replaced
 
 WHAT = "what takes the time inside the DataLoader"
 KEPT = 20_000  # batches: the newest
-_PINNED_KEPT = 1024  # batches that are pinned and were not asked for yet
-_CLOCKS_APART_NS = 1_000_000
-
-_OF_WORKER = ("epoch", "number", *COLUMNS)
-_ANSWER = ("asked_ns", "answered_ns", "pin_ns")  # when the loop had a batch
-_BATCH = ("worker", *COLUMNS, *_ANSWER, "stands_for")
+_PINNED_MOST = 1024  # batches that are pinned and were not asked for yet
 _NAME_HERE = "training process"
-_TIMES = ("start_ns", "end_ns", "asked_ns", "answered_ns")
 
 
 class WorkerBatches:
@@ -50,12 +44,12 @@ class WorkerBatches:
         """For the iterator that is about to be made; each worker times its `first` batches, then fewer."""
         self.workers: int = loader.num_workers
         most = max(1, KEPT // self.workers)
-        self._memory: SharedRows | None = SharedRows(self.workers, len(_OF_WORKER), most)
+        self._memory: SharedRows | None = SharedRows(self.workers, len(OF_WORKER), most)
         self._first, self._channel, self.name = first, channel, name
         self._iterator: Callable[[], Any] = _nothing
         self.loader: int | None = None
         self.threads: int | None = None
-        self.answers = [Rows.here(len(_ANSWER), most) for _ in range(self.workers)]
+        self.answers = [Rows.here(len(ANSWER), most) for _ in range(self.workers)]
         self._epoch_begin = [0] * self.workers  # answers before this epoch
         self._read = [0] * self.workers
         self._newest = [(-1, -1)] * self.workers  # epoch and number of the last batch that was timed
@@ -103,7 +97,7 @@ class WorkerBatches:
             self._memory, self.answers = None, []
 
     def take(self) -> tuple[list[Int64], int]:
-        """Rows of `_BATCH` since the last time, and how many are lost."""
+        """Rows of `BATCH` since the last time, and how many are lost."""
         if self._memory is not None:
             self._collect()
         taken, self._tables, self._lost = (self._tables, self._lost), [], 0
@@ -131,9 +125,8 @@ class WorkerBatches:
             self._lost += lost
 
 
-_begun: weakref.WeakKeyDictionary[Any, WorkerBatches] = (
-    weakref.WeakKeyDictionary()
-)  # by iterator: its workers may outlive the run
+# by iterator: its workers may outlive the run
+_begun: weakref.WeakKeyDictionary[Any, WorkerBatches] = weakref.WeakKeyDictionary()
 
 
 class LoadingClock:
@@ -143,7 +136,6 @@ class LoadingClock:
         self._origin_ns = origin_ns
         self._thread, self._process = get_ident(), os.getpid()
         self._watcher = watcher
-        self._watches_here = False
         self._clocks: weakref.WeakKeyDictionary[Any, tuple[FetchClock, Rows]] = weakref.WeakKeyDictionary()
         self._here: dict[int | None, tuple[Pace, Rows]] = {}  # by loader: its epochs share them
         self._several: list[WorkerBatches] = []
@@ -191,7 +183,7 @@ class LoadingClock:
         taken += [batches.take() for batches in several]
         self.worker_threads = max((b.threads for b in several if b.threads is not None), default=None)
         tables = [table for tables, _ in taken for table in tables]
-        batches, cut = batches_of(tables, self._origin_ns, perf_counter_ns())
+        batches, cut = batches_of(tables, self._origin_ns, perf_counter_ns(), KEPT)
         self._several.clear()
         self._newest = (_nothing, None)  # it holds the workers' memory
         left_out = cut + sum(lost for _, lost in taken)
@@ -332,7 +324,6 @@ class LoadingClock:
             if pace.left:  # of an epoch before
                 pace.left -= 1
                 return original(iterator)
-            clock.follows = pace.distance == 1
             clock.put_in()
             asked_ns = perf_counter_ns()
             try:
@@ -355,11 +346,10 @@ class LoadingClock:
         if timing is None:
             for batches in self._several:
                 batches.close_if_over()
-            if self.asked not in self._here:
-                self._here[self.asked] = Pace(), Rows.here(len(_BATCH), KEPT)
-            if not self._watches_here:  # all loaders without workers share one: it looks at this thread
-                self._watches_here = True
+            if not self._here:  # all loaders without workers share one: it looks at this thread
                 watch_loading(self._channel, _NAME_HERE, HERE)
+            if self.asked not in self._here:
+                self._here[self.asked] = Pace(), Rows.here(len(BATCH), KEPT)
             pace, rows = self._here[self.asked]
             clock = FetchClock(iterator._dataset_fetcher, iterator._dataset, pace, ComputeThreads())
             timing = self._clocks[iterator] = clock, rows
@@ -399,7 +389,7 @@ class LoadingClock:
                 pinned = original(data, *rest, **named)
             finally:
                 self._pinning.within = False
-            if len(self._pinned) >= _PINNED_KEPT:
+            if len(self._pinned) >= _PINNED_MOST:
                 self._pinned.clear()
             self._pinned[id(pinned)] = perf_counter_ns() - start_ns
             return pinned
@@ -412,42 +402,3 @@ class LoadingClock:
 
 def _nothing() -> None:
     """No iterator was asked yet."""
-
-
-def batches_of(tables: list[Int64], origin_ns: int, now_ns: int) -> tuple[Batches | None, int]:
-    """Rows of `_BATCH` in order of arrival, on a clock that starts at `origin_ns`; and how many are too many.
-
-    None where nothing was timed.
-    """
-    rows = np.concatenate(tables) if tables else np.empty((0, len(_BATCH)), np.int64)
-    column: dict[str, Int64] = dict(zip(_BATCH, rows.T, strict=True))
-    sound = (column["start_ns"] <= column["end_ns"]) & (column["end_ns"] <= now_ns + _CLOCKS_APART_NS)
-    sound &= (column["start_ns"] >= origin_ns) & (column["item_count"] >= 0)
-    arrived = np.where(column["answered_ns"] < 0, column["end_ns"], column["answered_ns"])
-    order = np.flatnonzero(sound)[np.argsort(arrived[sound], kind="stable")]
-    if not len(order):
-        return None, 0
-    column = {name: np.ascontiguousarray(values[order[-KEPT:]]) for name, values in column.items()}
-    for name in _TIMES:
-        column[name] = np.where(column[name] < 0, -1, column[name] - origin_ns)
-    _share_out(column)
-    worker = column.pop("worker").astype(np.int32)
-    return Batches(worker=worker, **column), max(0, len(order) - KEPT)
-
-
-def _share_out(column: dict[str, Int64]) -> None:
-    """Batches whose transforms were not timed: as the last of the same worker whose were."""
-    for worker in np.unique(column["worker"]).tolist():
-        mine = np.flatnonzero(column["worker"] == worker)
-        is_timed = column["transform_ns"][mine] >= 0
-        timed, untimed = mine[is_timed], mine[~is_timed]
-        at = timed[np.maximum(np.searchsorted(timed, untimed) - 1, 0)] if len(timed) else None
-        for rest, part in (("read_ns", "transform_ns"), ("read_cpu_ns", "transform_cpu_ns")):
-            both = column[rest][untimed]
-            share = column[part][at] / np.maximum(column[part][at] + column[rest][at], 1) if at is not None else 0.0
-            column[part][untimed] = (share * both).astype(np.int64)
-            column[rest][untimed] = both - column[part][untimed]
-        cpu = column["read_cpu_ns"][untimed] + column["transform_cpu_ns"][untimed]  # of each part at most its wall time
-        least, most = np.maximum(cpu - column["read_ns"][untimed], 0), column["transform_ns"][untimed]
-        column["transform_cpu_ns"][untimed] = np.clip(column["transform_cpu_ns"][untimed], least, most)
-        column["read_cpu_ns"][untimed] = cpu - column["transform_cpu_ns"][untimed]

@@ -74,7 +74,7 @@ class Loaders:
         loader = describe_loader(owner)
         if loader is not None:
             if len(self._met) >= LOADERS_KEPT:
-                self._met = {n: known for n, known in self._met.items() if n == feeder}
+                self._met = {n: each for n, each in self._met.items() if n == feeder}
             self._met[number] = _Description(loader, written(owner), emptiness(owner, loader))
         return loader
 
@@ -101,7 +101,7 @@ class Loaders:
     @property
     def remade(self) -> bool:
         """Whether several loaders that are alike fed the steps one after the other."""
-        alike = (number for number, known in self._met.items() if known.loader == self.record)
+        alike = (number for number, each in self._met.items() if each.loader == self.record)
         return len(self._fed.intersection(alike)) > 1
 
     def tensors(self, number: int | None) -> int | None:

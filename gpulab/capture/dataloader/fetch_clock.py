@@ -37,20 +37,7 @@ BUDGET = 0.003  # of the time at most goes to timing the others
 DISTURBANCE = 2.0  # measured between torch's operators: these take longer after it, by as much as it takes itself
 _MEMORY = 16  # batches, of means and medians that follow what changes
 
-# Of a batch. Where transforms were not timed, they are -1 and part of reading.
-COLUMNS = (
-    "start_ns",
-    "end_ns",
-    "read_ns",
-    "transform_ns",
-    "collate_ns",
-    "read_cpu_ns",
-    "transform_cpu_ns",
-    "collate_cpu_ns",
-    "item_count",
-    "core_wait_ns",
-)
-Row = tuple[int, ...]
+Row = tuple[int, ...]  # of `rows.FETCH`
 
 
 class Pace:
@@ -94,7 +81,6 @@ class FetchClock:
         self.pace = pace
         self.row: Row | None = None
         self.own_ns = 0
-        self.follows = True  # the batch before was timed, too
         self.works = True  # nothing of ours has failed
         # it would hold itself: torch lets go of one, and of the user's iterator, at once
         self._fetcher = weakref.ref(fetcher)
@@ -104,7 +90,6 @@ class FetchClock:
         self._stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []  # where they are now
         self._cores = CoreWait()
         self._training = training
-        self._foreign_ns = 0  # CPU time of the training's threads meanwhile
         self._spent = _Spent()
         self._untimed = 0  # batches in a row whose transforms were not
         self._short = False
@@ -173,7 +158,7 @@ class FetchClock:
             self._untimed += 1
         spent.thread = get_ident()
         if self._training is not None:
-            self._training.begin(follows=self.follows)
+            self._training.begin(follows=self.pace.distance == 1)
         self._core_ns, self._switches = self._cores.read(), voluntary_switches()
         self._cpu_ns = process_time_ns()
         self._start_ns = perf_counter_ns()
@@ -191,6 +176,7 @@ class FetchClock:
     def _end(self) -> None:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
+        # CPU time of the training's threads meanwhile
         self._foreign_ns = self._training.end() if self._training is not None else 0
         self._take_stand_ins_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items

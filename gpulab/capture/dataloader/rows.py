@@ -1,4 +1,4 @@
-"""Rows of whole numbers as they are timed, in the training process or in memory that it shares with a loader's workers.
+"""What is timed of batches: rows of whole numbers, in the training process or in memory that it shares with workers.
 
 No file of that memory has a name, and none lies in /dev/shm, whose room in containers is small and belongs to the
 batches. Where the system has no such memory, it is a tensor that torch shares, as a dataset's own tensors are.
@@ -15,7 +15,25 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.run import Int64
+from gpulab.run import Batches, Int64
+
+FETCH = (  # Where transforms were not timed, they are -1 and part of reading
+    "start_ns",
+    "end_ns",
+    "read_ns",
+    "transform_ns",
+    "collate_ns",
+    "read_cpu_ns",
+    "transform_cpu_ns",
+    "collate_cpu_ns",
+    "item_count",
+    "core_wait_ns",
+)
+OF_WORKER = ("epoch", "number", *FETCH)
+ANSWER = ("asked_ns", "answered_ns", "pin_ns")  # when the loop had a batch
+BATCH = ("worker", *FETCH, *ANSWER, "stands_for")
+_TIMES = ("start_ns", "end_ns", "asked_ns", "answered_ns")
+_CLOCKS_APART_NS = 1_000_000
 
 _WORD = 8  # bytes
 _HEAD = 2  # words: whether to time, the most threads of a worker
@@ -124,3 +142,42 @@ def _new(size_bytes: int) -> Any:
     import torch
 
     return torch.zeros(size_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+
+
+def batches_of(tables: list[Int64], origin_ns: int, now_ns: int, most: int) -> tuple[Batches | None, int]:
+    """The newest `most` rows of `BATCH` in order of arrival, on a clock that starts at `origin_ns`; how many are more.
+
+    None where nothing was timed.
+    """
+    rows = np.concatenate(tables) if tables else np.empty((0, len(BATCH)), np.int64)
+    column: dict[str, Int64] = dict(zip(BATCH, rows.T, strict=True))
+    sound = (column["start_ns"] <= column["end_ns"]) & (column["end_ns"] <= now_ns + _CLOCKS_APART_NS)
+    sound &= (column["start_ns"] >= origin_ns) & (column["item_count"] >= 0)
+    arrived = np.where(column["answered_ns"] < 0, column["end_ns"], column["answered_ns"])
+    order = np.flatnonzero(sound)[np.argsort(arrived[sound], kind="stable")]
+    if not len(order):
+        return None, 0
+    column = {name: np.ascontiguousarray(values[order[-most:]]) for name, values in column.items()}
+    for name in _TIMES:
+        column[name] = np.where(column[name] < 0, -1, column[name] - origin_ns)
+    _share_out(column)
+    worker = column.pop("worker").astype(np.int32)
+    return Batches(worker=worker, **column), max(0, len(order) - most)
+
+
+def _share_out(column: dict[str, Int64]) -> None:
+    """Batches whose transforms were not timed: as the last of the same worker whose were."""
+    for worker in np.unique(column["worker"]).tolist():
+        mine = np.flatnonzero(column["worker"] == worker)
+        is_timed = column["transform_ns"][mine] >= 0
+        timed, untimed = mine[is_timed], mine[~is_timed]
+        at = timed[np.maximum(np.searchsorted(timed, untimed) - 1, 0)] if len(timed) else None
+        for rest, part in (("read_ns", "transform_ns"), ("read_cpu_ns", "transform_cpu_ns")):
+            both = column[rest][untimed]
+            share = column[part][at] / np.maximum(column[part][at] + column[rest][at], 1) if at is not None else 0.0
+            column[part][untimed] = (share * both).astype(np.int64)
+            column[rest][untimed] = both - column[part][untimed]
+        cpu = column["read_cpu_ns"][untimed] + column["transform_cpu_ns"][untimed]  # of each part at most its wall time
+        least, most = np.maximum(cpu - column["read_ns"][untimed], 0), column["transform_ns"][untimed]
+        column["transform_cpu_ns"][untimed] = np.clip(column["transform_cpu_ns"][untimed], least, most)
+        column["read_cpu_ns"][untimed] = cpu - column["transform_cpu_ns"][untimed]

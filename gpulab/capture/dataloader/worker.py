@@ -13,7 +13,7 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.fetch_clock import FetchClock, Pace
+from gpulab.capture.dataloader.fetch_clock import FetchClock, Pace, Row
 from gpulab.capture.dataloader.rows import SharedRows
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Channel
@@ -81,7 +81,7 @@ class WorkerFetchClock(FetchClock):
             return self._take(self._fetcher(), index)
         return super().fetch(index)
 
-    def _keep(self, row: tuple[int, ...], entered_ns: int) -> None:
+    def _keep(self, row: Row, entered_ns: int) -> None:
         self._rows.append((self._epoch, self._number, *row))
         super()._keep(row, entered_ns)
         self.pace.timed(self.own_ns, perf_counter_ns())

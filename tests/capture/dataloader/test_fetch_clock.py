@@ -24,9 +24,8 @@ from torch.utils.data._utils import pin_memory
 import gpulab
 from gpulab.capture.dataloader import batch_clock, fetch_clock
 from gpulab.capture.dataloader import worker as loading_worker
-from gpulab.capture.dataloader.batch_clock import batches_of
 from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, Pace
-from gpulab.capture.dataloader.rows import Rows, SharedRows
+from gpulab.capture.dataloader.rows import Rows, SharedRows, batches_of
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
@@ -182,7 +181,7 @@ def test_untimed_transforms_take_the_share_of_the_last_timed(rows: list[tuple[in
         cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
         row = (worker, 2_000 * i, 2_000 * i + 1_998, times[0], times[1], 0, cpu[0], cpu[1], 0, 4, -1)
         table.append((*row, 2_000 * i, 2_000 * i + 1_999, 0, 1))
-    b, _ = batches_of([np.array(table)], 0, 10**9)
+    b, _ = batches_of([np.array(table)], 0, 10**9, 1000)
     assert b is not None
     last: dict[int, float] = {}
     for worker, looked, read, transform in rows:
