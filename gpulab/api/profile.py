@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.reading import report, runs
-from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture, RunSource

@@ -6,8 +6,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpulab.capture.dataloader.description import samples_in
-from gpulab.capture.dataloader.worker_faults import death
+from gpulab.capture.dataloader.facts import death, samples_in
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.patching import Args, KeywordArgs

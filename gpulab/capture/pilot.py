@@ -18,13 +18,12 @@ from msgspec.structs import replace
 
 from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.description import Loaders
-from gpulab.capture.dataloader.worker_faults import Workers, death
+from gpulab.capture.dataloader.facts import Loaders, Workers, death
 from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.samples import BatchTimes
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
-from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.gpu import PeakWatch
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.reader import Reader
 from gpulab.capture.steps.device_events import StepEvents

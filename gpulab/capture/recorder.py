@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.capture import exclusive
 from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.worker_faults import deaths_unheard
+from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks
@@ -23,9 +23,8 @@ from gpulab.capture.lines.places import Naming, lines_above
 from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
-from gpulab.capture.meters.memory_peaks import PeakWatch
+from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
 from gpulab.capture.meters.sampler import Sampler
-from gpulab.capture.meters.used_gpu import moved, working_gpus
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.stacks.watcher import StackWatcher

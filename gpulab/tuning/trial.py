@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import select, setup_ns
-from gpulab.capture.meters.memory_peaks import count_anew
+from gpulab.capture.meters.gpu import count_anew
 from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture
 from gpulab.capture.short_run import ShortRun

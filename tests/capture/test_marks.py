@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from gpulab.capture import arguments, hooks
-from gpulab.capture.dataloader.description import samples_in
+from gpulab.capture.dataloader.facts import samples_in
 from gpulab.capture.steps.schedule import EARLY_TRACED, plan
 from gpulab.capture.steps.weights import WeightWatch
 from gpulab.run import Settings

@@ -13,25 +13,120 @@ import functools
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.fetch_clock import FIRST, FIRST_AGAIN, Pace, TimedFetcher
-from gpulab.capture.dataloader.iterator_times import KEPT, Feed, FromWorkers, Here, Timed
-from gpulab.capture.dataloader.worker import HERE, LoadingWatch
-from gpulab.capture.stacks.watcher import Looks, StackWatcher
-from gpulab.run import Batches, Choice, Missing
+import numpy as np
+
+from gpulab.capture.dataloader.fetch_clock import FIRST, FIRST_AGAIN, ComputeThreads, FetchClock, Pace
+from gpulab.capture.dataloader.rows import ANSWER, BATCH, OF_WORKER, Rows, SharedRows, batches_of
+from gpulab.capture.dataloader.worker import HERE, WorkerStart, watch_key, watch_loading
+from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
+from gpulab.run import Batches, Choice, Int64, Missing
 from gpulab.torch_hooks.patching import replaced
 
 WHAT = "what takes the time inside the DataLoader"
-_PINNED_KEPT = 1024  # batches that are pinned and were not asked for yet
+KEPT = 20_000  # batches: the newest
+_PINNED_MOST = 1024  # batches that are pinned and were not asked for yet
+_NAME_HERE = "training process"
 
-_begun: weakref.WeakKeyDictionary[Any, FromWorkers] = (
-    weakref.WeakKeyDictionary()
-)  # by iterator: its workers may outlive
+
+class WorkerBatches:
+    """What was timed of one iterator with workers. Their memory is kept as long as they may write to it.
+
+    `loader` is its number, as the hooks count; `threads` the most that an operator in a worker is split among.
+    """
+
+    def __init__(self, loader: Any, first: int, channel: Channel | None, name: str) -> None:
+        """For the iterator that is about to be made; each worker times its `first` batches, then fewer."""
+        self.workers: int = loader.num_workers
+        most = max(1, KEPT // self.workers)
+        self._memory: SharedRows | None = SharedRows(self.workers, len(OF_WORKER), most)
+        self._first, self._channel, self.name = first, channel, name
+        self._iterator: Callable[[], Any] = _nothing
+        self.loader: int | None = None
+        self.threads: int | None = None
+        self.answers = [Rows.here(len(ANSWER), most) for _ in range(self.workers)]
+        self._epoch_begin = [0] * self.workers  # answers before this epoch
+        self._read = [0] * self.workers
+        self._newest = [(-1, -1)] * self.workers  # epoch and number of the last batch that was timed
+        self._tables: list[Int64] = []
+        self._lost = 0
+        self.worker, self.pin_ns = -1, 0  # of the batch that the loop has asked for; -1: it was not handed over yet
+
+    @contextmanager
+    def starting(self, iterator: Any, loader: Any) -> Iterator[None]:
+        """Inside, torch makes the iterator and starts its workers."""
+        assert self._memory is not None
+        users = loader.worker_init_fn
+        ours = WorkerStart(users, self._memory, self._first, self._channel, self.name)
+        self._memory.on = True
+        self._iterator = weakref.ref(iterator)
+        vars(loader)["worker_init_fn"] = ours
+        try:
+            yield
+        finally:
+            if vars(loader).get("worker_init_fn") is ours:
+                vars(loader)["worker_init_fn"] = users
+            # of the iterator, too, which has noted with what its workers began
+            noted = vars(iterator).get("_worker_init_fn")
+            if noted is ours:
+                iterator._worker_init_fn = users
+            elif isinstance(noted, functools.partial) and noted.args[:1] == (ours,):  # torch's own, of a data pipe
+                iterator._worker_init_fn = functools.partial(noted.func, users, *noted.args[1:], **noted.keywords)
+
+    def begin_anew(self) -> None:
+        """The workers are told to begin anew, after what they are making."""
+        if self._memory is not None:
+            self._collect()
+            self._epoch_begin = [answers.count for answers in self.answers]
+            self._memory.on = True
+
+    def stop(self) -> None:
+        if self._memory is not None:
+            self._memory.on = False
+
+    def close_if_over(self) -> None:
+        """Give the memory back where the workers are gone."""
+        iterator = self._iterator()
+        if self._memory is not None and (iterator is None or getattr(iterator, "_shutdown", False)):
+            self._collect()
+            self._memory, self.answers = None, []
+
+    def take(self) -> tuple[list[Int64], int]:
+        """Rows of `BATCH` since the last time, and how many are lost."""
+        if self._memory is not None:
+            self._collect()
+        taken, self._tables, self._lost = (self._tables, self._lost), [], 0
+        return taken
+
+    def _collect(self) -> None:
+        """Join what the workers have written with when the loop had it."""
+        assert self._memory is not None
+        self.threads = self._memory.threads or None
+        for worker, written in enumerate(self._memory.of_worker):
+            read, count = self._read[worker], written.count
+            if count == read:
+                continue
+            rows, self._read[worker] = written.between(read, count), count
+            lost = count - read - len(rows)
+            epoch, number = rows[:, 0], rows[:, 1]
+            answers = self.answers[worker].numbered(self._epoch_begin[worker] + number)
+            answers[epoch != epoch[-1]] = -1  # who is late also makes batches of an earlier epoch
+            before = np.vstack((self._newest[worker], rows[:-1, :2]))
+            stands_for = number - np.where(before[:, 0] == epoch, before[:, 1], -1)
+            if lost:
+                stands_for[0] = 1
+            self._newest[worker] = int(epoch[-1]), int(number[-1])
+            self._tables.append(np.column_stack((np.full(len(rows), worker), rows[:, 2:], answers, stands_for)))
+            self._lost += lost
+
+
+# by iterator: its workers may outlive the run
+_begun: weakref.WeakKeyDictionary[Any, WorkerBatches] = weakref.WeakKeyDictionary()
 
 
 class LoadingClock:
@@ -40,19 +135,17 @@ class LoadingClock:
     def __init__(self, origin_ns: int, watcher: StackWatcher | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread, self._process = get_ident(), os.getpid()
-        self._feeds: list[Feed] = []
         self._watcher = watcher
-        self._watched_here: LoadingWatch | None = None
-        self._here: weakref.WeakKeyDictionary[Any, Here] = weakref.WeakKeyDictionary()
-        self._timed_here: dict[int | None, tuple[Timed, Pace]] = {}  # by loader: its epochs share them
-        self._from: weakref.WeakKeyDictionary[Any, FromWorkers] = weakref.WeakKeyDictionary()
+        self._clocks: weakref.WeakKeyDictionary[Any, tuple[FetchClock, Rows]] = weakref.WeakKeyDictionary()
+        self._here: dict[int | None, tuple[Pace, Rows]] = {}  # by loader: its epochs share them
+        self._several: list[WorkerBatches] = []
         self._started: weakref.WeakSet[Any] = weakref.WeakSet()  # loaders whose workers were started in this run
         self._untimed: set[int | None] = set()  # loaders whose workers were there before
         self._pinned: dict[int, int] = {}  # ns, by the id of what was pinned
         self._pinning = threading.local()
         self.asked: int | None = None  # the loader of that number is asked for a batch now
         self._newest_here: tuple[Callable[[], Any], Pace] = (_nothing, Pace())  # nearly always asked again
-        self._newest_feed: tuple[Callable[[], Any], FromWorkers | None] = (_nothing, None)
+        self._newest: tuple[Callable[[], Any], WorkerBatches | None] = (_nothing, None)
         self.own_ns = 0  # what timing the batches took on this thread, since somebody has put it to 0
         self._fault: Exception | None = None
         self.worker_threads: int | None = None  # once finished: the most that an operator in a worker is split among
@@ -85,18 +178,23 @@ class LoadingClock:
 
     def finish(self, feeder: int | None) -> tuple[Batches | None, tuple[Missing, ...], tuple[Choice, ...]]:
         """After the run: what was timed of the loader that fed its steps, and what there is to say of it."""
-        mine = [feed for feed in self._feeds if feeder is None or feed.loader == feeder]
-        timed = Timed()
-        for feed in mine:
-            feed.close()
-        for each in dict.fromkeys(feed.timed for feed in mine):
-            timed.add(each)
-        self.worker_threads = max((feed.threads for feed in mine if feed.threads is not None), default=None)
-        batches = timed.batches(self._origin_ns, perf_counter_ns())
-        self._feeds.clear()
-        self._newest_feed = (_nothing, None)  # it holds the workers' memory
-        choices = () if not timed.left_out else (_newest_kept(timed.left_out),)
-        return batches, self._missing(feeder, batches), choices
+        here, several = self._of(feeder)
+        taken = [([rows.between(0, rows.count)], max(0, rows.count - rows.most)) for rows in here]
+        taken += [batches.take() for batches in several]
+        self.worker_threads = max((b.threads for b in several if b.threads is not None), default=None)
+        tables = [table for tables, _ in taken for table in tables]
+        batches, cut = batches_of(tables, self._origin_ns, perf_counter_ns(), KEPT)
+        self._several.clear()
+        self._newest = (_nothing, None)  # it holds the workers' memory
+        left_out = cut + sum(lost for _, lost in taken)
+        why = f"{left_out:,} before them are not kept"
+        kept = Choice("batches timed inside the DataLoader", f"the last {KEPT:,}", why)
+        return batches, self._missing(feeder, batches), (kept,) if left_out else ()
+
+    def _of(self, feeder: int | None) -> tuple[list[Rows], list[WorkerBatches]]:
+        """Of that loader; of all where nobody knows which fed the steps."""
+        here = [rows for loader, (_, rows) in self._here.items() if feeder in (None, loader)]
+        return here, [batches for batches in self._several if feeder in (None, batches.loader)]
 
     def _missing(self, feeder: int | None, batches: Batches | None) -> tuple[Missing, ...]:
         if self._fault is not None:
@@ -113,8 +211,10 @@ class LoadingClock:
         return (Missing(WHAT, why, key="workers_inside"),)
 
     def _rest(self) -> None:
-        for feed in self._feeds:
-            feed.stop()
+        for clock, _ in self._clocks.values():
+            clock.close()
+        for batches in self._several:
+            batches.stop()
 
     @property
     def _hears(self) -> bool:
@@ -133,23 +233,25 @@ class LoadingClock:
     def _wrap_init(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *rest: Any, **named: Any) -> None:
-            feed = self._tried(lambda: self._new_feed(loader)) if self._hears else None
-            if feed is None:
+            batches = self._tried(lambda: self._new_batches(loader)) if self._hears else None
+            if batches is None:
                 original(iterator, loader, *rest, **named)
                 return
-            with feed.starting(iterator, loader):
+            with batches.starting(iterator, loader):
                 original(iterator, loader, *rest, **named)
-            self._feeds.append(feed)
-            self._from[iterator] = _begun[iterator] = feed
+            self._several.append(batches)
+            _begun[iterator] = batches
 
         return __init__
 
-    def _new_feed(self, loader: Any) -> FromWorkers | None:
-        for feed in self._feeds:
-            feed.close_if_over()
+    def _new_batches(self, loader: Any) -> WorkerBatches | None:
+        """None where its workers cannot be told."""
+        for batches in self._several:
+            batches.close_if_over()
         first = FIRST_AGAIN if loader in self._started else FIRST
         self._started.add(loader)
-        return FromWorkers.of(loader, first, self._looks(f"loader {len(self._feeds)}"))
+        name = f"loader {len(self._several)}"
+        return WorkerBatches(loader, first, self._channel, name) if "worker_init_fn" in vars(loader) else None
 
     def _wrap_reset(self, original: Any) -> Any:
         @functools.wraps(original)
@@ -162,43 +264,44 @@ class LoadingClock:
 
     def _begin_anew(self, iterator: Any) -> None:
         """Workers that an earlier run has timed are timed again from here on."""
-        feed = self._from.get(iterator)
-        if feed is None and iterator in _begun:
-            feed = self._from[iterator] = _begun[iterator]
-            self._feeds.append(feed)
-        self._newest_feed = (_nothing, None)
-        if feed is not None:
-            feed.begin_anew()
+        self._newest = (_nothing, None)
+        batches = _begun.get(iterator)
+        if batches is not None:
+            if batches not in self._several:
+                self._several.append(batches)
+            batches.begin_anew()
 
     def _wrap_next_of_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
-            newest, feed = self._newest_feed
+            newest, batches = self._newest
             if newest() is not iterator:
                 if not self._hears:
                     return original(iterator)
-                feed = self._from.get(iterator)
-                self._newest_feed = weakref.ref(iterator), feed
-                if feed is None:
+                batches = _begun.get(iterator)
+                if batches not in self._several:
+                    batches = None
                     self._untimed.add(self.asked)
-            if feed is None:
+                self._newest = weakref.ref(iterator), batches
+            if batches is None:
                 return original(iterator)
-            feed.asked(self.asked)
+            batches.loader, batches.worker = self.asked, -1
+            asked_ns = perf_counter_ns()
             try:
                 return original(iterator)
             finally:
-                feed.answered()
+                if batches.worker >= 0:
+                    batches.answers[batches.worker].append((asked_ns, perf_counter_ns(), batches.pin_ns))
 
         return _next_data
 
     def _wrap_process(self, original: Any) -> Any:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
-            newest, feed = self._newest_feed
-            if (
-                feed is not None and rest and newest() is iterator
-            ):  # a torch that does not say which worker made it: never known
-                feed.given(rest[0], self._pin_ns(iterator, data))
+            newest, batches = self._newest
+            # a torch that does not say which worker made it: never known
+            if batches is not None and rest and newest() is iterator:
+                batches.worker, batches.pin_ns = rest[0], self._pin_ns(iterator, data)
             return original(iterator, data, *rest)
 
         return _process_data
@@ -213,63 +316,63 @@ class LoadingClock:
                 pace.left -= 1
                 return original(iterator)
             entered_ns = perf_counter_ns()
-            feed = self._tried(lambda: self._feed_here(iterator)) if self._hears else None
-            if feed is None:
+            timing = self._tried(lambda: self._timing_here(iterator)) if self._hears else None
+            if timing is None:
                 return original(iterator)
-            if feed.pace.left:  # of an epoch before
-                feed.pace.left -= 1
+            clock, rows = timing
+            pace = clock.pace
+            if pace.left:  # of an epoch before
+                pace.left -= 1
                 return original(iterator)
-            feed.loader = self.asked
-            feed.asked()
+            clock.put_in()
             asked_ns = perf_counter_ns()
             try:
                 data = original(iterator)
             finally:
                 answered_ns = perf_counter_ns()
-                feed.rest()
-            feed.answered(asked_ns, answered_ns, self._pin_ns(iterator, data))
+                clock.take_out()
+            if clock.row is not None:
+                rows.append((HERE, *clock.row, asked_ns, answered_ns, self._pin_ns(iterator, data), pace.distance))
             now_ns = perf_counter_ns()
-            own_ns = asked_ns - entered_ns + feed.own_ns + now_ns - answered_ns
+            own_ns = asked_ns - entered_ns + clock.own_ns + now_ns - answered_ns
             self.own_ns += own_ns
-            feed.pace.timed(own_ns, now_ns)
+            pace.timed(own_ns, now_ns)
             return data
 
         return _next_data
 
-    def _feed_here(self, iterator: Any) -> Here:
-        feed = self._here.get(iterator)
-        if feed is None:
-            for other in self._feeds:
-                other.close_if_over()
-            if self.asked not in self._timed_here:
-                self._timed_here[self.asked] = Timed(), Pace()
-            feed = self._here[iterator] = Here(*self._timed_here[self.asked])
-            # all loaders without workers share one: it looks at this thread
-            if self._watched_here is None:
-                self._watched_here = self._looks("training process")
-                if self._watched_here is not None:
-                    self._watched_here.watch(HERE)
-            feed.looks = self._watched_here
-            feed.fetcher = TimedFetcher(iterator._dataset_fetcher, iterator._dataset, feed)
-            self._feeds.append(feed)
-        self._newest_here = weakref.ref(iterator), feed.pace
-        return feed
+    def _timing_here(self, iterator: Any) -> tuple[FetchClock, Rows]:
+        timing = self._clocks.get(iterator)
+        if timing is None:
+            for batches in self._several:
+                batches.close_if_over()
+            if not self._here:  # all loaders without workers share one: it looks at this thread
+                watch_loading(self._channel, _NAME_HERE, HERE)
+            if self.asked not in self._here:
+                self._here[self.asked] = Pace(), Rows.here(len(BATCH), KEPT)
+            pace, rows = self._here[self.asked]
+            clock = FetchClock(iterator._dataset_fetcher, iterator._dataset, pace, ComputeThreads())
+            timing = self._clocks[iterator] = clock, rows
+        self._newest_here = weakref.ref(iterator), timing[0].pace
+        return timing
 
     # -- looking at who makes them ---------------------------------------------------------------------------------
 
-    def _looks(self, name: str) -> LoadingWatch | None:
-        channel = self._watcher.channel if self._watcher is not None else None
-        return LoadingWatch(channel, name) if channel is not None else None
+    @property
+    def _channel(self) -> Channel | None:
+        return self._watcher.channel if self._watcher is not None else None
 
     def looks(self, feeder: int | None) -> list[Looks]:
         """After the run: what was seen where the loader that fed its steps made its batches."""
-        mine = [feed for feed in self._feeds if feeder is None or feed.loader == feeder]
-        watches = {
-            feed.looks: range(feed.count) if isinstance(feed, FromWorkers) else (HERE,)
-            for feed in mine
-            if feed.looks is not None
-        }
-        return [seen for watch, workers in watches.items() for seen in watch.seen(self._watcher, workers)]
+        here, several = self._of(feeder)
+        if self._watcher is None or self._channel is None:
+            return []
+        keys = [watch_key(_NAME_HERE, HERE)] if here else []
+        keys += [watch_key(batches.name, worker) for batches in several for worker in range(batches.workers)]
+        for key in keys:
+            self._channel.rest(key)
+        answers = [self._watcher.looks(key) for key in keys]
+        return [looks for looks in answers if looks is not None]
 
     # -- pinning -------------------------------------------------------------------------------------------------
 
@@ -286,7 +389,7 @@ class LoadingClock:
                 pinned = original(data, *rest, **named)
             finally:
                 self._pinning.within = False
-            if len(self._pinned) >= _PINNED_KEPT:
+            if len(self._pinned) >= _PINNED_MOST:
                 self._pinned.clear()
             self._pinned[id(pinned)] = perf_counter_ns() - start_ns
             return pinned
@@ -299,8 +402,3 @@ class LoadingClock:
 
 def _nothing() -> None:
     """No iterator was asked yet."""
-
-
-def _newest_kept(left_out: int) -> Choice:
-    why = f"{left_out:,} before them are not kept"
-    return Choice("batches timed inside the DataLoader", f"the last {KEPT:,}", why)

@@ -11,6 +11,7 @@ it counts up to the wall time. Where items are short, only every fourth batch ha
 
 from __future__ import annotations
 
+import operator
 import os
 import sys
 import threading
@@ -18,11 +19,10 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from random import Random
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns
-from typing import Any, Protocol
+from typing import Any
 
 from gpulab.devices.core_wait import CoreWait, voluntary_switches
 
@@ -37,25 +37,7 @@ BUDGET = 0.003  # of the time at most goes to timing the others
 DISTURBANCE = 2.0  # measured between torch's operators: these take longer after it, by as much as it takes itself
 _MEMORY = 16  # batches, of means and medians that follow what changes
 
-# start, end, read, transform, collate, CPU of these three, items, core wait. Where transforms were not timed, they are
-# -1 and part of read.
-Row = tuple[int, ...]
-
-
-class Sink(Protocol):
-    """Who is given what was timed."""
-
-    def begins(self) -> bool:
-        """A batch is about to be made: whether to time it."""
-
-    def add(self, row: Row) -> None:
-        """Keep the row of a batch that was made."""
-
-    def cost(self, own_ns: int) -> None:
-        """So long the timing itself has taken beside the batch."""
-
-    def broken(self) -> None:
-        """Something of ours failed: nothing more is timed."""
+Row = tuple[int, ...]  # of `rows.FETCH`
 
 
 class Pace:
@@ -64,8 +46,8 @@ class Pace:
     Those are at random distances: a file that is opened for every tenth batch is met as often as it is opened.
     """
 
-    def __init__(self, first: int | None = None) -> None:
-        self._first = FIRST if first is None else first
+    def __init__(self, first: int = FIRST) -> None:
+        self._first = first
         self.left = 0  # batches to pass by until the next one that is timed
         self.distance = 1  # from the last one that was timed to that one: so many batches its row stands for
         self._random = Random(0)  # its own: the user's numbers stay as they are
@@ -88,100 +70,77 @@ class Pace:
             self.left = self.distance - 1
 
 
-class TimedFetcher:
-    """Times what a fetcher of torch's makes of a dataset, from `put_in` to `take_out`, for `sink`."""
+class FetchClock:
+    """Times each batch that a fetcher of torch's makes of a dataset, from `put_in` to `take_out`.
 
-    def __init__(self, fetcher: Any, dataset: Any, sink: Sink) -> None:
-        self.clock = _FetchClock(dataset, batched=bool(getattr(fetcher, "auto_collation", True)))
-        self._sink = sink
-        self._users = fetcher.collate_fn
-        self._take = type(fetcher).fetch
+    `row` is that of the newest batch, None where it was not timed, and `own_ns` what timing it took beside it.
+    `training` are the threads whose CPU time is not the batch's.
+    """
+
+    def __init__(self, fetcher: Any, dataset: Any, pace: Pace, training: ComputeThreads | None = None) -> None:
+        self.pace = pace
+        self.row: Row | None = None
+        self.own_ns = 0
+        self.works = True  # nothing of ours has failed
         # it would hold itself: torch lets go of one, and of the user's iterator, at once
         self._fetcher = weakref.ref(fetcher)
-        self._ours = self.fetch, self.collate
+        self._take, self._users = type(fetcher).fetch, fetcher.collate_fn
+        self._batched = bool(getattr(fetcher, "auto_collation", True))
+        self._holders = _holders(dataset)
+        self._stand_ins: list[tuple[dict[str, Any], str, _StandIn]] = []  # where they are now
+        self._cores = CoreWait()
+        self._training = training
+        self._spent = _Spent()
+        self._untimed = 0  # batches in a row whose transforms were not
+        self._short = False
 
     def put_in(self) -> None:
         fetcher = self._fetcher()
-        if fetcher is not None:
-            fetcher.fetch, fetcher.collate_fn = self._ours
+        self.row, self.own_ns = None, 0
+        if fetcher is not None and self.works:
+            fetcher.fetch, fetcher.collate_fn = self.fetch, self._collate
 
     def take_out(self) -> None:
         attributes = vars(self._fetcher() or self)
-        if attributes.get("fetch") is self._ours[0]:
+        if getattr(attributes.get("fetch"), "__self__", None) is self:
             del attributes["fetch"]
-        if attributes.get("collate_fn") is self._ours[1]:
+        if getattr(attributes.get("collate_fn"), "__self__", None) is self:
             attributes["collate_fn"] = self._users
 
     def close(self) -> None:
+        self.works = False
         self.take_out()
-        self.clock.close()
+        self._cores.close()
 
     def fetch(self, index: Any) -> Any:
         entered_ns = perf_counter_ns()
-        sink, clock, timed = self._sink, self.clock, False
         try:
-            timed = sink.begins()
-            if timed:
-                clock.begin()
+            self._begin()
         except Exception:
-            timed = False
-            _give_up(sink)
-        if not timed:
+            self._give_up()
             return self._take(self._fetcher(), index)
         try:
             batch = self._take(self._fetcher(), index)
         finally:
-            clock.end()
+            self._end()
         try:
-            sink.add(clock.row())
-            sink.cost(clock.own_ns(entered_ns, perf_counter_ns()))
+            self._keep(self._new_row(), entered_ns)
         except Exception:
-            _give_up(sink)
+            self._give_up()
         return batch
 
-    def collate(self, data: Any) -> Any:
-        self.clock.collating(data)
-        return self._users(data)
+    def _keep(self, row: Row, entered_ns: int) -> None:
+        """The row of a fetch that was entered then."""
+        self.row = row
+        beside_ns = perf_counter_ns() - entered_ns - (self._end_ns - self._start_ns)
+        self.own_ns = max(0, beside_ns) + STAND_IN_NS * self._spent.calls
 
+    def _give_up(self) -> None:
+        """A fault of ours ends the timing."""
+        self.works = False
+        self._take_stand_ins_out()
 
-def in_worker() -> bool:
-    """Whether this process is a worker of a DataLoader: torch gives its pool one thread, so none of it spins."""
-    from torch.utils.data import get_worker_info
-
-    return get_worker_info() is not None
-
-
-def _give_up(sink: Sink) -> None:
-    """A fault of ours ends the timing."""
-    with suppress(Exception):
-        sink.broken()
-
-
-class _Spent:
-    """In the transforms of one batch; by itself, so that no stand-in holds a dataset."""
-
-    def __init__(self) -> None:
-        self.thread = 0  # that makes the batch; 0: none is made
-        self.within = False  # a transform: those that it calls are part of it
-        self.wall_ns = self.cpu_ns = self.calls = 0
-
-
-class _FetchClock:
-    """The clock of one fetcher: one batch at a time."""
-
-    def __init__(self, dataset: Any, *, batched: bool) -> None:
-        self._batched = batched
-        self._transforms = [_Slot(attributes, name) for attributes in _holders(dataset) for name in TRANSFORMS]
-        self._cores = CoreWait()
-        self._training = None if in_worker() else ComputeThreads()
-        self._foreign_ns = 0  # CPU time of the training's threads meanwhile
-        self._spent = _Spent()
-        self._untimed = 0  # batches in a row whose transforms were not
-        self._short = False
-        self.follows = True  # the batch before was timed, too
-
-    def begin(self) -> None:
-        """A batch is about to be made, on this thread."""
+    def _begin(self) -> None:
         self._collate_ns = self._collate_cpu_ns = -1
         self._items = 1
         spent = self._spent
@@ -189,42 +148,47 @@ class _FetchClock:
         self._looks = not self._short or self._untimed == _EVERY - 1
         if self._looks:
             self._untimed = 0
-            for slot in self._transforms:
-                slot.put_in(spent)
+            for attributes in self._holders:
+                for name in TRANSFORMS:
+                    users = attributes.get(name)
+                    if users is not None and type(users) is not _StandIn and callable(users):
+                        attributes[name] = stand_in = _StandIn(users, spent)
+                        self._stand_ins.append((attributes, name, stand_in))
         else:
             self._untimed += 1
         spent.thread = get_ident()
         if self._training is not None:
-            self._training.begin(follows=self.follows)
+            self._training.begin(follows=self.pace.distance == 1)
         self._core_ns, self._switches = self._cores.read(), voluntary_switches()
         self._cpu_ns = process_time_ns()
         self._start_ns = perf_counter_ns()
 
-    def collating(self, data: Any) -> None:
-        if not self._spent.thread:
-            return
-        self._collate_ns, self._collate_cpu_ns = perf_counter_ns(), process_time_ns()
-        if self._batched:
-            try:
-                self._items = len(data)
-            except Exception:  # a user's dataset may give anything
-                self._items = 1
+    def _collate(self, data: Any) -> Any:
+        if self._spent.thread:
+            self._collate_ns, self._collate_cpu_ns = perf_counter_ns(), process_time_ns()
+            if self._batched:
+                try:
+                    self._items = len(data)
+                except Exception:  # a user's dataset may give anything
+                    self._items = 1
+        return self._users(data)
 
-    def end(self) -> None:
+    def _end(self) -> None:
         self._end_ns, self._end_cpu_ns = perf_counter_ns(), process_time_ns()
         self._spent.thread = 0
+        # CPU time of the training's threads meanwhile
         self._foreign_ns = self._training.end() if self._training is not None else 0
-        if self._looks:
-            for slot in self._transforms:
-                slot.take_out()
+        self._take_stand_ins_out()
         self._short = self._end_ns - self._start_ns < _SHORT_NS * self._items
 
-    def own_ns(self, entered_ns: int, left_ns: int) -> int:
-        """What was not the batch's, of the time between."""
-        beside_ns = max(0, left_ns - entered_ns - (self._end_ns - self._start_ns))
-        return beside_ns + STAND_IN_NS * self._spent.calls
+    def _take_stand_ins_out(self) -> None:
+        """The user's own are back, unless the user has put others there meanwhile."""
+        for attributes, name, stand_in in self._stand_ins:
+            if attributes.get(name) is stand_in:
+                attributes[name] = stand_in._gpulab_users
+        self._stand_ins.clear()
 
-    def row(self) -> Row:
+    def _new_row(self) -> Row:
         spent, start_ns, end_ns, end_cpu_ns = self._spent, self._start_ns, self._end_ns, self._end_cpu_ns
         middle, middle_cpu = self._collate_ns, self._collate_cpu_ns
         if middle < 0:
@@ -268,57 +232,45 @@ class _FetchClock:
         core_ns = self._cores.read()
         return min(core_ns - self._core_ns, idle_ns) if core_ns >= 0 <= self._core_ns else -1
 
-    def close(self) -> None:
-        self._cores.close()
+
+class _Spent:
+    """In the transforms of one batch; by itself, so that no stand-in holds a dataset."""
+
+    def __init__(self) -> None:
+        self.thread = 0  # that makes the batch; 0: none is made
+        self.within = False  # a transform: those that it calls are part of it
+        self.wall_ns = self.cpu_ns = self.calls = 0
 
 
 def _holders(dataset: Any) -> list[dict[str, Any]]:
     """The attributes of a dataset and of those within it (Subset, ConcatDataset): there its transforms are."""
-    holders: list[dict[str, Any]] = []
-    waiting, seen = [dataset], set[int]()
+    holders: dict[int, dict[str, Any]] = {}
+    waiting = [dataset]
     while waiting and len(holders) < _HOLDERS:
         holder = waiting.pop(0)
         attributes = getattr(holder, "__dict__", None)
-        if not isinstance(attributes, dict) or id(holder) in seen:
+        if not isinstance(attributes, dict) or id(attributes) in holders:
             continue
-        seen.add(id(holder))
-        holders.append(attributes)
-        for name in _INNER:
-            inner = attributes.get(name)
+        holders[id(attributes)] = attributes
+        for inner in map(attributes.get, _INNER):
             inside = (
                 inner.values() if isinstance(inner, dict) else inner if isinstance(inner, list | tuple) else [inner]
             )
             waiting += list(inside)[:_HOLDERS]
-    return holders
+    return list(holders.values())
 
 
-class _Slot:
-    """One attribute that may hold a transform: whatever it holds when a batch begins is timed."""
-
-    def __init__(self, attributes: dict[str, Any], name: str) -> None:
-        self._attributes = attributes
-        self._name = name
-        self._users: Any = None
-        self._ours: Any = None
-
-    def put_in(self, spent: _Spent) -> None:
-        users = self._attributes.get(self._name)
-        if users is None or type(users) is _Timed or not callable(users):
-            return
-        if users is not self._users:
-            self._users, self._ours = users, _Timed(users, spent)
-        self._attributes[self._name] = self._ours
-
-    def take_out(self) -> None:
-        """The user's own is back, unless the user has put another there meanwhile."""
-        if self._ours is not None and self._attributes.get(self._name) is self._ours:
-            self._attributes[self._name] = self._users
+def _through(function: Callable[..., Any]) -> Any:
+    """A method that does with the user's object what `function` does."""
+    return lambda stand_in, *arguments: function(stand_in._gpulab_users, *arguments)
 
 
-class _Timed:
+class _StandIn:
     """Stands in for a callable object of the user's: is what it is for whoever asks, copied and pickled as itself."""
 
     __slots__ = ("_gpulab_spent", "_gpulab_users")
+    _gpulab_spent: _Spent
+    _gpulab_users: Any
 
     def __init__(self, users: Any, spent: _Spent) -> None:
         object.__setattr__(self, "_gpulab_users", users)
@@ -338,51 +290,17 @@ class _Timed:
             spent.calls += 1
             spent.within = False
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._gpulab_users)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._gpulab_users, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._gpulab_users, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        delattr(self._gpulab_users, name)
-
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _itself, (self._gpulab_users,)
 
-    def __dir__(self) -> Any:
-        return dir(self._gpulab_users)
-
-    def __repr__(self) -> str:
-        return repr(self._gpulab_users)
-
-    def __str__(self) -> str:
-        return str(self._gpulab_users)
-
     def __eq__(self, other: object) -> Any:
-        return self._gpulab_users == (other._gpulab_users if type(other) is _Timed else other)
+        return self._gpulab_users == (other._gpulab_users if type(other) is _StandIn else other)
 
-    def __hash__(self) -> int:
-        return hash(self._gpulab_users)
-
-    def __bool__(self) -> bool:
-        return bool(self._gpulab_users)
-
-    def __len__(self) -> int:
-        return len(self._gpulab_users)
-
-    def __iter__(self) -> Any:
-        return iter(self._gpulab_users)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self._gpulab_users[key]
-
-    def __contains__(self, thing: object) -> bool:
-        return thing in self._gpulab_users
+    __class__ = property(_through(type))
+    __getattr__, __setattr__, __delattr__ = _through(getattr), _through(setattr), _through(delattr)
+    __repr__, __str__, __dir__ = _through(repr), _through(str), _through(dir)
+    __hash__, __bool__, __len__ = _through(hash), _through(bool), _through(len)
+    __iter__, __getitem__, __contains__ = _through(iter), _through(operator.getitem), _through(operator.contains)
 
 
 def _itself(users: Any) -> Any:

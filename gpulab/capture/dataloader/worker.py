@@ -13,85 +13,78 @@ from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
 
-from gpulab.capture.dataloader.fetch_clock import Pace, Row, TimedFetcher
-from gpulab.capture.dataloader.shared_rows import SharedRows
+from gpulab.capture.dataloader.fetch_clock import FetchClock, Pace, Row
+from gpulab.capture.dataloader.rows import SharedRows
 from gpulab.capture.stacks.stack import Spot
-from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
+from gpulab.capture.stacks.watcher import Channel
 from gpulab.user_code import hide_gpulabs_frames
+
+HERE = -1  # in place of a worker's number
+PERIOD_S = 0.003
+_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of any fetcher of torch's, as few batches are timed
 
 
 class WorkerStart:
     """In place of a loader's `worker_init_fn` while its workers start; `users` is that, or None."""
 
     def __init__(
-        self, users: Callable[[int], None] | None, memory: SharedRows, first: int, looks: LoadingWatch | None = None
+        self, users: Callable[[int], None] | None, memory: SharedRows, first: int, channel: Channel | None, name: str
     ) -> None:
         self.users = users
-        self._first = first
-        self._memory = memory
-        self._looks = looks
+        self._memory, self._first = memory, first
+        self._channel, self._name = channel, name
 
     def __call__(self, worker: int) -> None:
         with suppress(Exception):
-            _time_this_worker(self._memory, worker, self._first)
+            self._time(worker)
         with suppress(Exception):
-            if self._looks is not None:
-                self._looks.watch(worker)
+            watch_loading(self._channel, self._name, worker)
         if self.users is not None:
             self.users(worker)
 
+    def _time(self, worker: int) -> None:
+        """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
+        from torch import get_num_threads
+        from torch.utils.data import _DatasetKind, get_worker_info
+        from torch.utils.data._utils import worker as loop
 
-class _Written:
-    """What one worker times goes to its part of the memory, numbered from 0 in each epoch."""
+        info, memory = get_worker_info(), self._memory
+        original = _DatasetKind.create_fetcher
+        epochs, pace = itertools.count(), Pace(self._first)
 
-    def __init__(self, memory: SharedRows, worker: int, epoch: int, pace: Pace) -> None:
-        self._memory = memory
-        self._pace = pace
-        self._worker = worker
-        self._epoch = epoch
-        self._next = 0
-        self._works = True
+        def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
+            fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
+            if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
+                with suppress(Exception):
+                    memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
+                    WorkerFetchClock(fetcher, dataset, pace, memory, worker, next(epochs)).put_in()
+            return fetcher
 
-    def begins(self) -> bool:
-        if not self._works or not self._memory.on:
-            return False
-        self._number = self._next
-        self._next += 1
-        if self._pace.left:
-            self._pace.left -= 1
-            return False
-        return True
-
-    def add(self, row: Row) -> None:
-        self._memory.write(self._worker, (self._epoch, self._number, *row))
-
-    def cost(self, own_ns: int) -> None:
-        self._pace.timed(own_ns, perf_counter_ns())
-
-    def broken(self) -> None:
-        self._works = False
+        _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
+        loop.ExceptionWrapper = _without_our_frames(loop.ExceptionWrapper)  # type: ignore[assignment,attr-defined]
 
 
-def _time_this_worker(memory: SharedRows, worker: int, first: int) -> None:
-    """torch makes the worker's fetcher after this, and again whenever the loader is iterated anew."""
-    from torch import get_num_threads
-    from torch.utils.data import _DatasetKind, get_worker_info
-    from torch.utils.data._utils import worker as loop
+class WorkerFetchClock(FetchClock):
+    """In a worker, for an epoch: what it times goes to the memory, with the batch's number from 0."""
 
-    info = get_worker_info()
-    original = _DatasetKind.create_fetcher
-    epochs, pace = itertools.count(), Pace(first)
+    def __init__(self, fetcher: Any, dataset: Any, pace: Pace, memory: SharedRows, worker: int, epoch: int) -> None:
+        super().__init__(fetcher, dataset, pace)
+        self._memory, self._rows = memory, memory.of_worker[worker]
+        self._epoch, self._number = epoch, -1
 
-    def create_fetcher(kind: Any, dataset: Any, *rest: Any, **named: Any) -> Any:
-        fetcher = original(kind, dataset, *rest, **named)  # type: ignore[no-untyped-call]
-        if info is not None and dataset is info.dataset:  # else a loader that the dataset itself has made
-            with suppress(Exception):
-                memory.has_threads(get_num_threads())  # after the user's worker_init_fn, which may have set it
-                TimedFetcher(fetcher, dataset, _Written(memory, worker, next(epochs), pace)).put_in()
-        return fetcher
+    def fetch(self, index: Any) -> Any:
+        if not self.works or not self._memory.on:
+            return self._take(self._fetcher(), index)
+        self._number += 1
+        if self.pace.left:
+            self.pace.left -= 1
+            return self._take(self._fetcher(), index)
+        return super().fetch(index)
 
-    _DatasetKind.create_fetcher = staticmethod(create_fetcher)  # type: ignore[method-assign]
-    loop.ExceptionWrapper = _without_our_frames(loop.ExceptionWrapper)  # type: ignore[assignment,attr-defined]
+    def _keep(self, row: Row, entered_ns: int) -> None:
+        self._rows.append((self._epoch, self._number, *row))
+        super()._keep(row, entered_ns)
+        self.pace.timed(self.own_ns, perf_counter_ns())
 
 
 def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
@@ -107,32 +100,14 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
     return wrapped
 
 
-HERE = -1  # in place of a worker's number
-PERIOD_S = 0.003
-_FETCH = ("torch/utils/data/_utils/fetch.py", ".fetch")  # of any fetcher of torch's, as few batches are timed
+def watch_loading(channel: Channel | None, name: str, worker: int) -> None:
+    """Have the calling thread looked at while it makes batches; `name` is of its iterator."""
+    if channel is not None:
+        channel.watch(watch_key(name, worker), PERIOD_S, _FETCH, spares=True)
 
 
-class LoadingWatch:
-    """Of one iterator, or of all without workers; `name` tells them apart."""
-
-    def __init__(self, channel: Channel, name: str) -> None:
-        self._channel, self._name = channel, name
-
-    def watch(self, worker: int) -> None:
-        """Have the calling thread looked at while it makes batches."""
-        self._channel.watch(self._key(worker), PERIOD_S, _FETCH, spares=True)
-
-    def seen(self, watcher: StackWatcher | None, workers: Iterable[int]) -> list[Looks]:
-        """What was seen of each; they are looked at no more."""
-        if watcher is None:
-            return []
-        for worker in workers:
-            self._channel.rest(self._key(worker))
-        answers = [watcher.looks(self._key(worker)) for worker in workers]
-        return [looks for looks in answers if looks is not None]
-
-    def _key(self, worker: int) -> str:
-        return f"{self._name}, worker {worker}"
+def watch_key(name: str, worker: int) -> str:
+    return f"{name}, worker {worker}"
 
 
 def is_collating(stack: Iterable[Spot]) -> bool:

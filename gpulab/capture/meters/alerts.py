@@ -9,6 +9,7 @@ steps and readings, so that a run without a live view has the same.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 from msgspec import Struct, field
@@ -57,30 +58,30 @@ class Lasting(Struct):
     after_s: float
     on: bool = False
     since_s: float | None = None  # from when on the share is high
+    ended: list[Alert] = field(default_factory=list)
 
-    def tell(self, t_s: float, share: float, *, held: bool = False) -> Alert | None:
-        """The smoothed share is `share`. An alert that has ended. `held`: none begins now."""
-        if self.since_s is not None and share < ENDS_BELOW * self.begins_at:
-            return self.end(t_s)
-        if self.since_s is None and share >= self.begins_at:
+    def tell(self, t_s: float, share: float, *, held: bool = False) -> None:
+        """The smoothed share is `share`. `held`: none begins now."""
+        if self.since_s is None:
+            if share < self.begins_at:
+                return
             self.since_s = t_s
-        if self.since_s is not None:
-            enough = t_s - self.since_s >= self.after_s and share >= self.begins_at
-            self.on = self.on or (enough and not held)
-        return None
+        if share < ENDS_BELOW * self.begins_at:
+            self.end(t_s)
+        elif t_s - self.since_s >= self.after_s and share >= self.begins_at and not held:
+            self.on = True
 
-    def end(self, t_s: float) -> Alert | None:
+    def end(self, t_s: float) -> None:
         """It is over, or can no longer be told."""
-        alert = self.alert(t_s, until_s=t_s)
+        self.ended += self.alert(t_s, until_ns=int(t_s * 1e9))
         self.on, self.since_s = False, None
-        return alert
 
-    def alert(self, t_s: float, until_s: float | None = None) -> Alert | None:
-        """As it stands at `t_s`; None where it is not on."""
+    def alert(self, t_s: float, until_ns: int | None = None) -> tuple[Alert, ...]:
+        """As it stands at `t_s`; none where it is not on."""
         if not self.on or self.since_s is None:
-            return None
+            return ()
         words = WORDS[self.key].format(time=while_s(t_s - self.since_s))
-        return Alert(self.key, words, int(self.since_s * 1e9), None if until_s is None else int(until_s * 1e9))
+        return (Alert(self.key, words, int(self.since_s * 1e9), until_ns),)
 
 
 class Alerts:
@@ -95,60 +96,51 @@ class Alerts:
         self._wait, self._rest = Smoothed(), Smoothed()
         self._stepped_s: float | None = None
         self._patience_s = 0.0
-        self._ended: list[Alert] = []
 
     def steps(self, end_s: float, wall_s: float, wait_s: float, count: int = 1) -> None:
         """`count` steps have ended, the last of them at `end_s`; together they took and waited so long."""
         self.look(end_s - wall_s / max(1, count))
-        share = self._wait.add(end_s, wait_s, wall_s)
-        self._note(self._starving.tell(end_s, share))
+        self._starving.tell(end_s, self._wait.add(end_s, wait_s, wall_s))
         self._stepped_s, self._patience_s = end_s, SMOOTHED_S + 2 * wall_s / max(1, count)
 
     def utilization(self, t_s: float, percent: float) -> None:
         idle = 1 - min(100.0, max(0.0, percent)) / 100
         share = self._rest.add(t_s, idle, 1.0)
         if self._starving.on:
-            self._note(self._idle.end(t_s))
+            self._idle.end(t_s)
         else:
-            self._note(self._idle.tell(t_s, share, held=self._starving.since_s is not None))
+            self._idle.tell(t_s, share, held=self._starving.since_s is not None)
 
     def look(self, now_s: float) -> None:
         """The time is `now_s`: where no step has ended for long, nobody knows whether steps wait for data."""
         if self._stepped_s is not None and now_s - self._stepped_s > self._patience_s:
-            self._note(self._starving.end(self._stepped_s))
+            self._starving.end(self._stepped_s)
             self._wait, self._stepped_s = Smoothed(), None
 
     def active(self, now_s: float) -> Alert | None:
         self.look(now_s)
-        return self._starving.alert(now_s) or self._idle.alert(now_s)
+        return next(iter(self._starving.alert(now_s) + self._idle.alert(now_s)), None)
 
     def all(self, end_s: float) -> tuple[Alert, ...]:
         """Those of the whole run, which ends now."""
         self.look(end_s)
-        going_on = (self._starving.alert(end_s), self._idle.alert(end_s))
-        return tuple(sorted((*self._ended, *(a for a in going_on if a)), key=lambda a: a.since_ns))
-
-    def _note(self, ended: Alert | None) -> None:
-        if ended is not None:
-            self._ended.append(ended)
+        every = [alert for each in (self._starving, self._idle) for alert in (*each.ended, *each.alert(end_s))]
+        return tuple(sorted(every, key=lambda alert: alert.since_ns))
 
 
 def alerts_of(steps: Steps, samples: Samples, end_ns: int, thresholds: Thresholds) -> tuple[Alert, ...]:
     """The alerts of a finished run, from its record."""
     alerts = Alerts(thresholds)
     curve = samples.get(UTILIZATION)
-    readings = [] if curve is None else list(zip((curve.t_ns / 1e9).tolist(), curve.value.tolist(), strict=True))
-    events: list[tuple[float, tuple[float, ...]]] = [(t, (value,)) for t, value in readings]
-    events += _bunches(steps)
-    for t_s, row in sorted(events, key=lambda event: event[0]):
-        if len(row) == 1:
-            alerts.utilization(t_s, row[0])
-        else:
-            alerts.steps(t_s, row[0], row[1], int(row[2]))
+    readings = [] if curve is None else zip((curve.t_ns / 1e9).tolist(), curve.value.tolist(), strict=True)
+    events: list[tuple[Callable[..., None], tuple[float, ...]]] = [(alerts.utilization, row) for row in readings]
+    events += [(alerts.steps, row) for row in _bunches(steps)]
+    for tell, row in sorted(events, key=lambda event: event[1][0]):
+        tell(*row)
     return alerts.all(end_ns / 1e9)
 
 
-def _bunches(steps: Steps) -> list[tuple[float, tuple[float, ...]]]:
+def _bunches(steps: Steps) -> list[tuple[float, ...]]:
     """The steps that end in the same quarter of a second as one: end in s, and wall s, wait s, count."""
     if not len(steps):
         return []
@@ -158,6 +150,6 @@ def _bunches(steps: Steps) -> list[tuple[float, tuple[float, ...]]]:
         steps.end_ns[last] / 1e9,
         np.add.reduceat(steps.wall_ns, first) / 1e9,
         np.add.reduceat(steps.data_wait_ns, first) / 1e9,
-        (last - first + 1).astype(np.float64),
+        last - first + 1,
     )
-    return [(end, (wall, wait, count)) for end, wall, wait, count in zip(*(c.tolist() for c in columns), strict=True)]
+    return list(zip(*(column.tolist() for column in columns), strict=True))

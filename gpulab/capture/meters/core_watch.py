@@ -11,6 +11,7 @@ from array import array
 from collections.abc import Sequence
 from contextlib import suppress
 from time import perf_counter_ns
+from typing import Any, Literal
 
 import numpy as np
 from msgspec.structs import astuple
@@ -31,10 +32,9 @@ class CoreWatch:
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()
         self._lock = threading.Lock()
-        self._times = _Table(
-            5, MOST_READINGS
-        )  # time, three counts, 1: since the reading before the profiler was touched
-        self._uses = _Table(1 + len(_COUNTS), MOST_OF_MACHINE)
+        # time, three counts, 1: since the reading before the profiler was touched
+        self._times = ThinnedRows(5, MOST_READINGS)
+        self._uses = ThinnedRows(1 + len(_COUNTS), MOST_OF_MACHINE)
 
     def begin(self) -> None:
         """The user's code is about to run."""
@@ -62,20 +62,17 @@ class CoreWatch:
     def times(self) -> CoreTimes | None:
         """None where nothing was read twice."""
         with self._lock:
-            rows = self._times.in_order(slice(1, 4))
-        if len(rows) < 2:
+            columns = _in_order(self._times, slice(1, 4))
+        if columns is None:
             return None
-        t_ns, cpu, wait, process, profiler = (np.ascontiguousarray(c) for c in rows.T)
+        t_ns, cpu, wait, process, profiler = columns
         return CoreTimes(t_ns, cpu, wait, process, profiler.astype(np.uint8))
 
     def use(self) -> CoreUse | None:
         """None where nothing was read twice."""
         with self._lock:
-            rows = self._uses.in_order(slice(1, None))
-        if len(rows) < 2:
-            return None
-        counts: dict[str, Int64] = {name: np.ascontiguousarray(rows[:, 1 + i]) for i, name in enumerate(_COUNTS)}
-        return CoreUse(np.ascontiguousarray(rows[:, 0]), **counts)
+            columns = _in_order(self._uses, slice(1, None))
+        return CoreUse(columns[0], **dict(zip(_COUNTS, columns[1:], strict=True))) if columns is not None else None
 
     def _read_thread(self, profiler: int) -> None:
         now_ns = perf_counter_ns() - self._origin_ns
@@ -91,31 +88,35 @@ class CoreWatch:
                 self._uses.append((now_ns, *reading))
 
 
-class _Table:
-    """Rows of numbers, the first of which is a time. Where there are too many, every other one goes.
+class ThinnedRows:
+    """Rows of numbers, the first of which is a time. Where there are more than `most`, every other one goes.
 
-    Counts grow, so the readings that stay lose nothing.
+    What counts on or is a reading loses nothing by that.
     """
 
-    def __init__(self, width: int, most: int) -> None:
+    def __init__(self, width: int, most: int, type_code: Literal["q", "d"] = "q") -> None:
         self._width, self._most = width, most
-        self._numbers = array("q")
-        self._every, self._count = 1, 0
+        self._numbers: array[Any] = array(type_code)
+        self._every, self.count = 1, 0  # the count is of all that came
 
-    def append(self, row: Sequence[int]) -> None:
-        if self._count % self._every == 0:
+    def append(self, row: Sequence[float]) -> None:
+        if self.count % self._every == 0:
             self._numbers.extend(row)
-        self._count += 1
+        self.count += 1
         if len(self._numbers) > self._width * self._most:
-            self._numbers = array("q", self._rows()[::2].tobytes())
+            self._numbers = array(self._numbers.typecode, self.rows()[::2].tobytes())
             self._every *= 2
 
-    def in_order(self, counts: slice) -> Int64:
-        """By time. Two processes have read the `counts`, one of them a tick late: none goes back."""
-        rows = self._rows()
-        rows = rows[np.argsort(rows[:, 0], kind="stable")]
-        rows[:, counts] = np.maximum.accumulate(rows[:, counts], axis=0)
-        return rows
+    def rows(self) -> np.ndarray[tuple[int, int], np.dtype[Any]]:
+        return np.array(self._numbers).reshape(-1, self._width)
 
-    def _rows(self) -> Int64:
-        return np.array(self._numbers, np.int64).reshape(-1, self._width)
+
+def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
+    """Its columns, by time. Two processes have read the `counts`, one of them a tick late: none goes back.
+
+    None where nothing was read twice.
+    """
+    rows = table.rows()
+    rows = rows[np.argsort(rows[:, 0], kind="stable")]
+    rows[:, counts] = np.maximum.accumulate(rows[:, counts], axis=0)
+    return [np.ascontiguousarray(column) for column in rows.T] if len(rows) >= 2 else None

@@ -13,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from array import array
 from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
+from msgspec.structs import asdict
 
-from gpulab.capture.meters.core_watch import CoreWatch
+from gpulab.capture.meters.core_watch import CoreWatch, ThinnedRows
 from gpulab.capture.meters.sampler_process import Order
 from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
@@ -35,9 +35,9 @@ END_TIMEOUT_S = 5.0
 # -S and no PYTHON* variables: nothing of the site starts up; the parent's own import path is handed over instead.
 BOOTSTRAP = """
 import json, sys
-order, sys.path[:] = sys.argv[1], json.loads(sys.argv[2])
+order, sys.path[:] = map(json.loads, sys.argv[1:])
 from gpulab.capture.meters.sampler_process import Order, main
-main(Order.from_json(order))
+main(Order(**order))
 """
 
 
@@ -78,7 +78,7 @@ class Sampler:
             )
             environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
             process = subprocess.Popen(
-                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, order.to_json(), json.dumps(import_path())],
+                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, *map(json.dumps, (asdict(order), import_path()))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -117,10 +117,10 @@ class Sampler:
         """
         self._end_child()
         with self._lock:
-            series = tuple(c.finished() for c in self._curves if len(c.t_ns))
-            extremes = dict(c.extreme() for c in self._curves if len(c.t_ns))
+            curves = [c for c in self._curves if c.readings.count]
             failure = () if self._failure is None else (self._failure,)
-            return Samples(series), (*self._missing, *failure), extremes
+            series = Samples(tuple(c.finished() for c in curves))
+            return series, (*self._missing, *failure), dict(c.extreme() for c in curves)
 
     def _end_child(self) -> None:
         process, self._process = self._process, None
@@ -147,8 +147,11 @@ class Sampler:
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
         ended = False
         for line in process.stdout or ():
-            message = _parse(line)
-            if message is None:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not isinstance(message, dict):
                 self._last_words.append(line.decode(errors="replace").strip())
             else:
                 ended = ended or "end" in message
@@ -194,23 +197,19 @@ class Sampler:
 
 
 class _Curve:
-    """One series as it grows, thinned evenly when it gets long."""
+    """One series as it grows."""
 
     def __init__(self, info: SeriesInfo) -> None:
         self.info = info
-        self.t_ns = array("q")
-        self.value = array("d")
         self.pending: deque[tuple[int, float]] = deque(maxlen=MOST_PENDING)
-        self._maximum = -math.inf
-        self._bits = 0
-        self._stride = 1
-        self._seen = 0
+        self.readings = ThinnedRows(2, MOST_POINTS, "d")  # a time in ns is exact for 104 days
+        self._maximum, self._bits = -math.inf, 0
         self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0  # since a mean of them was taken
         self._fresh_ns = 0
 
     def add(self, t_ns: int, value: float) -> None:
-        """One reading; kept if it falls on the stride."""
         self.pending.append((t_ns, value))
+        self.readings.append((t_ns, value))
         bits = int(value) if self.info.unit == "bits" else 0
         self._fresh_count += 1
         self._fresh_sum += value
@@ -218,12 +217,6 @@ class _Curve:
         self._fresh_ns = t_ns
         self._maximum = max(self._maximum, value)
         self._bits |= bits
-        if self._seen % self._stride == 0:
-            self.t_ns.append(t_ns)
-            self.value.append(value)
-        self._seen += 1
-        if len(self.t_ns) >= MOST_POINTS:
-            self.t_ns, self.value, self._stride = self.t_ns[::2], self.value[::2], self._stride * 2
 
     def drain(self) -> Float32:
         """The pending points, which are then no longer pending."""
@@ -246,14 +239,5 @@ class _Curve:
         return f"peak_{self.info.name}", self._maximum
 
     def finished(self) -> Series:
-        info = self.info
-        t_ns, value = np.array(self.t_ns, np.int64), np.array(self.value, np.float64)
-        return Series(info.name, info.unit, info.label, info.source, t_ns, value)
-
-
-def _parse(line: bytes) -> dict[str, object] | None:
-    try:
-        message = json.loads(line)
-    except ValueError:
-        return None
-    return message if isinstance(message, dict) else None
+        t_ns, value = self.readings.rows().T
+        return Series(**asdict(self.info), t_ns=t_ns.astype(np.int64), value=np.ascontiguousarray(value))

@@ -29,7 +29,6 @@ from gpulab.devices.host import host_meter
 from gpulab.devices.meters import Meter, Unavailable
 from gpulab.devices.nvml import nvml_meter
 from gpulab.devices.packages import package_versions
-from gpulab.formatting import plain_values
 
 
 class Order(Struct, frozen=True):
@@ -43,13 +42,6 @@ class Order(Struct, frozen=True):
     usable_cores: float
     gpu: bool
     uuid: str | None
-
-    def to_json(self) -> str:
-        return json.dumps(plain_values(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Order:
-        return cls(**json.loads(text))
 
 
 CORE_SHARE = 0.003  # of this process's time at most goes to each: readings of the thread, of the machine
@@ -94,21 +86,14 @@ class Cores:
             _tell({"thread": times, "machine": uses})
 
 
-def _meters(order: Order) -> list[Meter]:
-    """Of the process tree, and of the GPU where the run's device is one."""
-    host = host_meter(order.pid, order.usable_cores)
-    if not order.gpu:
-        return [host]
-    return [nvml_meter(order.uuid, order.pid), host]
-
-
 def main(order: Order) -> None:
     """Read the meters until the parent says so or is gone."""
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C or `scancel` mean the training: we end after it
         signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
-    meters = _meters(order)
+    meters = [nvml_meter(order.uuid, order.pid)] if order.gpu else []
+    meters.append(host_meter(order.pid, order.usable_cores))
     try:
         _tell({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
         _read(meters, order)

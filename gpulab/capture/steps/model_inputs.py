@@ -10,7 +10,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from gpulab.capture.dataloader.description import samples_in
+from gpulab.capture.dataloader.facts import samples_in
 from gpulab.run import Int64, Steps
 from gpulab.torch_hooks.patching import Args, KeywordArgs
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
-from gpulab.capture.dataloader.description import samples_in
+from gpulab.capture.dataloader.facts import samples_in
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 import gpulab
-from gpulab.capture.dataloader.description import Written, written
+from gpulab.capture.dataloader.facts import Written, written
 
 
 class Photos(Dataset[Any]):

@@ -22,10 +22,10 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
-from gpulab.capture.dataloader import fetch_clock, iterator_times, shared_rows
+from gpulab.capture.dataloader import batch_clock, fetch_clock
 from gpulab.capture.dataloader import worker as loading_worker
-from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, Pace, TimedFetcher
-from gpulab.capture.dataloader.iterator_times import Here, Timed
+from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, Pace
+from gpulab.capture.dataloader.rows import Rows, SharedRows, batches_of
 from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
@@ -175,13 +175,13 @@ def test_a_row_stands_for_the_batches_that_were_not_timed(workers: int, monkeypa
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.booleans(), st.integers(0, 999), st.integers(0, 999)), min_size=1))
 def test_untimed_transforms_take_the_share_of_the_last_timed(rows: list[tuple[int, bool, int, int]]) -> None:
-    kept = iterator_times.Timed()
+    table = []
     for i, (worker, looked, read, transform) in enumerate(rows):
         times = (read, transform) if looked else (read + transform, -1)
         cpu = (read // 2, transform // 2) if looked else ((read + transform) // 2, -1)
         row = (worker, 2_000 * i, 2_000 * i + 1_998, times[0], times[1], 0, cpu[0], cpu[1], 0, 4, -1)
-        kept.append((*row, 2_000 * i, 2_000 * i + 1_999, 0, 1))
-    b = kept.batches(0, 10**9)
+        table.append((*row, 2_000 * i, 2_000 * i + 1_999, 0, 1))
+    b, _ = batches_of([np.array(table)], 0, 10**9, 1000)
     assert b is not None
     last: dict[int, float] = {}
     for worker, looked, read, transform in rows:
@@ -373,15 +373,15 @@ def test_nothing_is_left() -> None:
     assert psutil.Process().num_fds() <= before + 1
 
 
-@pytest.mark.parametrize("broken", ["TimedFetcher", "begin", "row"])
+@pytest.mark.parametrize("broken", ["WorkerFetchClock", "_begin", "_new_row"])
 def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object) -> Any:
         raise ZeroDivisionError("ours")
 
-    if broken == "TimedFetcher":
+    if broken == "WorkerFetchClock":
         monkeypatch.setattr(loading_worker, broken, fail)
     else:
-        monkeypatch.setattr(fetch_clock._FetchClock, broken, fail)
+        monkeypatch.setattr(FetchClock, broken, fail)
     run, had = trained(DataLoader(Planted(24), batch_size=4, num_workers=2, multiprocessing_context="fork"))
     assert torch.cat(had)[:, 0].tolist() == list(range(24))
     assert run.batches is None and [m.key for m in run.missing] == ["workers_inside"]
@@ -390,12 +390,10 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
 def test_a_torch_without_these_methods_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
-    from gpulab.capture.dataloader.batch_clock import LoadingClock
-
-    def missing(self: LoadingClock, undo: object) -> None:
+    def missing(self: batch_clock.LoadingClock, undo: object) -> None:
         raise AttributeError("_process_data")
 
-    monkeypatch.setattr(LoadingClock, "_replace", missing)
+    monkeypatch.setattr(batch_clock.LoadingClock, "_replace", missing)
     run, had = trained(DataLoader(Planted(24), batch_size=4))
     assert len(had) == 6 and [m.key for m in run.missing] == ["workers_inside"]
     assert dataloader._SingleProcessDataLoaderIter._next_data.__module__ == "torch.utils.data.dataloader"
@@ -410,7 +408,7 @@ def test_where_the_system_has_no_memory_without_a_name(method: str, monkeypatch:
 
 def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     for workers in (0, 2):
-        monkeypatch.setattr(iterator_times, "KEPT", 6)
+        monkeypatch.setattr(batch_clock, "KEPT", 6)
         run, _ = trained(DataLoader(Planted(80), batch_size=2, num_workers=workers))
         b = timed(run)
         assert len(run.steps) == 40 and len(b) <= 6
@@ -420,53 +418,59 @@ def test_of_too_many_batches_the_newest_are_kept(monkeypatch: pytest.MonkeyPatch
 
 def test_a_stand_in_is_what_it_stands_for() -> None:
     users = Burn(0.25)
-    ours: Any = fetch_clock._Timed(users, fetch_clock._Spent())
+    ours: Any = fetch_clock._StandIn(users, fetch_clock._Spent())
     assert isinstance(ours, Burn) and ours.seconds == 0.25 and callable(ours) and ours == users
     ours.seconds = 0.5
     assert users.seconds == 0.5 and repr(ours) == repr(users) and hash(ours) == hash(users)
     assert type(copy.copy(ours)) is Burn and type(copy.deepcopy(ours)) is Burn
     assert type(pickle.loads(pickle.dumps(ours))) is Burn
-    assert bool(fetch_clock._Timed([], fetch_clock._Spent())) is False
+    assert bool(fetch_clock._StandIn([], fetch_clock._Spent())) is False
 
 
-def test_a_ring_keeps_the_newest_rows() -> None:
-    memory = shared_rows.SharedRows(2, 3)
-    for i in range(5):
-        memory.write(1, (i,) * shared_rows.ROW_WORDS)
-    assert memory.written(0) == 0 and memory.written(1) == 5
-    assert [row[0] for row in memory.read(1, 2, 5)] == [2, 3, 4]
+@given(st.integers(1, 5), st.lists(st.integers(0, 99), max_size=20), st.integers(0, 20))
+def test_rows_are_the_newest_in_shared_memory_too(most: int, values: list[int], first: int) -> None:
+    shared = SharedRows(2, 3, most)
+    for rows in (shared.of_worker[1], Rows.here(3, most)):
+        for value in values:
+            rows.append((value, 0, -value))
+        count = len(values)
+        newest = list(enumerate(values))[-most:] if values else []
+        assert (rows.most, rows.count) == (most, count) and shared.of_worker[0].count == 0
+        assert rows.between(first, count).tolist() == [[v, 0, -v] for i, v in newest if i >= first]
+        numbers = np.arange(-2, count + 2)
+        expected = [dict(newest).get(i, None) for i in numbers.tolist()]
+        assert rows.numbered(numbers).tolist() == [[-1] * 3 if v is None else [v, 0, -v] for v in expected]
 
 
-def timed_here() -> tuple[Any, Here]:
-    """An iterator, and who hears of its next batch."""
+def timed_here() -> tuple[Any, FetchClock]:
+    """An iterator, and the clock of its next batch."""
     loader: Any = iter(DataLoader(Planted(8), batch_size=4))
-    feed = Here(Timed(), Pace())
-    feed.fetcher = TimedFetcher(loader._dataset_fetcher, loader._dataset, feed)
-    feed.asked()
-    return loader, feed
+    clock = FetchClock(loader._dataset_fetcher, loader._dataset, Pace(), ComputeThreads())
+    clock.put_in()
+    return loader, clock
 
 
 def one_batch() -> tuple[int, ...]:
-    """What is heard of it."""
-    loader, feed = timed_here()
+    """What is timed of it."""
+    loader, clock = timed_here()
     next(loader)
-    feed.stop()
-    assert feed._row is not None
-    return feed._row
+    clock.close()
+    assert clock.row is not None
+    return clock.row
 
 
 def test_what_timing_a_batch_takes_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each look at the clock is 1 ns: own are those before the batch's begin and after its end."""
     ticks = itertools.count()
     monkeypatch.setattr(fetch_clock, "perf_counter_ns", lambda: next(ticks))
-    loader, feed = timed_here()
+    loader, clock = timed_here()
     entered = next(ticks)
     next(loader)
     whole = next(ticks) - entered - 1
-    feed.stop()
-    assert feed._row is not None
-    start, end, *_ = feed._row
-    assert feed.own_ns == whole - 1 - (end - start) > 0
+    clock.close()
+    assert clock.row is not None
+    start, end, *_ = clock.row
+    assert clock.own_ns == whole - 1 - (end - start) > 0
 
 
 def test_what_the_trainings_threads_use_is_no_loading(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,16 +1,24 @@
-"""The peaks of memory over a run, as far as the device and the sampling process tell them."""
+"""On which GPU a run really was, and the peaks of memory, as far as the device and the sampling process tell them.
+
+Before the user's code starts CUDA nobody knows the GPU, and the first one is assumed.
+"""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from time import perf_counter_ns
 from typing import Any
 
 from msgspec import Struct
 
 from gpulab.devices.gpus_in_use import torch_with_cuda
+from gpulab.devices.machine import detect_device
+from gpulab.errors import UsageError
 from gpulab.formatting import size
-from gpulab.run import Choice, Device, Memory, Missing
+from gpulab.intervals import measure
+from gpulab.run import DEVICE_CATEGORIES, Choice, Device, Memory, Missing, Samples, Timeline
+from gpulab.timeline import spans
 
 READING_SHARE = 0.005  # of the time at most goes to readings
 APART_NS = 20_000_000  # readings at the same place of a step are no closer
@@ -25,11 +33,6 @@ class _Reading(Struct, frozen=True):
     reserved: int = 0
     reserved_peak: int = 0
 
-    @property
-    def peak_is_now(self) -> bool:
-        """Then any later peak belongs to what comes now."""
-        return self.allocated_peak == self.allocated
-
 
 class PeakWatch:
     """The peaks of one run, which begins when this is made. Makes no CUDA context and resets nothing.
@@ -39,8 +42,8 @@ class PeakWatch:
     """
 
     def __init__(self) -> None:
-        self._before = _readings()
-        self._most: list[tuple[int, int]] = []
+        self._before = dict(enumerate(_readings() or ()))
+        self._most: dict[int, tuple[int, int]] = {}  # allocated and reserved, as read
         self._due_ns = [0, 0]
 
     def at_step(self) -> None:
@@ -53,7 +56,7 @@ class PeakWatch:
 
     def busiest(self) -> int | None:
         """The GPU on which tensors grew most during the run; None where none did."""
-        grown = [(self._on_gpu(i)[0] or 0) - self._start(i).allocated for i in range(len(_readings() or []))]
+        grown = [(self._on_gpu(i)[0] or 0) - self._start(i).allocated for i in range(len(_readings() or ()))]
         most = max(grown, default=0)
         return grown.index(most) if most > 0 else None
 
@@ -70,48 +73,41 @@ class PeakWatch:
         return memory, missing
 
     def _on_gpu(self, index: int) -> tuple[int | None, int | None, tuple[Missing, ...]]:
+        """The peaks of what tensors and of what the allocator holds there.
+
+        Where an earlier run of this process hides one: the most that was read, which the true one is not below.
+        """
         now = _readings()
-        if not now or index >= len(now):
-            why = "CUDA was never used in this process" if now == [] else "this GPU memory allocator has no statistics"
-            return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
-        after, before = now[index], self._start(index)
+        is_known = now is not None and index < len(now)
+        after, before = now[index] if now and is_known else _Reading(), self._start(index)
         if not after.allocated_peak:
-            why = "no tensor was on this GPU"
+            why = "no tensor was on this GPU" if is_known else "this GPU memory allocator has no statistics"
+            why = "CUDA was never used in this process" if now == [] else why
             return None, None, (Missing(f"peak of the {_ALLOCATED}", why, key="memory"),)
-        if after.allocated_peak > before.allocated_peak or before.peak_is_now:
-            return after.allocated_peak, self._reserved(index, after), ()
-        return self._as_read(index, after)
-
-    def _reserved(self, index: int, after: _Reading) -> int:
-        """The peak of what the allocator holds; the most that was read where an earlier run held more."""
-        before = self._start(index)
-        if after.reserved_peak > before.reserved_peak or before.reserved_peak == before.reserved:
-            return after.reserved_peak
-        read = self._most[index][1] if index < len(self._most) else 0
-        return max(read, after.reserved)
-
-    def _as_read(self, index: int, after: _Reading) -> tuple[int, int, tuple[Missing, ...]]:
-        """An earlier run of this process hides the peak: the most that was read, which the true one is not below."""
-        allocated, reserved = self._most[index] if index < len(self._most) else (0, 0)
+        allocated, reserved = self._most.get(index, (0, 0))
+        allocated, reserved = max(allocated, after.allocated), max(reserved, after.reserved)
+        # a peak that was now when the run began: any later one belongs to the run
+        if after.allocated_peak > before.allocated_peak or before.allocated_peak == before.allocated:
+            exact = after.reserved_peak > before.reserved_peak or before.reserved_peak == before.reserved
+            return after.allocated_peak, after.reserved_peak if exact else reserved, ()
         why = (
             f"an earlier peak of this process ({size(after.allocated_peak)}) hides it: shown is the most that was read "
             "before backward passes and at step ends"
         )
-        exact = Missing(f"exact peak of the {_ALLOCATED}", why, key="memory")
-        return max(allocated, after.allocated), max(reserved, after.reserved), (exact,)
+        return allocated, reserved, (Missing(f"exact peak of the {_ALLOCATED}", why, key="memory"),)
 
     def _start(self, index: int) -> _Reading:
-        return self._before[index] if self._before and index < len(self._before) else _Reading()
+        return self._before.get(index, _Reading())
 
     def _look(self, place: int) -> None:
-        began = perf_counter_ns()
-        if began < self._due_ns[place]:
+        began_ns = perf_counter_ns()
+        if began_ns < self._due_ns[place]:
             return
-        now = _readings() or []
-        before = self._most + [(0, 0)] * (len(now) - len(self._most))
-        self._most = [(max(a, r.allocated), max(b, r.reserved)) for (a, b), r in zip(before, now, strict=False)]
-        took = perf_counter_ns() - began
-        self._due_ns[place] = began + max(APART_NS, int(2 * took / READING_SHARE))
+        for i, reading in enumerate(_readings() or ()):
+            allocated, reserved = self._most.get(i, (0, 0))
+            self._most[i] = max(allocated, reading.allocated), max(reserved, reading.reserved)
+        took_ns = perf_counter_ns() - began_ns
+        self._due_ns[place] = began_ns + max(APART_NS, int(2 * took_ns / READING_SHARE))
 
 
 def count_anew() -> Choice | None:
@@ -151,3 +147,44 @@ def _readings() -> list[_Reading] | None:
 def _reading(stats: dict[str, Any]) -> _Reading:
     allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]
     return _Reading(allocated["current"], allocated["peak"], reserved["current"], reserved["peak"])
+
+
+class Moved(Struct, frozen=True):
+    """The device of a run that was on another GPU than assumed, its curves without the wrong GPU's, and what to say."""
+
+    device: Device
+    samples: Samples
+    choices: tuple[Choice, ...] = ()
+    missing: tuple[Missing, ...] = ()
+
+
+def working_gpus(timeline: Timeline | None) -> list[int]:
+    """The numbers of the GPUs that worked in a trace, the one that worked longest first."""
+    if timeline is None:
+        return []
+    work = spans.in_category(timeline, *DEVICE_CATEGORIES)
+    busy = {i: measure(spans.covered(timeline, work & spans.on_device(timeline, i))) for i in spans.devices(timeline)}
+    return sorted(busy, key=lambda i: -busy[i])
+
+
+def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
+    """The same device and curves where it worked, too, or nobody knows; else those of the GPU that worked most.
+
+    `worked` are numbers of GPUs, the busiest first.
+    """
+    if device.kind != "cuda" or not worked or device.index in worked:
+        return Moved(device, samples)
+    used = worked[0]
+    try:
+        device_used = detect_device(f"cuda:{used}")
+    except UsageError:
+        return Moved(device, samples)
+    reason = f"the code ran on GPU {used}, and not on GPU {device.index}, which was assumed when the run began"
+    kept = tuple(s for s in samples.series if not s.source.startswith("NVML"))
+    lost = (Missing("GPU curves", f"they were of GPU {device.index}: {reason}", key="curves"),)
+    return Moved(
+        device_used,
+        Samples(kept),
+        (Choice("device", f"GPU {used}: {device_used.name}", reason),),
+        lost if len(kept) < len(samples.series) else (),
+    )

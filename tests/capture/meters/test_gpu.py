@@ -1,19 +1,24 @@
-"""The peak of GPU memory of one run, where torch keeps one for the whole process. CUDA is scripted."""
+"""The GPU of a run and the peak of its memory, where torch keeps one for the whole process. CUDA is scripted.
+
+Cells that use another GPU than the first: name, memory and curves are those of the GPU that worked.
+"""
 
 from __future__ import annotations
 
 import gc
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from gpulab.capture.meters import memory_peaks
-from gpulab.capture.meters.memory_peaks import PeakWatch, count_anew
-from gpulab.run import Choice, Device, Memory, Missing, Settings
+from gpulab.capture.meters import gpu
+from gpulab.capture.meters.gpu import Moved, PeakWatch, count_anew, moved, working_gpus
+from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
 from gpulab.tuning.function_code import TextCode
 from gpulab.tuning.trial import Setting, Stopper, full_trial
 from tests.support.fake_cuda import FakeCuda
+from tests.support.timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
 
 GIB = 2**30
 H100 = Device("cuda", "Fake H100", 0, memory_total_bytes=80 * GIB)
@@ -57,8 +62,8 @@ def test_a_run_at_the_peak_of_the_process_has_an_exact_one(
 def test_a_leaner_second_run_keeps_peaks_read_before_backward(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory_peaks, "APART_NS", 0)
-    monkeypatch.setattr(memory_peaks, "READING_SHARE", 1e9)
+    monkeypatch.setattr(gpu, "APART_NS", 0)
+    monkeypatch.setattr(gpu, "READING_SHARE", 1e9)
     fake_cuda.start()
     allocated_and_freed(fake_cuda, 10)
     watch = PeakWatch()
@@ -95,7 +100,7 @@ def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", noted)
     now = [0]
-    monkeypatch.setattr(memory_peaks, "perf_counter_ns", lambda: now[0])
+    monkeypatch.setattr(gpu, "perf_counter_ns", lambda: now[0])
     fake_cuda.start()
     watch = PeakWatch()
     asked.clear()
@@ -142,7 +147,7 @@ def test_an_allocator_of_the_users_own_tells_nothing(fake_cuda: FakeCuda, monkey
     assert count_anew() is None and watch.busiest() is None
     peak, (missing,) = peak_gib(watch)
     assert peak is None and "allocator" in missing.reason
-    assert memory_peaks.gpu_peak_bytes(H100) == 0
+    assert gpu.gpu_peak_bytes(H100) == 0
 
 
 def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +156,7 @@ def test_the_real_allocators_statistics_are_nested_as_read(monkeypatch: pytest.M
     nested = dict(zip(("allocated_bytes", "reserved_bytes"), of, strict=True))
     monkeypatch.setattr(torch.cuda.memory, "memory_stats_as_nested_dict", lambda device=None: nested)
     flat = torch.cuda.memory.memory_stats()
-    read = memory_peaks._reading(nested)
+    read = gpu._reading(nested)
     assert read.allocated == flat["allocated_bytes.all.current"] == 1
     assert read.allocated_peak == flat["allocated_bytes.all.peak"] == 2
     assert read.reserved == flat["reserved_bytes.all.current"] == 3
@@ -181,3 +186,44 @@ for _ in range(2):
         runs.append(trial.run)
         assert torch.cuda.max_memory_allocated(0) == gib * GIB
     assert all(any(c.value == "counted anew for each run" for c in run.choices) for run in runs)
+
+
+FIRST = Device("cuda", "Fake H100", 0, "0000-0")
+
+
+def curve(name: str, source: str) -> Series:
+    return Series(name, "%", name, source, np.zeros(1, np.int64), np.zeros(1))
+
+
+CURVES = Samples((curve("gpu_utilization_pct", "NVML"), curve("sm_active", "NVML GPM"), curve("cpu_pct", "psutil")))
+
+
+def test_the_gpu_that_worked_longest_is_taken() -> None:
+    one_long = Span("k", Category.KERNEL, OTHER_GPU, 0, 100, 1)
+    many_at_once = [Span("k", Category.KERNEL, lane, 0, 60, 2) for lane in (STREAM, STREAM_2)]
+    assert working_gpus(timeline([one_long, *many_at_once])) == [1, 0]
+    assert working_gpus(timeline(many_at_once)) == [0]
+    assert working_gpus(timeline([Span("aten::mm", Category.CPU_OP, MAIN, 0, 60)])) == []
+    assert working_gpus(None) == []
+
+
+def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
+    watch = PeakWatch()
+    fake_cuda.start(1)
+    block = fake_cuda.allocate(2**30, index=1)
+    found = moved(FIRST, [watch.busiest() or 0], CURVES)
+    assert (found.device.index, found.device.uuid) == (1, "0000-1")
+    assert [s.name for s in found.samples.series] == ["cpu_pct"]
+    (choice,), (missing,) = found.choices, found.missing
+    assert "GPU 1" in choice.value and "GPU 0" in missing.reason and missing.key == "curves"
+    assert watch.peaks(found.device, {})[0].peak_allocated_bytes == block.size_bytes
+    assert fake_cuda.contexts == []
+
+
+@pytest.mark.parametrize(
+    ("device", "worked"), [(FIRST, [0]), (FIRST, []), (FIRST, [1, 0]), (FIRST, [7]), (Device("cpu", "CPU"), [1])]
+)
+def test_the_device_that_stays(device: Device, worked: list[int], fake_cuda: FakeCuda) -> None:
+    """The assumed one worked too, or torch sees no GPU of that number, or it is the CPU."""
+    fake_cuda.start(0)
+    assert moved(device, worked, CURVES) == Moved(device, CURVES)

@@ -1,6 +1,7 @@
-"""What a DataLoader is and what it gave, and where the user's code that makes a batch is written: nothing is changed.
+"""What a DataLoader is and gave, what goes wrong with its workers, and where the user's code of a batch is written.
 
-Workers run that code in processes of their own, where no stack is sampled: then its lines are the nearest to the cause.
+Nothing is changed. Workers run that code in processes of their own, where no stack is sampled: then its lines are the
+nearest to the cause. What goes wrong: one dies, or none can start because their code is in a notebook.
 """
 
 from __future__ import annotations
@@ -8,7 +9,13 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import re
+import signal
+import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import FrameType
 from typing import Any
 
 from msgspec import Struct
@@ -16,13 +23,24 @@ from msgspec import Struct
 from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
 from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import plural
-from gpulab.knobs.observe.describe import as_written, length_of, loader_record
-from gpulab.run import Loader
+from gpulab.knobs.observe.describe import (
+    as_written,
+    defined_in_main,
+    length_of,
+    loader_record,
+    main_can_be_imported,
+    start_method,
+)
+from gpulab.run import Loader, Missing
 from gpulab.user_code import is_users_file
 
 _DEPTH = 4
 _MOST_PARTS = 1_000
 LOADERS_KEPT = 32
+_DEATH = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
+    r"(?P<how>is killed by signal: [^.\n]+|exited unexpectedly(?: with exit code \d+)?)"
+)
 
 
 class Written(Struct, frozen=True):
@@ -33,14 +51,12 @@ class Written(Struct, frozen=True):
     collate: Spot | None = None
 
 
-NOWHERE = Written()
+class _Description(Struct, frozen=True):
+    """A loader, where the code of its batches is written, and what would make it give none."""
 
-
-def written(owner: Any) -> Written:
-    """Of a DataLoader, or of an iterator made before the run."""
-    dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
-    collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
-    return Written(items_spot(dataset), transform_spot(dataset), callable_spot(collate))
+    loader: Loader
+    written: Written
+    emptiness: str
 
 
 class Loaders:
@@ -48,37 +64,33 @@ class Loaders:
 
     def __init__(self) -> None:
         self.record: Loader | None = None
-        self._loaders: dict[int, Loader] = {}
+        self._met: dict[int, _Description] = {}
         self._tensors: dict[int, int] = {}
         self._fed: set[int] = set()
-        self._written: dict[int, Written] = {}
-        self.met = False  # any that could be described
         self.emptiness = ""  # of a loader that has ended without a batch; empty where one gave a batch
-        self._why_empty: dict[int, str] = {}
 
     def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
-        described = describe_loader(owner)
-        if described is None:
-            return None
-        if len(self._loaders) >= LOADERS_KEPT:
-            self._loaders = {n: loader for n, loader in self._loaders.items() if n == feeder}
-        self._loaders[number] = described
-        self._why_empty[number] = emptiness(owner, described)
-        self.met = True
-        self._written = {n: spots for n, spots in self._written.items() if n in self._loaders} | {
-            number: written(owner)
-        }
-        return described
+        loader = describe_loader(owner)
+        if loader is not None:
+            if len(self._met) >= LOADERS_KEPT:
+                self._met = {n: each for n, each in self._met.items() if n == feeder}
+            self._met[number] = _Description(loader, written(owner), emptiness(owner, loader))
+        return loader
+
+    @property
+    def met(self) -> bool:
+        """Any that could be described."""
+        return bool(self._met)
 
     def written(self, number: int | None) -> Written:
         """Where the code of that loader's batches is written."""
-        return self._written.get(number, NOWHERE) if number is not None else NOWHERE
+        return self._met[number].written if number in self._met else Written()
 
     def ended(self, number: int) -> None:
         """The loader of that number has no more batch."""
         if not self._tensors:
-            self.emptiness = self._why_empty.get(number, "")
+            self.emptiness = self._met[number].emptiness if number in self._met else ""
 
     def gave(self, number: int, batch: Any) -> None:
         """The loader of that number has given this batch; the first one tells of how many tensors they are."""
@@ -89,7 +101,8 @@ class Loaders:
     @property
     def remade(self) -> bool:
         """Whether several loaders that are alike fed the steps one after the other."""
-        return sum(self._loaders.get(number) == self.record for number in self._fed) > 1
+        alike = (number for number, each in self._met.items() if each.loader == self.record)
+        return len(self._fed.intersection(alike)) > 1
 
     def tensors(self, number: int | None) -> int | None:
         """In a batch of that loader; None where it gave none."""
@@ -97,8 +110,8 @@ class Loaders:
 
     def feeds(self, number: int) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
-        loader = self._loaders.get(number)
         self._fed.add(number)
+        loader = self._met[number].loader if number in self._met else None
         self.record = loader or self.record
         return loader
 
@@ -193,36 +206,25 @@ def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")
 _WITHIN = ("dataset", "datasets", "data_collator", "collate_fn", "transforms", "__wrapped__")
-_CALL = "__call__"
 
 
-def items_spot(dataset: Any) -> Spot | None:
-    """The user's method that gives an item, of the dataset or of one that it holds (Subset, ConcatDataset)."""
-    for held in _held(dataset):
-        for name in _ITEMS:
-            spot = _spot(getattr(type(held), name, None))
-            if spot is not None:
-                return spot
-    return None
+def written(owner: Any) -> Written:
+    """Of a DataLoader, or of an iterator made before the run: the dataset may hold another one, and its transforms."""
+    dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
+    collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
+    methods = (getattr(type(held), name, None) for held in _held(dataset) for name in _ITEMS)
+    transforms = (_attributes(held).get(name) for held in _held(dataset) for name in TRANSFORMS)
+    return Written(
+        items=next(filter(None, map(_spot, methods)), None),
+        transform=next(filter(None, map(_callable_spot, transforms)), None),
+        collate=_callable_spot(collate),
+    )
 
 
-def transform_spot(dataset: Any) -> Spot | None:
-    """The user's transform, where the dataset holds it as such."""
-    for held in _held(dataset):
-        for name in TRANSFORMS:
-            spot = callable_spot(_attributes(held).get(name))
-            if spot is not None:
-                return spot
-    return None
-
-
-def callable_spot(call: Any) -> Spot | None:
+def _callable_spot(call: Any) -> Spot | None:
     """A function of the user's, a method, an object that is called, or one of them within it."""
-    for held in _held(call):
-        spot = _spot(held) or _spot(getattr(type(held), _CALL, None))
-        if spot is not None:
-            return spot
-    return None
+    spots = (_spot(held) or _spot(getattr(type(held), "__call__", None)) for held in _held(call))  # noqa: B004
+    return next(filter(None, spots), None)
 
 
 def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
@@ -248,3 +250,105 @@ def _spot(function: Any) -> Spot | None:
     if code is None or not is_users_file(code.co_filename):
         return None
     return code.co_filename, code.co_firstlineno, code.co_qualname
+
+
+class Workers:
+    """What a run learns of its DataLoaders' workers. Times are ns since the run began."""
+
+    def __init__(self) -> None:
+        self._cannot_start: Missing | None = None
+        self._death: Missing | None = None
+
+    def meet(self, loader: Any, now_ns: int) -> None:
+        """A loader is about to make an iterator: say so, once, where its workers cannot start."""
+        why = cannot_start(loader) if self._cannot_start is None else None
+        if why is None:
+            return
+        self._cannot_start = Missing("data from the DataLoader's workers", why, now_ns, "workers")
+        with suppress(OSError, ValueError, AttributeError):  # a standard error that is closed or not there
+            sys.stderr.write(f"gpulab: {why}.\n")
+
+    def fail(self, error: str, now_ns: int, iterator: Any = None) -> None:
+        """Something failed with this error: perhaps a worker died. The first death counts."""
+        how = death(error, iterator) if self._death is None else None
+        if how is not None:
+            self._death = Missing("data from a DataLoader worker", how, now_ns, "loader")
+
+    def missing(self, *, fed: bool) -> tuple[Missing, ...]:
+        """What they did not give. `fed`: the run had batches; without a death it speaks against what was predicted."""
+        predicted = self._cannot_start if self._death is not None or not fed else None
+        return tuple(m for m in (self._death, predicted) if m is not None)
+
+
+@contextmanager
+def deaths_unheard() -> Iterator[None]:
+    """Inside, torch does not raise that a worker died: it would do so in the middle of our own work.
+
+    Its handler looks after all workers, those of earlier cells too, whenever any child process ends, and ours does at
+    the end of a run. A loader that lacks a worker says so itself at its next batch.
+    """
+    heard = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(heard) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        try:
+            heard(number, frame)
+        except RuntimeError as e:
+            if death(str(e)) is None:
+                raise
+
+    signal.signal(signal.SIGCHLD, handle)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGCHLD) is handle:
+            signal.signal(signal.SIGCHLD, heard)
+
+
+def death(error: str, iterator: Any = None) -> str | None:
+    """Which worker died and how, where torch's message `error` tells of one; None for any other error.
+
+    `iterator` is the DataLoader's, whose processes know more than the message.
+    """
+    match = _DEATH.search(error)
+    if match is None:
+        return None
+    pids = [int(pid) for pid in match["pids"].split(", ")]
+    codes = {w.pid: w.exitcode for w in getattr(iterator, "_workers", ())}
+    ends = [f"worker process {pid} {_how(codes[pid])}" for pid in pids if codes.get(pid) is not None]
+    if ends:
+        return ", ".join(ends)
+    processes = "worker process" if len(pids) == 1 else "worker processes"
+    return f"{processes} {match['pids']} {match['how'].removeprefix('is ')}"
+
+
+def _how(code: int) -> str:
+    if code >= 0:
+        return f"ended with exit code {code}"
+    names = {s.value: s.name for s in signal.Signals}
+    return f"was killed by signal {-code} ({names.get(-code, 'unknown')})"
+
+
+def cannot_start(loader: Any) -> str | None:
+    """Why the workers that a DataLoader is about to start will not get its data; None where nothing speaks against it.
+
+    A worker that is not forked imports what it needs by name, and finds nothing of a notebook: there `__main__` is no
+    file. Looks from the outside, starts and pickles nothing.
+    """
+    if not getattr(loader, "num_workers", 0) or getattr(loader, "_iterator", None) is not None:
+        return None
+    method = start_method(loader)
+    if method == "fork" or main_can_be_imported():
+        return None
+    try:
+        names = defined_in_main(loader)
+    except Exception:  # a user's object may refuse to be looked at
+        return None
+    if not names:
+        return None
+    return (
+        f"the DataLoader's workers (start method {method}) will not find {', '.join(names)}: defined in a notebook, "
+        "which they cannot import. Move it to a .py file and import it, or use num_workers=0"
+    )
