@@ -18,6 +18,7 @@ from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.worker_faults import deaths_unheard
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.line_looks import keep_excerpts, loading_looks_of
+from gpulab.capture.main_thread import WORDS, Deadline, Terminations
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.memory_peaks import PeakWatch
@@ -29,11 +30,9 @@ from gpulab.capture.pauses.pauses import Heard
 from gpulab.capture.pauses.source_lines import Naming, lines_above
 from gpulab.capture.pauses.stack_sampler import Seen
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
+from gpulab.capture.profiler import Window, stays
 from gpulab.capture.spooler import Spooler
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps.deadline import Deadline
-from gpulab.capture.steps.profiler_window import Window, stays
-from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
@@ -473,8 +472,8 @@ class Capture:
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
-        if total is None and self._pilot.epoch_steps:
-            total, of = self._pilot.epoch_steps, "epoch"
+        if total is None and self._phases.epoch_steps:
+            total, of = self._phases.epoch_steps, "epoch"
         name = self.device.name if self.device.kind == "cuda" else "CPU"
         elapsed_s = self.now() / 1e9
         alert = self._alerts.active(elapsed_s)

@@ -16,8 +16,8 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import select
 from gpulab.capture.pilot import Pilot
+from gpulab.capture.profiler import SACRIFICED, TEARDOWN, Window
 from gpulab.capture.recorder import Capture
-from gpulab.capture.steps.profiler_window import SACRIFICED, TEARDOWN, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict

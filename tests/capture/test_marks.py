@@ -20,8 +20,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 from gpulab.capture import hooks
 from gpulab.capture.dataloader.description import samples_in
 from gpulab.capture.steps import module_hook
-from gpulab.capture.steps.schedule import EARLY_TRACED, plan
 from gpulab.capture.steps.weights import WeightWatch
+from gpulab.capture.windows import EARLY_TRACED, plan
 from gpulab.run import Settings
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))

@@ -32,8 +32,7 @@ from contextlib import suppress
 from random import uniform
 from time import perf_counter, perf_counter_ns, thread_time
 
-from gpulab.capture.stacks.layout import Layout, Unreadable
-from gpulab.capture.stacks.stack import Spot, StackReader
+from gpulab.capture.stacks.frames import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
