@@ -10,7 +10,7 @@ import numpy as np
 from gpulab.capture.dataloader.worker import is_collating
 from gpulab.capture.pauses.line_watch import is_ours, users_lines
 from gpulab.capture.pauses.source_lines import Naming
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Looks
 from gpulab.run import LoadingLooks
 

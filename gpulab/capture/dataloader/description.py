@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import plural
 from gpulab.knobs.observe.describe import as_written, length_of, loader_record
 from gpulab.run import Loader

@@ -15,7 +15,7 @@ from typing import Any
 
 from gpulab.capture.dataloader.fetch_clock import Pace, Row, TimedFetcher
 from gpulab.capture.dataloader.shared_rows import SharedRows
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
 from gpulab.user_code import hide_gpulabs_frames
 

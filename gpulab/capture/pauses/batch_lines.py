@@ -19,7 +19,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.capture.pauses.source_lines import Stack
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 
 _TRIES = 8  # backward passes that are looked at: the first may be asked for by another loop

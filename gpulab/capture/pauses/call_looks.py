@@ -21,7 +21,7 @@ from gpulab.capture.pauses.line_watch import is_ours, users_lines
 from gpulab.capture.pauses.source_lines import Naming, Stack
 from gpulab.capture.pauses.stack_sampler import LineSampler
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.run import CALL_KINDS, CallKind, CallLooks, Steps
 from gpulab.tape.marks import NEVER

@@ -20,7 +20,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.capture.pauses.pauses import SHORT_MOST, SHORTEST_NS, Pauses
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import duration
 from gpulab.run import PauseKind
 from gpulab.tape.marks import Kind, Tape

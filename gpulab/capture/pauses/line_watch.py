@@ -12,7 +12,7 @@ from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.source_lines import Stack
 from gpulab.capture.pauses.stack_sampler import LineSampler, Seen
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import Looks, StackWatcher
 from gpulab.user_code import Owner, library_of, owners
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from gpulab.capture.pauses.source_lines import Stack, users_spot
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.run import PauseKind, PauseSum
 from gpulab.tape.marks import Kind, Marks
 

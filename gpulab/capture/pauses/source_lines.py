@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from types import FrameType
 
 from gpulab.capture.pauses.statements import units_of
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 from gpulab.run import Excerpt, Place, Unit
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, ipython_cells, is_cell, owners
 

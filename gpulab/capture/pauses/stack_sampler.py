@@ -18,7 +18,7 @@ from msgspec import Struct, field
 from gpulab.capture.pauses.batch_lines import BatchLines
 from gpulab.capture.pauses.source_lines import users_stack, whole_stack
 from gpulab.capture.pauses.update_line import UpdateLine
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 
 PERIOD_S = 0.002
 MOST_SAMPLES = 100_000

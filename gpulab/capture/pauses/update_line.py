@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import FrameType
 
 from gpulab.capture.pauses.source_lines import Stack, users_stack
-from gpulab.capture.stacks.frames import Spot
+from gpulab.capture.stacks.stack import Spot
 
 _MET = 32  # updates that are looked at: by then a loop has shown all its optimizers
 
