@@ -74,7 +74,7 @@ class _Training:
 
     def block(self, arm: str) -> Block:
         """One epoch, of which the first five steps do not count."""
-        from gpulab.capture.short_run import ShortRun
+        from gpulab.capture.pilot import ShortRun
         from gpulab.tape.marks import Tape
 
         tape = Tape()

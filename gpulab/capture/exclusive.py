@@ -13,7 +13,7 @@ BUSY = (
     "Two at once would slow each other down."
 )
 
-_owners: list[threading.Thread] = []  # one entry for each run under way, outermost first
+_owners: list[threading.Thread] = []  # for each run under way one entry; those alive are of one thread
 _lock = threading.Lock()
 
 
@@ -30,19 +30,14 @@ def take() -> None:
 
 def is_mine() -> bool:
     """Whether a run is under way on this thread."""
-    me = threading.current_thread()
-    with _lock:
-        return any(owner is me for owner in _owners)
+    return threading.current_thread() in _owners
 
 
 def give_back() -> None:
     """The innermost run of this thread has ended; nothing where there is none."""
-    me = threading.current_thread()
     with _lock:
-        for place in reversed(range(len(_owners))):
-            if _owners[place] is me:
-                del _owners[place]
-                return
+        if is_mine():
+            _owners.remove(threading.current_thread())
 
 
 @contextmanager

@@ -220,7 +220,8 @@ def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
     nothing: Arrivals = np.empty(0, ARRIVAL)
     bindings: Any = sys.modules.get("torch._C._distributed_c10d")
     dump = getattr(bindings, "_dump_fr_trace_json", None)
-    if dump is None or not _is_small(environment):
+    size = environment.get(BUFFER, "")
+    if dump is None or not (size.isdecimal() and 0 < int(size) <= MOST_ENTRIES):
         return nothing
     try:
         entries = _DECODER.decode(dump()).entries
@@ -232,8 +233,3 @@ def arrivals(environment: MutableMapping[str, str] = os.environ) -> Arrivals:
         if e.profiling_name.startswith(_BY_HOST) and e.collective_seq_id >= 0
     ]
     return np.array(rows, ARRIVAL) if rows else nothing
-
-
-def _is_small(environment: MutableMapping[str, str]) -> bool:
-    size = environment.get(BUFFER, "")
-    return size.isdecimal() and 0 < int(size) <= MOST_ENTRIES

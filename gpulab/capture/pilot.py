@@ -1,4 +1,7 @@
-"""What must act while the user's training loop runs: it ends the loop at a step boundary, and opens windows."""
+"""What must act while the user's training loop runs: it ends the loop at a step boundary, and opens windows.
+
+A pilot alone makes a short run, for a comparison: its steps, and no meters, no profiler, no record.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import ExitStack
 from time import perf_counter_ns
-from types import FrameType
-from typing import TYPE_CHECKING, Any
+from types import FrameType, TracebackType
+from typing import TYPE_CHECKING, Any, Self
 
 from msgspec.structs import replace
 
@@ -25,11 +28,10 @@ from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.gpu import PeakWatch
 from gpulab.capture.pauses import Pauses
+from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
-from gpulab.capture.steps.device_events import StepEvents
 from gpulab.capture.steps.model_inputs import ModelInputs
-from gpulab.capture.steps.profiler_schedule import Phases
-from gpulab.capture.steps.profiler_window import Window
+from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, Steps
@@ -50,7 +52,6 @@ PASSED_BY = 16  # requests inside of a generator that a run which is to end lets
 RARE = frozenset((Kind.ITER, Kind.ITERATOR, Kind.END, Kind.HAND))  # marks that always need a look
 LEARNED_AFTER = 8  # steps: until then each mark is looked at where the loop trains, to learn its lines
 LONGEST = 3_000  # marks without a look: so much is read at once
-
 
 _running: list[Pilot] = []  # those in this process, innermost last: `gpulab.step()` finds them here
 
@@ -108,7 +109,7 @@ class Pilot:
         self._process = os.getpid()
         self._workers = Workers()
         self._asking = 0  # the loader that was asked last
-        self._owner: Callable[[], Any] = _nothing  # it, or its iterator
+        self._owner: Callable[[], Any] = lambda: None  # it, or its iterator
         self._feeder: int | None = None
         self._modules: ModuleHook | None = None
         self.compilations = hooks.Compilations(self.tape)
@@ -134,7 +135,6 @@ class Pilot:
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
         self.counted = 0  # steps, at the last look
-        self.epoch_steps: int | None = None
         self._starting_workers = 0  # of the loader that has given no batch yet
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakWatch | None = None  # of a GPU's memory
@@ -164,7 +164,7 @@ class Pilot:
 
     def begin(self) -> None:
         """The user's code is about to run."""
-        self._outside = _frames()
+        self._outside = frozenset(frame for frame, _ in traceback.walk_stack(sys._getframe()))
         _running.append(self)
         self.tape.wake_at(0)
 
@@ -185,7 +185,7 @@ class Pilot:
         """The run is over, `end_ns` after it began, with this error, if any: its steps."""
         _running[:] = [pilot for pilot in _running if pilot is not self]
         self._outside = frozenset()
-        self.tape.heed(frozenset(), _pass)
+        self.tape.heed(frozenset(), lambda *_: None)  # whoever still marks wakes nobody
         steps = self.reader.finish(self._origin_ns + end_ns)
         if self.reader.fault is not None and self.fault is None:
             self.give_up(self.reader.fault)
@@ -202,13 +202,14 @@ class Pilot:
     def stop(self) -> None:
         """End the run at the next step boundary. From any thread."""
         self.stopping = True
-        self.tape.wake_at(0)
-        if self.stepless:
-            self._hear_modules(True)
+        self._act_soon()
 
     def terminate_soon(self, write: Callable[[], None]) -> None:
         """Call that at the next step boundary, in the user's code; from then on nothing is measured."""
         self._terminate = write
+        self._act_soon()
+
+    def _act_soon(self) -> None:
         self.tape.wake_at(0)
         if self.stepless:
             self._hear_modules(True)
@@ -347,26 +348,22 @@ class Pilot:
         if self.fault is not None:
             return
         try:
-            self._called()
+            if self._due:
+                raise StopRun(self._capture)
+            self._calls += 1
+            self.compilations.look()
+            self._hear_modules(False)
+            if not self.stepless:
+                return
+            if self.stopping:
+                raise StopRun(self._capture)
+            if self._terminate is not None:
+                return self.terminate()
+            if self._calls == 1:
+                self.phases.profile_whole()
+            self.phases.end_overdue(stepless=True)
         except Exception as e:
             self.give_up_or_raise(e)
-
-    def _called(self) -> None:
-        if self._due:
-            raise StopRun(self._capture)
-        self._calls += 1
-        self.compilations.look()
-        self._hear_modules(False)
-        if not self.stepless:
-            return
-        if self.stopping:
-            raise StopRun(self._capture)
-        if self._terminate is not None:
-            self.terminate()
-            return
-        if self._calls == 1:
-            self.phases.profile_whole()
-        self.phases.end_overdue(stepless=True)
 
     @property
     def stepless(self) -> bool:
@@ -413,7 +410,8 @@ class Pilot:
     def _boundary(self, finder: StepFinder) -> bool:
         """Steps were closed: end the run or go on. Returns whether the profiler was touched."""
         before, self.counted = self.counted, finder.count
-        self._note_step(finder)
+        if finder.feeder != self._feeder or self.counted == 2:
+            self._note_feeder(finder)
         if self._terminate is not None:
             self.terminate()
             return False
@@ -480,10 +478,6 @@ class Pilot:
         self.phases.begin_again()
         self.tape.note(Kind.PHASE, Phase.WARMUP)
 
-    def _note_step(self, finder: StepFinder) -> None:
-        if finder.feeder != self._feeder or self.counted == 2:
-            self._note_feeder(finder)
-
     # -- loaders -------------------------------------------------------------------------------------------------
 
     def _meet_loader(self, number: int, owner: Any) -> None:
@@ -491,25 +485,15 @@ class Pilot:
         described = self.loaders.meet(number, owner, self.reader.finder.feeder)
         if described is not None and not self.counted:
             self.loaders.record = described
-            self._expect(described.length)
+            self.phases.expect(described.length)
         self._workers.meet(owner, self._now())
         self._starting_workers = getattr(owner, "num_workers", 0)  # an iterator has started its own
-
-    def _expect(self, epoch_steps: int | None) -> None:
-        """An epoch has so many steps, as far as the loader knows."""
-        self.epoch_steps = epoch_steps
-        self.phases.expect(epoch_steps)
 
     def _note_feeder(self, finder: StepFinder) -> None:
         self._feeder = feeder = finder.feeder
         loader = self.loaders.feeds(feeder) if feeder is not None else None
         if loader is not None and loader.length is not None and self.counted == 2:
-            self._expect(loader.length // max(1, finder.last_batches()))
-
-
-def _frames() -> frozenset[FrameType]:
-    """All that run on this thread now: those of the caller, its caller and so on."""
-    return frozenset(frame for frame, _ in traceback.walk_stack(sys._getframe(1)))
+            self.phases.expect(loader.length // max(1, finder.last_batches()))
 
 
 def _inside_generator(outside: frozenset[FrameType]) -> bool:
@@ -526,9 +510,35 @@ def _inside_generator(outside: frozenset[FrameType]) -> bool:
     return False
 
 
-def _nothing() -> None:
-    pass
+class ShortRun(Pilot):
+    """Counts the steps of the code of a `with` block and ends it after `step_limit` of them.
+
+    `on_gpu`: its steps are timed there, too, and the GPU is waited for at the end. Afterwards `steps` are all steps,
+    unless there is a `fault` of ours; other exceptions than our own end of the run pass.
+    """
+
+    def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:
+        settings = Settings(steps=step_limit, trace=False, live=False, save=False)
+        self.origin_ns = perf_counter_ns()
+        super().__init__(self, settings, code, _no_window, self.origin_ns, on_gpu=on_gpu)
+        self._undo = ExitStack()
+        self.steps = Steps.empty()
+
+    def __enter__(self) -> Self:
+        self.install(self._undo)
+        self.begin()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        end_ns = perf_counter_ns() - self.origin_ns
+        self.ends(end_ns)
+        self._undo.close()
+        self.steps = self.finish(end_ns, "")
+        stop = stop_behind(error)
+        return stop is not None and stop.capture is self
 
 
-def _pass(t_ns: int, kind: int, argument: int, subject: Any) -> None:
-    """The run is over."""
+def _no_window() -> Window:
+    raise AssertionError("a short run is never traced")

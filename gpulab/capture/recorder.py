@@ -21,16 +21,15 @@ from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks
 from gpulab.capture.lines.places import Naming, lines_above
 from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
+from gpulab.capture.main_thread import WORDS, Deadline, Terminations
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
 from gpulab.capture.meters.sampler import Sampler
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
+from gpulab.capture.profiler import Window, stays
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps.deadline import Deadline
-from gpulab.capture.steps.profiler_window import Window, stays
-from gpulab.capture.terminations import WORDS, Terminations
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
@@ -466,8 +465,8 @@ class Capture:
 
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
-        if total is None and self._pilot.epoch_steps:
-            total, of = self._pilot.epoch_steps, "epoch"
+        if total is None and self._phases.epoch_steps:
+            total, of = self._phases.epoch_steps, "epoch"
         name = self.device.name if self.device.kind == "cuda" else "CPU"
         elapsed_s = self.now() / 1e9
         alert = self._alerts.active(elapsed_s)

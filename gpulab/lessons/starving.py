@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.host.core_time import LEAST_OTHERS
-from gpulab.capture.short_run import ShortRun
+from gpulab.capture.pilot import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent, plural
 from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, wrong

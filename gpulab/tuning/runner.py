@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import exclusive
-from gpulab.capture.steps.schedule import TRACED
+from gpulab.capture.windows import TRACED
 from gpulab.devices import gpus_in_use
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, GpulabError, UsageError

@@ -20,9 +20,8 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.meters.gpu import count_anew
-from gpulab.capture.pilot import stop_behind
+from gpulab.capture.pilot import ShortRun, stop_behind
 from gpulab.capture.recorder import Capture
-from gpulab.capture.short_run import ShortRun
 from gpulab.capture.steps.losses import Losses
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs import preparation

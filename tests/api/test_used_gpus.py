@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpulab.capture.steps.device_events import StepEvents
+from gpulab.capture.profiler import StepEvents
 from gpulab.capture.steps.weights import WeightWatch
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from gpulab.capture.short_run import ShortRun
+from gpulab.capture.pilot import ShortRun
 from gpulab.knobs.dataloader.dataset_cache import DatasetCache
 
 

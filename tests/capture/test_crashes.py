@@ -16,8 +16,8 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import select
 from gpulab.capture.pilot import Pilot
+from gpulab.capture.profiler import SACRIFICED, TEARDOWN, Window
 from gpulab.capture.recorder import Capture
-from gpulab.capture.steps.profiler_window import SACRIFICED, TEARDOWN, Window
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
@@ -274,7 +274,7 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, namespace)
     cell = TextCode.parsed(CELL, namespace)
-    monkeypatch.setattr(Pilot, "_note_step", broken)
+    monkeypatch.setattr(Pilot, "_note_feeder", broken)
     ended = short_trial(Setting(cell, {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
 

@@ -19,8 +19,8 @@ from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, Tensor
 
 from gpulab.capture import arguments, hooks
 from gpulab.capture.dataloader.facts import samples_in
-from gpulab.capture.steps.schedule import EARLY_TRACED, plan
 from gpulab.capture.steps.weights import WeightWatch
+from gpulab.capture.windows import EARLY_TRACED, plan
 from gpulab.run import Settings
 
 POINTS = TensorDataset(torch.zeros(12, 3), torch.zeros(12))

@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gpulab
 from gpulab.api import reading as doors
-from gpulab.capture.steps import deadline, schedule
-from gpulab.capture.steps.deadline import Deadline
+from gpulab.capture import main_thread, windows
+from gpulab.capture.main_thread import Deadline
 from gpulab.run import Run
 from gpulab.user_code import Owner, owners
 from gpulab.views.report import sections
@@ -26,13 +26,13 @@ LIMIT_S = 0.2
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(schedule, "TRACE_STEPLESS_LIMIT_S", LIMIT_S)
-    monkeypatch.setattr(deadline, "RETRY_S", 0.02)
+    monkeypatch.setattr(windows, "TRACE_STEPLESS_LIMIT_S", LIMIT_S)
+    monkeypatch.setattr(main_thread, "RETRY_S", 0.02)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
-    assert not deadline._waiting, "the main thread still has something to call"
+    assert not main_thread._waiting, "the main thread still has something to call"
     assert not torch._C._autograd._profiler_enabled()
 
 
@@ -202,8 +202,8 @@ def test_optimizers_that_step_within_the_backward_pass(marked_by: str) -> None:
 
 def test_a_long_step_is_cut_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in the middle of a step, without a mark; that step is not taken for a profiled one."""
-    monkeypatch.setattr(schedule, "TRACE_HARD_LIMIT_S", LIMIT_S)
-    early = schedule.plan(gpulab.profile("", show=False).settings, None).windows[0]
+    monkeypatch.setattr(windows, "TRACE_HARD_LIMIT_S", LIMIT_S)
+    early = windows.plan(gpulab.profile("", show=False).settings, None).windows[0]
     with gpulab.profile("long step", show=False, save=False) as p:
         for i in range(12):
             if i == early.after:
@@ -235,7 +235,7 @@ def test_a_deadline_calls_on_the_main_thread_until_cancelled() -> None:
     limit.start()
     spin(lambda: len(called) >= 3)
     limit.cancel()
-    spin(lambda: not deadline._waiting)
+    spin(lambda: not main_thread._waiting)
     count = len(called)
     time.sleep(0.1)
     assert set(called) == {threading.main_thread()} and len(called) == count
@@ -253,7 +253,7 @@ def test_code_of_the_capture_is_not_interrupted_by_itself(monkeypatch: pytest.Mo
     monkeypatch.undo()
     spin(lambda: called)
     limit.cancel()
-    spin(lambda: not deadline._waiting)
+    spin(lambda: not main_thread._waiting)
 
 
 def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
@@ -273,4 +273,4 @@ def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     limit.cancel()
-    spin(lambda: not deadline._waiting)
+    spin(lambda: not main_thread._waiting)

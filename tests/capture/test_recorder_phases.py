@@ -10,15 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from gpulab.capture.steps import profiler_schedule as module
-from gpulab.capture.steps import schedule
-from gpulab.capture.steps.profiler_schedule import Phases
-from gpulab.capture.steps.profiler_window import ProfilerUnavailable
+from gpulab.capture import windows
+from gpulab.capture.profiler import ProfilerUnavailable
+from gpulab.capture.windows import Phases
 from gpulab.devices import gpus_in_use
 from gpulab.run import Phase, Settings
 
-EARLY, LATE = schedule.plan(Settings(), None).windows
-ON_GPU = schedule.plan(Settings(), None, on_gpu=True).windows
+EARLY, LATE = windows.plan(Settings(), None).windows
+ON_GPU = windows.plan(Settings(), None, on_gpu=True).windows
 
 
 class FakeWindow(Struct, dict=True):
@@ -118,8 +117,8 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
         def cancel(self) -> None:
             self.running = False
 
-    monkeypatch.setattr(module, "Deadline", Noted)
-    monkeypatch.setattr(module, "in_backward", lambda: False)
+    monkeypatch.setattr(windows, "Deadline", Noted)
+    monkeypatch.setattr(windows, "in_backward", lambda: False)
     yield made
     assert not any(d.running for d in made), "a deadline outlives its window"
 
@@ -154,15 +153,15 @@ def test_which_steps_are_kept(steps: int, on_gpu: bool, kept: int, traced: tuple
 
 def test_a_slow_window_ends_at_the_next_boundary_and_says_so() -> None:
     loop = Loop().steps(LATE.after)
-    loop.open.age_s = schedule.TRACE_LIMIT_S + 1
+    loop.open.age_s = windows.TRACE_LIMIT_S + 1
     phases = loop.steps(1).finish()
     assert phases.traced == (LATE.after + 1,)
-    assert phases.truncated == f"ended after 1 steps: longer than {schedule.TRACE_LIMIT_S:g} s"
+    assert phases.truncated == f"ended after 1 steps: longer than {windows.TRACE_LIMIT_S:g} s"
 
 
 def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
     loop = Loop().steps(EARLY.after)
-    loop.open.age_s = schedule.TRACE_HARD_LIMIT_S + 1
+    loop.open.age_s = windows.TRACE_HARD_LIMIT_S + 1
     assert loop.phases.end_overdue(stepless=False)
     assert recording(loop.phases) == "recording 1", "nothing better is there yet"
     assert "one step ran longer" in (loop.phases.truncated or "")
@@ -172,7 +171,7 @@ def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
 
 @pytest.mark.parametrize(("stepless", "limit_s"), [(True, 10.0), (False, 30.0)])
 def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadlines: list[Any]) -> None:
-    assert (schedule.TRACE_STEPLESS_LIMIT_S, schedule.TRACE_HARD_LIMIT_S) == (10.0, 30.0)
+    assert (windows.TRACE_STEPLESS_LIMIT_S, windows.TRACE_HARD_LIMIT_S) == (10.0, 30.0)
     loop = whole()
     assert deadlines[0].after_s == 10.0, "asked from then on, again and again"
     loop.open.age_s = limit_s
@@ -217,15 +216,15 @@ def test_steps_taken_back_are_profiled_anew() -> None:
 def test_within_a_backward_pass_the_profiler_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     loop = Loop().steps(LATE.after)
     window = loop.open
-    monkeypatch.setattr(module, "in_backward", lambda: True)
+    monkeypatch.setattr(windows, "in_backward", lambda: True)
     window.age_s = 1e9
     loop.steps(3)
     assert loop.open is window and not loop.phases.end_overdue(stepless=False)
-    monkeypatch.setattr(module, "in_backward", lambda: False)
+    monkeypatch.setattr(windows, "in_backward", lambda: False)
     loop.steps(1)
     assert not window.open
 
-    monkeypatch.setattr(module, "in_backward", lambda: True)
+    monkeypatch.setattr(windows, "in_backward", lambda: True)
     never = Loop().steps(60)
     assert not never.windows
     assert never.finish().timeline(0, 60) is None
@@ -292,12 +291,12 @@ def test_nothing_is_due_before_it_is_said_to_be(steps: int | None, asked: int | 
 
 def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
-    monkeypatch.setattr(module, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(windows, "perf_counter", lambda: clock[0])
     loop = Loop(on_gpu=True)
     clock[0] = 100.0  # building the model, and the first step, in which it is compiled
     loop.steps(3)
     assert loop.windows == [], "a slow start does not advance the window"
-    clock[0] += schedule.GPU_PATIENCE_S + 1
+    clock[0] += windows.GPU_PATIENCE_S + 1
     loop.steps(4)
     assert loop.windows[0].marks[0][0] == 5, "after one step of warm-up and three measured ones"
     assert loop.finish().traced == (6, 7)

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.capture.short_run import ShortRun
-from gpulab.capture.steps.device_events import StepEvents, gpu_of
+from gpulab.capture.pilot import ShortRun
+from gpulab.capture.profiler import StepEvents, gpu_of
 from gpulab.run import Int64, Run
 from gpulab.store.run_format import decode, encode
 from gpulab.views.report.sections import sections
@@ -176,7 +176,7 @@ def test_where_an_optimizers_parameters_lie() -> None:
 
 def test_without_a_gpu_no_step_has_a_time_there() -> None:
     with ShortRun(3) as block:
-        assert block._pilot.events is None
+        assert block.events is None
     assert len(block.steps.device_ns) == 0
 
 

@@ -421,7 +421,7 @@ def products(run: Run) -> int:
 
 
 def test_the_trace_of_a_called_model_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulab.capture.steps.schedule.TRACE_STEPLESS_LIMIT_S", 0.1)
+    monkeypatch.setattr("gpulab.capture.windows.TRACE_STEPLESS_LIMIT_S", 0.1)
 
     def cell(keep: list[Any]) -> None:
         cells.model_called(keep)

@@ -32,8 +32,7 @@ from contextlib import suppress
 from random import uniform
 from time import perf_counter, perf_counter_ns, thread_time
 
-from gpulab.capture.stacks.layout import Layout, Unreadable
-from gpulab.capture.stacks.stack import Spot, StackReader
+from gpulab.capture.stacks.stack import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
@@ -236,11 +235,9 @@ class Looking:
 
     def _rest(self, key: str) -> None:
         watched = self._watched.pop(key, None)
-        if watched is None:
-            _tell({"rested": key})
-            return
-        watched.close()
-        _tell(watched.answer(key))
+        if watched is not None:
+            watched.close()
+        _tell(watched.answer(key) if watched is not None else {"rested": key})
 
 
 def main(messages: int, layout: Layout, parent_pid: int) -> None:

@@ -21,8 +21,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, find_layout, thread_state
-from gpulab.capture.stacks.stack import Spot
+from gpulab.capture.stacks.stack import OWN_MEMORY, Layout, Spot, find_layout, thread_state
 from gpulab.devices.own_processes import import_path, marked
 
 PERIOD_S = 0.002
@@ -31,7 +30,7 @@ READY_S, ANSWER_S, END_S = 0.5, 3.0, 2.0
 BOOTSTRAP = """
 import json, sys
 messages, layout, parent, sys.path[:] = *map(json.loads, sys.argv[1:4]), json.loads(sys.argv[4])
-from gpulab.capture.stacks.layout import Layout
+from gpulab.capture.stacks.stack import Layout
 from gpulab.capture.stacks.process import main
 main(messages, Layout.of(layout), parent)
 """

@@ -13,9 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from gpulab.capture.stacks.layout import OWN_MEMORY, Layout, Unreadable, find_layout, thread_state
 from gpulab.capture.stacks.process import Looking, OnCore, _Watched
-from gpulab.capture.stacks.stack import StackReader
+from gpulab.capture.stacks.stack import OWN_MEMORY, Layout, StackReader, Unreadable, find_layout, thread_state
 from gpulab.capture.stacks.watcher import StackWatcher
 
 pytestmark = pytest.mark.skipif(not os.path.exists(OWN_MEMORY), reason="no file of a process's memory")

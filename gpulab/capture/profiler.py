@@ -1,4 +1,9 @@
-"""The profiled window: start torch's profiler at a step boundary, stop it at another, keep the result."""
+"""What torch records of a loop: a session of its profiler from one step boundary to another, and a GPU's timing events.
+
+The host may be hundreds of launches ahead of the GPU, so its own clock says little about a step. An event recorded at a
+boundary completes when the GPU has finished all that was launched before: the same definition of a step as in a trace
+(`analysis.device_steps`). The distance of two events is what the steps between them took; nothing waits for the GPU.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +12,20 @@ import re
 import sys
 import tempfile
 import time
+from array import array
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import numpy as np
 from msgspec import field
 
 from gpulab.capture.lines.samples import StackWatch
 from gpulab.capture.stacks.watcher import StackWatcher
 from gpulab.devices import gpus_in_use
 from gpulab.errors import DeviceLost
+from gpulab.run import Int64
 from gpulab.torch_hooks.patching import replaced
 from gpulab.trace.profiler_result import CLOCK_MARK, Recording
 
@@ -27,13 +36,12 @@ _KINETO_LINE = re.compile(
     rb"|ERROR: External init callback must run in same thread).*\n?",
     re.MULTILINE,
 )
-
-
 # CUPTI of CUDA 12.6u2–13.0 loses or corrupts the first kernels of a session, one more with each session of the process
 # (pytorch#192021): so many kernels of ours run before the first step, and one more for each earlier session.
 SACRIFICED = 64
 TEARDOWN = "TEARDOWN_CUPTI"  # Kineto's: "1" takes CUPTI out of the process at the end of a session
 SAFE_TEARDOWN = "12.6"  # before, a process with CUDA graphs may crash at the next session (torch/profiler/profiler.py)
+UNKNOWN = -1.0  # ms between two events of a GPU
 _stays = False  # CUPTI, of a session that is over
 _sessions = 0  # of the profiler on a GPU that this process has begun through us
 
@@ -73,7 +81,7 @@ class Window:
         self.stop_cost_ns = 0
         self._began_ns = 0
         self._clock_ns = 0
-        self._teardown = Teardown()
+        self._asks_teardown = False
 
     @property
     def age_s(self) -> float:
@@ -92,7 +100,7 @@ class Window:
         activities = [ProfilerActivity.CPU]
         if self._device_kind == "cuda":
             activities.append(ProfilerActivity.CUDA)
-            self._teardown.ask()
+            self._asks_teardown = _ask_teardown()
         try:
             gpus_in_use.synchronize()
             with _quiet():
@@ -105,26 +113,25 @@ class Window:
             if self._device_kind == "cuda":
                 _sacrifice()
         except (RuntimeError, DeviceLost) as e:
-            self._abandon()
+            if self._profile is not None:
+                with suppress(Exception):
+                    _end(self._profile)
+            self._profile = None
+            self._settle()
             raise ProfilerUnavailable(f"torch.profiler refused to start: {e}") from e
         self._mark_clock()
         self._lines.start(at_once=True)
         self._began_ns = time.perf_counter_ns()
         self.start_cost_ns = self._began_ns - before
 
-    def _abandon(self) -> None:
-        """Take back a session that did not begin well."""
-        profile, self._profile = self._profile, None
-        if profile is not None:
-            with suppress(Exception):
-                _end(profile)
-        self._settle()
-
     def _settle(self) -> None:
-        """Remember whether CUPTI stays."""
+        """The session has ended: remember whether CUPTI stays. The environment is as before."""
         global _stays
         if self._device_kind == "cuda":
-            _stays = self._teardown.settle()
+            _stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
+            if self._asks_teardown:
+                os.environ.pop(TEARDOWN, None)
+            self._asks_teardown = False
 
     def _mark_clock(self) -> None:
         """Leave a mark in the trace whose time we know, so that both clocks can be tied."""
@@ -176,33 +183,20 @@ class Window:
         return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines)
 
 
-class Teardown:
-    """Asks Kineto to take CUPTI out of the process after a session, where that is safe and the user says nothing else.
+def _ask_teardown() -> bool:
+    """Ask Kineto to take CUPTI out of the process after a session, where that is safe and the user says nothing else.
 
     On an H100 with CUDA 13.0 a loop of launches took 69 to 76 % longer after a session, and 5 % longer after a teardown
     (benchmarks/results/gpu_first.json).
     """
+    import torch
+    from torch.torch_version import TorchVersion
 
-    def __init__(self) -> None:
-        self._asked = False
-
-    def ask(self) -> None:
-        """Before a session begins."""
-        import torch
-        from torch.torch_version import TorchVersion
-
-        cuda = TorchVersion(torch.version.cuda or "0")  # none: AMD's GPUs have no CUPTI
-        self._asked = cuda >= SAFE_TEARDOWN and TEARDOWN not in os.environ
-        if self._asked:
-            os.environ[TEARDOWN] = "1"
-
-    def settle(self) -> bool:
-        """After the session has ended: whether CUPTI stays. The environment is as before."""
-        stays = os.environ.get(TEARDOWN) != "1"  # torch itself forbids it where it is not safe
-        if self._asked:
-            os.environ.pop(TEARDOWN, None)
-        self._asked = False
-        return stays
+    cuda = TorchVersion(torch.version.cuda or "0")  # none: AMD's GPUs have no CUPTI
+    asks = cuda >= SAFE_TEARDOWN and TEARDOWN not in os.environ
+    if asks:
+        os.environ[TEARDOWN] = "1"
+    return asks
 
 
 def _with_arguments() -> Any:
@@ -273,3 +267,111 @@ def _quiet() -> Iterator[None]:
             others = _KINETO_LINE.sub(b"", caught.read())
             if others:
                 os.write(2, others)
+
+
+class StepEvents:
+    """One event for each mark, on the GPU and the stream on which the step's update ran; else on the current stream.
+
+    Training thread only. Marks cost microseconds. Events that have completed are used again, so that there are as many
+    as the host is steps ahead. After an error of CUDA nothing more is recorded: the error belongs to the user's code,
+    which meets it too.
+    """
+
+    def __init__(self) -> None:
+        self.index: int | None = None  # of the GPU; None: not known yet
+        self._stream: Any = None  # of the open step's update
+        self._tries = 0  # to find out which GPU is in use
+        self._pending: deque[Any] = deque()
+        self._unused: list[Any] = []
+        self._latest: Any = None  # the newest event that has completed
+        self._host_ns = array("q")  # of each mark
+        self._since_ms = array("d")  # from the mark before it, on the GPU; UNKNOWN
+        self._broken = False
+
+    def updated(self, optimizer: Any) -> None:
+        """An optimizer has stepped: the step's events belong where its parameters are."""
+        index = gpu_of(optimizer)
+        if index is None or self._broken or gpus_in_use.in_graph_capture():
+            return
+        if index != self.index:  # events of another GPU cannot be set against those to come
+            self._pending.clear()
+            self._unused.clear()
+            self._latest = None
+            del self._host_ns[:], self._since_ms[:]
+            self.index = index
+        self._stream = sys.modules["torch"].cuda.current_stream(index)
+
+    def mark(self, t_ns: int) -> None:
+        """A boundary is here, at `t_ns` of the host's clock."""
+        if self._broken or gpus_in_use.in_graph_capture():
+            return
+        try:
+            if self._ready():
+                self._record(t_ns)
+                self._collect()
+        except RuntimeError:
+            self._broken = True
+
+    def finish(self, start_ns: Int64, end_ns: Int64) -> Int64:
+        """What each of these steps took on the GPU, in ns; -1 where a boundary has no event. Waits for the events.
+
+        The columns are times of the host's clock, as they were marked. Empty where nothing was marked at all.
+        """
+        if not self._host_ns:
+            return np.empty(0, np.int64)
+        try:
+            if not self._broken:
+                for event in self._pending:
+                    event.synchronize()
+                self._collect()
+        except RuntimeError:
+            self._broken = True
+        count = len(self._since_ms)
+        mark_of = {t: i for i, t in enumerate(self._host_ns[:count])}
+        first = np.array([mark_of.get(t, -1) for t in start_ns.tolist()], np.int64)
+        last = np.array([mark_of.get(t, -1) for t in end_ns.tolist()], np.int64)
+        since_ms = np.array(self._since_ms, np.float64)
+        at_ns = np.cumsum(np.maximum(since_ms, 0.0)) * 1e6
+        gaps = np.cumsum(since_ms == UNKNOWN)
+        measured = (first >= 0) & (last >= first)
+        measured[measured] = gaps[first[measured]] == gaps[last[measured]]
+        device_ns = np.full(len(start_ns), -1, np.int64)
+        device_ns[measured] = np.rint(at_ns[last[measured]] - at_ns[first[measured]]).astype(np.int64)
+        return device_ns
+
+    def _ready(self) -> bool:
+        """Whether it is known which GPU works: an event on any other would open a context there, or mean nothing.
+
+        Asking takes tens of microseconds, so it is done more and more seldom.
+        """
+        if self.index is None:
+            self._tries += 1
+            used = gpus_in_use.in_use() if self._tries & (self._tries - 1) == 0 else []
+            self.index = used[0] if len(used) == 1 else None
+        return self.index is not None
+
+    def _record(self, t_ns: int) -> None:
+        cuda = sys.modules["torch"].cuda
+        event = self._unused.pop() if self._unused else cuda.Event(enable_timing=True)
+        event.record(self._stream or cuda.current_stream(self.index))
+        self._stream = None
+        self._pending.append(event)
+        self._host_ns.append(t_ns)
+
+    def _collect(self) -> None:
+        while self._pending and self._pending[0].query():
+            event, before = self._pending.popleft(), self._latest
+            since_ms = UNKNOWN if before is None else before.elapsed_time(event)
+            self._since_ms.append(since_ms if since_ms >= 0 else UNKNOWN)  # streams need not end in order
+            self._latest = event
+            if before is not None:
+                self._unused.append(before)
+
+
+def gpu_of(optimizer: Any) -> int | None:
+    """The GPU that holds the parameters of an optimizer; None where they lie elsewhere."""
+    try:
+        device = optimizer.param_groups[0]["params"][0].device
+        return device.index if device.type == "cuda" else None
+    except (AttributeError, IndexError, KeyError, TypeError):
+        return None

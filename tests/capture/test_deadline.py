@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gpulab.capture.steps.deadline import Deadline
+from gpulab.capture.main_thread import Deadline
 
 
 def nothing() -> None:

@@ -7,7 +7,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.capture.steps.schedule import EARLY_TRACED, GPU_LEAD_IN, GPU_MEASURED, TRACED, plan
+from gpulab.capture.windows import EARLY_TRACED, GPU_LEAD_IN, GPU_MEASURED, TRACED, plan
 from gpulab.run import Settings
 
 

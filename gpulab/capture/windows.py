@@ -1,4 +1,4 @@
-"""The profiler's part of a run: when a window opens and ends, which recording is kept. Knows steps by number only."""
+"""When a run warms up, measures and profiles: its windows, planned and moved step by step, and the recording kept."""
 
 from __future__ import annotations
 
@@ -7,18 +7,44 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from time import perf_counter
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.capture.steps import schedule
-from gpulab.capture.steps.deadline import Deadline
-from gpulab.capture.steps.profiler_window import ProfilerUnavailable, Watched, Window, in_backward
+from gpulab.capture.main_thread import Deadline
+from gpulab.capture.profiler import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.devices import gpus_in_use
 from gpulab.formatting import duration
 from gpulab.live_feed import CapturePhase
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
+from gpulab.tape.marks import NEVER
 
 BREAKDOWN = "step breakdown, operators and kernels"
+NO_STEP = "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
 UNBOUNDED = 1.5  # times its limit: from there on the record says that a window could not be ended
+WARMUP = 3  # definitions.md, "Honest comparison"
+MEASURED = 12
+TRACED = 5
+EARLY_TRACED = 2
+SECOND_WINDOW_AT = 40  # a run of unknown length that lives this long gets a full window in place of its early one
+ROOM_FOR_TWO = 20  # an epoch this long has measured steps left between an early window and a full one
+TRACE_LIMIT_S = 3.0  # the window ends at the next boundary after this long
+TRACE_HARD_LIMIT_S = 30.0  # and within a step after this long
+TRACE_EVENT_LIMIT = 1_000_000
+# CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"), so on
+# a GPU so many steps are measured before the first one: at least, and where an epoch is long.
+GPU_MEASURED, GPU_MOST_MEASURED = 8, 30
+GPU_FEWEST_MEASURED = 3  # where steps are long: so many have to do after `GPU_PATIENCE_S`
+GPU_PATIENCE_S = 10.0
+# The profiler waits for the GPU before it starts, so a window's first step finds an empty queue: it does not count.
+GPU_LEAD_IN = 1
+TRACE_STEPLESS_LIMIT_S = 10.0  # of code without steps, where nothing else bounds it: at 100,000 events a second
+
+_PROFILER = re.compile(
+    r"profiler\.(profile|emit_nvtx|emit_itt)\s*\("
+    r"|from\s+torch\.(autograd\.)?profiler\s+import[^\n]*\b(profile|emit_nvtx|emit_itt)\b"
+    r"|PyTorchProfiler|profiler\s*=\s*['\"]pytorch"
+)
+_PROFILES_ITSELF = "your code uses torch's profiler itself, and only one can be active"
 
 
 class Phases:
@@ -42,17 +68,18 @@ class Phases:
         self._settings = settings
         self._new_window = new_window
         self._overdue, self._unreachable = overdue, unreachable
-        self._refused = _profiler_in_code(code)  # why the profiler cannot run at all
+        self._refused = _PROFILES_ITSELF if _PROFILER.search(code) else None  # why the profiler cannot run at all
         self._hindered: str | None = None  # why it could not at some time
         self._on_gpu = on_gpu
         self._warm_s: float | None = None  # when the warm-up was over
-        self._schedule = schedule.plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
+        self._schedule = plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
         self._window: Window | None = None
-        self._planned: schedule.Window | None = None  # None while the whole code is profiled
-        self._postponed: schedule.Window | None = None  # it was due, and the profiler must not be touched just then
+        self._planned: PlannedWindow | None = None  # None while the whole code is profiled
+        self._postponed: PlannedWindow | None = None  # it was due, and the profiler must not be touched just then
         self._deadline: Deadline | None = None
         self._whole = False
         self._done = 0  # complete steps
+        self.epoch_steps: int | None = None  # as far as its loader knows
         self.unchanged_until = 0  # complete steps: before so many there is nothing to do here
         self._notes: list[Choice] = []
         self.recording: Watched | None = None  # the one that is kept
@@ -86,24 +113,25 @@ class Phases:
 
     def expect(self, epoch_steps: int | None) -> None:
         """An epoch has so many steps, as far as its loader knows. `--steps` is certain where one epoch has them."""
-        asked = self._settings.steps
+        self.epoch_steps, asked = epoch_steps, self._settings.steps
         certain = asked is not None and epoch_steps is not None and asked <= epoch_steps
         total = asked or epoch_steps
-        self._schedule = schedule.plan(self._settings, total, certain=certain, on_gpu=self._on_gpu)
+        self._schedule = plan(self._settings, total, certain=certain, on_gpu=self._on_gpu)
         self.unchanged_until = 0
 
     def profile_whole(self) -> None:
         """Profile from here: code that may have no steps."""
         if self._settings.trace and not self._whole and self._window is None:
-            self._whole = self._start(schedule.TRACE_STEPLESS_LIMIT_S)
+            self._whole = self._start(TRACE_STEPLESS_LIMIT_S)
 
     def closed(self, done: int) -> bool:
         """`done` steps are complete: go on with the open window, or end it."""
         self._done = done
         if self._window is not None and not _may_touch():
             return False
-        if self._whole and not self._settings.whole:
-            self._forget_whole()
+        if self._whole and not self._settings.whole:  # steps were found: the trace from the first call is of no use
+            self._whole = False
+            self._discard()
             return True
         return self._window is not None and self._continue(done)
 
@@ -111,24 +139,24 @@ class Phases:
         """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
         planned = self._due(before, done) if self._window is None else None
         self._postponed = planned if planned is not None and gpus_in_use.in_graph_capture() else None
-        if planned is None or self._postponed is not None or not self._start(schedule.TRACE_HARD_LIMIT_S):
+        if planned is None or self._postponed is not None or not self._start(TRACE_HARD_LIMIT_S):
             return False
         self._planned = replace(planned, after=done)
         return True
 
-    def _due(self, before: int, done: int) -> schedule.Window | None:
+    def _due(self, before: int, done: int) -> PlannedWindow | None:
         """The window that is due; the first one also where steps take so long that it would come late."""
         planned = self._schedule.window_at(before, done) or self._postponed
         if self._warm_s is None and done >= self._schedule.warmup:
             self._warm_s = perf_counter()
         if planned is None and self.recording is None and self._schedule.sooner_after <= done:
-            late = perf_counter() - (self._warm_s or 0.0) > schedule.GPU_PATIENCE_S
+            late = perf_counter() - (self._warm_s or 0.0) > GPU_PATIENCE_S
             return self._schedule.windows[0] if late and done < self._schedule.windows[0].after else None
         return planned
 
     def next_phase(self) -> Phase:
         """In which phase the next step runs."""
-        waits = self._postponed is not None or self._schedule.sooner_after < schedule.NEVER
+        waits = self._postponed is not None or self._schedule.sooner_after < NEVER
         idle = self._window is None and not self._whole and not (waits and self.recording is None)
         self.unchanged_until = self._schedule.next_change(self._done) if idle else 0
         if self._window is not None:
@@ -166,9 +194,7 @@ class Phases:
     def begin_again(self) -> None:
         """Steps counted so far were none (evaluation before training): everything starts over."""
         self._done = self.unchanged_until = 0
-        if self._window is not None:
-            self._end(())
-        self.recording, self.traced, self.truncated = None, (), None
+        self._discard()
 
     # -- the end of the run --------------------------------------------------------------------------------------
 
@@ -197,14 +223,15 @@ class Phases:
         """The kept recording, on the run's clock; None where there is none, which `missing` then explains."""
         if self.recording is None:
             if self._settings.trace:
-                self._lack(self._refused or self._hindered or _why_none(step_count))
+                none = f"the run ended after {step_count} steps, before the traced window" if step_count else NO_STEP
+                self._lack(self._refused or self._hindered or none)
             return None
-        timeline = self.recording.timeline(origin_ns, event_limit=schedule.TRACE_EVENT_LIMIT)
+        timeline = self.recording.timeline(origin_ns, event_limit=TRACE_EVENT_LIMIT)
         if len(timeline) == 0:
             self._lack("the profiler recorded no event; another profiler may have taken its place")
             return None
         if timeline.window_ns[1] < self.recording.ended_ns - origin_ns:
-            self.truncated = f"more than {schedule.TRACE_EVENT_LIMIT:,} events were recorded: the rest was left out"
+            self.truncated = f"more than {TRACE_EVENT_LIMIT:,} events were recorded: the rest was left out"
         return timeline
 
     # -- windows -------------------------------------------------------------------------------------------------
@@ -238,18 +265,18 @@ class Phases:
         planned = self._planned
         traced = done - planned.after
         whole = traced >= planned.lead_in + planned.length
-        if not whole and self._window.age_s <= schedule.TRACE_LIMIT_S:
+        if not whole and self._window.age_s <= TRACE_LIMIT_S:
             self._window.step_begins(done + 1)
             return False
-        why = None if whole else f"ended after {traced} steps: longer than {schedule.TRACE_LIMIT_S:g} s"
+        why = None if whole else f"ended after {traced} steps: longer than {TRACE_LIMIT_S:g} s"
         self._end(self._without_lead_in(range(planned.after + 1, done + 1)), why)
         return True
 
     def _limit(self, stepless: bool) -> tuple[float, str]:
         """How long the open window may last, in s, and what to say where it did."""
         if self._planned is not None:
-            return schedule.TRACE_HARD_LIMIT_S, f"one step ran longer than {schedule.TRACE_HARD_LIMIT_S:g} s"
-        limit_s = schedule.TRACE_STEPLESS_LIMIT_S if stepless else schedule.TRACE_HARD_LIMIT_S
+            return TRACE_HARD_LIMIT_S, f"one step ran longer than {TRACE_HARD_LIMIT_S:g} s"
+        limit_s = TRACE_STEPLESS_LIMIT_S if stepless else TRACE_HARD_LIMIT_S
         what = "code without steps" if stepless else "the whole code"
         return limit_s, f"{what} is traced for {limit_s:g} s at most"
 
@@ -274,9 +301,8 @@ class Phases:
         if traced or self._whole or (self.recording is None and truncated is not None):
             self.recording, self.traced, self.truncated = recording, traced, truncated
 
-    def _forget_whole(self) -> None:
-        """Steps were found after all: the trace from the first call is of no use."""
-        self._whole = False
+    def _discard(self) -> None:
+        """Nothing recorded so far counts."""
         if self._window is not None:
             self._end(())
         self.recording, self.traced, self.truncated = None, (), None
@@ -285,26 +311,113 @@ class Phases:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))
 
 
-def _why_none(step_count: int) -> str:
-    if step_count == 0:
-        return "no step was found to profile; mark steps with gpulab.step(), or add --whole to trace from the start"
-    return f"the run ended after {step_count} steps, before the traced window"
-
-
 def _may_touch() -> bool:
     """Whether the profiler may be started or stopped here: not inside a backward pass nor a graph capture."""
     return not in_backward() and not gpus_in_use.in_graph_capture()
 
 
-_PROFILER = re.compile(
-    r"profiler\.(profile|emit_nvtx|emit_itt)\s*\("
-    r"|from\s+torch\.(autograd\.)?profiler\s+import[^\n]*\b(profile|emit_nvtx|emit_itt)\b"
-    r"|PyTorchProfiler|profiler\s*=\s*['\"]pytorch"
-)
+class PlannedWindow(Struct, frozen=True):
+    """Profile `length` steps after `after` completed steps, and `lead_in` before those, which do not count."""
+
+    after: int
+    length: int
+    lead_in: int = 0
 
 
-def _profiler_in_code(code: str) -> str | None:
-    """Torch allows one profiler at a time: leave it to a cell that brings its own."""
-    if _PROFILER.search(code):
-        return "your code uses torch's profiler itself, and only one can be active"
-    return None
+class Schedule(Struct, frozen=True):
+    """The phases of one run: `warmup` steps dropped, windows profiled, everything else measured."""
+
+    warmup: int
+    windows: tuple[PlannedWindow, ...]
+    choices: tuple[Choice, ...]
+    sooner_after: int = NEVER  # steps: on a GPU the first window need not come later where they take long
+
+    def window_at(self, before: int, completed: int) -> PlannedWindow | None:
+        """The window that begins now that `completed` steps are done, where it was `before` at the last look."""
+        return next((w for w in reversed(self.windows) if before < w.after <= completed), None)
+
+    def next_change(self, completed: int) -> int:
+        """No phase ends and no window begins before so many steps are done."""
+        return min((n for n in (self.warmup, *(w.after for w in self.windows)) if n > completed), default=NEVER)
+
+
+def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu: bool = False) -> Schedule:
+    """The schedule for a run of `total` steps (None: unknown).
+
+    A short run is divided so that each phase has something; a run of unknown length is profiled early for two steps,
+    so that even six steps give a breakdown, and once more when it turns out to be long. So is one whose length is not
+    `certain`: the loop may leave a loader in the middle of its epoch. On a GPU the first window comes later.
+    """
+    if total is not None and total < 3:
+        total = None
+    long = certain and total is not None and total >= 12
+    warmup = settings.warmup if settings.warmup is not None else WARMUP if long else 1
+    windows: tuple[PlannedWindow, ...] = ()
+    if settings.trace:
+        windows = _windows(settings, total, warmup, on_gpu) if certain else _cautious(settings, total, warmup, on_gpu)
+    length = _length(total, certain, settings.steps is not None)
+    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"chosen for a run in which {length}"))]
+    if windows:
+        why = _why(settings.trace_steps, f"chosen for a run in which {length}")
+        choices.append(Choice("traced window", _windows_text(windows), why))
+    sooner_after = warmup + GPU_FEWEST_MEASURED if on_gpu and windows else NEVER
+    return Schedule(warmup, windows, tuple(choices), sooner_after)
+
+
+def _length(total: int | None, certain: bool, asked: bool) -> str:
+    if total is None:
+        return "the number of steps is unknown"
+    if certain or asked:
+        return f"{'at most ' if not certain else ''}{_steps(total)} {'runs' if total == 1 else 'run'}"
+    return f"an epoch has {_steps(total)}"
+
+
+def _windows_text(windows: tuple[PlannedWindow, ...]) -> str:
+    """What is profiled: of two windows the second, where the loop comes that far."""
+    first, *later = (f"{_steps(w.length)} after step {w.after}" for w in windows)
+    return f"{first}; in their place {later[0]}, if the loop comes that far" if later else first
+
+
+def _steps(count: int) -> str:
+    return f"{count} step{'' if count == 1 else 's'}"
+
+
+def _cautious(settings: Settings, total: int | None, warmup: int, on_gpu: bool) -> tuple[PlannedWindow, ...]:
+    """Early, in case the loop is left soon, then where an epoch of `total` steps has room for a better window."""
+    early, late = _windows(settings, None, warmup, on_gpu)
+    if total is None:
+        return early, late
+    if on_gpu:
+        early = _early_on_gpu(early, total, warmup)
+    if settings.trace_steps is not None and early.after + settings.trace_steps <= total < ROOM_FOR_TWO:
+        return (replace(early, length=settings.trace_steps), late)
+    if total < ROOM_FOR_TWO:
+        return early, late
+    (main,) = _windows(settings, total, warmup, on_gpu)
+    return (early, main) if early.after + early.lead_in + early.length < main.after else (main,)
+
+
+def _early_on_gpu(early: PlannedWindow, total: int, warmup: int) -> PlannedWindow:
+    """After a tenth of an epoch; soon enough for the window to fit where the epoch is short."""
+    wanted = min(max(GPU_MEASURED, total // 10), GPU_MOST_MEASURED)
+    room = total - warmup - early.lead_in - early.length - 1
+    return replace(early, after=warmup + max(2, min(wanted, room)))
+
+
+def _why(asked: int | None, otherwise: str) -> str:
+    return "asked for" if asked is not None else otherwise
+
+
+def _windows(settings: Settings, total: int | None, warmup: int, on_gpu: bool) -> tuple[PlannedWindow, ...]:
+    asked, lead_in = settings.trace_steps, GPU_LEAD_IN if on_gpu else 0
+    if total is None:
+        measured = GPU_MEASURED if on_gpu else 2
+        early = PlannedWindow(warmup + measured, min(asked or EARLY_TRACED, EARLY_TRACED), lead_in)
+        return (early, PlannedWindow(max(SECOND_WINDOW_AT, warmup + 20), asked or TRACED, lead_in))
+    room = max(1, total - warmup)
+    length = min(asked or TRACED, max(1, room // 2))
+    lead_in = min(lead_in, max(0, room - length - GPU_FEWEST_MEASURED - 1))
+    room -= lead_in
+    before = min(max(MEASURED, (room - length) // 3), 60)
+    before = min(before, max(1, room - length - (1 if room - length > 2 else 0)))
+    return (PlannedWindow(warmup + before, length, lead_in),)
