@@ -20,7 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import gpulab
-from gpulab.capture import hooks
+from gpulab.capture import arguments
 from gpulab.capture.dataloader import facts
 from gpulab.run import Missing, Run
 from tests.support.fork_server import python_with_torch
@@ -117,7 +117,7 @@ def test_torchs_signal_handler_is_not_taken_for_a_fault_of_ours(monkeypatch: pyt
     def interrupted(batch: Any) -> int:
         raise RuntimeError(KILLED)
 
-    monkeypatch.setattr(hooks, "samples_in", interrupted)
+    monkeypatch.setattr(arguments, "samples_in", interrupted)
 
     with pytest.raises(RuntimeError, match="pid 41"), gpulab.profile("signal", show=False, save=False) as p:
         train_four_steps()
