@@ -426,7 +426,7 @@ def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[Non
     A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
     passes everything through and holds nothing of the run.
     """
-    open_hooks = [*hooks]
+    open_hooks, listeners = [*hooks], [compiled]
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
@@ -434,8 +434,8 @@ def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[Non
             for hook in open_hooks:
                 hook.close()
             result = original(*args, **kwargs)
-            if open_hooks:
-                compiled()
+            for listener in listeners:
+                listener()
             return result
 
         return compile
@@ -448,6 +448,7 @@ def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[Non
             yield
     finally:
         open_hooks.clear()
+        listeners.clear()
 
 
 def _something_is_compiled() -> bool:

@@ -65,13 +65,12 @@ class Pauses:
         end_ns: int,
         frame: FrameType | None,
         detail: str = "",
-        spot: Spot | None = None,
     ) -> None:
-        """Something has paused the training. `frame` is where it was asked for, `spot` where it is written."""
+        """Something has paused the training. `frame` is where it was asked for."""
         if os.getpid() != self._process or self.over or start_ns < self._begins_ns:
             return
         if end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS:
-            self._keep(kind, start_ns, end_ns, spot or users_spot(frame), detail)
+            self._keep(kind, start_ns, end_ns, users_spot(frame), detail)
         else:
             self._count(kind, end_ns - start_ns)
 

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
-from gpulab.intervals import Intervals, covers, intersect, joined, subtract, union, union_of
+from gpulab.intervals import Intervals, covers, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import CALL_KINDS, CallKind, Int32, Phase, Place, Run, StepFlag
 
 LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
@@ -20,19 +20,19 @@ MOSTLY_BARE = 0.5  # of a function's time, surely, by looks in the traced steps:
 _KINDS = tuple(
     (word, re.compile(pattern))
     for word, pattern in (
-        ("schedulers", r"lr_scheduler\."),
-        ("metrics", r"torchmetrics\.|sklearn\.metrics|sacrebleu|evaluate\."),
-        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|h5py\.|zarr\.|joblib\.dump"),
-        ("saving", r"\.save\w*$|[Cc]heckpoint"),
-        ("serialization", r"(json|pickle|yaml|msgpack|toml\w*|csv|xml|joblib|pyarrow)\."),
-        ("logging", r"(logging|wandb|mlflow|tensorboard\w*|rich|tqdm|loguru|comet_ml|neptune|aim|tabulate)\."),
+        ("schedulers", r"\blr_scheduler\."),
+        ("metrics", r"^(torchmetrics|sklearn\.metrics|sacrebleu|evaluate)\."),
+        ("saving", r"\.to_(csv|parquet|json|pickle|excel|hdf)$|\.write_table$|^(h5py|zarr)\.|^joblib\.dump"),
+        ("saving", r"\bsave\w*$|\b(write|dump|on)_?\w*[Cc]heckpoint\w*$|\bModelCheckpoint\.on_"),
+        ("serialization", r"^(json|pickle|yaml|msgpack|toml\w*|csv|xml|joblib|pyarrow)\."),
+        ("logging", r"^(logging|wandb|mlflow|tensorboard\w*|rich|tqdm|loguru|comet_ml|neptune|aim|tabulate)\."),
         ("logging", r"\.log(_metrics)?$"),
-        ("plotting", r"(matplotlib|seaborn|plotly|bokeh|altair)\."),
-        ("tokenizing", r"tokenizers\.|Tokenizer|sentencepiece|tiktoken|spacy\.|nltk\."),
-        ("environment steps", r"(gym|gymnasium|pettingzoo|dm_control|pybullet|mujoco)\.|\bEnv\w*\.step$"),
-        ("database", r"(sqlalchemy|sqlite3|pymongo|redis|psycopg\w*|duckdb)\."),
-        ("checking data", r"(jsonschema|pydantic|pandera|great_expectations)\."),
-        ("image processing", r"(PIL|cv2|skimage|imageio|albumentations|torchvision)\."),
+        ("plotting", r"^(matplotlib|seaborn|plotly|bokeh|altair)\."),
+        ("tokenizing", r"^tokenizers\.|Tokenizer|^(sentencepiece|tiktoken|spacy|nltk)\."),
+        ("environment steps", r"^(gym|gymnasium|pettingzoo|dm_control|pybullet|mujoco)\.|\bEnv\w*\.step$"),
+        ("database", r"^(sqlalchemy|sqlite3|pymongo|redis|psycopg\w*|duckdb)\."),
+        ("checking data", r"^(jsonschema|pydantic|pandera|great_expectations)\."),
+        ("image processing", r"^(PIL|cv2|skimage|imageio|albumentations|torchvision)\."),
         ("evaluation", r"\b(evaluate|validate)$"),
     )
 )  # fmt: skip
@@ -41,8 +41,9 @@ _KINDS = tuple(
 class Call(Struct, frozen=True):
     """One call, with `others` that are there for the same at its line: of `whole` looks `looks` have met it.
 
-    All in the counted steps. `times` up to the looks, [n, 2] in ns; `hot`: the line of the user's within it that takes
-    most, None where it is `line` or none surely does. `word`: what such a function is there for; empty: not known.
+    All in the counted steps and up to the next ones. `times` up to the looks, [n, 2] in ns; `hot`: the line of the
+    user's within it that takes most, None where it is `line` or none surely does. `word`: what such a function is there
+    for; empty: not known.
     """
 
     line: Place
@@ -51,6 +52,7 @@ class Call(Struct, frozen=True):
     whole: int
     share: float
     interval: tuple[float, float]
+    cost_us: float  # per step, mean
     times: Intervals
     hot: Place | None = None
     word: str = ""
@@ -69,7 +71,7 @@ def costliest_call(
     user's from which the loss is computed counts only where PyTorch runs nothing in most of it: else it is the training
     itself.
     """
-    looks, steps = run.call_looks, _counted(run)
+    looks, (steps, count_steps) = run.call_looks, _counted(run)
     if looks is None or not run.callees:
         return None
     since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
@@ -83,18 +85,19 @@ def costliest_call(
     mine = inside & ~paused & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index(kind) for kind in kinds])
     words = [next((word for word, pattern in _KINDS if pattern.search(callee)), "") for callee in run.callees]
     group = np.array([words.index(word) if word else i for i, word in enumerate(words)], np.int64)
-    keys = looks.place.astype(np.int64) << 32 | group[looks.callee]
+    alike = looks.place.astype(np.int64) * len(CALL_KINDS) + looks.kind
+    keys = alike * len(words) + group[looks.callee]
     met, counts = np.unique(keys[mine], return_counts=True)
     for key in met[np.argsort(-counts)].tolist():
         rows = mine & (keys == key)
-        kind = CALL_KINDS[int(looks.kind[rows][0])]
-        word = words[key & 0xFFFFFFFF]
+        place, kind = divmod(key // len(words), len(CALL_KINDS))
+        word = words[key % len(words)]
         if (word == "saving") != saving:
             continue
-        if kind == "own" and not _is_bare(run, account, looks.within[rows]):
+        if CALL_KINDS[kind] == "own" and not saving and not _is_bare(run, account, looks.within[rows]):
             continue
         part, count = float(weight[rows].sum()) / total, int(rows.sum())
-        line, callees = run.places[key >> 32], np.bincount(looks.callee[rows])
+        line, callees = run.places[place], np.bincount(looks.callee[rows])
         return Call(
             line=line,
             callee=run.callees[int(callees.argmax())],
@@ -102,6 +105,7 @@ def costliest_call(
             whole=whole,
             share=part,
             interval=(lower_share(round(part * whole), whole), 1 - lower_share(round((1 - part) * whole), whole)),
+            cost_us=part * measure(steps) / count_steps / 1e3,
             times=intersect(union(since_ns[rows], looks.t_ns[rows]), steps),
             hot=_hot(run, looks.within[rows], line),
             word=word,
@@ -111,11 +115,13 @@ def costliest_call(
     return None
 
 
-def _counted(run: Run) -> Intervals:
-    """The steps without a profiler, those too in which something rare happens."""
+def _counted(run: Run) -> tuple[Intervals, int]:
+    """The steps without a profiler, those too in which something rare happens, each up to the next; and how many."""
     odd = StepFlag.PROFILER_EDGE | StepFlag.FIRST
-    rows = (run.steps.phase == Phase.MEASURED) & (run.steps.flags & odd == 0)
-    return union(run.steps.start_ns[rows], run.steps.end_ns[rows])
+    counted = (run.steps.phase == Phase.MEASURED) & (run.steps.flags & odd == 0)
+    goes_on = np.append(counted[1:], False)
+    end_ns = np.where(goes_on, np.append(run.steps.start_ns[1:], 0), run.steps.end_ns)
+    return union(run.steps.start_ns[counted], end_ns[counted]), int(counted.sum())
 
 
 def _hot(run: Run, within: Int32, line: Place) -> Place | None:

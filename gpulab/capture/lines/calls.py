@@ -31,13 +31,17 @@ _TRAINS = re.compile(
     r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
 )
 _MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
+_TENSORS = re.compile(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
 _LOADS = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
 _BESIDE = re.compile(  # what trains and computes nothing, though it is PyTorch's or a module
     r"[/\\]torchmetrics[/\\]|"
     r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
 )
-_UPDATES = re.compile(r"[/\\]torch[/\\](autograd|optim)[/\\]|[/\\]torch[/\\]_tensor\.py")
+_UPDATES = re.compile(  # file: function
+    r"[/\\]torch[/\\](_tensor\.py:Tensor\.backward$|autograd[/\\]\w+\.py:(backward|grad|_engine_run_backward)$|"
+    r"optim[/\\](?!lr_scheduler)\w+\.py:.*(\.step|profile_hook_step.*)$)"
+)
 _CALLBACK = re.compile(r"(^|\.)on_\w+$")  # as trainers call them
 _ROOTS = re.compile(r"^.*[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
 
@@ -86,7 +90,7 @@ def training_path(stacks: Iterable[Stack]) -> set[tuple[str, str]]:
     path: set[tuple[str, str]] = set()
     for stack in stacks:
         for i in reversed(range(len(stack))):
-            if _UPDATES.search(stack[i][0]) and not _BESIDE.search(stack[i][0]):
+            if _UPDATES.search(f"{stack[i][0]}:{stack[i][2]}"):
                 path.update((file, function) for file, _, function in stack[i + 1 :])
                 break
     return path
@@ -141,6 +145,8 @@ def _is_training(frames: Sequence[Spot]) -> bool:
 
 def _trains(spot: Spot) -> bool:
     file, _, function = spot
+    if _TENSORS.search(file):
+        return function == "Tensor.backward"
     return bool(_TRAINS.search(file)) and (not _MODULES.search(file) or "_call_impl" in function)
 
 

@@ -43,7 +43,7 @@ class Pace(NamedTuple):
 
 
 TRACED = Pace(PERIOD_S)
-TRACED_WITHIN = Pace(PERIOD_S, 100_000)
+TRACED_WITHIN = Pace(PERIOD_S, 20_000)
 BESIDE_TRACE = Pace(0.01, 500)  # a look every ten milliseconds costs the loop less than a hundredth of its time
 
 
@@ -57,6 +57,7 @@ class StackSampler:
         self._times: list[int] = []
         self._numbers: list[int] = []
         self._stacks: dict[Stack, int] = {}
+        self._spots: dict[Spot, Spot] = {}  # each once: stacks have most in common
         self._began_ns = 0
 
     def start(self) -> None:
@@ -97,7 +98,9 @@ class StackSampler:
             finally:
                 if collects:
                     gc.enable()
-            number = stacks.setdefault(stack, len(stacks))
+            number = stacks.get(stack)
+            if number is None:
+                number = stacks[tuple(self._spots.setdefault(spot, spot) for spot in stack)] = len(stacks)
             times.append(clock())
             numbers.append(number)
             before_ns, spent_ns = spent_ns, thread_time_ns()

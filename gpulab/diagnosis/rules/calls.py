@@ -40,7 +40,7 @@ def call_in_steps(
     least = context.thresholds.pause_notice if call.word else context.thresholds.idle_notice
     if call.share < least or context.facts.few_steps is not None:
         return None
-    cost_us = call.share * max(step_us, whole_us or 0.0)
+    cost_us = call.cost_us
     between_us = min(cost_us, max(0.0, (whole_us or 0.0) - step_us))
     host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
     return Finding(

@@ -31,6 +31,8 @@ CALLBACK = ("/home/u/watch.py", 7, "Watch.on_train_batch_end")
 LOG = (SITE + "lightning/loggers/csv.py", 7, "CSVLogger.log_metrics")
 SCHEDULER = (SITE + "torch/optim/lr_scheduler.py", 7, "LRScheduler.step")
 WRAPPER = (SITE + "torch/optim/lr_scheduler.py", 8, "LRScheduler.patch.<locals>.wrapper")
+FORMAT = (SITE + "torch/_tensor.py", 3, "Tensor.__format__")
+STATE_OF_ADAM = (SITE + "torch/optim/optimizer.py", 3, "Optimizer.state_dict")
 ADAM = (SITE + "torch/optim/adam.py", 7, "Adam.step")
 
 
@@ -68,7 +70,8 @@ def test_the_library_below_the_line_and_the_users_function() -> None:
     assert library is not None and library[0] == OWN[1] and library[2] == "library"
     assert own == (9, "Buffer.sample", "own")
     assert named(LINE, NO_GRAD, OWN, needed=False)[1] == (9, "Buffer.sample", "aside"), "no decorator hides it"
-    assert named(LINE, OWN, STATE)[1] is not None, "only calls of modules compute"
+    for frame in (STATE, FORMAT):
+        assert named(LINE, OWN, frame)[1] is not None, "only calls of modules compute"
 
 
 def test_what_leaves_a_trainers_path_to_the_updates_is_a_call() -> None:
@@ -83,6 +86,7 @@ def test_what_leaves_a_trainers_path_to_the_updates_is_a_call() -> None:
 
 def test_the_path_to_the_updates() -> None:
     stacks = [(LINE, FIT, WRAPPER, ADAM), (LINE, FIT, BATCH, BACKWARD), (LINE, OWN, SCHEDULER), (LINE, LOG), (LINE,)]
+    stacks += [(LINE, OWN, FORMAT), (LINE, OWN, STATE_OF_ADAM)]  # of what trains, but no update
     path = training_path(stack[::-1] for stack in stacks)
     assert path == {(file, function) for file, _, function in (LINE, FIT, WRAPPER, BATCH)}
     assert named(LINE, SCHEDULER)[0] == (9, "torch.optim.lr_scheduler.LRScheduler.step", "library")
