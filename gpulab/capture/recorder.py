@@ -123,7 +123,8 @@ class Capture:
         self._pilot = Pilot(self, self.settings, self.code, self._new_window, self._origin_ns, on_gpu=on_gpu)
         self._phases = self._pilot.phases
         self._stacks = StackWatcher()
-        self._stacks.start()
+        if self.settings.trace:
+            self._stacks.start()
         self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._spooler = Spooler(
@@ -150,7 +151,8 @@ class Capture:
         cores.begin()
         if self._keep is not None:
             self._terminations.begin()
-        self._calls.start()
+        if self.settings.trace:
+            self._calls.start()
         self._begins_ns = self._pilot.starts()  # the user's code
         self._own_ns = self._begins_ns - self._phases.cost_ns  # before it, beside the profiler
 
