@@ -7,8 +7,11 @@ so meanwhile.
 from __future__ import annotations
 
 import ctypes
+import gc
 import sys
 import threading
+import time
+from types import CodeType
 
 from msgspec import Struct
 
@@ -33,6 +36,7 @@ class Doing(Struct):
 
 doing = Doing()
 _MOST_BYTECODES = 1_000_000
+_TRIES, _BETWEEN_TRIES_S = 100, 0.01
 
 _now = _Now()
 _lock = threading.Lock()  # of those who end; who prepares takes it only where somebody does
@@ -61,16 +65,28 @@ class endable:
 
 def end() -> None:
     """End what is being prepared now, if anything. From any thread."""
-    with _lock:
-        _now.ending = True  # before the look at who prepares: one of the two sees the other
-        thread = _now.thread
-        frame = sys._current_frames().get(thread) if thread is not None else None
-        while frame is not None and frame.f_globals.get("__name__") != _now.module:
-            frame = frame.f_back
-        if thread is not None and frame is not None:
-            _raise_in(thread)
-        else:
-            _now.ending = thread is not None
+    for _ in range(_TRIES):
+        with _lock:
+            _now.ending = True  # before the look at who prepares: one of the two sees the other
+            thread = _now.thread
+            frame = sys._current_frames().get(thread) if thread is not None else None
+            codes = []
+            while frame is not None and frame.f_globals.get("__name__") != _now.module:
+                codes.append(frame.f_code)
+                frame = frame.f_back
+            if thread is None or frame is None:
+                _now.ending = thread is not None
+                return
+            if not any(map(_swallows, codes)):
+                _raise_in(thread)
+                return
+        time.sleep(_BETWEEN_TRIES_S)
+
+
+def _swallows(code: CodeType) -> bool:
+    """Whether Python calls it where no error can go anywhere: it would be printed, and lost."""
+    callbacks = (*gc.callbacks, sys.unraisablehook)
+    return code.co_name == "__del__" or any(code is getattr(c, "__code__", None) for c in callbacks)
 
 
 def _hear_of_it_here(thread: int) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import threading
+import time
 import types
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -47,6 +49,35 @@ def test_it_is_ended_where_it_works() -> None:
     slow = compiler("slow_compiler", threading.Event())
     with ending(), pytest.raises(PreparationEnded), endable("slow_compiler"):
         slow.work(threading.Event())
+
+
+def test_it_is_ended_where_an_error_is_not_lost() -> None:
+    """Asked once, as Stop does, while the collector calls back: what is raised in a callback is printed, and over."""
+    called, looks = threading.Event(), iter(range(300))
+
+    class Collecting(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            gc.collect()
+            return next(looks, None) is None
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        if not called.is_set():
+            called.set()
+            time.sleep(0.05)
+
+    def end() -> None:
+        called.wait()
+        preparation.end()
+
+    thread = threading.Thread(target=end)
+    thread.start()
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(PreparationEnded), endable("slow_compiler"):
+            compiler("slow_compiler", Collecting()).work(threading.Event())
+    finally:
+        gc.callbacks.remove(callback)
+        thread.join()
 
 
 @pytest.mark.parametrize("within", [endable("another_compiler"), nullcontext()])
