@@ -7,7 +7,7 @@ import gc
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from threading import get_ident
@@ -49,12 +49,21 @@ POINTS = (
     Point("torch.amp", "GradScaler", "step", Kind.SCALE, Kind.SCALED, Kind.SCALE_FAILED, Arguments.scaled),
 )  # and each optimizer's step, through the hooks that torch offers: STEP, STEPPED
 
+# Where a function is found, and the method of `Switches`, or of the `LoadingClock`, that wraps it.
 SWITCHES = (
-    ("torch", "no_grad", "__enter__"),
-    ("torch", "no_grad", "__exit__"),
-    ("torch", "inference_mode", "__enter__"),
-    ("torch", "inference_mode", "__exit__"),
-    ("torch.nn", "Module", "train"),
+    ("torch", "no_grad", "__enter__", "off"),
+    ("torch", "no_grad", "__exit__", "on"),
+    ("torch", "inference_mode", "__enter__", "off"),
+    ("torch", "inference_mode", "__exit__", "on"),
+    ("torch.nn", "Module", "train", "mode"),
+)
+LOADING = (
+    (LOADERS, "_MultiProcessingDataLoaderIter", "__init__", "making"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_reset", "beginning_anew"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_next_data", "asking_workers"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_process_data", "handing_over"),
+    (LOADERS, "_SingleProcessDataLoaderIter", "_next_data", "asking_here"),
+    ("torch.utils.data._utils.pin_memory", "", "pin_memory", "pinning"),
 )
 # Timed exactly, for one may be rare and long, and the last two have no frame that a look at the stack could meet.
 SAVES = (
@@ -65,7 +74,7 @@ SAVES = (
 )
 PATCHED = (
     *((p.module, p.owner, p.name) for p in POINTS),
-    *SWITCHES,
+    *(row[:3] for row in (*SWITCHES, *LOADING)),
     *SAVES,
     ("torch", "", "compile"),
     ("torch.nn.parallel", "DistributedDataParallel", "forward"),
@@ -119,15 +128,17 @@ def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
     collections = Collections(pauses)
     gc.callbacks.append(collections.heard)
     undo.callback(remove_callback, gc.callbacks, collections.heard)
-    switches = Switches(pauses, tape)
-    for (module, owner, name), make in zip(
-        SWITCHES, (switches.off, switches.on, switches.off, switches.on, switches.mode), strict=True
-    ):
-        undo.enter_context(replaced(_owner(module, owner), name, make))
+    wrap(SWITCHES, Switches(pauses, tape), undo)
     saves = Saves(pauses)
     for module, owner, name in SAVES:
         if hasattr(of := _owner(module, owner), name):
             undo.enter_context(replaced(of, name, functools.partial(saves.timed, name=f"{module}.{name}")))
+
+
+def wrap(table: Iterable[tuple[str, str, str, str]], wrappers: object, undo: ExitStack) -> None:
+    """Replace what the table names by what its method of `wrappers` makes of it. Raises AttributeError for neither."""
+    for module, owner, name, method in table:
+        undo.enter_context(replaced(_owner(module, owner), name, getattr(wrappers, method)))
 
 
 @contextmanager

@@ -36,10 +36,9 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch.nn.parallel", "DistributedDataParallel"): ("__init__",),
     ("torch.optim.optimizer", "Optimizer"): (),
     ("torch.profiler.profiler", ""): ("_warn_once",),
-    ("torch.utils.data._utils.pin_memory", ""): ("pin_memory",),
     (_LOADERS, "DataLoader"): ("__len__",),
     (_LOADERS, "_DatasetKind"): (),
-    (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data", "_process_data", "_reset"),
+    (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data"),
     (_LOADERS, "_SingleProcessDataLoaderIter"): ("__init__", "_next_data"),
     ("warnings", ""): ("showwarning",),
 }

@@ -103,7 +103,7 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
                 names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
                 computed |= set() if isinstance(name, ast.Constant) else {path.name}
     assert names <= {name for functions in leftovers.replaced().values() for name in functions}
-    assert computed == {"batch_clock.py", "hooks.py", "agreement.py", "patching.py"}
+    assert computed == {"hooks.py", "agreement.py", "patching.py"}
 
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:

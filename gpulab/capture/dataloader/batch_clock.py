@@ -1,10 +1,9 @@
 """Has the batches of a run timed where they are made, and joins that with when the training loop had them.
 
-For the length of a run these methods of torch's iterators are replaced at the class, so that copies of loaders, which
-knobs make, are heard too: the making of an iterator with workers, its beginning anew, and the handing over of a batch;
-and the function that pins one. A loader has another `worker_init_fn` while its workers start, and its own again after
-that. Batches are told apart by the worker that made them: torch gives out those of one worker in the order in which
-it made them.
+For the length of a run methods of torch's iterators are wrapped (`hooks.LOADING`), at the class, so that copies of
+loaders, which knobs make, are heard too. A loader has another `worker_init_fn` while its workers start, and its own
+again after that. Batches are told apart by the worker that made them: torch gives out those of one worker in the order
+in which it made them.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ import numpy as np
 from gpulab.capture.dataloader.fetch_clock import FIRST, FIRST_AGAIN, ComputeThreads, FetchClock, Pace
 from gpulab.capture.dataloader.rows import ANSWER, BATCH, OF_WORKER, Rows, SharedRows, batches_of
 from gpulab.capture.dataloader.worker import HERE, WorkerStart, watch_key, watch_loading
+from gpulab.capture.hooks import LOADING, wrap
 from gpulab.capture.stacks.watcher import Channel, Looks, StackWatcher
 from gpulab.run import Batches, Choice, Int64, Missing
-from gpulab.torch_hooks.patching import replaced
 
 WHAT = "what takes the time inside the DataLoader"
 KEPT = 20_000  # batches: the newest
@@ -155,26 +154,11 @@ class LoadingClock:
         with ExitStack() as mine:
             try:
                 mine.callback(self._rest)
-                self._replace(mine)
+                wrap(LOADING, self, mine)
             except Exception as e:
                 self._fault = e
             else:
                 undo.push(mine.pop_all())
-
-    def _replace(self, undo: ExitStack) -> None:
-        from torch.utils.data import dataloader
-        from torch.utils.data._utils import pin_memory
-
-        several, single = dataloader._MultiProcessingDataLoaderIter, dataloader._SingleProcessDataLoaderIter
-        for owner, name, wrap in (
-            (several, "__init__", self._wrap_init),
-            (several, "_reset", self._wrap_reset),
-            (several, "_next_data", self._wrap_next_of_workers),
-            (several, "_process_data", self._wrap_process),
-            (single, "_next_data", self._wrap_next_here),
-            (pin_memory, "pin_memory", self._wrap_pin),
-        ):
-            undo.enter_context(replaced(owner, name, wrap))
 
     def finish(self, feeder: int | None) -> tuple[Batches | None, tuple[Missing, ...], tuple[Choice, ...]]:
         """After the run: what was timed of the loader that fed its steps, and what there is to say of it."""
@@ -230,7 +214,7 @@ class LoadingClock:
 
     # -- iterators with workers ----------------------------------------------------------------------------------
 
-    def _wrap_init(self, original: Any) -> Any:
+    def making(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *rest: Any, **named: Any) -> None:
             batches = self._tried(lambda: self._new_batches(loader)) if self._hears else None
@@ -253,7 +237,7 @@ class LoadingClock:
         name = f"loader {len(self._several)}"
         return WorkerBatches(loader, first, self._channel, name) if "worker_init_fn" in vars(loader) else None
 
-    def _wrap_reset(self, original: Any) -> Any:
+    def beginning_anew(self, original: Any) -> Any:
         @functools.wraps(original)
         def _reset(iterator: Any, loader: Any, first_iter: bool = False, *rest: Any, **named: Any) -> Any:
             if self._hears and not first_iter:
@@ -271,7 +255,7 @@ class LoadingClock:
                 self._several.append(batches)
             batches.begin_anew()
 
-    def _wrap_next_of_workers(self, original: Any) -> Any:
+    def asking_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             newest, batches = self._newest
@@ -295,7 +279,7 @@ class LoadingClock:
 
         return _next_data
 
-    def _wrap_process(self, original: Any) -> Any:
+    def handing_over(self, original: Any) -> Any:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
             newest, batches = self._newest
@@ -308,7 +292,7 @@ class LoadingClock:
 
     # -- iterators without workers -------------------------------------------------------------------------------
 
-    def _wrap_next_here(self, original: Any) -> Any:
+    def asking_here(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             newest, pace = self._newest_here
@@ -376,7 +360,7 @@ class LoadingClock:
 
     # -- pinning -------------------------------------------------------------------------------------------------
 
-    def _wrap_pin(self, original: Any) -> Any:
+    def pinning(self, original: Any) -> Any:
         """In whatever thread torch pins. It calls itself for what a batch consists of."""
 
         @functools.wraps(original)

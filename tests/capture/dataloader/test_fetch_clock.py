@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, _DatasetKind
 from torch.utils.data._utils import pin_memory
 
 import gpulab
+from gpulab.capture import hooks
 from gpulab.capture.dataloader import batch_clock, fetch_clock
 from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, Pace
@@ -390,10 +391,8 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
 def test_a_torch_without_these_methods_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
-    def missing(self: batch_clock.LoadingClock, undo: object) -> None:
-        raise AttributeError("_process_data")
-
-    monkeypatch.setattr(batch_clock.LoadingClock, "_replace", missing)
+    absent = ("torch.utils.data.dataloader", "_SingleProcessDataLoaderIter", "_process_data", "handing_over")
+    monkeypatch.setattr(batch_clock, "LOADING", (*hooks.LOADING, absent))
     run, had = trained(DataLoader(Planted(24), batch_size=4))
     assert len(had) == 6 and [m.key for m in run.missing] == ["workers_inside"]
     assert dataloader._SingleProcessDataLoaderIter._next_data.__module__ == "torch.utils.data.dataloader"
