@@ -17,9 +17,11 @@ from gpulab.api.reading import report
 from gpulab.run import Ranks
 from gpulab.store.folders import Store
 from gpulab.store.jobs import job_of
+from tests.support.changes import in_turn
 from tests.support.fork_server import python_with_torch
 from tests.support.kernel_session import Answer, KernelSession, kernel
 
+LAUNCHING = ("gpulab/launch/", "tests/launch/")
 STEPS = 12
 IMPORTS = """
 import sys, torch, torch.distributed as dist
@@ -149,10 +151,13 @@ def check_job(store: Store) -> None:
 @pytest.mark.parametrize(
     ("training", "words", "more"),
     [
-        (DDP, BY_GPULAB, ""),
-        (HUGGING_FACE, BY_TORCHRUN, ""),
-        (LIGHTNING_NET + LIGHTNING, GPULAB, "trained 1 ['--lr', '1']"),
-        (OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script started are recorded"),
+        pytest.param(DDP, BY_GPULAB, "", marks=in_turn(0, *LAUNCHING)),
+        pytest.param(HUGGING_FACE, BY_TORCHRUN, "", marks=in_turn(1, *LAUNCHING)),
+        pytest.param(LIGHTNING_NET + LIGHTNING, GPULAB, "trained 1 ['--lr', '1']", marks=in_turn(0, *LAUNCHING)),
+        pytest.param(
+            *(OWN_TORCHRUN + DDP, GPULAB, "the ranks that the script started are recorded"),
+            marks=in_turn(1, *LAUNCHING),
+        ),
     ],
     ids=["DDP", "HF", "Lightning's own ranks", "a torchrun of its own"],
 )

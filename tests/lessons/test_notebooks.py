@@ -35,8 +35,8 @@ from tests.lessons.notebook_kernel import (
     install_kernel,
     shipped,
 )
-from tests.lessons.whole import whole_lessons
-from tests.support.changes import is_due
+from tests.lessons.whole import files_of, whole_lessons
+from tests.support.changes import in_turn, is_due
 from tests.support.fork_server import EXECUTABLE, python_with_torch
 from tests.support.paths import ROOT
 
@@ -192,7 +192,9 @@ def quick(share: Path) -> Iterator[Kernel]:
         yield kernel
 
 
-@lessons
+@pytest.mark.parametrize(
+    "entry", [pytest.param(e, id=e.name, marks=in_turn(i, *files_of(e))) for i, e in enumerate(LESSONS)]
+)
 @pytest.mark.timeout(LONG_S + 600)
 @pytest.mark.slow("every cell of a lesson, as short as GPULAB_QUICK makes it; two of them whole")
 def test_a_lesson_runs_on_binder_and_takes_its_solutions(
@@ -201,7 +203,7 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """What changed and one in rotation as readers have it; all others quickly."""
+    """What changed and one in rotation as readers have it; of all others every second, quickly."""
     is_whole = entry.name in whole_lessons()
     kernel: Kernel = request.getfixturevalue("binder" if is_whole else "quick")
     if is_whole:  # a new process: its memory is this lesson's

@@ -21,10 +21,10 @@ def chosen(changed: Sequence[str], turn: int) -> frozenset[str]:
     """Of changed files and the number of a turn: each number is another lesson's turn."""
     first = turn % len(LESSONS)
     in_turn = (*LESSONS[first:], *LESSONS[:first])
-    touched = [entry.name for entry in in_turn[1:] if not _files(entry).isdisjoint(changed)]
+    touched = [entry.name for entry in in_turn[1:] if not files_of(entry).isdisjoint(changed)]
     return frozenset({in_turn[0].name, *touched[:MOST_CHANGED]})
 
 
-def _files(entry: Entry) -> frozenset[str]:
+def files_of(entry: Entry) -> frozenset[str]:
     """What the lesson alone is made of."""
     return frozenset((f"notebooks/lessons/{entry.name}.md", f"gpulab/lessons/{entry.module}.py"))

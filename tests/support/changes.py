@@ -18,8 +18,18 @@ def where_changed(*folders: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_due(*folders), reason=f"{', '.join(folders)}: unchanged, and not its turn")
 
 
+def in_turn(number: int, *folders: str) -> pytest.MarkDecorator:
+    """One of cases that are much alike: at one commit the odd ones run, at another the even; where changed, all."""
+    due = changed_in(*folders) or (number + turn()) % 2 == 0
+    return pytest.mark.skipif(not due, reason=f"{', '.join(folders)}: unchanged, and at other commits")
+
+
+def changed_in(*folders: str) -> bool:
+    return any(file.startswith(folders) for file in changed_files())
+
+
 def is_due(*folders: str) -> bool:
-    return any(file.startswith(folders) for file in changed_files()) or turn() % ONE_IN == 0
+    return changed_in(*folders) or turn() % ONE_IN == 0
 
 
 def turn() -> int:
