@@ -706,7 +706,7 @@ class Change(Struct, frozen=True):
 class Observer(Struct, frozen=True):
     """What the measuring itself cost."""
 
-    hooks_ns: int = 0  # time inside our hooks, over all steps
+    hooks_ns: int = 0  # of all steps: their marks at what one costs, and what gpulab did at them
     own_ns: int = 0  # of the run's wall time: gpulab's own start, and the profiler's starts and stops
     profiler_start_ns: int | None = None
     profiler_stop_ns: int | None = None

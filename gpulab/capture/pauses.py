@@ -1,4 +1,4 @@
-"""Stretches of the training thread's time in which nothing is trained: saving, evaluation, logging, garbage, compiling.
+"""Stretches of the training thread's time in which nothing is trained: saving, evaluation, garbage, compiling.
 
 Heard in all steps, so it must be cheap: what is shorter than a millisecond is only counted. `hooks.py`
 tells when something began and ended; what needs no gradients is read off the marks.

@@ -1,4 +1,4 @@
-"""Replacing an attribute of torch for the length of a run: the one way in which we touch what is not ours.
+"""Replacing an attribute of torch for the length of a run: the usual way in which we touch what is not ours.
 
 Who only wants to hear of a call uses `heard_before`, which passes the call through as it is.
 """

@@ -92,7 +92,11 @@ PARTS: Mapping[str, Part] = MappingProxyType(
         "start_up": Part(
             "starting up, once", "libraries were loaded, the GPU's context created: in no other share", "#661100"
         ),
-        "other": Part("other named work", "something else the trace names: saving, logging, compiling", "#9A9A9A"),
+        "other": Part(
+            "other named work",
+            "a recorded pause, or work that the trace names: saving, evaluation, compiling",
+            "#9A9A9A",
+        ),
         "unknown": Part("unknown", "the trace does not say what happened here", "#4D4D4D", hatch="////"),
     }
 )

@@ -412,6 +412,26 @@ def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPat
     assert 0 < sum(entered.values()) <= watch.CALLS_AT_A_TIME * watch.TIMES
 
 
+def test_steps_are_heard_a_few_at_a_time() -> None:
+    """What is new later is heard with the next loader; nothing of ours runs in the steps between."""
+    from torch.optim import optimizer as hooks
+
+    model, data = nn.Linear(3, 2), TensorDataset(torch.ones(60, 3))
+    heard = []
+    with observe() as observed:
+        for optimizer in (torch.optim.SGD(model.parameters()), torch.optim.Adam(model.parameters())):
+            for (x,) in DataLoader(data):
+                model(x).sum().backward()
+                optimizer.step()
+                heard.append(bool(hooks._global_optimizer_post_hooks))
+        for _ in range(watch.PASSES_AT_A_TIME + 1):  # and no optimizer steps
+            model(x).sum().backward()
+        assert not hooks._global_optimizer_post_hooks
+    assert [o.class_name for o in observed.optimizers.facts] == ["SGD", "Adam"]
+    for epoch in (heard[:60], heard[60:]):
+        assert epoch == sorted(epoch, reverse=True) and 5 <= sum(epoch) < 40
+
+
 def test_the_death_of_a_worker_is_not_swallowed() -> None:
     @watch.guarded
     def note() -> None:

@@ -4,7 +4,7 @@ Whoever is to be looked at, the training process or a worker of its DataLoader, 
 file of its own memory beside it: so no right over another process is needed. One JSON object each:
 
     {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, end of a function's], "spares": whether it goes on for long,
+     "inside": null | [end of a file's name, end of a function's], "spares": whether it is loading, which goes on,
      "most": looks that are kept, null for many}
     {"rest": key}                                          look no more, and tell what was seen
 
@@ -12,11 +12,11 @@ On its output the child writes one JSON object a line:
 
     {"ready": true}                                        once, first
     {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
-     function], …], "began_ns": time, "outside": looks, "unfair": looks}
+     function], …], "began_ns": time}
 
-`inside`: only what is called from that function counts, and looks that do not meet it are `outside`. `most`: of a whole
-run, whose looks are nowhere denser. Times are of
-`time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its parent.
+`inside`: only what is called from that function counts. `most`: of a whole run, whose looks are nowhere denser.
+Times are of `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with
+its parent.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpulab.capture.stacks.stack import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
-SPARING = 0.003  # the same of what goes on all the time, after its first looks
+SPARING = 0.003  # the same of loading, which goes on all the time, after its first looks
 EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
 SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
 DEAREST_SOON = 0.3  # share of one core that they may take
@@ -68,7 +68,7 @@ class _Watched:
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
-        self.outside = self.unfair = 0
+        self.uncounted = 0  # looks at a time that was not asked about, or at which nobody can tell (`on_core`)
         self._ends: tuple[str | int, ...] | None = None  # file and function, at which each whole stack of a thread ends
 
     @property
@@ -79,24 +79,22 @@ class _Watched:
     @property
     def look_count(self) -> int:
         """All of them, also those that do not count."""
-        return len(self.t_ns) + self.outside + self.unfair
+        return len(self.t_ns) + self.uncounted
 
     def look(self) -> None:
         late_s = perf_counter() - self.due_s
         self.core.begin()
         now_ns = perf_counter_ns()
         lines = self._read()
-        if lines is None:
-            self.outside += 1
-            return
-        fair = self.core.is_fair(late_s)
-        if not (fair or (self.is_even and late_s <= IN_TIME_S)):  # of a share of all time, waiting at a line is a part
-            self.unfair += 1
+        fair = lines is not None and self.core.is_fair(late_s)
+        # of a share of all time, waiting at a line is a part
+        if lines is None or not (fair or (self.is_even and late_s <= IN_TIME_S)):
+            self.uncounted += 1
             return
         self.t_ns.append(now_ns)
         self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
         if len(self.t_ns) >= self.most:
-            self.t_ns, self.stacks, self.outside = self.t_ns[::2], self.stacks[::2], self.outside // 2
+            self.t_ns, self.stacks = self.t_ns[::2], self.stacks[::2]
             self.period_s *= 2
 
     def close(self) -> None:
@@ -137,8 +135,6 @@ class _Watched:
             "stacks": stacks,
             "lines": list(numbers),
             "began_ns": self.began_ns,
-            "outside": self.outside,
-            "unfair": self.unfair,
         }
 
 

@@ -37,17 +37,12 @@ main(messages, Layout.of(layout), parent)
 
 
 class Looks(Struct, frozen=True):
-    """What was seen of one thread: when, and at which of the `stacks`, each from the innermost line outwards.
-
-    `outside`: looks at a time that was not asked about; `unfair`: those at which nobody can tell (`on_core`).
-    """
+    """What was seen of one thread: when, and at which of the `stacks`, each from the innermost line outwards."""
 
     t_ns: Sequence[int]
     stack: Sequence[int]
     stacks: Sequence[tuple[Spot, ...]]
     began_ns: int
-    outside: int = 0
-    unfair: int = 0
 
 
 @functools.cache
@@ -151,7 +146,7 @@ class StackWatcher:
             return None
         lines = [(str(file), int(line), str(function)) for file, line, function in answer["lines"]]
         stacks = [tuple(lines[i] for i in stack) for stack in answer["stacks"]]
-        return Looks(answer["t_ns"], answer["stack"], stacks, answer["began_ns"], answer["outside"], answer["unfair"])
+        return Looks(answer["t_ns"], answer["stack"], stacks, answer["began_ns"])
 
     def stop(self) -> None:
         """End the child, close every pipe. May be called twice."""

@@ -1,1 +1,1 @@
-"""Where the steps of a training loop are found, and when the profiler's window opens."""
+"""What else is learned of each step: its losses, what the model is given, updates by hand."""

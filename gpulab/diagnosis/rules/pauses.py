@@ -23,7 +23,7 @@ from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
-_IN_A_CALL = ", of it "  # a call of the loop's, with what took time in it
+_IN_A_CALL = ", of it "  # of runs of 0.1: a call of the loop's, with what took time in it
 _OTHERS = tuple(kind for kind in CALL_KINDS if kind != "batch")  # where another finding is about the batches
 _MUCH_MORE = 1.25  # ours: a call that saves does much besides the writing itself
 _LEAST = 2  # ours: one pause may be chance

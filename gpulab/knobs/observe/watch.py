@@ -1,8 +1,8 @@
 """See what a cell uses while it runs as written, so that every knob can tell its present value and its limits.
 
-Watched, on the entering thread only: `DataLoader.__iter__`, the global optimizer hook, `torch.autograd.backward`,
-`GradScaler.scale`, `autocast.__enter__`, and module calls, the last for a few outermost calls at a time: at the
-beginning, and anew when a loader is iterated, an optimizer steps for the first time, or a first backward pass comes.
+Watched, on the entering thread only: `DataLoader.__iter__`, `GradScaler.scale`, `autocast.__enter__`; optimizer steps
+and backward passes for a few steps at a time, at the beginning and anew when a loader is iterated or an optimizer steps
+for the first time; module calls for a few outermost calls, then as well, and when a first backward pass comes.
 All of it is put back. Objects are known weakly and only as long as the code runs; what is kept are facts.
 """
 
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CALLS_AT_A_TIME = 16  # outermost module calls
 TIMES = 12  # that such calls are watched, at most
+STEPS_AT_A_TIME, PASSES_AT_A_TIME = 5, 512  # optimizer steps, and backward passes where none comes
 OBJECTS_KEPT = 32  # of each kind
 
 _WORKER_DIED = "DataLoader worker"  # torch's signal handler raises this wherever the main thread is
@@ -119,12 +120,11 @@ def observe(times: int = TIMES) -> Iterator[Observed]:
     watch = Watch(seen, times)
     with ExitStack() as undo:
         undo.callback(watch.close)
-        undo.enter_context(step_hooks(watch.stepped))
         undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
         undo.enter_context(heard_before(torch.autograd, "backward", watch.backward))
         undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
         undo.enter_context(_autocast(watch))
-        watch.look()
+        watch.begin()
         yield seen
 
 
@@ -150,6 +150,8 @@ class Watch:
         self._thread = get_ident()
         self._calls_left = 0
         self._times_left = times
+        self._steps_left = self._passes_left = 0
+        self._undo_steps: ExitStack | None = None
         self._undo_modules: ExitStack | None = None
         self._since_backward: set[int] = set()  # places of modules that were called to be trained
         self._backward_seen = 0
@@ -163,6 +165,7 @@ class Watch:
     def close(self) -> None:
         """The code is over: keep facts, know no object any more."""
         self.look_away()
+        self._rest()
         seen, self._seen = self._seen, None
         if seen is None:
             return
@@ -173,29 +176,50 @@ class Watch:
 
     # -- loaders, optimizers, gradients ------------------------------------------------------------------------------
 
+    def begin(self) -> None:
+        """Hear the next few steps, and watch the first modules that they call."""
+        self._steps_left, self._passes_left = STEPS_AT_A_TIME, PASSES_AT_A_TIME
+        if self._undo_steps is None and self._seen is not None:
+            self._undo_steps = ExitStack()
+            self._undo_steps.enter_context(step_hooks(self.stepped))
+        self.look()
+
+    def _rest(self) -> None:
+        """Hear no steps. Not from an optimizer's hook, of which torch is calling one after the other."""
+        undo, self._undo_steps = self._undo_steps, None
+        if undo is not None:
+            undo.close()
+            if self._seen is not None:
+                self._seen.inputs.missed()
+
     @guarded
     def iterated(self, args: Args, kwargs: KeywordArgs) -> None:
         """A DataLoader is asked for an iterator."""
         loader = args[0]
         if self._seen is not None and self._seen.loaders.place(loader) is None:
             self._seen.loaders.add(loader, observed_loader(loader))
-        self.look()
+        self.begin()
 
     @guarded
     def stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
         """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
         if self._seen is None or get_ident() != self._thread:
             return
+        self._steps_left -= 1
         if self._seen.optimizers.place(optimizer) is None:
             self._seen.optimizers.add(optimizer, observed_optimizer(optimizer))
-            self.look()
+            self.begin()
         self._seen.inputs.stepped(watching=self._undo_modules is not None)
 
     @guarded
     def backward(self, args: Args, kwargs: KeywordArgs) -> None:
         """A backward pass begins: whatever was called since the last one is trained."""
-        if self._seen is None:
+        if self._seen is None or self._undo_steps is None:
             return
+        if min(self._steps_left, self._passes_left) <= 0 and self._undo_modules is None:
+            self._rest()
+            return
+        self._passes_left -= 1
         self._seen.inputs.backward()
         facts = self._seen.modules.facts
         for place in self._since_backward:

@@ -4,7 +4,7 @@ A thread drains the feed and only ever calls `Widget.send`: traits are not threa
 misplaces what a thread prints or displays. Nothing here may break the run: a failure ends the view, quietly, and is
 kept in `LiveView.problem`.
 
-Wire format, read by live/src/message.js: a JSON head `{v, status, samples, series?, phases?, ended?}` and float32
+Wire format, read by frontend/src/message.js: a JSON head `{v, status, samples, series?, phases?, ended?}` and float32
 buffers, little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of (s, value) rows per name in `samples`.
 """
 
@@ -335,7 +335,7 @@ def _widget_class() -> Callable[..., Any]:
     import traitlets
 
     class LiveWidget(anywidget.AnyWidget):
-        """A pipe to live/src/index.js. `history` is set once, at the end; everything else is sent."""
+        """A pipe to frontend/src/index.js. `history` is set once, at the end; everything else is sent."""
 
         _esm = MODULE.read_text(encoding="utf-8")
         run_key = traitlets.Unicode().tag(sync=True)
