@@ -2,17 +2,48 @@
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
 import numpy as np
 import pytest
+import torch
 from msgspec.structs import replace
+from torch.utils.data import DataLoader, TensorDataset
 
+import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.knobs.observe.watch import observe
 from gpulab.run import Steps
 from gpulab.tape.marks import Kind
 from tests.support.rule_cases import run_of
 from tests.support.tapes import Told
 
 US = 1_000
+PACKAGE = Path(gpulab.__file__).parent
+
+
+def test_a_step_runs_our_code_in_four_files() -> None:
+    """With a loader, and what the panel asks of a cell: most steps, for at some of them somebody acts."""
+    model, steps = torch.nn.Linear(2, 2), list[set[str]]()
+    optimizer = torch.optim.SGD(model.parameters())
+
+    def note(frame: FrameType, event: str, argument: object) -> None:
+        path = Path(frame.f_code.co_filename)
+        if event == "call" and PACKAGE in path.parents:
+            steps[-1].add(path.name)
+
+    with observe(), gpulab.profile(save=False):
+        for number, (x,) in enumerate(DataLoader(TensorDataset(torch.ones(500, 2)))):
+            steps.append(set())
+            sys.setprofile(note if number >= 450 else None)
+            model(x).sum().backward()
+            optimizer.step()
+        sys.setprofile(None)
+    (files, count), *_ = Counter(map(frozenset, steps[450:-1])).most_common()
+    assert files == {"marks.py", "hooks.py", "arguments.py", "batch_clock.py"} and count > 25
 
 
 def _steps(own_us: int, mark_us: int) -> Steps:

@@ -112,7 +112,6 @@ class Observed:
 @contextmanager
 def observe(times: int = TIMES) -> Iterator[Observed]:
     """Note what the code inside uses; `times`: how often a few outermost module calls are watched. Imports torch."""
-    import torch
     from torch.amp import GradScaler
     from torch.utils.data import DataLoader
 
@@ -121,7 +120,6 @@ def observe(times: int = TIMES) -> Iterator[Observed]:
     with ExitStack() as undo:
         undo.callback(watch.close)
         undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
-        undo.enter_context(heard_before(torch.autograd, "backward", watch.backward))
         undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
         undo.enter_context(_autocast(watch))
         watch.begin()
@@ -152,6 +150,7 @@ class Watch:
         self._times_left = times
         self._steps_left = self._passes_left = 0
         self._undo_steps: ExitStack | None = None
+        self._hears_passes = False
         self._undo_modules: ExitStack | None = None
         self._since_backward: set[int] = set()  # places of modules that were called to be trained
         self._backward_seen = 0
@@ -184,9 +183,17 @@ class Watch:
             self._undo_steps.enter_context(step_hooks(self.stepped))
         self.look()
 
+    def _hear_passes(self) -> None:
+        """Hear backward passes as well. Only once the code runs: so this hook is over all others, and goes for good."""
+        import torch
+
+        if self._undo_steps is not None and not self._hears_passes:
+            self._hears_passes = True
+            self._undo_steps.enter_context(heard_before(torch.autograd, "backward", self.backward))
+
     def _rest(self) -> None:
         """Hear no steps. Not from an optimizer's hook, of which torch is calling one after the other."""
-        undo, self._undo_steps = self._undo_steps, None
+        undo, self._undo_steps, self._hears_passes = self._undo_steps, None, False
         if undo is not None:
             undo.close()
             if self._seen is not None:
@@ -199,6 +206,7 @@ class Watch:
         if self._seen is not None and self._seen.loaders.place(loader) is None:
             self._seen.loaders.add(loader, observed_loader(loader))
         self.begin()
+        self._hear_passes()
 
     @guarded
     def stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
@@ -206,6 +214,7 @@ class Watch:
         if self._seen is None or get_ident() != self._thread:
             return
         self._steps_left -= 1
+        self._hear_passes()
         if self._seen.optimizers.place(optimizer) is None:
             self._seen.optimizers.add(optimizer, observed_optimizer(optimizer))
             self.begin()
@@ -268,6 +277,7 @@ class Watch:
         import torch
 
         assert self._seen is not None
+        self._hear_passes()
         modules = self._seen.modules
         place = modules.place(module)
         if place is None:
