@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from hypothesis import example, given, settings
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.capture.pauses import Pauses
 from gpulab.run import Phase
+from gpulab.tape import step_finder
 from gpulab.tape.marks import NEVER, Kind, Marks, Tape
 from gpulab.tape.step_finder import StepFinder, steps_of
 from tests.support.tapes import assert_equal, tape_of
@@ -121,17 +123,22 @@ EVALUATED = [*_request(1, 4), *_backward(0), (Kind.STEP, 11), (Kind.STEPPED, 11)
 @given(scripts(), TICKS, st.integers(2, 500))
 @settings(max_examples=400)
 def test_chunks_make_no_difference(script: Script, ticks: list[int], chunk: int) -> None:
+    """Nor does it whether older rows are packed."""
     marks = _marks(script, ticks)
     one_by_one, in_chunks = StepFinder(0, 3), StepFinder(0, 3)
     for begin in range(0, len(marks), chunk):
         part = marks[begin : begin + chunk]
         for number in range(len(part)):
             one_by_one.read(part[number : number + 1])
-        in_chunks.read(part)
-        assert _known(one_by_one) == _known(in_chunks), f"after mark {begin + len(part)}"
+        with patch.object(step_finder, "PACKED", 3):
+            in_chunks.read(part)
+            known, rows = _known(in_chunks), in_chunks.rows_since(len(in_chunks) // 3).tolist()
+        assert _known(one_by_one) == known, f"after mark {begin + len(part)}"
+        assert one_by_one.rows_since(len(one_by_one) // 3).tolist() == rows
     end_ns = int(marks["t_ns"][-1]) + 5 if len(marks) else 0
     steps = one_by_one.steps(end_ns)
-    assert_equal(in_chunks.steps(end_ns), steps)
+    with patch.object(step_finder, "PACKED", 3):
+        assert_equal(in_chunks.steps(end_ns), steps)
     assert_equal(steps_of(marks, 0, end_ns), replace(steps, own_ns=steps_of(marks, 0, end_ns).own_ns))
     assert one_by_one.hooks_ns == in_chunks.hooks_ns
 
