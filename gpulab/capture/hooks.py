@@ -58,12 +58,12 @@ SWITCHES = (
     ("torch.nn", "Module", "train", "mode"),
 )
 LOADING = (
-    (LOADERS, "_MultiProcessingDataLoaderIter", "__init__", "making"),
-    (LOADERS, "_MultiProcessingDataLoaderIter", "_reset", "beginning_anew"),
-    (LOADERS, "_MultiProcessingDataLoaderIter", "_next_data", "asking_workers"),
-    (LOADERS, "_MultiProcessingDataLoaderIter", "_process_data", "handing_over"),
-    (LOADERS, "_SingleProcessDataLoaderIter", "_next_data", "asking_here"),
-    ("torch.utils.data._utils.pin_memory", "", "pin_memory", "pinning"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "__init__", "wrap_init"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_reset", "wrap_reset"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_next_data", "wrap_next_of_workers"),
+    (LOADERS, "_MultiProcessingDataLoaderIter", "_process_data", "wrap_process"),
+    (LOADERS, "_SingleProcessDataLoaderIter", "_next_data", "wrap_next_here"),
+    ("torch.utils.data._utils.pin_memory", "", "pin_memory", "wrap_pin"),
 )
 # Timed exactly, for one may be rare and long, and the last two have no frame that a look at the stack could meet.
 SAVES = (

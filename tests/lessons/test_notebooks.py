@@ -193,7 +193,11 @@ def quick(share: Path) -> Iterator[Kernel]:
 
 
 @pytest.mark.parametrize(
-    "entry", [pytest.param(e, id=e.name, marks=in_turn(i, *files_of(e))) for i, e in enumerate(LESSONS)]
+    "entry",
+    [
+        pytest.param(e, id=e.name, marks=() if e.name in whole_lessons() else in_turn(i, *files_of(e)))
+        for i, e in enumerate(LESSONS)
+    ],
 )
 @pytest.mark.timeout(LONG_S + 600)
 @pytest.mark.slow("every cell of a lesson, as short as GPULAB_QUICK makes it; two of them whole")

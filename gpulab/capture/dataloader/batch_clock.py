@@ -214,7 +214,7 @@ class LoadingClock:
 
     # -- iterators with workers ----------------------------------------------------------------------------------
 
-    def making(self, original: Any) -> Any:
+    def wrap_init(self, original: Any) -> Any:
         @functools.wraps(original)
         def __init__(iterator: Any, loader: Any, *rest: Any, **named: Any) -> None:
             batches = self._tried(lambda: self._new_batches(loader)) if self._hears else None
@@ -237,7 +237,7 @@ class LoadingClock:
         name = f"loader {len(self._several)}"
         return WorkerBatches(loader, first, self._channel, name) if "worker_init_fn" in vars(loader) else None
 
-    def beginning_anew(self, original: Any) -> Any:
+    def wrap_reset(self, original: Any) -> Any:
         @functools.wraps(original)
         def _reset(iterator: Any, loader: Any, first_iter: bool = False, *rest: Any, **named: Any) -> Any:
             if self._hears and not first_iter:
@@ -255,7 +255,7 @@ class LoadingClock:
                 self._several.append(batches)
             batches.begin_anew()
 
-    def asking_workers(self, original: Any) -> Any:
+    def wrap_next_of_workers(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             newest, batches = self._newest
@@ -279,7 +279,7 @@ class LoadingClock:
 
         return _next_data
 
-    def handing_over(self, original: Any) -> Any:
+    def wrap_process(self, original: Any) -> Any:
         @functools.wraps(original)
         def _process_data(iterator: Any, data: Any, *rest: Any) -> Any:
             newest, batches = self._newest
@@ -292,7 +292,7 @@ class LoadingClock:
 
     # -- iterators without workers -------------------------------------------------------------------------------
 
-    def asking_here(self, original: Any) -> Any:
+    def wrap_next_here(self, original: Any) -> Any:
         @functools.wraps(original)
         def _next_data(iterator: Any) -> Any:
             newest, pace = self._newest_here
@@ -360,7 +360,7 @@ class LoadingClock:
 
     # -- pinning -------------------------------------------------------------------------------------------------
 
-    def pinning(self, original: Any) -> Any:
+    def wrap_pin(self, original: Any) -> Any:
         """In whatever thread torch pins. It calls itself for what a batch consists of."""
 
         @functools.wraps(original)

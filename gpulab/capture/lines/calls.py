@@ -1,8 +1,7 @@
 """Which call takes the training thread's time, whoever made the library: read off looks at its stack.
 
-What no list holds is still named: by the user's line, and the function below it. In a
-run with its trace another process looks, evenly, and twice as sparingly each time that the looks become many; where
-none can, a thread of ours looks within.
+What no list holds is still named: by the user's line, and the function below it. In a run with its trace another
+process looks, evenly, and twice as sparingly each time that the looks become many; where none can, a thread of ours.
 """
 
 from __future__ import annotations

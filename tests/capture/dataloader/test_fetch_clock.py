@@ -391,7 +391,7 @@ def test_a_fault_of_ours_in_a_worker_is_not_the_users(broken: str, monkeypatch: 
 def test_a_torch_without_these_methods_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch.utils.data import dataloader
 
-    absent = ("torch.utils.data.dataloader", "_SingleProcessDataLoaderIter", "_process_data", "handing_over")
+    absent = ("torch.utils.data.dataloader", "_SingleProcessDataLoaderIter", "_process_data", "wrap_process")
     monkeypatch.setattr(batch_clock, "LOADING", (*hooks.LOADING, absent))
     run, had = trained(DataLoader(Planted(24), batch_size=4))
     assert len(had) == 6 and [m.key for m in run.missing] == ["workers_inside"]
