@@ -17,6 +17,12 @@ SHARED_OUT = "::test_a_lesson_runs_on_binder_and_takes_its_solutions["
 FIRST = (
     "tests/planted/test_truth.py",
     SHARED_OUT,
+    "tests/launch/test_doors.py",
+    "tests/launch/test_slurm.py",
+    "tests/board/test_hub_service.py",
+    "tests/api/test_cell_ranks.py",
+    "tests/api/test_ranked_experiment.py",
+    "tests/cli/test_ranks.py",
     "tests/capture/test_kernel_session.py",
     "tests/diagnosis/test_simulated_loops.py",
     "tests/knobs/test_dataloader_knobs.py",
@@ -27,6 +33,7 @@ FIRST = (
     "tests/documents/test_book.py",
     "tests/demo/test_demo.py",
     "tests/documents/test_packaging.py",
+    "tests/views/test_one_figure.py",
 )
 
 
