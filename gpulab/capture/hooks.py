@@ -1,4 +1,8 @@
-"""All that is hooked in torch and Python to measure: literal tables, and wrappers that write marks or time a call."""
+"""What is hooked in a training process to measure a cell: literal tables, and wrappers that write marks or time a call.
+
+Hooked elsewhere: the start of other ranks (`job`), fetches within workers (`dataloader`), what the panel shows of a
+cell (`knobs.observe`).
+"""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ from gpulab.run import (
     Timeline,
 )
 from gpulab.store.folders import WriteTrace, configured, default_root, new_id
-from gpulab.store.journal import Journal, Spooler
+from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
@@ -127,13 +127,13 @@ class Capture:
             self._stacks.start()
         self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
-        self._spooler = Spooler(
+        self._journal_writer = JournalWriter(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
         )
         cores = self._pilot.cores = CoreWatch(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns, cores=cores)
         self._sampler.start()
-        self._spooler.start()
+        self._journal_writer.start()
         self._pilot.peaks = PeakWatch() if on_gpu else None
         if on_gpu and stays():
             reason = (
@@ -180,7 +180,7 @@ class Capture:
 
     def close(self) -> None:
         """The run is stored, or is not to be. If the process was asked to end, that happens now."""
-        self._spooler.close()
+        self._journal_writer.close()
         self._terminations.end()
         self._terminations.deliver()
 
@@ -194,7 +194,7 @@ class Capture:
 
     def _write_now(self) -> None:
         """To the journal, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
-        self._spooler.look()
+        self._journal_writer.look()
 
     def _hand_over(self) -> None:
         """Finish in the middle of the user's code."""
@@ -221,7 +221,7 @@ class Capture:
             if self._watcher is not None:
                 self._watcher.end()
         finally:
-            self._spooler.stop()
+            self._journal_writer.stop()
             samples, lost, extremes = self._sampler.stop()
         steps = self._pilot.finish(wall_ns, detail)
         steps = replace(steps, input_rows=self._pilot.model_inputs.rows_of(steps, self._origin_ns))
@@ -278,7 +278,7 @@ class Capture:
                 profiler_stays=stays(),
             ),
             missing=(*self._pilot.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
-            choices=(*self._phases.choices, *self._choices, *kept, *self._spooler.problems),
+            choices=(*self._phases.choices, *self._choices, *kept, *self._journal_writer.problems),
             traced_numbers=traced,
             batches=batches,
             pauses=pauses,

@@ -52,7 +52,7 @@ class Journal(Writer):
             shutil.rmtree(self.path.parent, ignore_errors=True)
 
 
-class Spooler:
+class JournalWriter:
     """Brings a journal up to date. `write` appends what is new; without a `journal` it stays in memory.
 
     After a failure the run goes on in memory, and a second later there is another try.
@@ -71,7 +71,7 @@ class Spooler:
     def start(self) -> None:
         """Begin to write, for the first time in a second."""
         if self._journal is not None:
-            self._thread = threading.Thread(target=self._run, name="gpulab-spooler", daemon=True)
+            self._thread = threading.Thread(target=self._run, name="gpulab-journal", daemon=True)
             self._thread.start()
 
     def look(self) -> None:
