@@ -93,6 +93,7 @@ class StepFinder:
         self._packed: list[bytes] = []  # older rows
         self._rows = array("q")
         self._training: set[int] = set()  # loaders that have fed an optimizer step
+        self._fed_backward: set[int] = set()  # loaders that have fed a step with a backward pass and no optimizer
         self._optimizer: int | None = None
         self._strangers = 0  # steps of other optimizers since the last one of `_optimizer`
         self._round = 0  # most such steps between two of `_optimizer`
@@ -432,6 +433,11 @@ class StepFinder:
         elif fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
             step.guests += (loader,)
         elif fresh or loader in step.fed:
+            if step.backwards:
+                self._fed_backward.update(step.fed)
+            elif self._backward_seen and self._fed_backward.isdisjoint(step.fed):
+                self._open = _Step(t_ns)  # a batch of an evaluation
+                return
             self._close(t_ns)
 
     def _trained_nothing(self, loader: int, fresh: bool) -> bool:

@@ -119,6 +119,18 @@ TICKS = st.lists(st.integers(0, 9), min_size=7, max_size=7)
 EVALUATED = [*_request(1, 4), *_backward(0), (Kind.STEP, 11), (Kind.STEPPED, 11), *_request(2, 4)]
 
 
+WITHOUT_OPTIMIZER = [
+    *(_pair(Kind.ITER, Kind.ITERATOR)(1) + [*_request(1, 4), *_backward(0)] * 100 + _pair(Kind.ASK, Kind.END)(1)),
+    *(_pair(Kind.ITER, Kind.ITERATOR)(2) + _request(2, 4) * 40 + _pair(Kind.ASK, Kind.END)(2)),
+]
+
+
+def test_batches_of_an_evaluation_are_no_steps_without_optimizer() -> None:
+    steps = steps_of(_marks(WITHOUT_OPTIMIZER * 4, [2]), 0, 1 << 40)
+    assert len(steps) == 400 and steps.batch_count.tolist() == [1] * 400
+
+
+@example(WITHOUT_OPTIMIZER * 3, [1], 77)
 @example(EVALUATED * 50, [1], 10_000)  # a batch of evaluation after each step belongs to none
 @given(scripts(), TICKS, st.integers(2, 500))
 @settings(max_examples=400)
