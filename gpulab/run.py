@@ -626,6 +626,7 @@ class CallLooks(Struct, frozen=True):
     within: Int32  # of `Run.places`: the innermost line of the user's; -1: none
     kind: UInt8
     exact: bool = True
+    holds_lock: UInt8 = _no_column(np.uint8)  # 1: the thread held the interpreter's lock; empty: unknown
 
     def __len__(self) -> int:
         return len(self.t_ns)
@@ -847,6 +848,7 @@ class Run(Struct, frozen=True):
         if calls is not None:
             lengths = {len(calls.place), len(calls.callee), len(calls.within), len(calls.kind)}
             assert lengths == {len(calls)}, "call columns differ in length"
+            assert len(calls.holds_lock) in (0, len(calls)), "call columns differ in length"
             for column, count in ((calls.place, len(self.places)), (calls.within, len(self.places))):
                 assert ((column >= -1) & (column < count)).all(), "a place is out of range"
             assert ((calls.callee >= -1) & (calls.callee < len(self.callees))).all(), "a callee is out of range"

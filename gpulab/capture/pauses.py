@@ -7,6 +7,7 @@ tells when something began and ended; what needs no gradients is read off the ma
 from __future__ import annotations
 
 import os
+from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
@@ -21,11 +22,13 @@ from numpy.typing import NDArray
 
 from gpulab.capture.lines.places import Stack, users_spot
 from gpulab.capture.stacks.stack import Spot
+from gpulab.intervals import Intervals
 from gpulab.run import PauseKind, PauseSum
 from gpulab.tape.marks import Kind, Marks
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
 
+_MOST_OFF = 200_000  # times: a run that needs more has shown by then what it does without gradients
 _FEW_MARKS = 32  # these are read one by one
 _TURNS = (Kind.ITER, Kind.ITERATOR, Kind.END, Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN, Kind.STOP)
 
@@ -153,6 +156,11 @@ class Pauses:
             self._forget_collections(int(starts_ns[min(1, len(starts_ns) - 1)]))
         self.heard.sort(key=lambda pause: pause[1:3])
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
+
+    @property
+    def grad_off_ns(self) -> Intervals:
+        """When gradients were switched off, [n, 2], on the clock of the marks; of a long run its beginning."""
+        return np.array(self._grad_off.off_ns, np.int64).reshape(-1, 2)
 
     def _forget_collections(self, second_step_ns: int) -> None:
         """Garbage that was collected before the second step, mostly while modules were imported, is start-up."""
@@ -386,6 +394,7 @@ class GradOff:
     def __init__(self) -> None:
         self.depth = 0  # of switches that gradients are off by
         self._start_ns = 0
+        self.off_ns = array("q")  # of the first ones, start and end by turns
         self._stretches: list[Stretch] = []
         self._short: list[Stretch] = []  # the first ones: only whether most steps hold one at that line counts
 
@@ -402,6 +411,8 @@ class GradOff:
         self.depth -= 1
         if self.depth:
             return
+        if len(self.off_ns) < _MOST_OFF:
+            self.off_ns.extend((self._start_ns, t_ns))
         if t_ns - self._start_ns < SHORTEST_NS:
             if len(self._short) < SHORT_MOST:
                 self._short.append(Stretch(self._start_ns, t_ns, spot))

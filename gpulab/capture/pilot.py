@@ -23,7 +23,6 @@ from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.facts import Loaders, Workers, death
 from gpulab.capture.lines.batch_lines import BatchLines
-from gpulab.capture.lines.samples import BatchTimes
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.gpu import PeakWatch
@@ -130,7 +129,6 @@ class Pilot:
         self.reader = Reader(self.tape, origin_ns, self.pauses, mark_cost_ns())
         self.update_line = UpdateLine()
         self.batch_lines = BatchLines(code)
-        self.own_batches = BatchTimes(self.batch_lines)
         self.clock: LoadingClock | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
@@ -425,8 +423,6 @@ class Pilot:
         else:
             touched = phases.begin(before, self.counted) or touched
         self.tape.note(Kind.PHASE, phases.next_phase())
-        if phases.profiled and not ending:
-            self.own_batches.begin(fed=bool(self.loaders.met))
         return touched
 
     def overdue(self) -> None:

@@ -18,7 +18,7 @@ from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
-from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks
+from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks, own_batches
 from gpulab.capture.lines.places import Naming, lines_above
 from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
 from gpulab.capture.main_thread import WORDS, Deadline, Terminations
@@ -211,7 +211,6 @@ class Capture:
         self._job = self._current_job() or self._job  # the code may have left its group
         self._pilot.ends(wall_ns)
         own_ns = self._own_ns + self._phases.cost_ns
-        own_batches = self._pilot.own_batches.end()
         self._calls.stop()
         try:
             self._undo.close()
@@ -247,7 +246,7 @@ class Capture:
         lines = self._pilot.update_line, self._pilot.batch_lines, naming
         looked = recording.lines if recording is not None and timeline is not None else None
         stack, libraries = stack_samples(looked, self._origin_ns, *lines)
-        calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines)
+        calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines, self._pilot.pauses.grad_off_ns)
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
         peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
@@ -285,7 +284,7 @@ class Capture:
             more_pauses=more_pauses,
             stack=stack,
             places=naming.places,
-            own_batches=own_batches,
+            own_batches=own_batches(calls, steps) if self._pilot.batch_lines.are_known and not fed else None,
             libraries=libraries,
             loading_looks=loading_looks,
             call_looks=calls,

@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
 from gpulab.intervals import Intervals, covers, intersect, joined, measure, subtract, union, union_of
-from gpulab.run import CALL_KINDS, CallKind, Int32, Phase, Place, Run, StepFlag
+from gpulab.run import CALL_KINDS, CallKind, CallLooks, Int32, Int64, Phase, Place, Run, StepFlag
 
 LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
+_LONG, _MOSTLY_LONG = (
+    2.0,
+    0.8,
+)  # times the median step, and of a call's looks: what few steps hold is no part of training
+_GROWS = 1.5  # times, from the first third of the steps to the last
+_ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
+_MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
+_ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
+MOSTLY_PYTHON = 0.7  # of a function's looks, surely; ours: of many small operators about half of the time is Python's
 MOSTLY_BARE = 0.5  # of a function's time, surely, by looks in the traced steps: PyTorch runs nothing; ours
 
 # What a function is there for, by how a user writes it; the first that fits. Whatever fits none is named without it.
@@ -37,13 +47,18 @@ _KINDS = tuple(
     )
 )  # fmt: skip
 
+Rows = npt.NDArray[np.bool_]  # of looks
+
 
 class Call(Struct, frozen=True):
-    """One call, with `others` that are there for the same at its line: of `whole` looks `looks` have met it.
+    """One call, with `others` that are there for the same: of `whole` looks `looks` have met it.
 
-    All in the counted steps and up to the next ones. `times` up to the looks, [n, 2] in ns; `hot`: the line of the
-    user's within it that takes most, None where it is `line` or none surely does. `word`: what such a function is there
-    for; empty: not known.
+    All in the counted steps and up to the next ones. `line`: of the user's, which calls it most, and `other_lines`.
+    `callee`: empty where the line, or the loop that begins there, takes the time itself. `times` up to the looks,
+    [n, 2] in ns; `hot`: the line of the user's within it that takes most, None where it is `line` or none surely does.
+    `word`: what such a function is there for; empty: not known. `few_steps`: how many of how many steps hold most of
+    it, where they take more than twice the median; else None. `growth_us`: per step in the first third
+    of the steps and in the last, where it surely grows.
     """
 
     line: Place
@@ -57,7 +72,48 @@ class Call(Struct, frozen=True):
     hot: Place | None = None
     word: str = ""
     others: int = 0
+    other_lines: int = 0
+    few_steps: tuple[int, int] | None = None
+    growth_us: tuple[float, float] | None = None
     exact: bool = True
+
+
+class _InSteps(Struct, frozen=True):
+    """The counted steps, each up to the next, [n, 2] in ns, and each look's `weight`: 0 outside of them."""
+
+    windows: Intervals
+    weight: Int64
+
+    @property
+    def whole(self) -> int:
+        """How many looks lie in them."""
+        return int(np.count_nonzero(self.weight))
+
+    def share(self, rows: Rows) -> float:
+        """Of the steps' time, what these looks stand for."""
+        return float(self.weight[rows].sum() / self.weight.sum())
+
+    def few(self, t_ns: Int64, rows: Rows) -> tuple[int, int] | None:
+        """In how many of how many steps these looks are, where most are in few that take more than twice the median."""
+        took_ns = self.windows[:, 1] - self.windows[:, 0]
+        long = took_ns > _LONG * np.median(took_ns)
+        step = np.searchsorted(self.windows[:, 0], t_ns[rows], side="right") - 1
+        if not len(step) or 2 * long.sum() >= len(long) or long[step].mean() < _MOSTLY_LONG:
+            return None
+        return len(np.unique(step[long[step]])), len(long)
+
+    def growth_us(self, t_ns: Int64, rows: Rows) -> tuple[float, float] | None:
+        """What these looks stand for per step, in the first third of the steps and in the last, if it surely grows."""
+        step = np.searchsorted(self.windows[:, 0], t_ns, side="right") - 1
+        third = len(self.windows) // 3
+        ends = []
+        for some in (slice(0, third), slice(len(self.windows) - third, len(self.windows))):
+            there = (self.weight > 0) & (step >= some.start) & (step < some.stop)
+            part, whole = int(np.count_nonzero(rows & there)), int(np.count_nonzero(there))
+            share = (lower_share(part, whole), part / max(1, whole), 1 - lower_share(whole - part, whole))
+            ends.append([s * measure(self.windows[some]) / max(1, third) / 1e3 for s in share])
+        (_, first_us, high_us), (low_us, last_us, _) = ends
+        return (first_us, last_us) if low_us > high_us and last_us >= _GROWS * first_us else None
 
 
 def costliest_call(
@@ -67,61 +123,106 @@ def costliest_call(
 
     `saving`: of those that write files; else of all others.
 
-    Pauses are left out, for they are known by name, but for garbage that is collected in the call. A function of the
-    user's from which the loss is computed counts only where PyTorch runs nothing in most of it: else it is the training
-    itself.
+    Pauses are left out, for they are known by name, but for garbage that is collected in a call beside other work. A
+    function of the
+    user's from which the loss is computed counts only where PyTorch runs nothing in most of it, or where few long steps
+    hold most of it, or where it grows with the steps: else it is the training itself.
     """
-    looks, (steps, count_steps) = run.call_looks, _counted(run)
-    if looks is None or not run.callees:
-        return None
-    since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
-    inside = covers(steps, looks.t_ns)
-    weight = np.where(inside, 1 if looks.exact else looks.t_ns - since_ns, 0)
-    whole, total = int(inside.sum()), int(weight.sum())
-    if whole < LEAST_LOOKS or not total:
+    looks, in_steps = run.call_looks, _in_steps(run)
+    if looks is None or in_steps is None or not run.callees:
         return None
     within = ("gc", "checkpoint_save") if saving else ("gc",)
     paused = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind not in within), looks.t_ns)
-    mine = inside & ~paused & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index(kind) for kind in kinds])
+    collecting = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc"), looks.t_ns)
+    mine = (in_steps.weight > 0) & ~paused & (looks.place >= 0)
+    mine &= np.isin(looks.kind, [CALL_KINDS.index(kind) for kind in kinds])
     words = [next((word for word, pattern in _KINDS if pattern.search(callee)), "") for callee in run.callees]
     group = np.array([words.index(word) if word else i for i, word in enumerate(words)], np.int64)
-    alike = looks.place.astype(np.int64) * len(CALL_KINDS) + looks.kind
-    keys = alike * len(words) + group[looks.callee]
-    met, counts = np.unique(keys[mine], return_counts=True)
-    for key in met[np.argsort(-counts)].tolist():
-        rows = mine & (keys == key)
-        place, kind = divmod(key // len(words), len(CALL_KINDS))
-        word = words[key % len(words)]
-        if (word == "saving") != saving:
+    keys = looks.kind.astype(np.int64) * len(words) + group[looks.callee]
+    best: Call | None = None
+    for key in np.unique(keys[mine]).tolist():
+        kind, callee = divmod(key, len(words))
+        if (words[callee] == "saving") != saving:
             continue
-        if CALL_KINDS[kind] == "own" and not saving and not _is_bare(run, account, looks.within[rows]):
-            continue
-        part, count = float(weight[rows].sum()) / total, int(rows.sum())
-        line, callees = run.places[place], np.bincount(looks.callee[rows])
-        return Call(
-            line=line,
-            callee=run.callees[int(callees.argmax())],
-            looks=count,
-            whole=whole,
-            share=part,
-            interval=(lower_share(round(part * whole), whole), 1 - lower_share(round((1 - part) * whole), whole)),
-            cost_us=part * measure(steps) / count_steps / 1e3,
-            times=intersect(union(since_ns[rows], looks.t_ns[rows]), steps),
-            hot=_hot(run, looks.within[rows], line),
-            word=word,
-            others=int(np.count_nonzero(callees)) - 1,
-            exact=looks.exact,
-        )
-    return None
+        candidates = _by_line if not run.callees[callee] else _as_one
+        for line, rows in candidates(run, looks, mine & (keys == key)):
+            if best is not None and best.looks >= rows.sum():
+                continue
+            if collecting[rows].mean() >= _MOSTLY_GARBAGE:
+                continue
+            call = _call(run, looks, in_steps, rows, line, words[callee])
+            may_train = not saving and CALL_KINDS[kind] == "own" and call.few_steps is None and call.growth_us is None
+            if not may_train or _runs_python(looks, rows) or _is_bare(run, account, looks.within[rows]):
+                best = call
+    return best
 
 
-def _counted(run: Run) -> tuple[Intervals, int]:
-    """The steps without a profiler, those too in which something rare happens, each up to the next; and how many."""
+def _as_one(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
+    """All lines that call it, named by the one that most looks have met."""
+    numbers, counts = np.unique(looks.place[rows], return_counts=True)
+    yield run.places[int(numbers[counts.argmax()])], rows
+
+
+def _by_line(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
+    """Each line that takes the time itself, and each loop of which no single line takes nearly all."""
+    numbers, counts = np.unique(looks.place[rows], return_counts=True)
+    lines = {run.places[p]: int(n) for p, n in zip(numbers.tolist(), counts.tolist(), strict=True)}
+    for line in lines:
+        yield line, rows & np.isin(looks.place, [p for p in numbers.tolist() if run.places[p] == line])
+    units = {(line.file, unit): line for line in lines for unit in line.units}
+    for (file, unit), line in units.items():
+        inside = [at for at in lines if at.file == file and unit in at.units]
+        if max(lines[at] for at in inside) < _ONE_LINE * sum(lines[at] for at in inside):
+            loop = Place(file, unit.first, line.function, unit.text)
+            yield loop, rows & np.isin(looks.place, [p for p in numbers.tolist() if run.places[p] in inside])
+
+
+def _in_steps(run: Run) -> _InSteps | None:
+    """Of the steps without a profiler, those too in which something rare happens; None without looks enough."""
+    looks = run.call_looks
+    if looks is None or not len(looks):
+        return None
     odd = StepFlag.PROFILER_EDGE | StepFlag.FIRST
     counted = (run.steps.phase == Phase.MEASURED) & (run.steps.flags & odd == 0)
     goes_on = np.append(counted[1:], False)
     end_ns = np.where(goes_on, np.append(run.steps.start_ns[1:], 0), run.steps.end_ns)
-    return union(run.steps.start_ns[counted], end_ns[counted]), int(counted.sum())
+    windows = np.stack((run.steps.start_ns[counted], end_ns[counted]), axis=1)
+    inside = covers(windows, looks.t_ns)
+    since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
+    weight = np.where(inside, 1 if looks.exact else looks.t_ns - since_ns, 0)
+    return _InSteps(windows, weight) if inside.sum() >= LEAST_LOOKS and weight.sum() > 0 else None
+
+
+def _call(
+    run: Run,
+    looks: CallLooks,
+    in_steps: _InSteps,
+    rows: Rows,
+    line: Place,
+    word: str,
+) -> Call:
+    part, whole = in_steps.share(rows), in_steps.whole
+    steps, callees = union(in_steps.windows[:, 0], in_steps.windows[:, 1]), np.bincount(looks.callee[rows])
+    by_line = np.unique(looks.place[rows], return_counts=True)[1]
+    since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
+    callee = run.callees[int(callees.argmax())]
+    return Call(
+        line=line,
+        callee=callee,
+        looks=int(rows.sum()),
+        whole=whole,
+        share=part,
+        interval=(lower_share(round(part * whole), whole), 1 - lower_share(round((1 - part) * whole), whole)),
+        cost_us=part * measure(steps) / len(in_steps.windows) / 1e3,
+        times=intersect(union(since_ns[rows], looks.t_ns[rows]), steps),
+        hot=_hot(run, looks.within[rows], line) if callee else None,
+        word=word,
+        others=int(np.count_nonzero(callees)) - 1,
+        other_lines=int((by_line >= _ANOTHER * rows.sum()).sum()) - 1 if callee else 0,
+        few_steps=in_steps.few(looks.t_ns, rows),
+        growth_us=in_steps.growth_us(looks.t_ns, rows),
+        exact=looks.exact,
+    )
 
 
 def _hot(run: Run, within: Int32, line: Place) -> Place | None:
@@ -129,6 +230,12 @@ def _hot(run: Run, within: Int32, line: Place) -> Place | None:
     lines = [LineCount(run.places[p], int(n)) for p, n in zip(places.tolist(), counts.tolist(), strict=True)]
     hot = hot_place(lines, len(within))
     return None if hot == line else hot
+
+
+def _runs_python(looks: CallLooks, rows: Rows) -> bool:
+    """Whether Python itself runs in most of these looks: PyTorch's operators give up the interpreter's lock."""
+    held = looks.holds_lock[rows] if len(looks.holds_lock) else looks.holds_lock
+    return lower_share(int(held.sum()), len(held)) >= MOSTLY_PYTHON
 
 
 def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:

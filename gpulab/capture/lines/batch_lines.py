@@ -57,6 +57,10 @@ class BatchLines:
         """Whether there are such lines."""
         return bool(self._lines)
 
+    def is_aside(self, spot: Spot) -> bool:
+        """Whether the loss is not computed from this line, in a function that was followed."""
+        return spot not in self.needed and any(spot[::2] == line[::2] for line in self.needed)
+
     def at(self, stack: Stack) -> bool:
         """Whether this stack is at work on the next batch."""
         return bool(self._lines) and not self._lines.isdisjoint(stack)
@@ -81,6 +85,7 @@ def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Sp
         names = _Names(user)
         chosen, wanted = _slice(statements, wanted, names)
         names.close()
+        chosen -= {line for s in here for line in range(s.first, s.last + 1)}
         called = user.f_code.co_filename, user.f_code.co_qualname
         for s in (*here, *(s for s in statements if not wanted.isdisjoint(s.gives))):
             needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))

@@ -10,7 +10,8 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
+from itertools import zip_longest
 
 import numpy as np
 from msgspec import Struct
@@ -20,16 +21,19 @@ from gpulab.capture.lines.places import Naming, Stack
 from gpulab.capture.lines.samples import Pace, StackWatch, is_ours, users_lines
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
-from gpulab.run import CALL_KINDS, CallKind, CallLooks, Steps
+from gpulab.intervals import Intervals, covers
+from gpulab.run import CALL_KINDS, CallKind, CallLooks, OwnBatches, Phase, Steps
 from gpulab.tape.marks import NEVER
 from gpulab.user_code import Owner, owners
 
-OUTSIDE, WITHIN = Pace(0.005, 2_000), Pace(0.02, 3_000)  # so of 1,000 looks at least a share's error is 1.6 points
+OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 looks a share's error is 1.6 points
 _NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its place
+_COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is the training's
 
 _TRAINS = re.compile(
     r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
 )
+_RUNS = re.compile(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
 _MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
 _TENSORS = re.compile(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
 _LOADS = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
@@ -46,64 +50,109 @@ _CALLBACK = re.compile(r"(^|\.)on_\w+$")  # as trainers call them
 _ROOTS = re.compile(r"^.*[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
 
 
+Function = tuple[str, str]  # file and name
+
+
 class _Call(Struct, frozen=True):
-    """`line` of the user's that calls, and what."""
+    """`line` of the user's that calls, and what; empty: it takes the time by itself."""
 
     line: Spot
     callee: str
     kind: CallKind
 
 
+class Training(Struct, frozen=True):
+    """Functions that hold a line from which an update or a loader was asked for (`loops`); from which a backward pass
+    or an optimizer's step was called (`path`); of the user's below which modules run with gradients (`computing`).
+    """
+
+    loops: Set[Function] = frozenset()
+    path: Set[Function] = frozenset()
+    computing: Set[Function] = frozenset()
+
+
 def call_looks(
-    watch: StackWatch, origin_ns: int, steps: Steps, update: UpdateLine, batches: BatchLines, naming: Naming
+    watch: StackWatch,
+    origin_ns: int,
+    steps: Steps,
+    update: UpdateLine,
+    batches: BatchLines,
+    naming: Naming,
+    grad_off_ns: Intervals,
 ) -> tuple[CallLooks | None, tuple[str, ...]]:
-    """What was seen from the first step to the last, on the run's clock, and the names of what was called."""
+    """What was seen from the first step to the last, on the run's clock, and the names of what was called.
+
+    `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the looks.
+    """
     seen = watch.looks
     if seen is None:
         return None, ()
-    at_ns, stacks = np.array(seen.t_ns, np.int64) - origin_ns, seen.stacks
+    t_ns = np.array(seen.t_ns, np.int64)
+    at_ns = t_ns - origin_ns
     rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
-    numbers = [seen.stack[i] for i in rows.tolist()]
-    if not numbers:
+    numbers = np.array(seen.stack, np.int64)[rows]
+    if not len(numbers):
         return None, ()
-    loops = {(file, function) for file, _, function in (*update.step_lines, *update.lines)}
-    path = training_path(stacks)
-    users = [users_lines(stack) for stack in stacks]
-    inner = [lines[0] if lines else None for lines in users]
-    calls = _chosen([calls_in(stack, loops, path, update, batches) for stack in stacks], inner, numbers)
-    of = [calls[i] for i in numbers]
-    names = tuple(dict.fromkeys(call.callee for call in of if call is not None))
-    within = [inner[i] if call is not None else None for i, call in zip(numbers, of, strict=True)]
+    states, of = np.unique(2 * numbers + covers(grad_off_ns, t_ns[rows]), return_inverse=True)
+    stacks = [(seen.stacks[state // 2], bool(state % 2)) for state in states.tolist()]
+    training = training_of(stacks, np.bincount(of).tolist(), update)
+    inner = [next(iter(users_lines(stack)), None) for stack, _ in stacks]
+    pairs = [calls_in(stack, training, update, batches, grad_off=off) for stack, off in stacks]
+    calls = _chosen(pairs, inner, of.tolist())
+    names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
+    within = [spot if call is not None else None for spot, call in zip(inner, calls, strict=True)]
     looks = CallLooks(
         t_ns=at_ns[rows],
-        place=np.array([-1 if c is None else naming.number(c.line) for c in of], np.int32),
-        callee=np.array([-1 if c is None else names.index(c.callee) for c in of], np.int32),
-        within=np.array([naming.number(spot) for spot in within], np.int32),
-        kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in of], np.uint8),
+        place=np.array([-1 if c is None else naming.number(c.line) for c in calls], np.int32)[of],
+        callee=np.array([-1 if c is None else names.index(c.callee) for c in calls], np.int32)[of],
+        within=np.array([naming.number(spot) for spot in within], np.int32)[of],
+        kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in calls], np.uint8)[of],
         exact=watch.is_exact,
+        holds_lock=np.array(seen.holds_lock, np.uint8)[rows] if seen.holds_lock else np.empty(0, np.uint8),
     )
     return looks, names
 
 
-def training_path(stacks: Iterable[Stack]) -> set[tuple[str, str]]:
-    """The functions, by file and name, from which a backward pass or an optimizer's step was called."""
-    path: set[tuple[str, str]] = set()
-    for stack in stacks:
+def own_batches(looks: CallLooks | None, steps: Steps) -> OwnBatches | None:
+    """For how much of the steps without a profiler the loop makes its batches; None where nobody has looked."""
+    if looks is None or not (beside := steps.phase == Phase.MEASURED).any():
+        return None
+    took_ns = np.diff(looks.t_ns, prepend=looks.t_ns[:1])
+    rows = covers(np.stack((steps.start_ns[beside], steps.end_ns[beside]), axis=1), looks.t_ns)
+    makes = rows & (looks.place >= 0) & (looks.kind == CALL_KINDS.index("batch"))
+    return OwnBatches(int(rows.sum()), int(took_ns[rows].sum()), int(makes.sum()), int(took_ns[makes].sum()))
+
+
+def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], update: UpdateLine) -> Training:
+    """What stacks show of the training, each with whether gradients were off, and how often it was met."""
+    path: set[Function] = set()
+    met, computes = Counter[Function](), Counter[Function]()
+    for (stack, off), count in zip(stacks, counts, strict=True):
         for i in reversed(range(len(stack))):
             if _UPDATES.search(f"{stack[i][0]}:{stack[i][2]}"):
-                path.update((file, function) for file, _, function in stack[i + 1 :])
+                path.update(_function(spot) for spot in stack[i + 1 :])
                 break
-    return path
+        users = dict[Function, bool]()
+        trains = beside = False
+        for spot, outer in zip_longest(stack, stack[1:]):
+            if owners[spot[0]] is Owner.USER:
+                trains |= outer is not None and spot[2].endswith(".forward") and _trains(outer)
+                users[_function(spot)] = users.get(_function(spot), False) or (trains and not beside and not off)
+            trains, beside = trains or _trains(spot), beside or _is_beside(spot)
+        met.update(dict.fromkeys(users, count))
+        computes.update({function: count for function, computing in users.items() if computing})
+    computing = {function for function, count in computes.items() if count >= _COMPUTES * met[function]}
+    loops = {_function(spot) for spot in (*update.step_lines, *update.lines)}
+    return Training(loops, path, computing)
 
 
 def calls_in(
-    stack: Stack, loops: set[tuple[str, str]], path: set[tuple[str, str]], update: UpdateLine, batches: BatchLines
+    stack: Stack, training: Training, update: UpdateLine, batches: BatchLines, *, grad_off: bool = False
 ) -> tuple[_Call | None, _Call | None]:
     """Of a whole stack: the library's function that the innermost line of the user's has called, and the user's
-    function that a line of the loop has. None where the call trains, loads, or is gpulab's.
+    function, or line of the loop's, that takes the time. None where the call trains, loads, or is gpulab's.
 
-    `loops`: functions, by file and name, that hold a line from which an update or a loader was asked for. `path` is of
-    `training_path`: where a library holds the loop, what leaves that path is a call.
+    Where a library holds the loop, what leaves its path to the updates is a call.
     """
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
@@ -111,25 +160,30 @@ def calls_in(
     if not users or is_ours(stack) or any(_LOADS.search(spot[0]) for spot in stack):
         return None, None
     makes_batch = batches.at(tuple(stack[i] for i in users))
+    kind: CallKind = "batch" if makes_batch else "own"
     inner = users[0]
-    aside = next((i for i in range(inner) if (stack[i][0], stack[i][2]) in path), inner)
+    aside = next((i for i in range(inner) if _function(stack[i]) in training.path), inner)
     below = stack[:aside][::-1]
     library = None
     of_library = aside < inner or stack[inner] not in update.step_lines
-    if of_library and not _is_training(below) and (callee := callee_of(below)):
+    if of_library and not _is_training(below, grad_off) and (callee := callee_of(below)):
         library = _Call(stack[inner], callee, "batch" if makes_batch else "library")
-    loop = next((i for i in users if (stack[i][0], stack[i][2]) in loops), 0)
-    inwards = range(loop - 1, -1, -1)
-    kind: CallKind = "batch" if makes_batch else "own"
-    own = next((i for i in inwards if not _wraps(stack[i]) and (stack[i][0], stack[i][2]) not in path), None)
-    if (callback := next((i for i in inwards if _is_callback(stack, i)), None)) is not None:
-        own, kind = callback, "aside"
-    elif own is None or owners[stack[own][0]] is not Owner.USER or _is_training(stack[:loop]):
+    loop = next((i for i in users if _function(stack[i]) in training.loops), None)
+    if loop is None:
         return library, None
-    caller = stack[next(i for i in users if i > own)]
-    if not makes_batch and batches.needed and caller not in batches.needed:
-        kind = "aside"
-    return library, _Call(caller, _written(stack[own][2]), kind)
+    for i in (i for i in users[::-1] if i < loop and not stack[i][2].endswith(">")):  # a comprehension is its line
+        caller = stack[next(j for j in users if j > i)]
+        if _is_callback(stack, i) or (not makes_batch and batches.is_aside(caller)):
+            return library, _Call(caller, _written(stack[i][2]), "aside")
+        if _function(stack[i]) not in training.path | training.computing:
+            return library, _Call(caller, _written(stack[i][2]), kind)
+    if library is None and stack[loop] not in update.step_lines and not _is_training(stack[:loop], grad_off):
+        return None, _Call(stack[loop], "", kind)
+    return library, None
+
+
+def _function(spot: Spot) -> Function:
+    return spot[0], spot[2]
 
 
 def _is_callback(stack: Stack, i: int) -> bool:
@@ -139,8 +193,10 @@ def _is_callback(stack: Stack, i: int) -> bool:
     )
 
 
-def _is_training(frames: Sequence[Spot]) -> bool:
-    return any(_trains(spot) for spot in frames) and not any(_is_beside(spot) for spot in frames)
+def _is_training(frames: Sequence[Spot], grad_off: bool) -> bool:
+    """Whether modules run with gradients, or what updates the parameters, which needs none."""
+    trains = any(_trains(spot) and not (grad_off and _RUNS.search(spot[0])) for spot in frames)
+    return trains and not any(_is_beside(spot) for spot in frames)
 
 
 def _trains(spot: Spot) -> bool:
@@ -157,11 +213,12 @@ def _is_beside(spot: Spot) -> bool:
 
 def callee_of(frames: Sequence[Spot]) -> str:
     """The library's function that a user's line has called, from the line inwards, as a user writes it: without what
-    wraps it. Empty where there is none, and for PyTorch, whose functions compute.
+    wraps it; if all of them are private, the outermost. Empty where there is none, and for PyTorch, whose functions
+    compute.
     """
-    named = [(spot, _module(spot[0])) for spot in frames if owners[spot[0]] is Owner.LIBRARY]
-    public = [(spot, module) for spot, module in named if module and _is_public(spot[2])]
-    for spot, module in public:
+    named = [(spot, _module(spot[0])) for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
+    named = [(spot, module) for spot, module in named if module]
+    for spot, module in [pair for pair in named if _is_public(pair[0][2])] or named[:1]:
         if not _TORCH.search(spot[0]) or _is_beside(spot):
             return _public_name(module, spot[2])
         if not any(_is_beside(s) for s in frames):
@@ -169,13 +226,8 @@ def callee_of(frames: Sequence[Spot]) -> str:
     return ""
 
 
-def _wraps(spot: Spot) -> bool:
-    """A library's decorator, as `torch.no_grad`."""
-    return owners[spot[0]] is Owner.LIBRARY and "<locals>" in spot[2]
-
-
 def _is_public(function: str) -> bool:
-    return "<" not in function and not any(re.match(r"_(?!_)", part) for part in function.split("."))
+    return not any(re.match(r"_(?!_)", part) for part in function.split("."))
 
 
 def _module(file: str) -> str:
@@ -208,7 +260,7 @@ def _chosen(
 ) -> Sequence[_Call | None]:
     """One call for each stack: the user's function, unless nearly all of its looks are in one call of a library's.
 
-    Of the calls of one line the one that takes longest names all. `inner`: each innermost line of the user's.
+    Of a line and its calls what takes longest names all. `inner`: each innermost line of the user's.
     """
     counts: Counter[_Call] = Counter()
     inside: Mapping[_Call, Counter[Spot]] = defaultdict(Counter)
@@ -222,7 +274,12 @@ def _chosen(
     chosen: list[_Call | None] = []
     for (library, own), innermost in zip(pairs, inner, strict=True):
         line = None if library is None else library.line
-        if own is not None:
+        if own is not None and not own.callee:
+            line = own.line
+            if line not in by_line or counts[by_line[line]] < counts[own]:
+                chosen.append(own)
+                continue
+        elif own is not None:
             line, most = max(inside[own].items(), key=lambda item: item[1], default=(None, 0))
             if line not in by_line or most < _NEARLY_ALL * counts[own]:
                 chosen.append(own)

@@ -9,7 +9,6 @@ the time since the one before, and sees no loop of Python's own (`StackSamples.e
 from __future__ import annotations
 
 import gc
-import itertools
 import sys
 import threading
 from collections import Counter
@@ -25,7 +24,7 @@ from gpulab.capture.lines.places import Naming, Stack, whole_stack
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import PERIOD_S, Looks, StackWatcher
-from gpulab.run import LoadingLooks, OwnBatches, StackSamples
+from gpulab.run import LoadingLooks, StackSamples
 from gpulab.user_code import Owner, library_of, owners
 
 LONGEST_PERIOD_S = 0.05
@@ -44,7 +43,6 @@ class Pace(NamedTuple):
 
 TRACED = Pace(PERIOD_S)
 TRACED_WITHIN = Pace(PERIOD_S, 20_000)
-BESIDE_TRACE = Pace(0.01, 500)  # a look every ten milliseconds costs the loop less than a hundredth of its time
 
 
 class StackSampler:
@@ -152,42 +150,6 @@ class StackWatch:
         if self._looks is None and self._watcher is not None:
             self._looks = self._watcher.looks(self._key)
         return self._looks
-
-
-class BatchTimes:
-    """Looks at a loop without a DataLoader after its traced steps: for how much of the time does it make batches?
-
-    A few traced steps hold too few looks for a share, and the profiler slows what it watches. Begun at a step's end on
-    the training thread, once.
-    """
-
-    def __init__(self, lines: BatchLines) -> None:
-        self._lines = lines
-        self._sampler: StackSampler | None = None
-
-    def begin(self, *, fed: bool) -> None:
-        """Look from here on, unless a loader feeds the steps (`fed`) or no line is known that makes a batch."""
-        if self._sampler is None and not fed and self._lines.are_known:
-            self._sampler = StackSampler(BESIDE_TRACE)
-            self._sampler.start()
-
-    def end(self) -> OwnBatches | None:
-        """Look no more; what was seen, None where nothing was."""
-        if self._sampler is None:
-            return None
-        self._sampler.stop()
-        looks = self._sampler.looks
-        makes = [self._lines.at(users_lines(stack)) for stack in looks.stacks]
-        return summed(looks.t_ns, [makes[i] for i in looks.stack])
-
-
-def summed(t_ns: Sequence[int], makes_batch: Sequence[bool]) -> OwnBatches | None:
-    """The looks that stand for the time since another one: the first stands for the thread's own start, too."""
-    if len(t_ns) < 2:
-        return None
-    took_ns = [after - before for before, after in itertools.pairwise(t_ns)]
-    own_ns = [took for took, makes in zip(took_ns, makes_batch[1:], strict=True) if makes]
-    return OwnBatches(len(took_ns), sum(took_ns), len(own_ns), sum(own_ns))
 
 
 # -- what was seen, as the record keeps it -----------------------------------------------------------------------------

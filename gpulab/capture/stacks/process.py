@@ -11,8 +11,8 @@ file of its own memory beside it: so no right over another process is needed. On
 On its output the child writes one JSON object a line:
 
     {"ready": true}                                        once, first
-    {"rested": key, "t_ns": [time, …], "stack": [number, …], "stacks": [[number, …], …], "lines": [[file, line,
-     function], …], "began_ns": time}
+    {"rested": key, "t_ns": [time, …], "stack": [number, …], "holds_lock": [whether it runs Python, …],
+     "stacks": [[number, …], …], "lines": [[file, line, function], …], "began_ns": time}
 
 `inside`: only what is called from that function counts. `most`: of a whole run, whose looks are nowhere denser.
 Times are of `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with
@@ -41,7 +41,7 @@ EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
 SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
 DEAREST_SOON = 0.3  # share of one core that they may take
 MOST_LOOKS = 20_000  # of one thread; each time so many are reached, half of them are dropped and it looks half as often
-RETRIES = 4  # where a stack cannot be read
+RETRIES = 16  # where a stack cannot be read: of one of quick deep Python every second cannot
 LONGEST_S = 1.0  # between two looks after the parent
 _STARTING_COST_S = 1e-4
 _COSTS = 9  # looks: one costs the median of so many, for the first at a function reads its table of lines
@@ -67,6 +67,7 @@ class _Watched:
         self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
+        self.holds_lock: list[bool | None] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
         self.uncounted = 0  # looks at a time that was not asked about, or at which nobody can tell (`on_core`)
         self._ends: tuple[str | int, ...] | None = None  # file and function, at which each whole stack of a thread ends
@@ -84,7 +85,7 @@ class _Watched:
     def look(self) -> None:
         late_s = perf_counter() - self.due_s
         self.core.begin()
-        now_ns = perf_counter_ns()
+        now_ns, holds_lock = perf_counter_ns(), self.reader.holds_lock()
         lines = self._read()
         fair = lines is not None and self.core.is_fair(late_s)
         # of a share of all time, waiting at a line is a part
@@ -93,8 +94,9 @@ class _Watched:
             return
         self.t_ns.append(now_ns)
         self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
+        self.holds_lock.append(holds_lock)
         if len(self.t_ns) >= self.most:
-            self.t_ns, self.stacks = self.t_ns[::2], self.stacks[::2]
+            self.t_ns, self.stacks, self.holds_lock = self.t_ns[::2], self.stacks[::2], self.holds_lock[::2]
             self.period_s *= 2
 
     def close(self) -> None:
@@ -132,6 +134,7 @@ class _Watched:
             "rested": key,
             "t_ns": self.t_ns,
             "stack": self.stacks,
+            "holds_lock": [] if None in self.holds_lock else self.holds_lock,
             "stacks": stacks,
             "lines": list(numbers),
             "began_ns": self.began_ns,

@@ -40,6 +40,8 @@ _MOST_LINES = 1 << 20  # bytes of a code object's table of lines
 _BLOCK = 4_096  # bytes below the current frame: most of its callers' frames
 _FRAME = struct.Struct("8Q")
 _TEMPLATE = compile("", "", "exec")
+_RUNTIME, _RUNTIME_BLOCK = 1 << 20, 1 << 12  # bytes of the interpreter's own state that are looked through, at a time
+_HELD, _LOCK_TRIES = struct.pack("i", 1), 20  # another thread may take it at once
 
 
 class Unreadable(Exception):
@@ -47,7 +49,7 @@ class Unreadable(Exception):
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes. `thread_frame`: from the thread's state to its current frame, in one step or two.
+    """Offsets in bytes, but for `lock`. `thread_frame`: from a thread's state to its frame, in one or two steps.
 
     `text_kinds`: of a str, by its masked state, where its characters begin and how many bytes each has.
     """
@@ -64,6 +66,7 @@ class Layout(NamedTuple):
     bytes_start: int
     text_mask: int
     text_kinds: tuple[tuple[int, int, int], ...]
+    lock: int = 0  # address of the state of the thread that last held the interpreter's lock; 0: unknown
 
     @classmethod
     def of(cls, fields: dict[str, Any]) -> Layout:
@@ -105,7 +108,7 @@ def find_layout(file: int) -> Layout | None:
         answers = [_deeper(file, levels) for levels in (0, 2, 5)]
         if any(answer != answers[0] for answer in answers):
             raise Unreadable("different answers")
-        return answers[0]
+        return answers[0]._replace(lock=_lock(file))
     except (Unreadable, ImportError, AttributeError, StopIteration):
         return None
 
@@ -138,6 +141,30 @@ def _layout(file: int) -> Layout:
         text_mask=mask,
         text_kinds=kinds,
     )
+
+
+def _lock(file: int) -> int:
+    """Where the interpreter keeps who has last held its lock (the GIL); after it, whether it is held.
+
+    Source: CPython, `struct _gil_runtime_state`, in `_PyRuntime`. Reading memory as a file gives up the lock, reading
+    it by `ctypes` does not: so no other word fits.
+    """
+    import ctypes
+
+    try:
+        runtime = ctypes.addressof(ctypes.c_char.in_dll(ctypes.pythonapi, "_PyRuntime"))
+    except ValueError:
+        return 0
+    state, places = thread_state(), list[int]()
+    for block in range(runtime, runtime + _RUNTIME, _RUNTIME_BLOCK):
+        try:
+            words = words_at(file, block, _RUNTIME_BLOCK // WORD)
+        except Unreadable:
+            break
+        places += [block + WORD * i for i, word in enumerate(words) if word == state]
+    held = [place for place in places if ctypes.string_at(place + WORD, 4) == _HELD]
+    fitting = [place for place in held if any(bytes_at(file, place + WORD, 4) == bytes(4) for _ in range(_LOCK_TRIES))]
+    return fitting[0] if len(fitting) == 1 else 0
 
 
 def _of_code(file: int, kind: str, value: Callable[[CodeType], int]) -> int:
@@ -254,6 +281,13 @@ class StackReader:
                 yield code.file, line, code.function
             address = frame[previous_word]
         raise Unreadable("no end")
+
+    def holds_lock(self) -> bool | None:
+        """Whether the thread runs Python just now; None where that cannot be told. Raises Unreadable."""
+        if not self._layout.lock:
+            return None
+        holder, is_held = struct.unpack("Qi", bytes_at(self._file, self._layout.lock, WORD + 4))
+        return bool(holder == self.thread and is_held)
 
     def _current(self) -> int:
         address = self.thread

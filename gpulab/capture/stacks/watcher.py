@@ -43,6 +43,7 @@ class Looks(Struct, frozen=True):
     stack: Sequence[int]
     stacks: Sequence[tuple[Spot, ...]]
     began_ns: int
+    holds_lock: Sequence[bool] = ()  # whether the thread ran Python; empty: unknown
 
 
 @functools.cache
@@ -146,7 +147,7 @@ class StackWatcher:
             return None
         lines = [(str(file), int(line), str(function)) for file, line, function in answer["lines"]]
         stacks = [tuple(lines[i] for i in stack) for stack in answer["stacks"]]
-        return Looks(answer["t_ns"], answer["stack"], stacks, answer["began_ns"])
+        return Looks(answer["t_ns"], answer["stack"], stacks, answer["began_ns"], answer["holds_lock"])
 
     def stop(self) -> None:
         """End the child, close every pipe. May be called twice."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.calls import Call, costliest_call
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
-from gpulab.formatting import duration, percent
+from gpulab.formatting import capitalized, duration, percent, plural
 from gpulab.run import CALL_KINDS, CallKind, Place
 
 _SELDOM = "Do it every 100 steps or once per epoch, or in another process."
@@ -24,6 +25,12 @@ _CURE = (
     "If training does not need it each time: do it every 100 steps. If it prepares the batch: move it into a "
     "DataLoader with workers. Else vectorize it."
 )
+_GROWING = (
+    "Something piles up with each step: hooks registered again, a list or a metric that keeps everything, a graph that "
+    "is never released. Drop what is no longer needed, or do this once per epoch."
+)
+
+_LOOP = re.compile(r"(async )?(for|while)\b")
 
 
 def call_in_steps(
@@ -45,15 +52,16 @@ def call_in_steps(
     host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
     return Finding(
         key,
-        f"{_called(call)} {percent(call.share)} of {context.unit}.",
+        f"{_called(call)} {_part(context, call)}{', and it grows with every step' if call.growth_us else ''}.",
         (
             Evidence(f"{duration(cost_us)} per step (mean): {_looks(call)}", next(iter(pairs(call.times)), None)),
             *_inside(call),
+            *_grows(call),
         ),
         cost_us,
         "measured" if call.exact else "likely",
         parts=(f"{BETWEEN}/{key}", *host) if between_us else host,
-        cure=_CURES.get(call.word, _SELDOM if call.word else _CURE),
+        cure=_GROWING if call.growth_us else _CURES.get(call.word, _SELDOM if call.word else _CURE),
         source_line=str(call.line),
         level="bad" if call.share >= 2 * context.thresholds.idle_notice else "notice",
         between_us_per_step=between_us,
@@ -67,13 +75,34 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
     call = costliest_call(context.facts.run, context.facts.breakdown, ["batch"])
     if call is None or call.share < context.thresholds.pause_notice:
         return ()
-    return (Evidence(f"{_called(call)} {percent(call.share)} of {context.unit}: {_looks(call)}"), *_inside(call))
+    return (Evidence(f"{_called(call)} {_part(context, call)}: {_looks(call)}"), *_inside(call))
 
 
 def _called(call: Call) -> str:
+    where = _where(call.line) + (f" and {plural(call.other_lines, 'other')}" if call.other_lines else "")
+    if not call.callee:
+        return capitalized(f"{'the loop at ' if _LOOP.match(call.line.text) else ''}{where} takes")
     if call.others:
-        return f"`{call.callee}` and other {call.word}, called in {_where(call.line)}, take"
-    return f"`{call.callee}`, called in {_where(call.line)}, takes"
+        return f"`{call.callee}` and other {call.word}, called in {where}, take"
+    return f"`{call.callee}`, called in {where}, takes"
+
+
+def _part(context: RuleContext, call: Call) -> str:
+    """ "48 % of each step", or where it lies."""
+    share = percent(call.share)
+    if call.few_steps is not None:
+        few, steps = call.few_steps
+        return f"{share} of the training time, nearly all of it in {few:,} of {steps:,} steps"
+    return f"{share} of {context.unit}"
+
+
+def _grows(call: Call) -> tuple[Evidence, ...]:
+    if call.growth_us is None:
+        return ()
+    first, last = call.growth_us
+    return (
+        Evidence(f"it grows: {duration(first)} per step in the first third of the steps, {duration(last)} in the last"),
+    )
 
 
 def _where(line: Place) -> str:

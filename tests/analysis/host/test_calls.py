@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.host.calls import costliest_call
-from gpulab.run import CALL_KINDS, CallLooks, Pause, Phase, Place, Run
+from gpulab.run import CALL_KINDS, CallLooks, Pause, Phase, Place, Run, Unit
 from tests.support import synthetic
 
 
@@ -39,6 +39,15 @@ def test_few_looks_other_kinds_and_known_pauses_say_nothing() -> None:
     assert costliest_call(looked("aside", 40), None, CALL_KINDS) is not None
 
 
+@pytest.mark.parametrize("python", [True, False])
+def test_python_that_holds_the_lock_is_no_operator(python: bool) -> None:
+    run = looked("own", 60)
+    assert run.call_looks is not None
+    held = (np.arange(100) % 10 < (9 if python else 5)).astype(np.uint8)
+    call = costliest_call(replace(run, call_looks=replace(run.call_looks, holds_lock=held)), None, CALL_KINDS)
+    assert (call is not None) is python
+
+
 def test_what_lies_between_steps_counts() -> None:
     """As saving at an epoch's end: no step holds it."""
     run = looked("library", 40)
@@ -49,6 +58,45 @@ def test_what_lies_between_steps_counts() -> None:
     assert call is not None and call.whole > 90 and call.share == pytest.approx(0.4, abs=0.03)
     counted = (steps.phase == Phase.MEASURED) & (steps.flags == 0)
     assert call.cost_us == pytest.approx(0.4 * 2 * np.mean(run.steps.wall_ns[counted]) / 1e3, rel=0.2)
+
+
+def test_a_call_of_two_lines_is_one() -> None:
+    run = looked("aside", 40)
+    assert run.call_looks is not None
+    place = np.where(np.arange(100) < 25, 0, np.where(np.arange(100) < 40, 1, -1)).astype(np.int32)
+    run = replace(run, call_looks=replace(run.call_looks, place=place), places=(*run.places, Place("cell", 8)))
+    call = costliest_call(run, None, CALL_KINDS)
+    assert call is not None and (call.line.line, call.other_lines, call.looks) == (7, 1, 40)
+
+
+def test_what_few_long_steps_hold_is_no_training() -> None:
+    run = looked("own", 40)
+    counted = np.flatnonzero((run.steps.phase == Phase.MEASURED) & (run.steps.flags == 0))
+    long = counted[:: max(2, len(counted) // 3)]
+    start_ns, wall_ns = run.steps.start_ns.copy(), run.steps.wall_ns
+    for i in long:
+        start_ns[i + 1 :] += 20 * wall_ns[i]
+    end_ns = np.append(start_ns[1:], start_ns[-1] + wall_ns[-1])
+    steps = replace(run.steps, start_ns=start_ns, end_ns=end_ns)
+    assert run.call_looks is not None
+    for within, known in ((long, True), (counted, False)):
+        at = np.resize(within, 60)
+        t_ns = np.sort(start_ns[at] + (end_ns - start_ns)[at] * np.linspace(0.1, 0.9, 60)).astype(np.int64)
+        zeros, kind = np.zeros(60, np.int32), np.full(60, CALL_KINDS.index("own"), np.uint8)
+        looks = CallLooks(t_ns, zeros, zeros.copy(), zeros.copy(), kind)
+        call = costliest_call(replace(run, steps=steps, call_looks=looks), None, CALL_KINDS)
+        assert (call is not None) is known
+        assert call is None or (call.few_steps is not None and call.few_steps[0] == len(long))
+
+
+@pytest.mark.parametrize("grows", [True, False])
+def test_what_grows_with_the_steps_is_told(grows: bool) -> None:
+    run = looked("aside", 0, 600)
+    place = np.where(np.random.default_rng(0).random(600) < np.linspace(0.05 if grows else 0.5, 0.5, 600), 0, -1)
+    assert run.call_looks is not None
+    looks = replace(run.call_looks, place=place.astype(np.int32), callee=place.astype(np.int32))
+    call = costliest_call(replace(run, call_looks=looks), None, CALL_KINDS)
+    assert call is not None and (call.growth_us is not None) is grows
 
 
 @pytest.mark.parametrize(
@@ -69,3 +117,17 @@ def test_what_a_function_is_there_for(callee: str, word: str) -> None:
     run = replace(looked("library", 40), callees=(callee,))
     call = costliest_call(run, None, CALL_KINDS, saving=word == "saving")
     assert call is not None and call.word == word
+
+
+def test_a_line_that_takes_the_time_itself_and_its_loop() -> None:
+    loop = Unit(11, 14, "for _ in range(600):")
+    places = tuple(Place("cell", line, "", "x = x + 1", (loop,)) for line in (12, 13, 14))
+    run = replace(looked("batch", 100), callees=("",), places=places)
+    assert run.call_looks is not None
+    for lines, number in (([0] * 100, 12), ([0, 1, 2] * 33 + [0], 11)):
+        for kind in ("batch", "own"):
+            kinds = np.full(100, CALL_KINDS.index(kind), np.uint8)
+            looks = replace(run.call_looks, place=np.array(lines, np.int32), kind=kinds)
+            call = costliest_call(replace(run, call_looks=looks), None, CALL_KINDS)
+            assert (call is None) is (kind == "own"), "it may be the training"
+            assert call is None or (call.line.line, call.callee, call.looks) == (number, "", 100)

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
 from gpulab.capture.lines.batch_lines import BatchLines
-from gpulab.capture.lines.samples import summed
 
 DATA = torch.randn(64, 8)
 NET = nn.Linear(8, 1)
@@ -170,15 +169,8 @@ def test_a_loop_keeps_no_graph_for_us() -> None:
         x, y = draw(4)
         loss = mse_loss(NET(x), y)
         if read:
-            lines.met(sys._getframe())
+            print(lines.met(sys._getframe()), loss.requires_grad)  # type: ignore[func-returns-value]
         return sys.getrefcount(loss)
 
     assert references(read=True) == references(read=False)
     assert lines.are_known
-
-
-def test_looks_stand_for_the_time_before_them() -> None:
-    own = summed([100, 110, 140, 150], [True, False, True, False])
-    assert own is not None
-    assert (own.looks, own.looked_ns, own.preparing_looks, own.preparing_ns) == (3, 50, 1, 30)
-    assert summed([100], [True]) is None, "a single look says nothing"

@@ -77,6 +77,26 @@ def test_a_thread_is_seen_at_its_line(memory: int, layout: Layout) -> None:
     assert lines[4][2] == "Halted._run"
 
 
+def test_whether_a_thread_runs_python(memory: int, layout: Layout) -> None:
+    assert layout.lock, "CPython with a lock"
+    with Halted() as halted:
+        assert not any(StackReader(memory, layout, halted.thread).holds_lock() for _ in range(50)), "it waits"
+    states, ends = list[int](), threading.Event()
+
+    def spin() -> None:
+        states.append(thread_state())
+        while not ends.is_set():
+            pass
+
+    thread = threading.Thread(target=spin)
+    thread.start()
+    while not states or not StackReader(memory, layout, states[0]).holds_lock():
+        pass
+    ends.set()
+    thread.join()
+    assert StackReader(memory, layout._replace(lock=0), states[0]).holds_lock() is None
+
+
 def test_impossible_addresses_are_refused_not_followed(memory: int, layout: Layout) -> None:
     for address in (8, 1 << 40, (1 << 64) - 8):
         with pytest.raises(Unreadable):
