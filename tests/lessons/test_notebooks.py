@@ -195,7 +195,7 @@ def quick(share: Path) -> Iterator[Kernel]:
 @pytest.mark.parametrize(
     "entry",
     [
-        pytest.param(e, id=e.name, marks=() if e.name in whole_lessons() else in_turn(i, *files_of(e)))
+        pytest.param(e, id=e.name, marks=() if e.name in whole_lessons() else in_turn(i, *files_of(e), of=3))
         for i, e in enumerate(LESSONS)
     ],
 )
@@ -207,7 +207,7 @@ def test_a_lesson_runs_on_binder_and_takes_its_solutions(
     request: pytest.FixtureRequest,
     record_property: Callable[[str, object], None],
 ) -> None:
-    """What changed and one in rotation as readers have it; of all others every second, quickly."""
+    """What changed and one in rotation as readers have it; of all others every third, quickly."""
     is_whole = entry.name in whole_lessons()
     kernel: Kernel = request.getfixturevalue("binder" if is_whole else "quick")
     if is_whole:  # a new process: its memory is this lesson's

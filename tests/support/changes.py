@@ -18,9 +18,9 @@ def where_changed(*folders: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(not is_due(*folders), reason=f"{', '.join(folders)}: unchanged, and not its turn")
 
 
-def in_turn(number: int, *folders: str) -> pytest.MarkDecorator:
-    """One of cases that are much alike: at one commit the odd ones run, at another the even; where changed, all."""
-    due = changed_in(*folders) or (number + turn()) % 2 == 0
+def in_turn(number: int, *folders: str, of: int = 2) -> pytest.MarkDecorator:
+    """One of cases that are much alike: at each commit one in so many runs; where changed, all."""
+    due = changed_in(*folders) or (number + turn()) % of == 0
     return pytest.mark.skipif(not due, reason=f"{', '.join(folders)}: unchanged, and at other commits")
 
 
