@@ -20,7 +20,7 @@ HTML_MANAGER := $(VENV)/share/gpulab-html-manager
 PINS := $(if $(TORCH),$(VENV)/constraints.txt,constraints.txt)
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --durations 10 --durations-min 1
 # more than cores: tests wait, for a sleep that is planted, for a rank, for a kernel
-UNIT := --ignore tests/gpu --ignore tests/browser -n 4 --dist loadfile --no-loadscope-reorder
+UNIT := --ignore tests/gpu --ignore tests/browser -n 3 --dist loadfile --no-loadscope-reorder
 
 KEEP_GOING = $(findstring k,$(filter-out --%,$(firstword $(MAKEFLAGS))))
 
