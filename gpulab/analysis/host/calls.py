@@ -15,10 +15,7 @@ from gpulab.intervals import Intervals, covers, intersect, joined, measure, subt
 from gpulab.run import CALL_KINDS, CallKind, CallLooks, Int32, Int64, Phase, Place, Run, StepFlag
 
 LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
-_LONG, _MOSTLY_LONG = (
-    2.0,
-    0.8,
-)  # times the median step, and of a call's looks: what few steps hold is no part of training
+_LONG, _MOSTLY_LONG = 2.0, 0.8  # ours: times the median step, and of a call's looks: few steps hold them
 _GROWS = 1.5  # times, from the first third of the steps to the last
 _ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
 _MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
@@ -124,9 +121,8 @@ def costliest_call(
     `saving`: of those that write files; else of all others.
 
     Pauses are left out, for they are known by name, but for garbage that is collected in a call beside other work. A
-    function of the
-    user's from which the loss is computed counts only where PyTorch runs nothing in most of it, or where few long steps
-    hold most of it, or where it grows with the steps: else it is the training itself.
+    function of the user's from which the loss is computed counts only where PyTorch runs nothing in most of it, where
+    few long steps hold most of it, or where it grows with the steps: else it is the training itself.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     if looks is None or in_steps is None or not run.callees:
@@ -140,7 +136,8 @@ def costliest_call(
     group = np.array([words.index(word) if word else i for i, word in enumerate(words)], np.int64)
     keys = looks.kind.astype(np.int64) * len(words) + group[looks.callee]
     best: Call | None = None
-    for key in np.unique(keys[mine]).tolist():
+    met, counts = np.unique(keys[mine], return_counts=True)
+    for key in met[np.argsort(-counts)].tolist():
         kind, callee = divmod(key, len(words))
         if (words[callee] == "saving") != saving:
             continue

@@ -79,9 +79,11 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
 
 
 def _called(call: Call) -> str:
-    where = _where(call.line) + (f" and {plural(call.other_lines, 'other')}" if call.other_lines else "")
+    where = _where(call.line) + (f" and {plural(call.other_lines, 'other line')}" if call.other_lines else "")
     if not call.callee:
-        return capitalized(f"{'the loop at ' if _LOOP.match(call.line.text) else ''}{where} takes")
+        loop = "the loop at " if _LOOP.match(call.line.text) else ""
+        words = f"{loop}{where} takes"
+        return capitalized(words) if loop or call.line.file == "cell" else words  # not the name of a file
     if call.others:
         return f"`{call.callee}` and other {call.word}, called in {where}, take"
     return f"`{call.callee}`, called in {where}, takes"
