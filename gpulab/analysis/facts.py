@@ -8,13 +8,14 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import Breakdown, breakdowns, share_beside
+from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
 from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
+from gpulab.analysis.host.calls import share_of_calls
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity
@@ -22,7 +23,7 @@ from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, un
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural
-from gpulab.run import Float64, Int64, Run, Series, Timeline
+from gpulab.run import CALL_KINDS, Float64, Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -212,7 +213,9 @@ def facts(run: Run) -> Facts:
         loading=loading(run),
         work=work,
         blocking=blocking_calls(work) if work is not None else (),
-        host=host_operators(run.timeline, account, 0.0 if account.prepared_ns else share_beside(run) or 0.0)
+        host=host_operators(
+            run.timeline, account, share_of_calls(run, account, ["batch"]), share_of_calls(run, account, CALL_KINDS)
+        )
         if run.timeline is not None and account and account.device_index is None
         else None,
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,

@@ -154,7 +154,7 @@ def _calls_share(today: Baseline) -> float | None:
     host, updating = today.facts.host, today.facts.optimizer_us
     if host is None:
         return None
-    calls = float(np.clip(host.calling_share, 0.0, 1.0))
+    calls = float(np.clip(host.fixed_share, 0.0, 1.0))
     if updating is None:
         return calls
     work = today.facts.optimizer

@@ -28,29 +28,33 @@ def op(name: str, start_us: int, end_us: int, category: Category = OP) -> Span:
     return Span(name, category, MAIN, start_us * US, (end_us - start_us) * US)
 
 
-def test_short_operators_and_python_are_calling() -> None:
-    spans = [op("aten::mm", 0, 400), op("aten::linear", 500, 700), op("aten::addmm", 510, 560), op("aten::t", 600, 610)]
+def test_what_is_calling_and_what_is_fixed() -> None:
+    spans = [op("aten::mm", 0, 400), op("aten::linear", 450, 650), op("aten::addmm", 460, 510), op("aten::t", 550, 560)]
     found = host_operators(timeline(spans), accounted(1000))
     assert found is not None
-    # linear's own: 200 - 50 - 10; long ones: 400 + 140 + 50; `t` is short, and between operators Python runs
-    assert found.calling_share == pytest.approx(1 - 590 / 1000)
+    # linear's own: 200 - 50 - 10; long ones: 400 + 140 + 50; `t` is short, and between operators Python runs, but not
+    # for the 350 up to the end
+    assert found.calling_share == pytest.approx(1 - 0.59 - 0.35, abs=1e-5)
+    assert found.fixed_share == pytest.approx(1 - 0.59)
     assert found.count == 4 and found.short_count == 1
     waited = host_operators(timeline(spans), accounted(1000, wait_us=200))
-    assert waited is not None and waited.calling_share == pytest.approx(1 - 790 / 1000)
-    own = host_operators(timeline(spans), accounted(1000), preparing=0.3)  # looks beside the profiled steps tell so
-    assert own is not None and own.calling_share == pytest.approx(1 - 590 / 1000 - 0.3)
+    assert waited is not None and waited.fixed_share == pytest.approx(1 - 0.79)
+    beside = host_operators(timeline(spans), accounted(1000), 0.3, 0.37)  # as looks during the whole run tell
+    assert beside is not None
+    assert (beside.fixed_share, beside.calling_share) == pytest.approx((1 - 0.59 - 0.3, 1 - 0.59 - 0.37))
 
 
-@pytest.mark.parametrize(("gap_us", "is_calling"), [(900, True), (1100, False)])
+@pytest.mark.parametrize(("gap_us", "share"), [(90, "calling"), (110, "fixed"), (900, "fixed"), (1100, "")])
 @pytest.mark.parametrize("at", ["between", "start", "end"])
-def test_what_takes_long_between_operators_is_no_call(gap_us: int, is_calling: bool, at: str) -> None:
+def test_what_takes_long_between_operators_is_no_call(gap_us: int, share: str, at: str) -> None:
     first = gap_us if at == "start" else 0
     second = first + 100 + (gap_us if at == "between" else 0)
     end = second + 100 + (gap_us if at == "end" else 0)
     spans = [op("aten::mm", first, first + 100), op("aten::mm", second, second + 100)]
     found = host_operators(timeline(spans), accounted(end))
     assert found is not None
-    assert found.calling_share == pytest.approx(gap_us / end if is_calling else 0.0, abs=1e-5)
+    assert found.calling_share == pytest.approx(gap_us / end if share == "calling" else 0.0, abs=1e-5)
+    assert found.fixed_share == pytest.approx(gap_us / end if share else 0.0, abs=1e-5)
 
 
 def test_only_copies_that_rearrange_count() -> None:

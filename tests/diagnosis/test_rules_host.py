@@ -180,16 +180,27 @@ def half_on_the_cpu() -> RuleContext:
     return case_of(run, {"compute": 0.5, "launch": 0.5})
 
 
-def calling(share: float, parts: dict[str, float] | None = None, updating_us: float = 0.0) -> Make:
-    """Starting operators takes so much of each step; an optimizer so much of that."""
-    host = HostOperators(200.0, 190.0, share, 0.0, 0.0, None)
+def calling(
+    share: float,
+    parts: dict[str, float] | None = None,
+    updating_us: float = 0.0,
+    *,
+    fixed: float = 0.0,
+    beside: float = 0.0,
+    fed: bool = True,
+) -> Make:
+    """Calling operators takes so much of each step, so much is the same for a larger batch; an optimizer so much of
+    that, and calls beside the training.
+    """
+    host = HostOperators(200.0, 190.0, share, fixed, beside, 0.0, 0.0, None)
     update = OptimizerWork("AdamW", None, 200.0, updating_us, 0, 0, 0, 0, 0, 0, 0, False, 0, EMPTY, EMPTY)
     run = run_of(wait=(parts or {}).get("data_wait", 0.0))
+    run = run if fed else replace(run, loader=None)
     return lambda: case_of(run, parts, host=host, optimizer=update if updating_us else None)
 
 
 def rearranging(share: float) -> Make:
-    return lambda: case_of(run_of(), host=HostOperators(200.0, 190.0, 0.8, share, 24.0, None))
+    return lambda: case_of(run_of(), host=HostOperators(200.0, 190.0, 0.8, 0.8, 0.0, share, 24.0, None))
 
 
 def threads(count: int, cores: float) -> Make:
@@ -348,11 +359,17 @@ CASES: dict[str, Case] = table(
     ),
     Rows(
         small_batch,
-        {"calling, 80 %": (calling(0.8, {"unknown": 0.3}), 0.8 * STEP_US), "51 %": (calling(0.51), 0.51 * STEP_US)},
         {
-            "calling, 49 %": calling(0.49),
-            "waiting is more": calling(0.8, {"data_wait": 0.85}),
-            "most of it is the optimizer's": calling(0.8, updating_us=15_000.0),
+            "fixed, 80 %": (calling(0.1, {"unknown": 0.3}, fixed=0.8), 0.8 * STEP_US),
+            "a call takes half of it": (calling(0.1, fixed=0.8, beside=0.4), 0.4 * STEP_US),
+            "no batches, calling, 26 %": (calling(0.26, fixed=0.9, fed=False), 0.26 * STEP_US),
+        },
+        {
+            "fixed, 49 %": calling(0.4, fixed=0.49),
+            "no batches, calling, 24 %": calling(0.24, fixed=0.9, fed=False),
+            "a call takes most of it": calling(0.1, fixed=0.8, beside=0.7),
+            "waiting is more": calling(0.1, {"data_wait": 0.85}, fixed=0.8),
+            "most of it is the optimizer's": calling(0.1, updating_us=15_000.0, fixed=0.8),
             "no operators": lambda: case_of(run_of(), host=None),
         },
     ),

@@ -404,7 +404,7 @@ def test_a_batch_from_one_run_is_a_range_that_knows_starving() -> None:
 
 def calling(share: float) -> Facts:
     """Steps on a CPU of which so much goes to calling operators."""
-    return replace(fed(40, 0.0), host=HostOperators(900, 850, share, 0.0, 0.0, None), optimizer_us=None)
+    return replace(fed(40, 0.0), host=HostOperators(900, 850, 0.0, share, 0.0, 0.0, 0.0, None), optimizer_us=None)
 
 
 def test_with_many_calls_one_cpu_run_predicts_a_larger_batch() -> None:

@@ -92,16 +92,26 @@ class _InSteps(Struct, frozen=True):
 
     def few(self, t_ns: Int64, rows: Rows) -> tuple[int, int] | None:
         """In how many of how many steps these looks are, where most are in few that take more than twice the median."""
-        took_ns = self.windows[:, 1] - self.windows[:, 0]
-        long = took_ns > _LONG * np.median(took_ns)
-        step = np.searchsorted(self.windows[:, 0], t_ns[rows], side="right") - 1
+        long, step = self._long, self._step(t_ns[rows])
         if not len(step) or 2 * long.sum() >= len(long) or long[step].mean() < _MOSTLY_LONG:
             return None
         return len(np.unique(step[long[step]])), len(long)
 
+    def in_long(self, t_ns: Int64) -> Rows:
+        """Which looks are in steps that take more than twice the median."""
+        return self._long[self._step(t_ns)]
+
+    @property
+    def _long(self) -> Rows:
+        took_ns = self.windows[:, 1] - self.windows[:, 0]
+        return np.asarray(took_ns > _LONG * np.median(took_ns))
+
+    def _step(self, t_ns: Int64) -> Int64:
+        return np.searchsorted(self.windows[:, 0], t_ns, side="right") - 1
+
     def growth_us(self, t_ns: Int64, rows: Rows) -> tuple[float, float] | None:
         """What these looks stand for per step, in the first third of the steps and in the last, if it surely grows."""
-        step = np.searchsorted(self.windows[:, 0], t_ns, side="right") - 1
+        step = self._step(t_ns)
         third = len(self.windows) // 3
         ends = []
         for some in (slice(0, third), slice(len(self.windows) - third, len(self.windows))):
@@ -120,14 +130,15 @@ def costliest_call(
 
     `saving`: of those that write files; else of all others.
 
-    Pauses are left out, for they are known by name, but for garbage that is collected in a call beside other work. A
+    Pauses are left out, for they are known by name, but for what a call does among other work: garbage that is
+    collected, a model that runs without gradients. A
     function of the user's from which the loss is computed counts only where PyTorch runs nothing in most of it, where
     few long steps hold most of it, or where it grows with the steps: else it is the training itself.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     if looks is None or in_steps is None or not run.callees:
         return None
-    within = ("gc", "checkpoint_save") if saving else ("gc",)
+    within = ("gc", "checkpoint_save") if saving else ("gc", "evaluation")
     paused = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind not in within), looks.t_ns)
     collecting = covers(union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind == "gc"), looks.t_ns)
     mine = (in_steps.weight > 0) & ~paused & (looks.place >= 0)
@@ -151,7 +162,23 @@ def costliest_call(
             may_train = not saving and CALL_KINDS[kind] == "own" and call.few_steps is None and call.growth_us is None
             if not may_train or _runs_python(looks, rows) or _is_bare(run, account, looks.within[rows]):
                 best = call
+    for line, rows in () if saving else _loops(run, looks, mine):  # of several calls
+        if (best is None or best.looks < _ONE_LINE * rows.sum()) and in_steps.few(looks.t_ns, rows) is not None:
+            best = _call(run, looks, in_steps, rows, line, "", is_loop=True)
     return best
+
+
+def share_of_calls(run: Run, account: Breakdown, kinds: Collection[CallKind]) -> float:
+    """Of the usual steps' time, what goes to calls of these kinds, as far as the account does not hold it as data_wait;
+    0 where nobody has looked.
+    """
+    looks, in_steps = run.call_looks, _in_steps(run)
+    if looks is None or in_steps is None:
+        return 0.0
+    usual = (in_steps.weight > 0) & ~in_steps.in_long(looks.t_ns)
+    counted = [CALL_KINDS.index(kind) for kind in kinds if kind != "batch" or not account.prepared_ns]
+    mine = usual & (looks.place >= 0) & np.isin(looks.kind, counted)
+    return float(in_steps.weight[mine].sum() / max(1, in_steps.weight[usual].sum()))
 
 
 def _as_one(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
@@ -161,17 +188,21 @@ def _as_one(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Row
 
 
 def _by_line(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
-    """Each line that takes the time itself, and each loop of which no single line takes nearly all."""
+    """Each line that takes the time itself, and each such loop."""
+    numbers = np.unique(looks.place[rows])
+    for p in numbers.tolist():
+        yield run.places[p], rows & (looks.place == p)
+    yield from _loops(run, looks, rows)
+
+
+def _loops(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
+    """Each loop of which no single line takes nearly all."""
     numbers, counts = np.unique(looks.place[rows], return_counts=True)
-    lines = {run.places[p]: int(n) for p, n in zip(numbers.tolist(), counts.tolist(), strict=True)}
-    for line in lines:
-        yield line, rows & np.isin(looks.place, [p for p in numbers.tolist() if run.places[p] == line])
-    units = {(line.file, unit): line for line in lines for unit in line.units}
+    units = {(run.places[p].file, unit): run.places[p] for p in numbers.tolist() for unit in run.places[p].units}
     for (file, unit), line in units.items():
-        inside = [at for at in lines if at.file == file and unit in at.units]
-        if max(lines[at] for at in inside) < _ONE_LINE * sum(lines[at] for at in inside):
-            loop = Place(file, unit.first, line.function, unit.text)
-            yield loop, rows & np.isin(looks.place, [p for p in numbers.tolist() if run.places[p] in inside])
+        inside = np.array([run.places[p].file == file and unit in run.places[p].units for p in numbers.tolist()])
+        if counts[inside].max() < _ONE_LINE * counts[inside].sum():
+            yield Place(file, unit.first, line.function, unit.text), rows & np.isin(looks.place, numbers[inside])
 
 
 def _in_steps(run: Run) -> _InSteps | None:
@@ -197,12 +228,14 @@ def _call(
     rows: Rows,
     line: Place,
     word: str,
+    *,
+    is_loop: bool = False,
 ) -> Call:
     part, whole = in_steps.share(rows), in_steps.whole
     steps, callees = union(in_steps.windows[:, 0], in_steps.windows[:, 1]), np.bincount(looks.callee[rows])
     by_line = np.unique(looks.place[rows], return_counts=True)[1]
     since_ns = np.concatenate((looks.t_ns[:1], looks.t_ns[:-1]))
-    callee = run.callees[int(callees.argmax())]
+    callee = "" if is_loop else run.callees[int(callees.argmax())]
     return Call(
         line=line,
         callee=callee,
@@ -212,9 +245,9 @@ def _call(
         interval=(lower_share(round(part * whole), whole), 1 - lower_share(round((1 - part) * whole), whole)),
         cost_us=part * measure(steps) / len(in_steps.windows) / 1e3,
         times=intersect(union(since_ns[rows], looks.t_ns[rows]), steps),
-        hot=_hot(run, looks.within[rows], line) if callee else None,
+        hot=_hot(run, looks.within[rows], line) if callee or is_loop else None,
         word=word,
-        others=int(np.count_nonzero(callees)) - 1,
+        others=0 if is_loop else int(np.count_nonzero(callees)) - 1,
         other_lines=int((by_line >= _ANOTHER * rows.sum()).sum()) - 1 if callee else 0,
         few_steps=in_steps.few(looks.t_ns, rows),
         growth_us=in_steps.growth_us(looks.t_ns, rows),

@@ -14,15 +14,17 @@ from gpulab.timeline.launches import CallTree
 # Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a
 # shorter one is its call.
 SHORT_NS = 20_000
-LONGEST_GAP_NS = 1_000_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
+LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
+LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
 
 
 class HostOperators(Struct, frozen=True):
     """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
-    without waiting for data and gaps of more than `LONGEST_GAP_NS`, in which the program does something else; `count`
-    of operators per step, `short_count` of them the short ones.
+    without waiting for data, calls beside the training (`calls_share`) and gaps of more than `LONGEST_GAP_NS`;
+    `fixed_share`: the same with such calls and with gaps of up to `LONGEST_LOOP_NS`, in which a training loop goes from
+    batch to batch; `count` of operators per step, `short_count` of them the short ones.
 
     `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
     `rearranging_count` per step; `span` of the longest.
@@ -31,15 +33,20 @@ class HostOperators(Struct, frozen=True):
     count: float
     short_count: float
     calling_share: float
+    fixed_share: float
+    calls_share: float
     rearranging_share: float
     rearranging_count: float
     span: tuple[int, int] | None
 
 
-def host_operators(timeline: Timeline, account: Breakdown, preparing: float = 0.0) -> HostOperators | None:
+def host_operators(
+    timeline: Timeline, account: Breakdown, batches_share: float = 0.0, calls_share: float = 0.0
+) -> HostOperators | None:
     """None where no operator ran in the accounted steps, or no step was found.
 
-    `preparing`: share of a step in which the loop makes its next batch, as far as the account does not hold it.
+    `batches_share`: of a step, what makes batches, as far as the account does not hold it; `calls_share`: all calls
+    beside the training, these too.
     """
     windows = account.step_host_windows
     if windows is None:
@@ -55,11 +62,17 @@ def host_operators(timeline: Timeline, account: Breakdown, preparing: float = 0.
     moved = inside & _rearranges(timeline, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
-    waiting = sum(s.parts_ns["data_wait"] for s in account.steps) + _elsewhere_ns(timeline, windows)
+    computing = float(own[long].sum()) + sum(s.parts_ns["data_wait"] for s in account.steps)
+    calling, fixed = (
+        max(0.0, 1 - computing / wall - max(share, _elsewhere_ns(timeline, windows, limit_ns) / wall))
+        for share, limit_ns in ((calls_share, LONGEST_GAP_NS), (batches_share, LONGEST_LOOP_NS))
+    )
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=max(0.0, 1 - preparing - (float(own[long].sum()) + waiting) / wall),
+        calling_share=calling,
+        fixed_share=fixed,
+        calls_share=calls_share,
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
         span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),
@@ -73,14 +86,14 @@ def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:
     return measure(covered) / wall_ns
 
 
-def _elsewhere_ns(timeline: Timeline, windows: Intervals) -> int:
-    """Time in gaps too long to be the way from one operator to the next."""
+def _elsewhere_ns(timeline: Timeline, windows: Intervals, limit_ns: int) -> int:
+    """Time in gaps longer than that."""
     host = spans.in_category(timeline, *spans.HOST_CATEGORIES) & spans.on_training_threads(timeline)
     working = host | spans.named(timeline, spans.is_loader)
     edges = union(windows.ravel(), windows.ravel() + 1)
     return measure(
         subtract(
-            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), LONGEST_GAP_NS)
+            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), limit_ns)
         )
     )
 

@@ -25,6 +25,10 @@ _CURE = (
     "If training does not need it each time: do it every 100 steps. If it prepares the batch: move it into a "
     "DataLoader with workers. Else vectorize it."
 )
+_RARE = (
+    "It already runs in few steps only. Vectorize it, or let another process do it beside the training; less often, if "
+    "training allows."
+)
 _GROWING = (
     "Something piles up with each step: hooks registered again, a list or a metric that keeps everything, a graph that "
     "is never released. Drop what is no longer needed, or do this once per epoch."
@@ -52,7 +56,7 @@ def call_in_steps(
     host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
     return Finding(
         key,
-        f"{_called(call)} {_part(context, call)}{', and it grows with every step' if call.growth_us else ''}.",
+        f"{_called(call)} {_part(context, call)}{', and it grows with the steps' if call.growth_us else ''}.",
         (
             Evidence(f"{duration(cost_us)} per step (mean): {_looks(call)}", next(iter(pairs(call.times)), None)),
             *_inside(call),
@@ -61,13 +65,19 @@ def call_in_steps(
         cost_us,
         "measured" if call.exact else "likely",
         parts=(f"{BETWEEN}/{key}", *host) if between_us else host,
-        cure=_GROWING if call.growth_us else _CURES.get(call.word, _SELDOM if call.word else _CURE),
+        cure=_cure(call),
         source_line=str(call.line),
         level="bad" if call.share >= 2 * context.thresholds.idle_notice else "notice",
         between_us_per_step=between_us,
         removed_ns=pairs(call.times),
         title=call.word or "one call",
     )
+
+
+def _cure(call: Call) -> str:
+    if call.growth_us:
+        return _GROWING
+    return _CURES.get(call.word, _RARE if call.few_steps else _SELDOM if call.word else _CURE)
 
 
 def batch_call(context: RuleContext) -> tuple[Evidence, ...]:

@@ -12,6 +12,10 @@ from gpulab.intervals import joined
 from gpulab.timeline import spans
 
 _CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
+_LARGER = "Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning rate."
+_FEWER = (
+    "Call fewer, larger operators: stack what a Python loop handles one by one, or let torch.compile(model) fuse them."
+)
 _MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -123,29 +127,37 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
 
 
 def _mostly_calls(context: RuleContext) -> Finding | None:
-    """Most of the step goes to calling operators that have next to nothing to compute."""
-    host, updating = context.facts.host, context.facts.optimizer
-    if host is None or host.calling_share < context.thresholds.calling_notice:
+    """Most of the step is the same whatever the batch's size; without one: operators with next to nothing to compute.
+
+    Only where a DataLoader makes batches can a larger one be asked for.
+    """
+    host, updating, limits = context.facts.host, context.facts.optimizer, context.thresholds
+    if host is None:
         return None
-    if context.share("data_wait") >= host.calling_share:
+    larger = _larger(context)
+    share, notice = (
+        (host.fixed_share, limits.fixed_notice) if larger else (host.calling_share, limits.calling_notice)
+    )
+    if share < notice or context.share("data_wait") >= share:
         return None
-    calling = context.of_typical(host.calling_share, *_CALLING)
-    calling_us = calling * _step(context) - (updating.host_us if updating is not None else 0.0)
-    if calling_us < context.thresholds.calling_left_notice * _step(context):  # the rest has other rules
+    typical = context.of_typical(max(0.0, share - host.calls_share) if larger else share, *_CALLING)
+    cost_us = typical * _step(context) - (updating.host_us if updating is not None else 0.0)
+    if cost_us < limits.calling_left_notice * _step(context):  # the rest has other rules
         return None
     short = (
         f"{number(host.short_count)} of {number(host.count)} operators per step are shorter than {SHORT_NS // 1000} µs"
     )
+    what = "is fixed cost, the same for a larger batch" if larger else "goes into calling them"
     return Finding(
         "small_batch",
-        f"The batch is too small: {percent(calling)} of {context.unit} is call overhead of tiny operators.",
+        f"{'The batch is too small' if larger else 'Tiny operators'}: {percent(typical)} of {context.unit} {what}.",
         (Evidence(f"{short}{_samples(context)}: about the cost of a call"),),
-        calling_us,
+        cost_us,
         "likely",
         parts=_CALLING,
-        settings=_larger(context),
-        cure="Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning "
-        "rate.",
+        settings=larger,
+        cure=_LARGER if larger else _FEWER,
+        title="" if larger else "tiny operators",
     )
 
 

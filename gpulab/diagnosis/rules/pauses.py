@@ -25,7 +25,7 @@ from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _IN_A_CALL = ", of it "  # of runs of 0.1: a call of the loop's, with what took time in it
 _OTHERS = tuple(kind for kind in CALL_KINDS if kind != "batch")  # where another finding is about the batches
-_MUCH_MORE = 1.25  # ours: a call that saves does much besides the writing itself
+_MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
@@ -41,26 +41,31 @@ def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
         _finding(context, key, key, context.thresholds.pause_notice),
         call_in_steps(context, key, saving=True),
     )
-    if exactly is None or (seen is not None and _cost_us(seen) > _MUCH_MORE * _cost_us(exactly)):
-        return seen or exactly or _undetermined(context, key, "Whether saving checkpoints costs time")
-    return exactly
+    return _larger(seen, exactly) or _undetermined(context, key, "Whether saving checkpoints costs time")
 
 
 def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
     key = "logging_or_eval"
-    candidates = (
+    pauses = (
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
         _finding(context, key, "callback", context.thresholds.pause_notice),
-        call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else CALL_KINDS),
     )
+    exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
+    call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else CALL_KINDS)
     return (
-        max((f for f in candidates if f is not None), key=_cost_us, default=None)
+        _larger(call, exactly)
         or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
     )
+
+
+def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
+    """The pauses, whose name is known, unless the call does much more than they hold."""
+    much = call is not None and (exactly is None or _cost_us(call) > _MUCH_MORE * _cost_us(exactly))
+    return call if much else exactly
 
 
 def _cost_us(finding: Finding) -> float:

@@ -33,8 +33,9 @@ def test_few_looks_other_kinds_and_known_pauses_say_nothing() -> None:
     run = looked("library", 40)
     assert costliest_call(looked("library", 20, 30), None, CALL_KINDS) is None
     assert costliest_call(run, None, ["batch"]) is None
-    paused = replace(run, pauses=(Pause("logging", 0, int(run.steps.end_ns[-1]) + 1),))
-    assert costliest_call(paused, None, CALL_KINDS) is None
+    for kind, is_left_out in (("logging", True), ("evaluation", False)):
+        paused = replace(run, pauses=(Pause(kind, 0, int(run.steps.end_ns[-1]) + 1),))
+        assert (costliest_call(paused, None, CALL_KINDS) is None) is is_left_out
     assert costliest_call(looked("own", 40), None, CALL_KINDS) is None, "it may be the training: no trace tells"
     assert costliest_call(looked("aside", 40), None, CALL_KINDS) is not None
 
@@ -69,24 +70,37 @@ def test_a_call_of_two_lines_is_one() -> None:
     assert call is not None and (call.line.line, call.other_lines, call.looks) == (7, 1, 40)
 
 
-def test_what_few_long_steps_hold_is_no_training() -> None:
-    run = looked("own", 40)
+def in_long_steps(run: Run, place: list[int], *, really: bool = True) -> Run:
+    """Every third step takes long, and looks lie in these alone, or in all."""
     counted = np.flatnonzero((run.steps.phase == Phase.MEASURED) & (run.steps.flags == 0))
     long = counted[:: max(2, len(counted) // 3)]
     start_ns, wall_ns = run.steps.start_ns.copy(), run.steps.wall_ns
     for i in long:
         start_ns[i + 1 :] += 20 * wall_ns[i]
     end_ns = np.append(start_ns[1:], start_ns[-1] + wall_ns[-1])
-    steps = replace(run.steps, start_ns=start_ns, end_ns=end_ns)
-    assert run.call_looks is not None
-    for within, known in ((long, True), (counted, False)):
-        at = np.resize(within, 60)
-        t_ns = np.sort(start_ns[at] + (end_ns - start_ns)[at] * np.linspace(0.1, 0.9, 60)).astype(np.int64)
-        zeros, kind = np.zeros(60, np.int32), np.full(60, CALL_KINDS.index("own"), np.uint8)
-        looks = CallLooks(t_ns, zeros, zeros.copy(), zeros.copy(), kind)
-        call = costliest_call(replace(run, steps=steps, call_looks=looks), None, CALL_KINDS)
-        assert (call is not None) is known
-        assert call is None or (call.few_steps is not None and call.few_steps[0] == len(long))
+    count = len(place)
+    at = np.resize(long if really else counted, count)
+    t_ns = np.sort(start_ns[at] + (end_ns - start_ns)[at] * np.linspace(0.1, 0.9, count)).astype(np.int64)
+    places, kind = np.array(place, np.int32), np.full(count, CALL_KINDS.index("own"), np.uint8)
+    looks = CallLooks(t_ns, places, places % 2, places.copy(), kind)
+    return replace(run, steps=replace(run.steps, start_ns=start_ns, end_ns=end_ns), call_looks=looks)
+
+
+@pytest.mark.parametrize("really", [True, False])
+def test_what_few_long_steps_hold_is_no_training(really: bool) -> None:
+    call = costliest_call(in_long_steps(looked("own", 40), [0] * 60, really=really), None, CALL_KINDS)
+    assert (call is not None) is really
+    assert call is None or (call.few_steps is not None and call.few_steps == (4, 20))
+
+
+def test_a_loop_of_several_calls_in_few_steps_is_named() -> None:
+    """As one that collects: its model, its environment, its buffer."""
+    loop = Unit(11, 14, "for _ in range(600):")
+    places = tuple(Place("cell", line, "", "x = x + 1", (loop,)) for line in (12, 13))
+    run = replace(looked("own", 40), callees=("a", "b"), places=places)
+    for counts, line in (((30, 30), 11), ((55, 5), 12)):
+        call = costliest_call(in_long_steps(run, [0] * counts[0] + [1] * counts[1]), None, CALL_KINDS)
+        assert call is not None and (call.line.line, call.callee) == (line, "" if line == 11 else "a")
 
 
 @pytest.mark.parametrize("grows", [True, False])
