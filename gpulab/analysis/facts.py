@@ -13,9 +13,9 @@ from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.gpu import kernels as gpu
 from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.gpu.device_work import DeviceWork, device_work
+from gpulab.analysis.host.calls import share_of_calls
 from gpulab.analysis.host.core_time import CoreShare, core_share
 from gpulab.analysis.host.dataloader import LoadingFacts, loading
-from gpulab.analysis.host.calls import share_of_calls
 from gpulab.analysis.host.operator_costs import HostOperators, host_operators
 from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.integrity import Integrity, integrity

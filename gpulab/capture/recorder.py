@@ -245,7 +245,7 @@ class Capture:
         pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
         lines = self._pilot.update_line, self._pilot.batch_lines, naming
         looked = recording.lines if recording is not None and timeline is not None else None
-        stack, libraries = stack_samples(looked, self._origin_ns, *lines)
+        stack = stack_samples(looked, self._origin_ns, *lines)
         calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines, self._pilot.pauses.grad_off_ns)
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
@@ -285,7 +285,6 @@ class Capture:
             stack=stack,
             places=naming.places,
             own_batches=own_batches(calls, steps) if self._pilot.batch_lines.are_known and not fed else None,
-            libraries=libraries,
             loading_looks=loading_looks,
             call_looks=calls,
             callees=callees,

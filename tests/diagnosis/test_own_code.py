@@ -134,17 +134,9 @@ def looked_at_end(step: Step, steps: int, rows: Sequence[int]) -> Make:
     return make
 
 
-def of_keras(*, throughout: bool) -> Callable[[Run], Run]:
-    """The own line is keras's; `throughout`: it holds all steps, as a loop of the library does."""
-
-    def change(run: Run) -> Run:
-        assert run.stack is not None
-        flags = ((run.stack.place == 0) & throughout).astype(np.uint8)
-        number = np.zeros(len(run.stack.t_ns), np.int32)
-        stack = replace(run.stack, exact=True, throughout=flags, library=number)
-        return replace(run, stack=stack, libraries=("keras",))
-
-    return change
+def looked_from_outside(run: Run) -> Run:
+    assert run.stack is not None
+    return replace(run, stack=replace(run.stack, exact=True))
 
 
 CASES: dict[str, Case] = table(
@@ -166,17 +158,7 @@ CASES: dict[str, Case] = table(
         {
             "own code": (of(python(18_000)), 18_000, 0.05),
             "a library that does not come back": (of(python(10_000), calls_users=[]), 10_000, 0.05),
-            "until the next operator": (
-                of(until_next_operator, 20, of_keras(throughout=False)),
-                5_000,
-                0.04,
-            ),
-            "until the next one, of a library": (
-                of(until_next_operator, 20, of_keras(throughout=True)),
-                5_000,
-                0.04,
-            ),
-            "a library's own Python": (of(python(10_000), 5, of_keras(throughout=True)), 10_000, 0.05),
+            "until the next operator": (of(until_next_operator, 20, looked_from_outside), 5_000, 0.04),
             "one look a step at a call with the lock": (
                 looked_at_end(small(holds_us=30_000), 3, range(3)),
                 30_000,

@@ -92,9 +92,7 @@ def _elsewhere_ns(timeline: Timeline, windows: Intervals, limit_ns: int) -> int:
     working = host | spans.named(timeline, spans.is_loader)
     edges = union(windows.ravel(), windows.ravel() + 1)
     return measure(
-        subtract(
-            union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), limit_ns)
-        )
+        subtract(union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), limit_ns))
     )
 
 

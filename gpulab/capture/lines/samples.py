@@ -25,7 +25,7 @@ from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import PERIOD_S, Looks, StackWatcher
 from gpulab.run import LoadingLooks, StackSamples
-from gpulab.user_code import Owner, library_of, owners
+from gpulab.user_code import Owner, owners
 
 LONGEST_PERIOD_S = 0.05
 DEAREST = 0.03  # share of the time that this thread may compute: where a look costs more it looks less often
@@ -157,18 +157,16 @@ class StackWatch:
 
 def stack_samples(
     watch: StackWatch | None, origin_ns: int, update: UpdateLine, batches: BatchLines, naming: Naming
-) -> tuple[StackSamples | None, tuple[str, ...]]:
-    """The looks on the run's clock, which starts at `origin_ns`, and the libraries that the thread was in."""
+) -> StackSamples | None:
+    """The looks on the run's clock, which starts at `origin_ns`."""
     looks = watch.looks if watch is not None else None
     if watch is None or looks is None or not len(looks.t_ns):
-        return None, ()
+        return None
     users = [users_lines(stack) for stack in looks.stacks]
     spots = [lines[0] if lines else None for lines in users]
     callers = {spot for lines in users for spot in lines[1:]}
-    library = [called_library(stack) if watch.is_exact else "" for stack in looks.stacks]
     everywhere = throughout([users[i] for i in looks.stack], {*update.lines, *update.step_lines})
     keep_excerpts([spots[i] for i in looks.stack], naming)
-    number = {name: i for i, name in enumerate(dict.fromkeys(library[i] for i in looks.stack if library[i]))}
 
     def column(each: Iterable[int], dtype: type[np.integer]) -> np.ndarray:
         return np.array(list(each), dtype)[np.asarray(looks.stack, np.int64)]
@@ -177,14 +175,12 @@ def stack_samples(
         t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
         place=column(map(naming.number, spots), np.int32),
         began_ns=looks.began_ns - origin_ns,
-        after_update=column(map(update.passed, users), np.uint8),
         calls_users=column((spot in callers for spot in spots), np.uint8),
-        library=column((number.get(name, -1) for name in library), np.int32),
         throughout=column((spot in everywhere for spot in spots), np.uint8),
         exact=watch.is_exact,
         prepares_batch=column(map(batches.at, users), np.uint8),
     )
-    return samples, tuple(number)
+    return samples
 
 
 def loading_looks_of(seen: Sequence[Looks], naming: Naming) -> LoadingLooks | None:
@@ -227,18 +223,6 @@ def users_lines(stack: Stack) -> Stack:
 def is_ours(stack: Stack) -> bool:
     """Whether gpulab itself is at work there."""
     return bool(stack) and owners[stack[0][0]] is Owner.GPULAB
-
-
-def called_library(stack: Stack) -> str:
-    """The library that the innermost line of the user's has called; empty for none, and for what has no Python."""
-    within: list[str] = []
-    for file, _, _ in stack:
-        owner = owners[file]
-        if owner is Owner.USER:
-            break
-        if owner is Owner.LIBRARY:
-            within.append(file)
-    return library_of(within[-1]) if within else ""
 
 
 def throughout(stacks: Sequence[Stack], around_steps: set[Spot]) -> set[Spot]:

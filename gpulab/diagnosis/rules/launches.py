@@ -12,7 +12,9 @@ from gpulab.intervals import joined
 from gpulab.timeline import spans
 
 _CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
-_LARGER = "Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning rate."
+_LARGER = (
+    "Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning rate."
+)
 _FEWER = (
     "Call fewer, larger operators: stack what a Python loop handles one by one, or let torch.compile(model) fuse them."
 )
@@ -135,9 +137,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
     if host is None:
         return None
     larger = _larger(context)
-    share, notice = (
-        (host.fixed_share, limits.fixed_notice) if larger else (host.calling_share, limits.calling_notice)
-    )
+    share, notice = (host.fixed_share, limits.fixed_notice) if larger else (host.calling_share, limits.calling_notice)
     if share < notice or context.share("data_wait") >= share:
         return None
     typical = context.of_typical(max(0.0, share - host.calls_share) if larger else share, *_CALLING)
