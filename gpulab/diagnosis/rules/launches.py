@@ -13,7 +13,8 @@ from gpulab.timeline import spans
 
 _CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
 _LARGER = (
-    "Double the batch size and judge by time per sample. A larger batch changes training: adjust the learning rate."
+    "Double the batch size while memory allows, and judge by time per sample. A larger batch changes training: adjust "
+    "the learning rate."
 )
 _FEWER = (
     "Call fewer, larger operators: stack what a Python loop handles one by one, or let torch.compile(model) fuse them."
@@ -114,17 +115,18 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         evidence.append(Evidence(f"peak GPU memory is {percent(memory)}"))
     if small is not None:
         evidence.append(Evidence(f"{percent(small)} of the compute time is kernels that fill only part of the GPU"))
+    larger = _larger(context)
+    batched = bool(larger) or context.facts.run.source == "trace"  # which does not tell
     return Finding(
         "small_batch",
-        f"The batch is too small for this GPU: it works for only {percent(1 - idle / _step(context))} of "
-        f"{context.unit}.",
+        f"{'The batch' if batched else 'A step'} is too small for this GPU: it works for only "
+        f"{percent(1 - idle / _step(context))} of {context.unit}.",
         tuple(evidence),
         min(idle / 2, _launching_us(context)),  # twice the batch: the idle time of one step serves two
         "likely",
         parts=("launch", "queued"),
-        settings=_larger(context),
-        cure="Double the batch size while memory allows, and judge by time per sample. A larger batch changes "
-        "training: adjust the learning rate.",
+        settings=larger,
+        cure=_LARGER if batched else _FEWER,
     )
 
 
