@@ -110,17 +110,19 @@ class _InSteps(Struct, frozen=True):
         return np.searchsorted(self.windows[:, 0], t_ns, side="right") - 1
 
     def growth_us(self, t_ns: Int64, rows: Rows) -> tuple[float, float] | None:
-        """What these looks stand for per step, in the first third of the steps and in the last, if it surely grows."""
+        """What these looks stand for per step, in the first third of the steps and in the last, if it surely grows,
+        and more than the rest: on a machine that gets busier all steps take longer.
+        """
         step = self._step(t_ns)
         third = len(self.windows) // 3
         ends = []
         for some in (slice(0, third), slice(len(self.windows) - third, len(self.windows))):
             there = (self.weight > 0) & (step >= some.start) & (step < some.stop)
             part, whole = int(np.count_nonzero(rows & there)), int(np.count_nonzero(there))
-            share = (lower_share(part, whole), part / max(1, whole), 1 - lower_share(whole - part, whole))
-            ends.append([s * measure(self.windows[some]) / max(1, third) / 1e3 for s in share])
-        (_, first_us, high_us), (low_us, last_us, _) = ends
-        return (first_us, last_us) if low_us > high_us and last_us >= _GROWS * first_us else None
+            mean_us = part / max(1, whole) * measure(self.windows[some]) / max(1, third) / 1e3
+            ends.append((lower_share(part, whole), 1 - lower_share(whole - part, whole), mean_us))
+        (_, high, first_us), (low, _, last_us) = ends
+        return (first_us, last_us) if low > high and last_us >= _GROWS * first_us else None
 
 
 def costliest_call(

@@ -103,14 +103,20 @@ def test_a_loop_of_several_calls_in_few_steps_is_named() -> None:
         assert call is not None and (call.line.line, call.callee) == (line, "" if line == 11 else "a")
 
 
-@pytest.mark.parametrize("grows", [True, False])
-def test_what_grows_with_the_steps_is_told(grows: bool) -> None:
+@pytest.mark.parametrize(("first", "busier"), [(0.05, False), (0.5, False), (0.5, True)])
+def test_what_grows_with_the_steps_is_told(first: float, busier: bool) -> None:
     run = looked("aside", 0, 600)
-    place = np.where(np.random.default_rng(0).random(600) < np.linspace(0.05 if grows else 0.5, 0.5, 600), 0, -1)
     assert run.call_looks is not None
-    looks = replace(run.call_looks, place=place.astype(np.int32), callee=place.astype(np.int32))
-    call = costliest_call(replace(run, call_looks=looks), None, CALL_KINDS)
-    assert call is not None and (call.growth_us is not None) is grows
+    place = np.where(np.random.default_rng(0).random(600) < np.linspace(first, 0.5, 600), 0, -1).astype(np.int32)
+    looks, steps = replace(run.call_looks, place=place, callee=place), run.steps
+    if busier:  # the machine: all of a step takes longer and longer
+        start_ns, end_ns, t_ns = (
+            (t + 4 * t.astype(np.float64) ** 2 / steps.end_ns[-1]).astype(np.int64)
+            for t in (steps.start_ns, steps.end_ns, looks.t_ns)
+        )
+        steps, looks = replace(steps, start_ns=start_ns, end_ns=end_ns), replace(looks, t_ns=t_ns)
+    call = costliest_call(replace(run, steps=steps, call_looks=looks), None, CALL_KINDS)
+    assert call is not None and (call.growth_us is not None) is (first < 0.5)
 
 
 @pytest.mark.parametrize(
