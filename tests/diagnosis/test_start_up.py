@@ -136,7 +136,8 @@ def fetches(waits_ms: list[int], workers: str, first_number: int) -> list[Span]:
         ([2000, 1, 1, 1], "MultiProcessing", 10, 0),  # not the loop's first step: a burst
         ([2000, 1, 1, 1800], "MultiProcessing", 0, 0),  # it comes again
         ([2000, 1, 1, 1], "SingleProcess", 0, 0),
-        ([2000], "MultiProcessing", 0, 0),  # nothing to compare it with
+        ([2000], "MultiProcessing", 0, 2000),
+        ([2000], "MultiProcessing", 10, 0),
     ],
 )
 def test_workers_start_once(waits_ms: list[int], workers: str, first_number: int, start_ms: int) -> None:

@@ -9,6 +9,7 @@ from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import factor, percent
 
 _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
+_MOST = 0.5  # ours, of the step: what takes less has other causes beside it
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
 
 
@@ -65,6 +66,23 @@ def no_tf32(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
+def own_kernel(context: RuleContext) -> Finding | None:
+    """Most of the step goes to matrix products of a kernel that no setting of PyTorch reaches."""
+    use = _use(context)
+    if not isinstance(use, PrecisionUse) or use.own * context.share("compute") < _MOST:
+        return None
+    return Finding(
+        "own_kernel",
+        f"{percent(use.own * context.share('compute'))} of {context.unit} is a matmul kernel of your own without tensor "
+        f"cores: {use.costliest_own}.",
+        (Evidence("no PyTorch operator starts it: neither autocast nor TF32 changes it"),),
+        None,
+        "likely",
+        parts=("compute/matrix",),
+        cure="Let torch.matmul or cuBLAS do the product where it fits; else profile the kernel with Nsight Compute.",
+    )
+
+
 def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
     work = context.facts.work
     if not context.on_gpu:
@@ -77,7 +95,7 @@ def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | None:
-    """Matrix products of kernels whose names say no format: Triton's, as torch.compile's max-autotune makes them."""
+    """Matrix products of kernels whose names say no format, as Triton's, or that no setting of PyTorch reaches."""
     if use.fp32 + use.tf32 + use.unknown < context.thresholds.matrix_material or not has_units(
         context.facts.run.device
     ):
@@ -85,7 +103,7 @@ def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | 
     return Undetermined(
         "no_mixed_precision",
         f"Which number format the matmuls use ({percent(use.unknown)} of the compute time)",
-        "Triton's kernel names don't show it: check the dtype of the parameters, and autocast",
+        "The kernels' names don't show it: check the dtype of the parameters, and autocast",
     )
 
 
@@ -143,6 +161,7 @@ def _autocast(kind: str) -> str:
 
 
 FINDINGS = (
+    FindingKind("own_kernel", "a kernel of your own without tensor cores", own_kernel),
     FindingKind(
         "no_mixed_precision",
         "fp32 instead of mixed precision",
