@@ -111,7 +111,7 @@ class _Seen(Struct, frozen=True):
 
 def _no_device_events(seen: _Seen) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
-    count = len(seen.starts_work) if len(seen.device) == 0 else 0
+    count = len(seen.starts_work) if len(seen.device) == 0 and seen.run.device.kind == "cuda" else 0
     meaning = (
         f"{count:,} calls started GPU work, and the trace has none of it: CUPTI was refused or in use by another tool "
         "(see gpulab doctor)"

@@ -19,8 +19,8 @@ from gpulab.timeline.launches import unrecorded_times
 LEAST_NS = 100_000_000  # of a fetch, of a call that no later one shows the usual length of, and of all together,
 LEAST_FRACTION = 0.15  # or of the window: what is less hides no other cause
 FIRST_NS = 1_000_000  # of a first call
-LONGER = 20.0  # times the later calls of the same name
-WORKERS_LONGER = 2.0  # times any later fetch
+LONGER = 20.0  # times the later calls of the same name, and
+THAN_ANY = 2.0  # times any of them, as a fetch
 _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::item", "aten::_local_scalar_dense")
 _FIRST_STEP = "ProfilerStep#0"
 WORKERS = "waiting for the DataLoader's workers"
@@ -74,7 +74,7 @@ def _first_fetch(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     if not len(fetches) or not _begins_loop(timeline, int(fetches[0]), alone=len(fetches) == 1):
         return
     took = timeline.duration_ns[fetches]
-    if took[0] >= LEAST_NS and took[0] > WORKERS_LONGER * took[1:].max(initial=0):
+    if took[0] >= LEAST_NS and took[0] > THAN_ANY * took[1:].max(initial=0):
         yield WORKERS, _of(timeline, int(fetches[0]))
 
 
@@ -112,9 +112,9 @@ def _first_calls(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     for name in np.unique(timeline.name_id[long]).tolist():
         same = np.flatnonzero(calls & (timeline.name_id == name))
         later = timeline.duration_ns[same[timeline.start_ns[same] > half_ns]]
-        limit_ns = max(FIRST_NS, LONGER * float(np.median(later))) if len(later) else LEAST_NS
-        if (later >= limit_ns).any():
-            continue
+        limit_ns: float = LEAST_NS
+        if len(later):
+            limit_ns = max(FIRST_NS, LONGER * float(np.median(later)), THAN_ANY * int(later.max()))
         for row in same[timeline.duration_ns[same] >= limit_ns].tolist():
             inside = long[(long > row) & (timeline.start_ns[long] < timeline.end_ns[row])]
             own = subtract(_of(timeline, row), union(timeline.start_ns[inside], timeline.end_ns[inside]))

@@ -57,6 +57,16 @@ def _cut_short(context: RuleContext) -> Finding | None:
     )
 
 
+def _unread(context: RuleContext) -> Finding | None:
+    run = context.facts.run
+    lacking = next((m for m in run.missing if m.key == "breakdown" and run.device.kind == "unknown"), None)
+    return lacking and cannot_tell_because(
+        f"Where the time goes is unknown: {lacking.reason}.",
+        "Record the accelerator, too, as activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] does: kernels, and the "
+        "calls that start them",
+    )
+
+
 def _no_steps(context: RuleContext) -> Finding | None:
     run, account = context.facts.run, context.facts.breakdown
     if len(run.steps):
@@ -234,6 +244,7 @@ def _samples(context: RuleContext) -> int | None:
 
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _cut_short,
+    _unread,
     _no_steps,
     _too_few,
     _damaged,
