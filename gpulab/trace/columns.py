@@ -207,10 +207,7 @@ def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
 
 
 def resolve_accelerator(category: UInt8, correlation: Int64) -> None:
-    """Rows of an accelerator that a call of its runtime started are kernels, where the trace has no other; else unknown.
-
-    In place.
-    """
+    """In place: rows of an accelerator that a call of its runtime started are kernels, where the trace has no other."""
     calls = np.isin(category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & (correlation > 0)
     rows = category == ACCELERATOR
     started = rows & np.isin(correlation, correlation[calls])

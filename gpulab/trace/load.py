@@ -229,9 +229,7 @@ def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[
             key="breakdown",
         )
     if device.kind == "unknown" and not trace.origin.is_cut_short:
-        yield Missing(
-            "where the time goes", f"the trace shows no work of the device, {device.name}", key="breakdown"
-        )
+        yield Missing("where the time goes", f"the trace shows no work of the device, {device.name}", key="breakdown")
     if device.name in (NO_NAME, NO_NAME_OF_OTHER):
         yield Missing("the GPU's name and size", "the trace has no deviceProperties for it", key="device")
     if trace.memory_events is None:
@@ -241,7 +239,7 @@ def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[
     elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
         yield Missing("peak memory", "this version of torch wrote no allocator totals", key="memory")
     if trace_steps.source == WHOLE_WINDOW:
-        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks of any length to tell steps apart"
+        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks that tell two whole steps apart"
         yield Missing("steps", reason, key="steps")
 
 
@@ -259,5 +257,5 @@ _REASONS = {
     "ProfilerStep": "torch.profiler's own marks, from profiler.step()",
     "DataLoader": "no ProfilerStep: a step is the time from one fetch to the next on the training thread",
     "Optimizer.step": "no ProfilerStep and no DataLoader mark: a step is the time between two updates",
-    WHOLE_WINDOW: "no mark to tell steps apart: the whole window stands as one",
+    WHOLE_WINDOW: "no marks that tell two whole steps apart: the whole window stands as one",
 }

@@ -175,7 +175,7 @@ def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
     """Where steps of a trace wait unequally: how unequally. Where it holds one batch: that others may wait less."""
     timeline = context.facts.run.timeline
     if context.unit != "each step" and timeline is not None and spans.named(timeline, spans.is_loader).sum() == 1:
-        return (Evidence("this trace holds one batch: record several, for the first takes longer than others"),)
+        return (Evidence("this trace holds one batch: record several, for a first one takes longer than others"),)
     if not context.facts.whole_window:
         return ()
     waits_ns = context.facts.run.steps.data_wait_ns[context.facts.run.traced_rows]

@@ -73,8 +73,8 @@ def own_kernel(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "own_kernel",
-        f"{percent(use.own * context.share('compute'))} of {context.unit} is a matmul kernel of your own without tensor "
-        f"cores: {use.costliest_own}.",
+        f"{percent(use.own * context.share('compute'))} of {context.unit} is a matmul kernel of your own without "
+        f"tensor cores: {use.costliest_own}.",
         (Evidence("no PyTorch operator starts it: neither autocast nor TF32 changes it"),),
         None,
         "likely",

@@ -13,6 +13,8 @@ from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
+from gpulab.intervals import median_share
+from gpulab.timeline.launches import unrecorded_times
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -62,8 +64,7 @@ def _unread(context: RuleContext) -> Finding | None:
     lacking = next((m for m in run.missing if m.key == "breakdown" and run.device.kind == "unknown"), None)
     return lacking and cannot_tell_because(
         f"Where the time goes is unknown: {lacking.reason}.",
-        "Record the accelerator, too, as activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] does: kernels, and the "
-        "calls that start them",
+        "Record kernels, and the calls that start them, as activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] do",
     )
 
 
@@ -153,6 +154,15 @@ def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
     if unknown < context.thresholds.unknown_too_much:
         return None
+    account, timeline = context.facts.breakdown, context.facts.run.timeline
+    if account is not None and timeline is not None and account.device_index is not None:
+        hidden = median_share(account.windows, unrecorded_times(timeline, account.device_index))
+        if context.of_typical(hidden, "unknown") >= _MOST * unknown:
+            return cannot_tell_because(
+                f"What the GPU did for {percent(unknown)} of {context.unit} is not in the trace.",
+                "It was busy: what was launched meanwhile began only later",
+                parts=("unknown",),
+            )
     where = context.facts.annotated[:1]
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
