@@ -184,8 +184,7 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
         return ()
-    unread = run.device.kind == "unknown" and any(missing.key == "breakdown" for missing in run.missing)
-    if not timeline.has_device_events and (run.device.kind == "cuda" or unread):
+    if not timeline.has_device_events and run.device.kind == "cuda":
         return ()
     heard = _Heard(_pauses(run, timeline), prepared(run))
     indices: Sequence[int | None] = spans.devices(timeline) if timeline.has_device_events else (None,)

@@ -11,7 +11,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.intervals import EMPTY, Intervals, intersect, joined, subtract, union
-from gpulab.run import Category, Int64, Timeline
+from gpulab.run import Category, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import unrecorded_times
 
@@ -81,10 +81,9 @@ def _first_fetch(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
 def _begins_loop(timeline: Timeline, fetch: int, *, alone: bool) -> bool:
     """Whether it is the loop's first: in the step of that number, or `alone` and before all work, without any step."""
     mine = spans.on_training_thread(timeline)
-    steps = np.flatnonzero(mine & spans.named(timeline, spans.starting_with("ProfilerStep#")))
-    first = [row for row in steps.tolist() if timeline.names[timeline.name_id[row]] == _FIRST_STEP]
-    if len(steps):
-        return bool(first) and bool(timeline.start_ns[fetch] < timeline.end_ns[first[0]])
+    first = np.flatnonzero(mine & spans.named(timeline, spans.among(_FIRST_STEP)))
+    if (mine & spans.named(timeline, spans.starting_with("ProfilerStep#"))).any():
+        return bool((timeline.start_ns[fetch] < timeline.end_ns[first[:1]]).any())
     long = spans.in_category(timeline, Category.CPU_OP) & (timeline.duration_ns >= FIRST_NS)
     return alone and not (spans.launches(timeline) | long)[:fetch].any()
 
@@ -103,26 +102,23 @@ def _first_calls(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     runtime = trainer & spans.runtime_calls(timeline)
     waits = runtime & spans.named(timeline, spans.may_wait)
     operators = trainer & spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, _is_loading_operator)
+    waiting = spans.covered(timeline, waits)
     launched = timeline.start_ns[trainer & spans.launches(timeline)]
     calls = runtime & ~waits
-    calls[operators] = _begun_within(launched, timeline.start_ns[operators], timeline.end_ns[operators])
+    edges = (timeline.end_ns[operators], timeline.start_ns[operators])
+    calls[operators] = np.greater(*(np.searchsorted(launched, edge) for edge in edges))
     work = timeline.start_ns[spans.device_items(timeline)]
     half_ns = int(np.median(work)) if len(work) else 0
     long = np.flatnonzero(calls & (timeline.duration_ns >= FIRST_NS))
     for name in np.unique(timeline.name_id[long]).tolist():
         same = np.flatnonzero(calls & (timeline.name_id == name))
         later = timeline.duration_ns[same[timeline.start_ns[same] > half_ns]]
-        limit_ns: float = LEAST_NS
-        if len(later):
-            limit_ns = max(FIRST_NS, LONGER * float(np.median(later)), THAN_ANY * int(later.max()))
+        usual_ns, any_ns = (np.median(later), later.max()) if len(later) else (LEAST_NS / LONGER, 0)
+        limit_ns = max(FIRST_NS, LONGER * float(usual_ns), THAN_ANY * int(any_ns))
         for row in same[timeline.duration_ns[same] >= limit_ns].tolist():
             inside = long[(long > row) & (timeline.start_ns[long] < timeline.end_ns[row])]
             own = subtract(_of(timeline, row), union(timeline.start_ns[inside], timeline.end_ns[inside]))
-            yield timeline.names[name], subtract(own, spans.covered(timeline, waits))
-
-
-def _begun_within(begun: Int64, start: Int64, end: Int64) -> spans.Mask:
-    return np.asarray(np.searchsorted(begun, end) > np.searchsorted(begun, start))
+            yield timeline.names[name], subtract(own, waiting)
 
 
 def _is_loading_operator(name: str) -> bool:

@@ -142,10 +142,7 @@ def _device(trace: Trace) -> Device:
 
 
 def _unread(trace: Trace) -> str:
-    """An accelerator of which only the name, or rows without a kernel, are in the trace; empty where there is none.
-
-    A trace of the CPU alone names the GPUs of its machine, too: whether the training used one, is then not known.
-    """
+    """The accelerator whose rows are no kernels, or of which the trace has but the name; empty where there is none."""
     timeline, names = trace.timeline, " and ".join(sorted({d.name or NO_NAME for d in trace.origin.device_properties}))
     if _speaks_cuda(timeline):
         return ""
@@ -228,8 +225,6 @@ def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[
             "the trace holds launches but no kernel, copy or memset: the profiler got no GPU activity",
             key="breakdown",
         )
-    if device.kind == "unknown" and not trace.origin.is_cut_short:
-        yield Missing("where the time goes", f"the trace shows no work of the device, {device.name}", key="breakdown")
     if device.name in (NO_NAME, NO_NAME_OF_OTHER):
         yield Missing("the GPU's name and size", "the trace has no deviceProperties for it", key="device")
     if trace.memory_events is None:

@@ -91,5 +91,5 @@ def test_a_stretch_that_nothing_explains_is_unknown() -> None:
     account = known.breakdown
     assert account is not None and account.share["unknown"] > 0.6
     assert account.share["sync_wait"] + account.share["queued"] == pytest.approx(0, abs=0.001)
-    assert diagnose(known, predict_cures=False).first.summary.startswith("What the GPU did for ")
+    assert diagnose(known, predict_cures=False).first.summary.startswith("The GPU computes for ")
     assert known.work is not None and np.diff(known.work.idle, axis=1).sum() < 12 * MS

@@ -65,7 +65,9 @@ def test_rows_that_nobody_started_are_not_the_cpus(tmp_path: Path, args: dict[st
     run = loaded(tmp_path, events, [])
     assert run.device.name == "an accelerator, which gpulab cannot read"
     said = diagnose(facts(run), predict_cures=False)
-    assert said.first.key == "cannot_tell" and "an accelerator, which gpulab cannot read" in said.first.summary
+    assert (
+        said.first.key == "cannot_tell" and "an accelerator, which gpulab cannot read" in said.first.evidence[0].words
+    )
     assert facts(run).breakdown is None and not said.untold
 
 
@@ -80,7 +82,7 @@ def test_a_gpu_without_rows_is_not_recorded(tmp_path: Path, operator: str, kind:
     run = loaded(tmp_path, events, [made.DEVICE])
     assert run.device.kind == kind
     first = diagnose(facts(run), predict_cures=False).first
-    assert (first.key == "cannot_tell" and "(not recorded)" in first.summary) == (kind == "unknown")
+    assert (first.key == "cannot_tell" and "(not recorded)" in first.evidence[0].words) == (kind == "unknown")
 
 
 def test_waits_go_by_what_their_names_say() -> None:

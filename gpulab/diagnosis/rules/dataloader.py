@@ -250,19 +250,8 @@ def _why_not_inside(context: RuleContext) -> str:
 
 
 FINDINGS = (
-    FindingKind(
-        "data_starved",
-        "waiting for data",
-        data_starved,
-        lesson=LESSON,
-    ),
-    FindingKind(
-        "cpu_preprocessing",
-        "CPU preprocessing",
-        cpu_preprocessing,
-        lesson=LESSON,
-        explains=("data_starved",),
-    ),
+    FindingKind("data_starved", "waiting for data", data_starved, lesson=LESSON),
+    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, lesson=LESSON, explains=("data_starved",)),
     FindingKind(
         "storage_bound",
         "I/O-bound data loading",
@@ -270,13 +259,7 @@ FINDINGS = (
         lesson="04_preprocessing",
         explains=("data_starved",),
     ),
-    FindingKind(
-        "slow_collate",
-        "slow collate",
-        slow_collate,
-        lesson=LESSON,
-        explains=("data_starved",),
-    ),
+    FindingKind("slow_collate", "slow collate", slow_collate, lesson=LESSON, explains=("data_starved",)),
 )
 
 

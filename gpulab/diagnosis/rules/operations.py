@@ -203,24 +203,10 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
     return context.line_at(np.array([span], dtype=np.int64)) if span is not None else ""
 
 
+_LESSON = "08_fused_kernels"
 FINDINGS = (
-    FindingKind(
-        "unfused_attention",
-        "unfused attention",
-        unfused_attention,
-        lesson="08_fused_kernels",
-    ),
-    FindingKind(
-        "memory_bound_ops",
-        "unfused pointwise operators",
-        memory_bound_ops,
-        lesson="08_fused_kernels",
-    ),
-    FindingKind(
-        "layout",
-        "layout conversions",
-        layout,
-        lesson="08_fused_kernels",
-    ),
+    FindingKind("unfused_attention", "unfused attention", unfused_attention, lesson=_LESSON),
+    FindingKind("memory_bound_ops", "unfused pointwise operators", memory_bound_ops, lesson=_LESSON),
+    FindingKind("layout", "layout conversions", layout, lesson=_LESSON),
     FindingKind("odd_shapes", "matmul sizes that don't fit tensor cores", odd_shapes),
 )

@@ -13,8 +13,7 @@ from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
-from gpulab.intervals import median_share
-from gpulab.timeline.launches import unrecorded_times
+from gpulab.intervals import measure
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -56,15 +55,6 @@ def _cut_short(context: RuleContext) -> Finding | None:
         "This file is cut short: it ends in the middle, so no conclusion is drawn from the rest.",
         f"It ends after {size(origin.text_bytes)} of text, and PyTorch writes the GPU's work last. Copy the whole file "
         "again, or record the trace again",
-    )
-
-
-def _unread(context: RuleContext) -> Finding | None:
-    run = context.facts.run
-    lacking = next((m for m in run.missing if m.key == "breakdown" and run.device.kind == "unknown"), None)
-    return lacking and cannot_tell_because(
-        f"Where the time goes is unknown: {lacking.reason}.",
-        "Record kernels, and the calls that start them, as activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA] do",
     )
 
 
@@ -120,8 +110,9 @@ def _damaged(context: RuleContext) -> Finding | None:
     """The trace cannot carry a conclusion about the device."""
     reason = context.withheld("breakdown")
     if reason is not None and context.facts.breakdown is None:
+        why = "no work of the device was read" if context.facts.run.device.kind == "unknown" else "the trace is damaged"
         what = "what the GPU did" if context.on_gpu else "where the time goes"
-        return cannot_tell_because(f"The trace is damaged, so nothing can be said about {what}.", reason)
+        return cannot_tell_because(f"{capitalized(why)}, so nothing can be said about {what}.", reason)
     if not context.on_gpu:
         return None
     reason, idle = context.withheld("idle_causes"), context.idle
@@ -152,17 +143,9 @@ def _not_profiled(context: RuleContext) -> Finding | None:
 
 def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
-    if unknown < context.thresholds.unknown_too_much:
-        return None
-    account, timeline = context.facts.breakdown, context.facts.run.timeline
-    if account is not None and timeline is not None and account.device_index is not None:
-        hidden = median_share(account.windows, unrecorded_times(timeline, account.device_index))
-        if context.of_typical(hidden, "unknown") >= _MOST * unknown:
-            return cannot_tell_because(
-                f"What the GPU did for {percent(unknown)} of {context.unit} is not in the trace.",
-                "It was busy: what was launched meanwhile began only later",
-                parts=("unknown",),
-            )
+    work, limit = context.facts.work, context.thresholds.unknown_too_much
+    if unknown < limit or (work is not None and measure(work.idle) < limit * measure(work.windows)):
+        return None  # no code holds a GPU up that may have been busy with what is not recorded
     where = context.facts.annotated[:1]
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
@@ -254,7 +237,6 @@ def _samples(context: RuleContext) -> int | None:
 
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _cut_short,
-    _unread,
     _no_steps,
     _too_few,
     _damaged,
