@@ -10,18 +10,18 @@ it, each in proportion to its time. Waiting for data gives none: a loop that loa
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.host import core_time
-from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
+from gpulab.intervals import EMPTY, Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import device_windows, host_steps
-from gpulab.timeline.launches import replay_times
+from gpulab.timeline.launches import replay_times, unrecorded_times
 from gpulab.timeline.start_up import start_up
 
 PARTS = (
@@ -319,19 +319,20 @@ def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, 
     trainer = spans.on_training_threads(timeline)
     runtime = trainer & spans.runtime_calls(timeline)
 
-    def calls(prefixes: tuple[str, ...]) -> Intervals:
-        return spans.covered(timeline, runtime & spans.named(timeline, spans.starting_with(*prefixes)))
+    def calls(test: Callable[[str], bool]) -> Intervals:
+        return spans.covered(timeline, runtime & spans.named(timeline, test))
 
     work = np.flatnonzero(device & spans.device_items(timeline))
     launches = np.flatnonzero(spans.runtime_calls(timeline))
     started, launch = spans.matched(timeline, work, launches)
     index = timeline.lanes[int(timeline.lane_id[work[0]])].process if len(work) else None
     yield "start_up", start_up(timeline, index).times
-    yield "unknown", _launched_outside(timeline, work, started)
+    unrecorded = unrecorded_times(timeline, index) if index is not None else EMPTY
+    yield "unknown", joined(_launched_outside(timeline, work, started), unrecorded)
     yield "data_wait", spans.loading_times(timeline)
-    yield "sync_wait", calls(spans.SYNCHRONIZING)
-    yield "blocking_copy", calls(spans.COPYING)
-    yield "allocator", calls(spans.ALLOCATING)
+    yield "sync_wait", calls(spans.is_wait)
+    yield "blocking_copy", calls(spans.starting_with(*spans.COPYING))
+    yield "allocator", calls(spans.starting_with(*spans.ALLOCATING))
     yield "queued", union(timeline.end_ns[launch], timeline.start_ns[started])
     yield "optimizer", spans.update_times(timeline)
     host = spans.covered(timeline, trainer & spans.in_category(timeline, *spans.HOST_CATEGORIES))

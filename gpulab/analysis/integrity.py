@@ -111,7 +111,10 @@ class _Seen(Struct, frozen=True):
 
 def _no_device_events(seen: _Seen) -> Check:
     """CUDA work was launched and nothing came back: CUPTI is refused, or taken by another tool."""
-    count = len(seen.starts_work) if len(seen.device) == 0 else 0
+    device, count = seen.run.device, len(seen.starts_work) if len(seen.device) == 0 else 0
+    if device.kind == "unknown" and seen.run.origin is not None and not seen.run.origin.is_cut_short:
+        meaning = f"this trace shows no work of {device.name}: record kernels, and the calls that start them"
+        return check_of_count("no_device_events", 1, "unusable", meaning, (*ALL_OF_THE_DEVICE, "operators"))
     meaning = (
         f"{count:,} calls started GPU work, and the trace has none of it: CUPTI was refused or in use by another tool "
         "(see gpulab doctor)"

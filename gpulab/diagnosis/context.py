@@ -104,7 +104,7 @@ class RuleContext(Struct, frozen=True):
     @property
     def names_no_cause(self) -> bool:
         """What was recorded is not like the rest of the training, or not whole: only a verdict says so."""
-        return self.too_few_steps or self.is_cut_short
+        return self.too_few_steps or self.is_cut_short or self.facts.run.device.kind == "unknown"
 
     @property
     def unit(self) -> str:

@@ -51,7 +51,7 @@ def diagnose(
         )
     account = facts.breakdown
     if account is not None and account.start_up_ns >= _MOST * account.wall_ns:  # the rest of it is no usual step
-        ranked = tuple(sorted(ranked, key=lambda f: f.once_us is None))
+        ranked = tuple(sorted(ranked, key=lambda f: f.once_us is None))[: 1 if account.whole_window else None]
     return Diagnosis(
         findings=ranked,
         untold=() if context.is_cut_short else tuple(a for a in answers if isinstance(a, Undetermined)),

@@ -157,7 +157,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
 def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     """Copying and synchronizing calls of the training threads that touch the intervals."""
     host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    waiting = spans.named(timeline, spans.starting_with(*spans.SYNCHRONIZING, *spans.COPYING))
+    waiting = spans.named(timeline, spans.may_wait)
     rows = np.flatnonzero(host & waiting & spans.on_training_threads(timeline))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")

@@ -377,7 +377,7 @@ def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[in
         return {}
     host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & (timeline.start_ns >= begin_ns)
     copying = host & spans.named(timeline, spans.starting_with(*spans.COPYING))
-    synchronizing = host & spans.named(timeline, spans.starting_with(*spans.SYNCHRONIZING))
+    synchronizing = host & spans.named(timeline, spans.is_wait)
     events = spans.named(timeline, spans.containing("EventSynchronize"))  # which event is not in the trace
     ended = _found_done(timeline, tasks, np.flatnonzero(synchronizing & ~events))
     ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from gpulab.intervals import Intervals, covers
 from gpulab.run import Category, Int64, Run, StepFlag, Timeline
 from gpulab.timeline import spans
-from gpulab.timeline.launches import launch_of
+from gpulab.timeline.launches import LATE_NS, launch_of, unrecorded_times
 
 NOTHING_NS = np.iinfo(np.int64).min
 
@@ -31,9 +31,9 @@ def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals
     """The windows of the steps on one GPU, [n, 2] in ns, from those on the host.
 
     Only the main stream holds a step back, the one that computes most: a copy for the next step that runs beside
-    the kernels does not.
+    the kernels does not. Work that is not recorded does; where the record ends with it, so does the last window.
     """
-    rows = main_stream(timeline, index)
+    rows, unrecorded = main_stream(timeline, index), unrecorded_times(timeline, index)
     launched_ns = called_ns(timeline, rows)
     order = np.argsort(launched_ns, kind="stable")
     launched_ns = launched_ns[order]
@@ -43,9 +43,14 @@ def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals
         before = np.searchsorted(launched_ns, host_ns, side="left")
         ended_ns = np.concatenate((np.array([NOTHING_NS]), reached_ns))[before]
         later: Int64 = np.maximum(host_ns, ended_ns)
+        inside = np.flatnonzero(covers(unrecorded, later))
+        later[inside] = unrecorded[np.searchsorted(unrecorded[:, 0], later[inside], side="right") - 1, 1]
         return later
 
-    return np.stack((on_device(host[:, 0]), on_device(host[:, 1])), axis=1)
+    windows = np.stack((on_device(host[:, 0]), on_device(host[:, 1])), axis=1)
+    if len(unrecorded) and unrecorded[-1, 1] >= timeline.window_ns[1] - LATE_NS:
+        windows[-1, 1] = np.clip(windows[-1, 1], windows[-1, 0], max(windows[-1, 0], unrecorded[-1, 0]))
+    return windows
 
 
 def main_stream(timeline: Timeline, index: int) -> Int64:

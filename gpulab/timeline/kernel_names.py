@@ -50,8 +50,10 @@ KERNELS: tuple[NamedKernels, ...] = (
     NamedKernels("pointwise", r"^triton_(poi|for)"),
     NamedKernels("communication", r"^(void )?(nccl|rccl|msccl)"),
     NamedKernels("communication", r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce"),
-    # Symmetric memory, NVSHMEM, DeepEP (experts of other GPUs), TensorRT-LLM's and Transformer Engine's own.
-    NamedKernels("communication", r"multimem_|symmetric_memory::|nvshmem|deep_ep::|moea2a|userbuffers"),
+    # Symmetric memory, NVSHMEM, TensorRT-LLM's and Transformer Engine's own.
+    NamedKernels("communication", r"multimem_|symmetric_memory::|nvshmem|moea2a|userbuffers"),
+    # DeepEP and its like, whatever their name space: tokens go to experts on other GPUs and come back.
+    NamedKernels("communication", r"(deep_ep|low_latency|int(er|ra)node(_ll)?)::|(dispatch|combine)_?int(er|ra)node"),
     NamedKernels("layout", r"nchwtonhwc|nhwctonchw|nchw2nhwc|nhwc2nchw|batched_transpose|tensortransformgeneric"),
     NamedKernels("other", r"conv_depthwise|reshape_and_cache|moe::dev::|init_device_workspace"),
     # The small kernels around a fused attention: of cuDNN (cudnn::fusion::…), FlashAttention and TensorRT-LLM.

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpulab.intervals import EMPTY, Intervals, union
+from gpulab.intervals import EMPTY, Intervals, joined, subtract, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans
+
+LATE_NS = 1_000_000  # ours: a launch reaches an idle GPU within 5 to 50 µs, and a wait ends as soon after its last work
 
 
 def launch_of(timeline: Timeline, rows: Int64, categories: tuple[Category, ...] = spans.LAUNCHING) -> Int64:
@@ -55,6 +57,38 @@ def replay_times(timeline: Timeline, index: int) -> Intervals:
     np.minimum.at(begin, of_call, timeline.start_ns[rows])
     np.maximum.at(end, of_call, timeline.end_ns[rows])
     return union(begin, end)
+
+
+def unrecorded_times(timeline: Timeline, index: int) -> Intervals:
+    """When that GPU was busy with what is not recorded: what was launched, or waited for, an idle one begins at once.
+
+    What it did before the first work of the record was launched before the recording began, and lasted from then on.
+    """
+    rows = np.flatnonzero(spans.device_items(timeline, index))
+    call = launch_of(timeline, rows)
+    start, begin_ns = timeline.start_ns[rows], timeline.window_ns[0]
+    free_ns = np.append(begin_ns, np.maximum.accumulate(timeline.end_ns[rows])[:-1])[: len(rows)]
+    begun = np.maximum(free_ns, timeline.end_ns[call])
+    of_call = np.zeros(len(rows), dtype=bool)  # the first: what follows in a graph waits for the graph's own order
+    of_call[np.unique(call, return_index=True)[1]] = True
+    late = (call >= 0) & of_call & (start - begun > LATE_NS)
+    begun[:1] = begin_ns
+    waits = spans.runtime_calls(timeline) & spans.on_training_threads(timeline) & spans.named(timeline, spans.is_wait)
+    devices = spans.covered(timeline, spans.device_items(timeline))
+    idle = subtract(spans.covered(timeline, waits), devices) if len(rows) else EMPTY
+    last = _without_work(timeline, call, int(timeline.end_ns[rows].max(initial=0)))
+    waited = joined(idle, last)
+    return joined(np.stack((begun, start), axis=1)[late], waited[waited[:, 1] - waited[:, 0] > LATE_NS])
+
+
+def _without_work(timeline: Timeline, call: Int64, reached_ns: int) -> Intervals:
+    """From the last recorded work on, where what was launched after it is not recorded: the record ends before."""
+    launches = spans.launches(timeline) & ~spans.named(timeline, spans.is_copy_or_memset)
+    later = np.flatnonzero(launches)
+    later = later[later > call.max(initial=-1)] if (call >= 0).any() else later[:0]
+    begin = np.maximum(timeline.end_ns[later[:1]], reached_ns)
+    end = np.maximum(timeline.window_ns[1], begin)
+    return np.stack((begin, end), axis=1)
 
 
 class CallTree(Struct, frozen=True):

@@ -19,16 +19,6 @@ P = ParamSpec("P")
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
-SYNCHRONIZING = (
-    "cudaStreamSynchronize",
-    "cudaDeviceSynchronize",
-    "cudaEventSynchronize",
-    "hipStreamSynchronize",
-    "hipDeviceSynchronize",
-    "hipEventSynchronize",
-    "cuStreamSynchronize",
-    "cuCtxSynchronize",
-)
 COPYING = ("cudaMemcpy", "hipMemcpy", "cuMemcpy")
 ALLOCATING = ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc")
 PACKED_FROM = 1 << 20  # spans: from there a mask is kept as bits, and unpacked in a third of the time it takes to make
@@ -36,6 +26,7 @@ KEPT_TIMELINES = 2  # a comparison reads two; a notebook keeps twenty runs, whos
 _kept_of: WeakKeyDictionary[Timeline, dict[Hashable, Any]] = WeakKeyDictionary()
 _ADDING = "torch::autograd::AccumulateGrad"
 _EVALUATING = "autograd::engine::evaluate_function: "
+_WAIT = re.compile(r"(?<![Aa])[Ss]ync(?!hronizationPolicy)|^(?!.*Enqueue).*(Finish|Wait)$")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
 LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
@@ -68,13 +59,24 @@ is_copy_or_memset = starting_with("cudaMemcpy", "cudaMemset", "hipMemcpy", "hipM
 waits_for_everything = starting_with("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize")
 
 
+def is_wait(name: str) -> bool:
+    """Of a runtime's calls those that return when work on the device has ended: cudaStreamSynchronize, urQueueFinish,
+    mtia_stream_sync, aclrtSynchronizeStream, … but no copy: cudaMemcpyAsync, hipMemcpySync.
+    """
+    return _WAIT.search(name) is not None and not is_copy_or_memset(name)
+
+
+def may_wait(name: str) -> bool:
+    """Of a runtime's calls those that may wait for the device: waits and copies."""
+    return is_wait(name) or name.startswith(COPYING)
+
+
 def is_kernel_launch(name: str) -> bool:
-    """A call that starts kernels: cudaLaunchKernel, cuLaunchKernelEx, hipExtModuleLaunchKernel, … but no graph.
+    """Of a runtime's calls those that start kernels: cudaLaunchKernel, urEnqueueKernelLaunch, … but no graph.
 
     cudaLaunchHostFunc starts a function of the host.
     """
-    launches = "Launch" in name and "LaunchHostFunc" not in name and not is_graph_launch(name)
-    return launches and name.startswith(("cuda", "cu", "hip"))
+    return "launch" in name.lower() and "LaunchHostFunc" not in name and not is_graph_launch(name)
 
 
 def is_graph_launch(name: str) -> bool:
@@ -157,8 +159,12 @@ def runtime_calls(timeline: Timeline) -> Mask:
 
 @_kept
 def launches(timeline: Timeline) -> Mask:
-    """Calls that start anything on the device."""
-    return runtime_calls(timeline) & named(timeline, is_launch)
+    """Calls that start anything on the device: by their name, or as its work shares their correlation."""
+    calls = runtime_calls(timeline)
+    started, _ = matched(timeline, np.flatnonzero(calls), np.flatnonzero(device_items(timeline)))
+    by_work = np.zeros(len(timeline), dtype=bool)
+    by_work[started] = True
+    return calls & (named(timeline, is_launch) | by_work)
 
 
 def device_items(timeline: Timeline, index: int | None = None) -> Mask:

@@ -1,7 +1,6 @@
 """What happens once, at the first calls: libraries are loaded, the GPU's context is created, workers are started.
 
-No step is like it. A call counts where it takes far longer than any such call does later; of an operator only the time
-in which nothing that it calls is recorded.
+No step is like it. A call counts where it takes far longer than such calls do later.
 """
 
 from __future__ import annotations
@@ -11,16 +10,20 @@ from collections.abc import Iterator
 import numpy as np
 from msgspec import Struct
 
-from gpulab.intervals import EMPTY, Intervals, intersect, subtract, union
-from gpulab.run import Category, Int64, Timeline
+from gpulab.intervals import EMPTY, Intervals, intersect, joined, subtract, union
+from gpulab.run import Category, Timeline
 from gpulab.timeline import spans
+from gpulab.timeline.launches import unrecorded_times
 
 # Ours. In seven real traces that began after the start-up only waits and copies take more than 20 ms.
-LEAST_NS = 100_000_000
-LONGER = 20.0  # times the later calls of the same operator
-WORKERS_LONGER = 2.0  # times any later fetch
+LEAST_NS = 100_000_000  # of a fetch, of a call that no later one shows the usual length of, and of all together,
+LEAST_FRACTION = 0.15  # or of the window: what is less hides no other cause
+FIRST_NS = 1_000_000  # of a first call
+LONGER = 20.0  # times the later calls of the same name, and
+THAN_ANY = 2.0  # times any of them, as a fetch
 _COPIES = ("aten::copy_", "aten::to", "aten::_to_copy", "aten::item", "aten::_local_scalar_dense")
 _FIRST_STEP = "ProfilerStep#0"
+WORKERS = "waiting for the DataLoader's workers"
 
 
 class StartUp(Struct, frozen=True):
@@ -35,13 +38,13 @@ def start_up(timeline: Timeline, index: int | None) -> StartUp:
     idle = _idle(timeline, index)
     named = list(_first_fetch(timeline))
     if index is not None:
-        named += [*_runtime_calls(timeline), *_operators(timeline), *_loading(timeline)]
+        named += [*_first_calls(timeline), *_loading(timeline)]
     within = [(name, intersect(times, idle)) for name, times in named]
     every = np.concatenate([EMPTY, *(times for _, times in within)])
     lengths: dict[str, int] = {}
     for name, times in within:
         lengths[name] = lengths.get(name, 0) + int((times[:, 1] - times[:, 0]).sum())
-    if sum(lengths.values()) < LEAST_NS:
+    if sum(lengths.values()) < min(LEAST_NS, LEAST_FRACTION * (timeline.window_ns[1] - timeline.window_ns[0])):
         return StartUp(EMPTY, ())
     calls = sorted(((name, ns) for name, ns in lengths.items() if ns), key=lambda call: -call[1])
     return StartUp(union(every[:, 0], every[:, 1]), tuple(calls))
@@ -54,7 +57,10 @@ def worker_start(timeline: Timeline) -> Intervals:
 
 def _idle(timeline: Timeline, index: int | None) -> Intervals:
     whole = np.array([timeline.window_ns], dtype=np.int64)
-    return whole if index is None else subtract(whole, spans.covered(timeline, spans.device_items(timeline, index)))
+    if index is None:
+        return whole
+    busy = spans.covered(timeline, spans.device_items(timeline, index))
+    return subtract(whole, joined(busy, unrecorded_times(timeline, index)))
 
 
 def _of(timeline: Timeline, row: int) -> Intervals:
@@ -65,66 +71,58 @@ def _of(timeline: Timeline, row: int) -> Intervals:
 def _first_fetch(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
     mine = spans.on_training_thread(timeline)
     fetches = np.flatnonzero(mine & spans.named(timeline, _is_of_workers))
-    steps = np.flatnonzero(mine & spans.named(timeline, spans.starting_with(_FIRST_STEP)))
-    first = [row for row in steps.tolist() if timeline.names[timeline.name_id[row]] == _FIRST_STEP]
-    if len(fetches) < 2 or not first or timeline.start_ns[fetches[0]] >= timeline.end_ns[first[0]]:
+    if not len(fetches) or not _begins_loop(timeline, int(fetches[0]), alone=len(fetches) == 1):
         return
     took = timeline.duration_ns[fetches]
-    if took[0] >= LEAST_NS and took[0] > WORKERS_LONGER * took[1:].max():
-        yield "starting the DataLoader's workers", _of(timeline, int(fetches[0]))
+    if took[0] >= LEAST_NS and took[0] > THAN_ANY * took[1:].max(initial=0):
+        yield WORKERS, _of(timeline, int(fetches[0]))
+
+
+def _begins_loop(timeline: Timeline, fetch: int, *, alone: bool) -> bool:
+    """Whether it is the loop's first: in the step of that number, or `alone` and before all work, without any step."""
+    mine = spans.on_training_thread(timeline)
+    first = np.flatnonzero(mine & spans.named(timeline, spans.among(_FIRST_STEP)))
+    if (mine & spans.named(timeline, spans.starting_with("ProfilerStep#"))).any():
+        return bool((timeline.start_ns[fetch] < timeline.end_ns[first[:1]]).any())
+    long = spans.in_category(timeline, Category.CPU_OP) & (timeline.duration_ns >= FIRST_NS)
+    return alone and not (spans.launches(timeline) | long)[:fetch].any()
 
 
 def _is_of_workers(name: str) -> bool:
     return spans.is_loader(name) and "_MultiProcessing" in name
 
 
-def _runtime_calls(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
-    """Long calls of the runtime, of names whose calls are no longer so long in the later half of the device's work."""
-    calls = spans.on_training_threads(timeline) & spans.runtime_calls(timeline)
-    waits = spans.named(timeline, spans.starting_with(*spans.SYNCHRONIZING, *spans.COPYING))
-    rows = np.flatnonzero(calls & ~waits & (timeline.duration_ns >= LEAST_NS))
+def _first_calls(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+    """Calls of the runtime, and of operators that start work on the GPU, that take far longer than later ones.
+
+    Later are those in the second half of the device's work. What waits for the device is none, and a call has no time
+    that another has inside it.
+    """
+    trainer = spans.on_training_threads(timeline)
+    runtime = trainer & spans.runtime_calls(timeline)
+    waits = runtime & spans.named(timeline, spans.may_wait)
+    operators = trainer & spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, _is_loading_operator)
+    waiting = spans.covered(timeline, waits)
+    launched = timeline.start_ns[trainer & spans.launches(timeline)]
+    calls = runtime & ~waits
+    edges = (timeline.end_ns[operators], timeline.start_ns[operators])
+    calls[operators] = np.greater(*(np.searchsorted(launched, edge) for edge in edges))
     work = timeline.start_ns[spans.device_items(timeline)]
     half_ns = int(np.median(work)) if len(work) else 0
-    late = set(timeline.name_id[rows[timeline.start_ns[rows] > half_ns]].tolist())
-    for row in rows.tolist():
-        if int(timeline.name_id[row]) not in late:
-            yield timeline.names[timeline.name_id[row]], _of(timeline, row)
-
-
-def _operators(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
-    """First calls of operators that start work on the GPU: where nothing inside them is recorded for long."""
-    trainer = spans.on_training_threads(timeline)
-    operators = trainer & spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, _is_loading_operator)
-    launches = np.flatnonzero(trainer & spans.launches(timeline))
-    for row in np.flatnonzero(operators & (timeline.duration_ns >= LEAST_NS)).tolist():
-        start, end = int(timeline.start_ns[row]), int(timeline.end_ns[row])
-        begun = timeline.start_ns[launches]
-        if not ((begun >= start) & (begun < end)).any() or not _is_first(timeline, operators, row):
-            continue
-        bare = subtract(_of(timeline, row), _inside(timeline, row))
-        yield timeline.names[timeline.name_id[row]], bare[bare[:, 1] - bare[:, 0] >= LEAST_NS]
+    long = np.flatnonzero(calls & (timeline.duration_ns >= FIRST_NS))
+    for name in np.unique(timeline.name_id[long]).tolist():
+        same = np.flatnonzero(calls & (timeline.name_id == name))
+        later = timeline.duration_ns[same[timeline.start_ns[same] > half_ns]]
+        usual_ns, any_ns = (np.median(later), later.max()) if len(later) else (LEAST_NS / LONGER, 0)
+        limit_ns = max(FIRST_NS, LONGER * float(usual_ns), THAN_ANY * int(any_ns))
+        for row in same[timeline.duration_ns[same] >= limit_ns].tolist():
+            inside = long[(long > row) & (timeline.start_ns[long] < timeline.end_ns[row])]
+            own = subtract(_of(timeline, row), union(timeline.start_ns[inside], timeline.end_ns[inside]))
+            yield timeline.names[name], subtract(own, waiting)
 
 
 def _is_loading_operator(name: str) -> bool:
     return name.startswith("aten::") and name not in _COPIES
-
-
-def _is_first(timeline: Timeline, operators: spans.Mask, row: int) -> bool:
-    same = np.flatnonzero(operators & (timeline.name_id == timeline.name_id[row]))
-    later = same[same > row]
-    if not len(later):
-        return bool(same[0] == row)
-    usual_ns = float(np.median(timeline.duration_ns[later]))
-    return bool(same[0] == row) and float(timeline.duration_ns[row]) >= LONGER * usual_ns
-
-
-def _inside(timeline: Timeline, row: int) -> Intervals:
-    """What the operator itself calls, as far as that is recorded."""
-    host = spans.in_category(timeline, *spans.HOST_CATEGORIES) & (timeline.lane_id == timeline.lane_id[row])
-    begun = (timeline.start_ns >= timeline.start_ns[row]) & (timeline.start_ns < timeline.end_ns[row])
-    rows: Int64 = np.flatnonzero(host & begun)
-    rows = rows[rows > row]
-    return union(timeline.start_ns[rows], timeline.end_ns[rows])
 
 
 def _loading(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:

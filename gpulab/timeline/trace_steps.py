@@ -17,6 +17,7 @@ from gpulab.timeline import spans
 from gpulab.timeline.start_up import worker_start
 
 WHOLE_WINDOW = "whole window"
+CUT = 0.5  # ours: a first step has more operators than others, to set up its optimizer, but not twice as many
 
 
 class FoundSteps(Struct, frozen=True):
@@ -73,11 +74,21 @@ def _profiler_steps(timeline: Timeline) -> _Windows | None:
     first = np.zeros(len(number), bool)
     first[np.unique(number, return_index=True)[1]] = True
     keep = first & ~_inside_earlier(start, end)
+    if keep.sum() == 2 and _is_cut(timeline, *rows[keep].tolist()):
+        return None
     duplicates = int((~keep).sum())
     number, start, end = number[keep], start[keep], end[keep]
     end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))  # rounded to µs they may overlap by one
     distinct = len(np.unique(number))
     return _Windows(number, start, end, duplicates, int(number.max() - number.min()) + 1 - distinct)
+
+
+def _is_cut(timeline: Timeline, first: int, second: int) -> bool:
+    """Whether one of two steps is but a part of one, by its operators."""
+    begun = timeline.start_ns[spans.on_training_threads(timeline) & spans.in_category(timeline, Category.CPU_OP)]
+    edges = np.searchsorted(begun, [[timeline.start_ns[row], timeline.end_ns[row]] for row in (first, second)])
+    counts = np.diff(edges, axis=1)
+    return bool(counts.min() < CUT * counts.max())
 
 
 def _step_number(name: str) -> int | None:

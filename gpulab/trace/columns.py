@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gpulab.run import Category, Collective, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
+from gpulab.run import DEVICE_CATEGORIES, Category, Collective, Float64, Int32, Int64, Lane, MemoryEvents, UInt8
 from gpulab.trace.events import (
     FLOWS,
     Args,
@@ -40,15 +40,7 @@ _CATEGORIES = {
     "hpu_op": Category.CPU_OP,
     "user_annotation": Category.USER_ANNOTATION,
     "userannotation": Category.USER_ANNOTATION,
-    "cuda_runtime": Category.CUDA_RUNTIME,
-    "hip_runtime": Category.CUDA_RUNTIME,
-    "xpu_runtime": Category.CUDA_RUNTIME,
-    "privateuse1_runtime": Category.CUDA_RUNTIME,
     "runtime": Category.CUDA_RUNTIME,
-    "cuda_driver": Category.CUDA_DRIVER,
-    "hip_driver": Category.CUDA_DRIVER,
-    "xpu_driver": Category.CUDA_DRIVER,
-    "privateuse1_driver": Category.CUDA_DRIVER,
     "driver": Category.CUDA_DRIVER,
     "kernel": Category.KERNEL,
     "concurrent_kernel": Category.KERNEL,
@@ -62,7 +54,9 @@ _CATEGORIES = {
     "gpu_user_annotation": Category.GPU_USER_ANNOTATION,
 }
 _LEGACY_PROCESSES = {"CPU functions": Category.CPU_OP, "CUDA functions": Category.KERNEL}  # torch.autograd.profiler
+_BY_ENDING = {"_runtime": Category.CUDA_RUNTIME, "_driver": Category.CUDA_DRIVER}  # cuda_runtime, mtia_runtime, …
 _DROPPED = 255
+ACCELERATOR = 254  # of rows that name a device and a stream in a category that is none of ours
 _ANNOTATIONS = (
     "ProfilerStep#",
     "enumerate(DataLoader)#",
@@ -95,7 +89,7 @@ class SpanColumns(Struct, frozen=True):
     start_ns: Int64
     duration_ns: Int64
     name_id: Int32
-    category: UInt8  # Category, _DROPPED for what is no span of the program
+    category: UInt8  # Category, ACCELERATOR, _DROPPED for what is no span of the program
     lane_key: Int32
     correlation: Int64
     extra_rows: Int64  # rows on a device, then those of matrix products
@@ -147,7 +141,10 @@ class Columns:
         category = self._category(spans)
         category[start == NO_TIME] = _DROPPED
         lane = np.fromiter(map(self.lane_keys.__getitem__, [(e.pid, e.tid) for e in spans]), np.int32, n)
-        rows = np.flatnonzero(np.isin(category, ON_DEVICE))
+        for i in np.flatnonzero(category == Category.UNKNOWN).tolist():
+            if _names_stream(args[i]):
+                category[i] = ACCELERATOR
+        rows = np.flatnonzero(np.isin(category, (*ON_DEVICE, ACCELERATOR)))
         on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]
         name_id = np.fromiter(map(self.names.__getitem__, [e.name for e in spans]), np.int32, n)
@@ -200,12 +197,23 @@ class Columns:
 def category_of(name: str) -> int:
     """Kineto's activity name in any of its spellings; what is no span of the program is dropped."""
     folded = name.casefold().replace(" ", "_")
-    return _DROPPED if folded == "trace" else int(_CATEGORIES.get(folded, Category.UNKNOWN))
+    by_ending = next((c for ending, c in _BY_ENDING.items() if folded.endswith(ending)), Category.UNKNOWN)
+    return _DROPPED if folded == "trace" else int(_CATEGORIES.get(folded, by_ending))
 
 
 def is_kept(category: UInt8) -> npt.NDArray[np.bool_]:
     """Rows that belong into the record."""
     return np.asarray(category != _DROPPED)
+
+
+def resolve_accelerator(category: UInt8, correlation: Int64) -> None:
+    """In place: rows of an accelerator that a call of its runtime started are kernels, where the trace has no other."""
+    calls = np.isin(category, (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)) & (correlation > 0)
+    rows = category == ACCELERATOR
+    started = rows & np.isin(correlation, correlation[calls])
+    category[rows] = Category.UNKNOWN
+    if not np.isin(category, [int(c) for c in DEVICE_CATEGORIES]).any():
+        category[started] = Category.KERNEL
 
 
 def is_annotation(name: str) -> bool:
@@ -346,6 +354,10 @@ def _addresses(args: Sequence[MemoryArgs]) -> Int64:
     given = [a.address for a in args]
     wrapped = [a - (1 << 64) if isinstance(a, int) and (1 << 63) <= a < (1 << 64) else a for a in given]
     return integers(wrapped, 0)
+
+
+def _names_stream(args: Args | None) -> bool:
+    return args is not None and (args.stream_id is not None or None not in (args.device, args.stream))
 
 
 def _device_key(span: Span, args: Args) -> DeviceKey:

@@ -22,6 +22,7 @@ class Args(msgspec.Struct, gc=False):
     correlation: Value = None
     device: Value = None
     stream: Value = None
+    stream_id: Value = msgspec.field(name="Stream Id", default=None)  # as Ascend's profiler writes it
     bytes: Value = None
     bandwidth: Value = msgspec.field(name="memory bandwidth (GB/s)", default=None)
     blocks_per_sm: Value = msgspec.field(name="blocks per SM", default=None)

@@ -19,7 +19,7 @@ from msgspec.structs import asdict, replace
 
 from gpulab.errors import TraceError
 from gpulab.run import Category, Damage, DeviceProperties, Float64, Int64, Lane, MemoryEvents, Timeline, TraceOrigin
-from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept
+from gpulab.trace.columns import Columns, Lanes, SpanColumns, is_annotation, is_kept, resolve_accelerator
 from gpulab.trace.events import DamageCount, EventDecoder
 from gpulab.trace.json_text import TraceText
 
@@ -45,6 +45,7 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Tr
     if not read.spans:
         raise TraceError(_nothing(path, text, read, damage))
     spans = _joined(read)
+    resolve_accelerator(spans.category, spans.correlation)
     keep = _plausible(spans, damage)
     if not keep.any():
         raise TraceError(_nothing(path, text, read, damage))

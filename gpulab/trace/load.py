@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -33,6 +34,8 @@ from gpulab.trace.kineto_file import Trace, read_trace
 
 MEMORY_POINTS = 400  # of the curve of memory: more than a picture's width shows
 NO_NAME = "GPU (name not in the trace)"
+NO_NAME_OF_OTHER = "accelerator (name not in the trace)"
+_OF_CPU = re.compile("mkldnn|onednn|mkl_|_cpu")  # operators that only a CPU runs
 NOT_IN_THIS_PART = "not in this part of the file"  # which is cut short: the GPU's work comes last
 _ENDINGS = (".gz", ".json", ".trace", ".pt")
 
@@ -111,6 +114,8 @@ def _environment(origin: TraceOrigin) -> Environment:
 def _device(trace: Trace) -> Device:
     timeline = trace.timeline
     cut, index = trace.origin.is_cut_short, _busiest_device(timeline)
+    if not timeline.has_device_events and not cut and (unread := _unread(trace)):
+        return Device("unknown", unread)
     if not timeline.has_device_events and not spans.launches(timeline).any():
         if not cut:
             return Device("cpu", "name not in the trace")
@@ -120,7 +125,8 @@ def _device(trace: Trace) -> Device:
     if properties is None and cut:
         return Device("cuda", NOT_IN_THIS_PART, index)
     if properties is None:
-        return Device("cuda", NO_NAME, index)
+        other = spans.runtime_calls(timeline).any() and not _speaks_cuda(timeline)
+        return Device("cuda", NO_NAME_OF_OTHER if other else NO_NAME, index)
     return Device(
         "cuda",
         properties.name or NO_NAME,
@@ -133,6 +139,24 @@ def _device(trace: Trace) -> Device:
             "max_threads_per_sm": properties.max_threads_per_sm,
         },
     )
+
+
+def _unread(trace: Trace) -> str:
+    """The accelerator whose rows are no kernels, or of which the trace has but the name; empty where there is none."""
+    timeline, names = trace.timeline, " and ".join(sorted({d.name or NO_NAME for d in trace.origin.device_properties}))
+    if _speaks_cuda(timeline):
+        return ""
+    streams = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream"]
+    if np.isin(timeline.lane_id, streams).any():
+        return f"{names or 'an accelerator'}, which gpulab cannot read"
+    events = trace.memory_events
+    on_cpu = any(map(_OF_CPU.search, timeline.names)) or (events is not None and (events.device_index < 0).all())
+    return f"{names} (not recorded)" if names and not on_cpu else ""
+
+
+def _speaks_cuda(timeline: Timeline) -> bool:
+    """Whether CUDA's or HIP's own calls are in the trace."""
+    return bool((spans.runtime_calls(timeline) & spans.named(timeline, spans.starting_with("cu", "hip"))).any())
 
 
 def _properties(origin: TraceOrigin, index: int | None) -> DeviceProperties | None:
@@ -201,7 +225,7 @@ def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[
             "the trace holds launches but no kernel, copy or memset: the profiler got no GPU activity",
             key="breakdown",
         )
-    if device.name == NO_NAME:
+    if device.name in (NO_NAME, NO_NAME_OF_OTHER):
         yield Missing("the GPU's name and size", "the trace has no deviceProperties for it", key="device")
     if trace.memory_events is None:
         yield Missing(
@@ -210,7 +234,7 @@ def _missing(trace: Trace, trace_steps: FoundSteps, device: Device) -> Iterator[
     elif device.kind == "cuda" and (trace.memory_events.total_allocated_bytes < 0).all():
         yield Missing("peak memory", "this version of torch wrote no allocator totals", key="memory")
     if trace_steps.source == WHOLE_WINDOW:
-        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks of any length to tell steps apart"
+        reason = "the trace has no ProfilerStep, DataLoader or optimizer marks that tell two whole steps apart"
         yield Missing("steps", reason, key="steps")
 
 
@@ -228,5 +252,5 @@ _REASONS = {
     "ProfilerStep": "torch.profiler's own marks, from profiler.step()",
     "DataLoader": "no ProfilerStep: a step is the time from one fetch to the next on the training thread",
     "Optimizer.step": "no ProfilerStep and no DataLoader mark: a step is the time between two updates",
-    WHOLE_WINDOW: "no mark to tell steps apart: the whole window stands as one",
+    WHOLE_WINDOW: "no marks that tell two whole steps apart: the whole window stands as one",
 }

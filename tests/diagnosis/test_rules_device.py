@@ -64,6 +64,11 @@ def many(count: int, name: str, kernel: str, gpu_us: float, host_us: float = 20,
     return step
 
 
+def own(kernel: str, gpu_us: float) -> Step:
+    """A kernel that no operator starts, after one that an operator does."""
+    return lambda machine: (machine.operator("aten::add", ADD, 10), machine.launch(kernel, gpu_us))[-1]
+
+
 def call(name: str, us: float, *, waits: bool = False) -> Step:
     return lambda machine: machine.call(name, us, waits=waits)
 
@@ -126,6 +131,7 @@ FAR_SOFTMAX = row(
 CPU_ATTENTION = on_host(
     ("aten::bmm", 300), ("aten::div", 200), ("aten::_softmax", 400), ("aten::bmm", 300), ("aten::linear", 800)
 )
+SHORT_ATTENTION = on_host(("aten::bmm", 100), ("aten::_softmax", 100), ("aten::bmm", 100))  # fused, as long
 BY_HAND = row(  # the backward pass of a softmax
     on_host(("aten::bmm", 300)),
     many(20, "aten::as_strided", "", 0, 1),  # a view of it, as any number of them
@@ -272,6 +278,7 @@ OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
 AMP, TF32_RULE, SHAPES = precision.no_mixed_precision, precision.no_tf32, operations.odd_shapes
 OPTIMIZER, THRASH, GPUS = optimizing.unfused_optimizer, memory.allocator_thrash, placement.wrong_device
 SLOW_START = row(call("cudaDeviceGetStreamPriorityRange", 50_000), many(20, "aten::add", ADD, 100))
+OWN = "matmul_k(float*, float*, float*, int, int, int)"
 ADDS, OWN_MM = many(30, "aten::add", ADD, 100), many(50, "aten::mm", "triton_tem_fused_mm_0", 100)
 MM, NINE, FILLED = many(50, "aten::mm", SGEMM, 100), many(9, "aten::mm", HMMA, 100), holding(0.95)
 A100_MM, TF32_MM = many(50, "aten::mm", A100_SGEMM, 100), many(50, "aten::mm", TF32, 100)
@@ -380,7 +387,13 @@ CASES: dict[str, Case] = table(
             "Triton's on an A100": of(OWN_MM, "A100"),
             "a GPU that nobody names": of(MM, "unknown"),
             "broken kernels": changed(MM, cut),  # it is told once
+            "a kernel of one's own": of(own(OWN, 5000), "A100"),
         },
+    ),
+    Rows(
+        precision.own_kernel,
+        {"most of the step": (of(own(OWN, 5000), "A100"), "own_kernel")},
+        {"of operators": of(MM), "some of the step": of(row(many(80, "aten::add", ADD, 100), own(OWN, 2000)))},
     ),
     # Operations that could be one
     Rows(
@@ -388,6 +401,7 @@ CASES: dict[str, Case] = table(
         {
             "in steps": (of(ATTENTION), 200),
             "on a CPU": (on_cpu(CPU_ATTENTION), 600),
+            "short, on a CPU": (on_cpu(row(*[SHORT_ATTENTION] * 6)), "unfused_attention"),
             "a softmax by hand, backward": (on_cpu(BY_HAND), 14 * 200 + 20),
         },
         {

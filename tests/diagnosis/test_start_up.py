@@ -10,7 +10,9 @@ from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
+from gpulab.intervals import measure
 from gpulab.run import Category
+from gpulab.timeline.start_up import start_up
 from gpulab.timeline.trace_steps import find_steps
 from gpulab.trace.load import load_run
 from gpulab.views.report.sections import sections
@@ -117,6 +119,60 @@ def test_what_every_step_has_is_no_start(slow: Callable[[Machine], None]) -> Non
     assert account is not None and account.start_up_ns == 0
 
 
+def played(first_ms: tuple[float, ...], rounds: int) -> Machine:
+    """Operators of 50 µs, each of which first takes so long; a kernel of the user's own likewise."""
+    machine = Machine()
+    for number in range(rounds):
+        for i, ms in enumerate(first_ms):
+            machine.operator(f"aten::op{i}", f"kernel_{i}", 20, host_us=50 if number else ms * 1_000)
+        machine.call("cuLaunchKernelEx", 8 if number else 3_000)
+    return machine
+
+
+@pytest.mark.parametrize(("first_ms", "start_ms"), [((25, 20, 17, 5, 5), 75), ((2.2,), 5.2), ((0.06, 0.05), 3)])
+def test_first_calls_are_short_beside_later_ones(first_ms: tuple[float, ...], start_ms: float) -> None:
+    start = start_up(timeline(played(first_ms, 5).spans), 0)
+    assert measure(start.times) / 1e6 == pytest.approx(start_ms, abs=0.1 * start_ms)
+    assert sum(ns for _, ns in start.calls) == measure(start.times)  # no time has two names
+
+
+def test_the_rest_of_a_window_is_no_cause() -> None:
+    machine = played((25, 20, 17, 5, 5), 5)
+    known = machine.facts()  # without any step
+    assert known.breakdown is not None and known.breakdown.whole_window
+    said = diagnosed(known)
+    assert [finding.key for finding in said.findings] == ["start_up"] and "first calls" in said.first.summary
+
+
+@pytest.mark.parametrize("slow", [3, 6, 9])
+def test_a_call_that_is_long_again_later_is_no_start(slow: int) -> None:
+    machine = Machine()
+    for number in range(10):
+        machine.operator("aten::mm", KERNEL, 20, host_us=9_000 if number in (0, slow) else 50)
+    assert start_up(timeline(machine.spans), 0).calls == () or slow < 5
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_the_only_batch_of_a_trace_is_not_each_step(before: bool) -> None:
+    """Workers start in it where no work came before."""
+    machine = Machine()
+    if before:
+        machine.operator("aten::cudnn_convolution", KERNEL, 100)
+    begin = machine.host
+    machine.python(5 * S)
+    machine.mark("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin)
+    for _ in range(40):
+        machine.operator("aten::cudnn_convolution", KERNEL, 1_000)
+    machine.python(3 * S)
+    machine.operator("aten::cudnn_convolution", KERNEL, 1_000)
+    known = machine.facts()  # without any step
+    first = diagnosed(known).first
+    words = " ".join((first.summary, first.cure, *(evidence.words for evidence in first.evidence)))
+    assert "each step" not in words and "of each" not in words and "5.00 s of 8.0" in words
+    assert (first.key, first.confidence) == (("data_starved", "likely") if before else ("start_up", "measured"))
+    assert ("record several" in words) == before and ("more workers" in words) == before
+
+
 def fetches(waits_ms: list[int], workers: str, first_number: int) -> list[Span]:
     spans, at = [], 0
     for number, wait_ms in enumerate(waits_ms, start=first_number):
@@ -136,7 +192,8 @@ def fetches(waits_ms: list[int], workers: str, first_number: int) -> list[Span]:
         ([2000, 1, 1, 1], "MultiProcessing", 10, 0),  # not the loop's first step: a burst
         ([2000, 1, 1, 1800], "MultiProcessing", 0, 0),  # it comes again
         ([2000, 1, 1, 1], "SingleProcess", 0, 0),
-        ([2000], "MultiProcessing", 0, 0),  # nothing to compare it with
+        ([2000], "MultiProcessing", 0, 2000),
+        ([2000], "MultiProcessing", 10, 0),
     ],
 )
 def test_workers_start_once(waits_ms: list[int], workers: str, first_number: int, start_ms: int) -> None:
@@ -149,6 +206,6 @@ def test_a_real_start_up() -> None:
     """a100_alexnet_sync_events: 29.9 s in one call, 6.5 s in cudaFree, 3.1 s in the first launch, …"""
     found = facts(load_run(path("a100_alexnet_sync_events")))
     first = diagnosed(found).first
-    assert first.key == "start_up" and first.once_us == pytest.approx(42.38e6, rel=0.001)
+    assert first.key == "start_up" and first.once_us == pytest.approx(42.6e6, rel=0.001)
     account = found.breakdown
     assert account is not None and account.typical_share(*DEVICE_PARTS) > 0.05

@@ -48,6 +48,11 @@ class Machine:
             self._start("cudaLaunchKernel", kernel, Category.KERNEL, gpu_us, start + host_us / 4, extra)
         self._span(name, Category.CPU_OP, start, self.host)
 
+    def launch(self, kernel: str, gpu_us: float) -> None:
+        """A kernel that the program starts itself."""
+        self._start("cudaLaunchKernel", kernel, Category.KERNEL, gpu_us, self.host, {})
+        self.host += START_US
+
     def python(self, us: float) -> None:
         """Nothing that a trace shows."""
         self.host += us

@@ -84,6 +84,9 @@ ELSEWHERE: dict[Reading, tuple[str, ...]] = {
         "void (anonymous namespace)::multimem_one_shot_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
         "ncclSymkDevKernel_AllReduce_AGxLL_R_sum_f8e4m3(ncclSymkDevWorkArgs4K)",
         "void deep_ep::intranode::combine<__nv_bfloat16, 8, 768>(__nv_bfloat16*)",
+        "void sgl::internode_ll::dispatch<__nv_bfloat16, 7168>(__nv_bfloat16*)",
+        "void (anonymous namespace)::low_latency::combine<__nv_bfloat16>(void*)",
+        "mori::moe::EpDispatchIntraNodeKernel<hip_bfloat16>",
         "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(RankData*)",
     ),
     Reading("communication", "fp32", False): (

@@ -134,6 +134,17 @@ def test_any_marks_give_a_sound_record(marks: list[Row]) -> None:
         assert found.steps.batch_count[i] <= len(begun)
 
 
+@pytest.mark.parametrize(("counts", "steps"), [((12, 4), 0), ((4, 12), 0), ((12, 9), 2), ((12, 4, 12), 3)])
+def test_two_steps_one_of_them_cut_are_none(counts: tuple[int, ...], steps: int) -> None:
+    """No step is typical then: the whole window stands as one."""
+    spans, at = [], 0
+    for number, count in enumerate(counts):
+        spans.append(Span(f"ProfilerStep#{number}", Category.USER_ANNOTATION, MAIN, at, count * 10))
+        spans += [Span("aten::mm", Category.CPU_OP, MAIN, at + 10 * i, 10) for i in range(count)]
+        at += count * 10
+    assert len(find_steps(timeline(spans)).steps) == steps
+
+
 # The record that `load_run` joins
 
 

@@ -61,7 +61,7 @@ class BlockingCalls(Struct, frozen=True):
 def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     """The calls of each direction that occurs, those that wait longest first."""
     t = work.timeline
-    named = spans.named(t, spans.starting_with(*spans.SYNCHRONIZING, *spans.COPYING))
+    named = spans.named(t, spans.may_wait)
     calls = np.flatnonzero(named & spans.runtime_calls(t) & spans.on_training_threads(t))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)

@@ -9,12 +9,12 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.intervals import Intervals, covers, intersect, paint, subtract, union
+from gpulab.intervals import Intervals, covers, intersect, joined, paint, subtract, union
 from gpulab.run import Category, Int64, Timeline, UInt8
 from gpulab.timeline import spans
 from gpulab.timeline.device_steps import launched_within
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.launches import CallTree, launch_of, replay_of, replay_times
+from gpulab.timeline.launches import CallTree, launch_of, replay_of, replay_times, unrecorded_times
 from gpulab.timeline.start_up import start_up
 
 
@@ -102,7 +102,8 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP)))
     operator = np.full(len(rows), -1, dtype=np.int64)
     operator[call >= 0] = tree.innermost(timeline, call[call >= 0])
-    busy = union(timeline.start_ns[every], timeline.end_ns[every])
+    unrecorded = unrecorded_times(timeline, account.device_index)
+    busy = joined(union(timeline.start_ns[every], timeline.end_ns[every]), unrecorded)
     steps = subtract(union(windows[:, 0], windows[:, 1]), start_up(timeline, account.device_index).times)
     return DeviceWork(
         timeline=timeline,

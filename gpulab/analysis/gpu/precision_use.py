@@ -6,7 +6,10 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.gpu.device_work import DeviceWork, names_tell
+from gpulab.run import Category
+from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import reading
+from gpulab.timeline.launches import replay_of
 
 _FORMATS = ("", "fp32", "tf32", "narrow", "unknown")
 
@@ -15,6 +18,9 @@ class PrecisionUse(Struct, frozen=True):
     """Shares of the time of all kernels but communication, by the format of matrix kernels; `half_able` is the share
     of kernels that only move data, which halves where the data does: not the optimizer's, which stays as it is.
     `unknown` is the share of matrix kernels whose names tell neither format nor use of tensor cores: Triton's.
+
+    `own` is the share of matrix kernels of full precision that no operator of PyTorch started, and that no setting of
+    PyTorch reaches: they are in no other share.
 
     `costliest` names the float32 kernel with the most time, up to its arguments, `costliest_tf32` the one in TF32.
     """
@@ -26,6 +32,8 @@ class PrecisionUse(Struct, frozen=True):
     costliest: str
     costliest_tf32: str = ""
     unknown: float = 0.0
+    own: float = 0.0
+    costliest_own: str = ""
 
 
 def precision_use(work: DeviceWork) -> PrecisionUse | None:
@@ -37,7 +45,9 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
     formats = np.zeros(len(work.timeline.names), dtype=np.int64)
     for i in np.unique(name[matrix]).tolist():
         formats[i] = _FORMATS.index(_format(work.timeline.names[i]))
-    format_of_row = np.where(matrix, formats[name], 0)
+    own = _own(work)
+    format_of_row = np.where(matrix & ~own, formats[name], 0)
+    own &= matrix & np.isin(formats[name], (1, 2))
     return PrecisionUse(
         fp32=work.share(format_of_row == 1),
         tf32=work.share(format_of_row == 2),
@@ -46,7 +56,16 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
         costliest=short_name(work.costliest(format_of_row == 1)),
         costliest_tf32=short_name(work.costliest(format_of_row == 2)),
         unknown=work.share(format_of_row == 4),
+        own=work.share(own),
+        costliest_own=short_name(work.costliest(own)),
     )
+
+
+def _own(work: DeviceWork) -> spans.Mask:
+    """Rows that were started outside every operator, where those are recorded; a replayed graph hides its own."""
+    host = spans.in_category(work.timeline, Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
+    replayed = replay_of(work.timeline, work.rows) >= 0
+    return (work.call >= 0) & (work.operator < 0) & ~replayed & host.any()
 
 
 def _format(name: str) -> str:

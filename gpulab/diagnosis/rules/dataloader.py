@@ -20,6 +20,7 @@ from gpulab.diagnosis.rules.dataloader_evidence import (
 from gpulab.diagnosis.rules.own_batches import makes_own_batches, making_own_batches
 from gpulab.formatting import decapitalized, duration, percent, plural
 from gpulab.run import Loader
+from gpulab.timeline import spans
 
 LESSON = "03_starving_gpu"
 _CORE_WAIT_TOLD = 0.05  # ours, of a batch's time
@@ -68,7 +69,7 @@ class _Wait(Struct, frozen=True):
     waited_us: float
     exposed_us: float
     sure: bool
-    basis: str  # "median of 20 unprofiled steps"
+    basis: str  # " (median of 20 unprofiled steps)"
     bad: bool
     sentence: str = ""
 
@@ -103,12 +104,12 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
 def _basis(context: RuleContext) -> str:
     step = context.facts.typical_step_us
     if step is None:
-        return "as one whole"
+        return ""
     if context.facts.step_us is not None and not (context.on_gpu and context.facts.breakdown is not None):
-        return f"median of {plural(step.count, 'untraced step')}"
+        return f" (median of {plural(step.count, 'untraced step')})"
     shares = context.facts.shares
     count = step.count if shares is None else shares.profiled_count
-    return f"over all {count:,} traced steps" if count > 1 else "in the one traced step"
+    return f" (over all {count:,} traced steps)" if count > 1 else " (in the one traced step)"
 
 
 def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float | None:
@@ -133,15 +134,16 @@ def _hidden_or_not(context: RuleContext) -> Undetermined:
 
 
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
+    by_step = context.unit == "each step"
+    whole = f"each {duration(wait.step_us)} step" if by_step else f"{duration(wait.step_us)} traced"
     first = Evidence(
-        f"{duration(wait.exposed_us)} of each {duration(wait.step_us)} step is data wait ({wait.basis})"
-        f"{_loads(context)}",
+        f"{duration(wait.exposed_us)} of {whole} is data wait{wait.basis}{_loads(context)}",
         _longest_wait(context),
     )
     more = (*_bursts(context), *more)
     hidden_us = wait.waited_us - wait.exposed_us
     if hidden_us > context.thresholds.silence * wait.step_us:
-        behind = f"the loop itself blocks for {duration(wait.waited_us)} per step"
+        behind = f"the loop itself blocks for {duration(wait.waited_us)}{' per step' if by_step else ''}"
         more = (*more, Evidence(f"{behind}; the GPU hides {duration(hidden_us)} of that with earlier work"))
     settings, cure = cure_of_waiting(context, key, wait.step_us, wait.waited_us)
     line, sure = line_of_loading(context, key)
@@ -150,7 +152,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         summary,
         (first, *more),
         wait.exposed_us * (1 - _lost_to_cores(context)),
-        "measured" if wait.sure else "likely",
+        "measured" if wait.sure and by_step else "likely",
         parts=("data_wait",),
         settings=settings,
         cure=cure,
@@ -170,7 +172,10 @@ def _lost_to_cores(context: RuleContext) -> float:
 
 
 def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
-    """Where steps of a trace wait unequally: how unequally."""
+    """Where steps of a trace wait unequally: how unequally. Where it holds one batch: that others may wait less."""
+    timeline = context.facts.run.timeline
+    if context.unit != "each step" and timeline is not None and spans.named(timeline, spans.is_loader).sum() == 1:
+        return (Evidence("this trace holds one batch: record several, for a first one takes longer than others"),)
     if not context.facts.whole_window:
         return ()
     waits_ns = context.facts.run.steps.data_wait_ns[context.facts.run.traced_rows]
@@ -245,19 +250,8 @@ def _why_not_inside(context: RuleContext) -> str:
 
 
 FINDINGS = (
-    FindingKind(
-        "data_starved",
-        "waiting for data",
-        data_starved,
-        lesson=LESSON,
-    ),
-    FindingKind(
-        "cpu_preprocessing",
-        "CPU preprocessing",
-        cpu_preprocessing,
-        lesson=LESSON,
-        explains=("data_starved",),
-    ),
+    FindingKind("data_starved", "waiting for data", data_starved, lesson=LESSON),
+    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, lesson=LESSON, explains=("data_starved",)),
     FindingKind(
         "storage_bound",
         "I/O-bound data loading",
@@ -265,13 +259,7 @@ FINDINGS = (
         lesson="04_preprocessing",
         explains=("data_starved",),
     ),
-    FindingKind(
-        "slow_collate",
-        "slow collate",
-        slow_collate,
-        lesson=LESSON,
-        explains=("data_starved",),
-    ),
+    FindingKind("slow_collate", "slow collate", slow_collate, lesson=LESSON, explains=("data_starved",)),
 )
 
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
-from gpulab.formatting import duration, percent, plural
+from gpulab.formatting import decapitalized, duration, percent, plural
 from gpulab.run import StepFlag
 
 _KEEP_WORKERS = (
@@ -14,8 +14,7 @@ _KEEP_WORKERS = (
 )
 _MAKE_ONCE_AND_KEEP = (
     "Create the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): its "
-    "workers end with it. Then keep them alive between epochs: DataLoader(…, persistent_workers=True), with one "
-    "iterator per epoch."
+    f"workers end with it. Then {decapitalized(_KEEP_WORKERS).replace('the workers', 'them', 1)}"
 )
 _MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
 
@@ -70,11 +69,4 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
-FINDINGS = (
-    FindingKind(
-        "worker_restart",
-        "restarting DataLoader workers",
-        worker_restart,
-        lesson="03_starving_gpu",
-    ),
-)
+FINDINGS = (FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, lesson="03_starving_gpu"),)

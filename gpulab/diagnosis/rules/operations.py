@@ -20,6 +20,7 @@ from gpulab.run import Timeline
 _Chains = TypeVar("_Chains")
 
 _TOLD_ENOUGH = 0.5  # ours, of the products' time: where so much has sizes, none of them odd, no question is open
+_BEYOND_CACHES_US = 500.0  # ours, on a CPU: what takes less per attention stays in its caches, fused or not
 _SLOWER = 0.5  # ours: a product whose sizes do not fit takes about twice as long (NVIDIA shows 2 to 4 times)
 
 
@@ -28,7 +29,8 @@ def unfused_attention(context: RuleContext) -> Finding | None:
     chains = _chains(context, attention_chains, attention_on_cpu)
     if chains is None or (not context.on_gpu and chains.share < context.thresholds.attention_cpu_notice):
         return None
-    flash = "flash" if context.on_gpu else "auto"
+    time_us, flash = _time_us(context, chains.share), "flash" if context.on_gpu else "auto"
+    worth = context.on_gpu or time_us >= _BEYOND_CACHES_US * chains.per_step
     by_hand = (
         "Use torch.nn.functional.scaled_dot_product_attention(q, k, v) instead of matmul, softmax, matmul "
         '(in a Hugging Face model: attn_implementation="sdpa").'
@@ -50,8 +52,8 @@ def unfused_attention(context: RuleContext) -> Finding | None:
                 f"the matmuls take another {percent(_share(context, chains.product_share))}, partly memory traffic"
             ),
         ),
-        _time_us(context, chains.share),
-        "likely",
+        time_us if worth else None,
+        "likely" if worth else "possible",
         parts=("compute/attention",),
         settings=(("attention", flash),) if chains.by_library else (),
         cure=by_library if chains.by_library else by_hand,
@@ -201,24 +203,10 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
     return context.line_at(np.array([span], dtype=np.int64)) if span is not None else ""
 
 
+_LESSON = "08_fused_kernels"
 FINDINGS = (
-    FindingKind(
-        "unfused_attention",
-        "unfused attention",
-        unfused_attention,
-        lesson="08_fused_kernels",
-    ),
-    FindingKind(
-        "memory_bound_ops",
-        "unfused pointwise operators",
-        memory_bound_ops,
-        lesson="08_fused_kernels",
-    ),
-    FindingKind(
-        "layout",
-        "layout conversions",
-        layout,
-        lesson="08_fused_kernels",
-    ),
+    FindingKind("unfused_attention", "unfused attention", unfused_attention, lesson=_LESSON),
+    FindingKind("memory_bound_ops", "unfused pointwise operators", memory_bound_ops, lesson=_LESSON),
+    FindingKind("layout", "layout conversions", layout, lesson=_LESSON),
     FindingKind("odd_shapes", "matmul sizes that don't fit tensor cores", odd_shapes),
 )

@@ -9,6 +9,8 @@ from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import factor, percent
 
 _MOVING_TOLD = 0.01  # ours, of computing: below it half the bytes bring next to nothing
+_SCALED = ', and torch.amp.GradScaler("cuda") for the backward pass'
+_MOST = 0.5  # ours, of the step: what takes less has other causes beside it
 _MATERIAL = 0.1  # ours: of the time of all products; below it their gain is not told on its own
 
 
@@ -18,10 +20,10 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
     if isinstance(use, Undetermined) or use is None or use.fp32 + use.tf32 < context.thresholds.matrix_material:
         return _unknown_formats(context, use) if isinstance(use, PrecisionUse) else use
     device = context.facts.run.device
-    narrow, tf32 = narrow_ratio(context.facts.run.device), tf32_ratio(context.facts.run.device)
-    ratio, from_tf32 = narrow_ratio(device), (max(1.0, narrow / tf32) if narrow and tf32 else 1.0)
+    ratio, tf32 = narrow_ratio(device), tf32_ratio(device)
     if ratio is None:
         return _unknown_units(context)
+    from_tf32 = max(1.0, ratio / tf32) if ratio and tf32 else 1.0
     saved = use.fp32 * (1 - 1 / ratio) + use.tf32 * (1 - 1 / from_tf32)
     able = compute_capability(device) or (0, 0)
     kind = "bf16" if able >= BF16_SINCE else "fp16"
@@ -31,7 +33,7 @@ def no_mixed_precision(context: RuleContext) -> Finding | Undetermined | None:
         "no_mixed_precision",
         f"{percent(use.fp32 + use.tf32)} of the compute time is matmuls {what}; this GPU's tensor cores do 16-bit "
         f"{faster}.",
-        (*(_costliest(use) if full else _costliest_tf32(use)), _faster(context, use, ratio, from_tf32), *_moving(use)),
+        (*_costliest(use, tf32=not full), _faster(context, use, ratio, from_tf32), *_moving(use)),
         saved * context.part_us("compute"),
         "likely",
         parts=("compute/matrix",),
@@ -65,6 +67,23 @@ def no_tf32(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
+def own_kernel(context: RuleContext) -> Finding | None:
+    """Most of the step goes to matrix products of a kernel that no setting of PyTorch reaches."""
+    use = _use(context)
+    if not isinstance(use, PrecisionUse) or use.own * context.share("compute") < _MOST:
+        return None
+    return Finding(
+        "own_kernel",
+        f"{percent(use.own * context.share('compute'))} of {context.unit} is a matmul kernel of your own without "
+        f"tensor cores: {use.costliest_own}.",
+        (Evidence("no PyTorch operator starts it: neither autocast nor TF32 changes it"),),
+        None,
+        "likely",
+        parts=("compute/matrix",),
+        cure="Let torch.matmul or cuBLAS do the product where it fits; else profile the kernel with Nsight Compute.",
+    )
+
+
 def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
     work = context.facts.work
     if not context.on_gpu:
@@ -77,15 +96,14 @@ def _use(context: RuleContext) -> PrecisionUse | Undetermined | None:
 
 
 def _unknown_formats(context: RuleContext, use: PrecisionUse) -> Undetermined | None:
-    """Matrix products of kernels whose names say no format: Triton's, as torch.compile's max-autotune makes them."""
-    if use.fp32 + use.tf32 + use.unknown < context.thresholds.matrix_material or not has_units(
-        context.facts.run.device
-    ):
+    """Matrix products of kernels whose names say no format, as Triton's, or that no setting of PyTorch reaches."""
+    share = use.fp32 + use.tf32 + use.unknown
+    if share < context.thresholds.matrix_material or not has_units(context.facts.run.device):
         return None
     return Undetermined(
         "no_mixed_precision",
         f"Which number format the matmuls use ({percent(use.unknown)} of the compute time)",
-        "Triton's kernel names don't show it: check the dtype of the parameters, and autocast",
+        "The kernels' names don't show it: check the dtype of the parameters, and autocast",
     )
 
 
@@ -95,18 +113,13 @@ def _unknown_units(context: RuleContext) -> Undetermined | None:
     units = has_units(device)
     if units is False:
         return None
-    if not device.name.startswith("GPU ("):
-        kind = "bf16" if (compute_capability(device) or (0, 0)) >= BF16_SINCE else "fp16"
-        return Undetermined(
-            "no_mixed_precision",
-            f"How much faster 16-bit matmuls are on a {device.name}{'' if units else ', if at all'}",
-            f"Its peaks are not known here; compare it: --ab amp={kind}",
-        )
-    return Undetermined(
-        "no_mixed_precision",
-        "Whether 16-bit matmuls are faster on this GPU",
-        "Run it under gpulab, or record the trace with a PyTorch that writes deviceProperties (1.10 or newer)",
-    )
+    kind = "bf16" if (compute_capability(device) or (0, 0)) >= BF16_SINCE else "fp16"
+    what = f"How much faster 16-bit matmuls are on a {device.name}{'' if units else ', if at all'}"
+    how = f"Its peaks are not known here; compare it: --ab amp={kind}"
+    if device.name.startswith("GPU ("):
+        what = "Whether 16-bit matmuls are faster on this GPU"
+        how = "Run it under gpulab, or record the trace with a PyTorch that writes deviceProperties (1.10 or newer)"
+    return Undetermined("no_mixed_precision", what, how)
 
 
 def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
@@ -117,12 +130,9 @@ def _moving(use: PrecisionUse) -> tuple[Evidence, ...]:
     return (Evidence(words),)
 
 
-def _costliest(use: PrecisionUse) -> tuple[Evidence, ...]:
-    return (Evidence(f"the top one is {use.costliest}, which uses no tensor core"),) if use.costliest else ()
-
-
-def _costliest_tf32(use: PrecisionUse) -> tuple[Evidence, ...]:
-    return (Evidence(f"the top one is {use.costliest_tf32}, in TF32"),)
+def _costliest(use: PrecisionUse, *, tf32: bool = False) -> tuple[Evidence, ...]:
+    name, how = (use.costliest_tf32, "in TF32") if tf32 else (use.costliest, "which uses no tensor core")
+    return (Evidence(f"the top one is {name}, {how}"),) if name else ()
 
 
 def _faster(context: RuleContext, use: PrecisionUse, ratio: float, from_tf32: float) -> Evidence:
@@ -134,25 +144,13 @@ def _faster(context: RuleContext, use: PrecisionUse, ratio: float, from_tf32: fl
 
 
 def _autocast(kind: str) -> str:
-    if kind == "bf16":
-        return 'with torch.autocast("cuda", dtype=torch.bfloat16): around the forward pass and the loss.'
-    return (
-        'with torch.autocast("cuda", dtype=torch.float16): around the forward pass and the loss, and '
-        'torch.amp.GradScaler("cuda") for the backward pass.'
-    )
+    dtype, scaled = ("bfloat16", "") if kind == "bf16" else ("float16", _SCALED)
+    return f'with torch.autocast("cuda", dtype=torch.{dtype}): around the forward pass and the loss{scaled}.'
 
 
+_LESSON = "07_mixed_precision"
 FINDINGS = (
-    FindingKind(
-        "no_mixed_precision",
-        "fp32 instead of mixed precision",
-        no_mixed_precision,
-        lesson="07_mixed_precision",
-    ),
-    FindingKind(
-        "no_tf32",
-        "matmuls without TF32",
-        no_tf32,
-        lesson="07_mixed_precision",
-    ),
+    FindingKind("own_kernel", "a kernel of your own without tensor cores", own_kernel),
+    FindingKind("no_mixed_precision", "fp32 instead of mixed precision", no_mixed_precision, lesson=_LESSON),
+    FindingKind("no_tf32", "matmuls without TF32", no_tf32, lesson=_LESSON),
 )

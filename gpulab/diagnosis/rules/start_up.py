@@ -5,7 +5,7 @@ from __future__ import annotations
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent
-from gpulab.timeline.start_up import StartUp
+from gpulab.timeline.start_up import WORKERS, StartUp
 from gpulab.timeline.start_up import start_up as start_up_of
 
 _NAMED = 3  # ours: the longest calls; more would not be read
@@ -28,7 +28,7 @@ def start_up(context: RuleContext) -> Finding | None:
         return None
     return Finding(
         "start_up",
-        f"{percent(share)} of the traced time is starting up, once: {_what(context, seen)}.",
+        f"{percent(share)} of the traced time is {_what(seen, steps=bool(context.facts.run.traced_numbers))}.",
         (Evidence(f"{duration(once_us)} of {duration(account.wall_ns / 1e3)}: {_calls(seen)}", pairs(seen.times)[0]),),
         None,
         "measured",
@@ -39,10 +39,12 @@ def start_up(context: RuleContext) -> Finding | None:
     )
 
 
-def _what(context: RuleContext, seen: StartUp) -> str:
-    if not context.on_gpu:
-        return "the DataLoader starts its workers at the first fetch"
-    return "the first calls load libraries and create the GPU's context"
+def _what(seen: StartUp, *, steps: bool) -> str:
+    if seen.calls[0][0] != WORKERS:
+        return "starting up, once: the first calls load libraries and prepare the device"
+    if steps:
+        return "starting up, once: the DataLoader starts its workers at the first fetch"
+    return "waiting for the only batch of this trace, once: the workers of a DataLoader start in their first batch"
 
 
 def _calls(seen: StartUp) -> str:

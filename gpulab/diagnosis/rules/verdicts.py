@@ -13,6 +13,7 @@ from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
+from gpulab.intervals import measure
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -109,8 +110,9 @@ def _damaged(context: RuleContext) -> Finding | None:
     """The trace cannot carry a conclusion about the device."""
     reason = context.withheld("breakdown")
     if reason is not None and context.facts.breakdown is None:
+        why = "no work of the device was read" if context.facts.run.device.kind == "unknown" else "the trace is damaged"
         what = "what the GPU did" if context.on_gpu else "where the time goes"
-        return cannot_tell_because(f"The trace is damaged, so nothing can be said about {what}.", reason)
+        return cannot_tell_because(f"{capitalized(why)}, so nothing can be said about {what}.", reason)
     if not context.on_gpu:
         return None
     reason, idle = context.withheld("idle_causes"), context.idle
@@ -141,8 +143,9 @@ def _not_profiled(context: RuleContext) -> Finding | None:
 
 def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
-    if unknown < context.thresholds.unknown_too_much:
-        return None
+    work, limit = context.facts.work, context.thresholds.unknown_too_much
+    if unknown < limit or (work is not None and measure(work.idle) < limit * measure(work.windows)):
+        return None  # no code holds a GPU up that may have been busy with what is not recorded
     where = context.facts.annotated[:1]
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"

@@ -15,6 +15,7 @@ from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import (
     NOT_MEASURABLE,
+    capitalized,
     duration,
     duration_range,
     factor,
@@ -98,8 +99,8 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),
-        _costliest("Top operators", _OPERATORS_NOTE, without_parts(facts.operators), facts.few_steps),
-        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, facts.few_steps),
+        _costliest("Top operators", _OPERATORS_NOTE, without_parts(facts.operators), facts),
+        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, facts),
         *pause_sections(facts.run),
         *trace_sections(facts),
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
@@ -291,6 +292,9 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
             f"GPU busy (a kernel, copy or memset ran): {percent(breakdown.busy_fraction)} of the traced time; "
             f"kernels alone: {percent(breakdown.kernel_busy_fraction)}."
         )
+    before_ns = breakdown.windows[0, 0] - breakdown.host_windows[0, 0]
+    if breakdown.whole_window and before_ns:
+        lines.append(f"Without the first {_ns(before_ns)}, of work that was launched before the recording.")
     if breakdown.start_up_ns:
         lines.append(f"Starting up took {_ns(breakdown.start_up_ns)}, once: it is in none of these shares.")
     lines += _annotated(facts, breakdown, shares)
@@ -341,18 +345,20 @@ def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
     return tuple(row for row in operators if not is_loader(row.name) and not is_optimizer(row.name))
 
 
-def _costliest(title: str, note: str, rows: Sequence[CostRow], few_steps: int | None) -> Section | None:
+def _costliest(title: str, note: str, rows: Sequence[CostRow], facts: Facts) -> Section | None:
     if not rows:
         return None
-    on_gpu, shared = any(row.device_us is not None for row in rows), few_steps is None
-    times = ("GPU time", "CPU time") if on_gpu else (*["share"] * shared, "per step")
+    on_gpu, shared = any(row.device_us is not None for row in rows), facts.few_steps is None
+    whole = facts.breakdown is not None and facts.breakdown.whole_window
+    per, where = ("in the whole trace", "in the whole trace") if whole else ("per step", "per traced step")
+    times = ("GPU time", "CPU time") if on_gpu else (*["share"] * shared, "time" if whole else per)
     columns = (Column("", "cut"), *numbers(*times, "calls"))
     what = "" if on_gpu or not shared else "; share of the traced time"
-    lines = [f"Per traced step{what}. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
+    lines = [f"{capitalized(where)}{what}. {note}", *([_DEVICE_NOTE] if on_gpu else [])]
     if len(rows) > COSTLIEST:
         lines.append(f"{plural(len(rows) - COSTLIEST, 'more name')} not shown.")
     costs = tuple(_cost_row(r, on_gpu, shared) for r in rows[:COSTLIEST])
-    of = "of GPU time per step" if on_gpu else "of traced time" if shared else "per traced step"
+    of = f"of GPU time {per}" if on_gpu else "of traced time" if shared else where
     result = f"{wording.short_name(rows[0].name)}, {costs[0].cells[1]} {of}"
     return Section(title, columns, costs, tuple(lines), result=result)
 

@@ -396,7 +396,7 @@ def _kind(category: Category, name: str, device_kind: str) -> Key:
     if spans.is_optimizer(name):
         return _OPTIMIZER
     if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
-        return _SYNC if name.startswith(spans.SYNCHRONIZING) else _CALL
+        return _SYNC if spans.is_wait(name) else _CALL
     if category == Category.CPU_OP:
         return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
     return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
