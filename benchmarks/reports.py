@@ -1,0 +1,82 @@
+"""Trainings rebuilt from public reports of slow training: is the cause named at first contact?
+
+Each is a cell of `planted/reports`, written by somebody who has not read the rules, with the thread that it was built
+from, its cause and how much faster it is without; or healthy. Each ran once before any rule was changed for it: a person
+who knew the cause then read the headline and the findings, and `verdicts` in the result is what was decided: "right"
+(the headline or first finding names the cause, at its line or callee), "half" (a later one does, or the first names
+the part of the step without its cause), "silent" (no cause is named), "false" (another is). `python -m benchmarks.reports
+NAME…` runs some and keeps no result; `--keep` adds what a cell says at its first run, which is never measured again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from benchmarks.harness import RESULTS, Figure, in_own_process
+from benchmarks.planted import folder_of_its_own, in_notebook
+from planted.catalogue import FOLDER, code_of, header_and_code, parted
+
+CELLS = FOLDER / "reports"
+CASES = tuple(sorted(path.stem for path in CELLS.glob("*.py")))
+FILE = RESULTS / "reports.json"
+VERDICTS = ("right", "half", "silent", "false")
+_SAID = 3  # findings that are kept
+
+
+def measure() -> dict[str, object]:
+    """What was said at the first run; nothing is run again."""
+    kept: dict[str, object] = json.loads(FILE.read_text(encoding="utf-8"))
+    return kept
+
+
+def row_of(case: str) -> dict[str, Any]:
+    """What gpulab says of a cell."""
+    import gpulab
+
+    header = tomllib.loads(header_and_code((CELLS / f"{case}.py").read_text(encoding="utf-8"))[0])
+    with folder_of_its_own(gpu=False):
+        run = in_notebook(*parted(code_of(CELLS / f"{case}.py")))
+        diagnosis = gpulab.diagnose(run)
+    said = [
+        {
+            "finding": finding.key,
+            "summary": finding.summary,
+            "line": finding.source_line,
+            "evidence": [evidence.words for evidence in finding.evidence],
+        }
+        for finding in diagnosis.findings[:_SAID]
+    ]
+    return {"case": case, **{key: header.get(key) for key in ("because", "line", "callee", "faster")}, "said": said}
+
+
+def run(cases: tuple[str, ...], *, keep: bool) -> None:
+    """Each in a process of its own; printed."""
+    kept = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {"rows": []}
+    known = {row["case"] for row in kept["rows"]}
+    for case in cases:
+        row = in_own_process("benchmarks.reports", "row_of", case=case)
+        print(f"\n## {case}: {row['because']} [{row['faster']}×] at {row['line']}")
+        for finding in row["said"]:
+            print(f"  - {finding['finding']}: {finding['summary']} | {finding['line']}", flush=True)
+        if keep and case not in known:
+            kept["rows"].append(row)
+            FILE.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
+    """How many causes were named, missed and invented."""
+    rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS]
+    planted, healthy = [r for r in rows if r["faster"]], [r for r in rows if not r["faster"]]
+    for verdict in VERDICTS:
+        key = "right" if verdict == "right" else None
+        yield Figure.share(f"{verdict}", sum(r["verdict"] == verdict for r in planted), len(planted), key)
+    yield Figure.share("healthy, and said so", sum(r["verdict"] == "right" for r in healthy), len(healthy), "healthy")
+
+
+if __name__ == "__main__":
+    names = tuple(name for name in sys.argv[1:] if not name.startswith("-"))
+    run(names or CASES, keep="--keep" in sys.argv)
