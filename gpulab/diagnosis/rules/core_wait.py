@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import loads_itself
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
-from gpulab.analysis.step_shares import core_wait_in_loading
+from gpulab.analysis.step_shares import core_wait_within_data_wait
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, duration_range, number, percent, plural
@@ -36,9 +35,17 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         return None
     if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return None
-    summary, cure = _by_quota(cores) or _by_others(context, cores) or ("", "")
-    if not summary:
+    told = _by_quota(cores)
+    if told is None and is_own_doing(cores):
         return None
+    summary, cure = (
+        told
+        or _by_others(context, cores)
+        or (
+            f"No free CPU core for {duration(loss.total_us)} of each step; which program had them is unknown.",
+            "Run it longer, or look at top while it runs.",
+        )
+    )
     threads = context.facts.run.environment.compute_threads or 1
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:
@@ -50,7 +57,6 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         tuple(_evidence(context, cores, loss)),
         loss.total_us,
         "measured",
-        parts=_parts(loss),
         settings=(("compute_threads", "1"),) if fewer else (),
         cure=cure,
         otherwise=cure,
@@ -70,15 +76,12 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     shares, own_us = context.facts.shares, cores.thread_wait_fraction * step_us
     unknown_us = 0.0 if context.on_gpu else own_us
     thread_us = unknown_us if shares is None else shares.of("core_wait") * step_us
-    waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
-    loading_us = waited_us * core_wait_in_loading(context.facts)
-    if loads_itself(context.facts.run):  # one thread: no more than it lacked a core in all
-        loading_us = min(loading_us, max(0.0, own_us - thread_us))
+    loading_us = core_wait_within_data_wait(context.facts) * step_us
     if context.on_gpu:
         return CoreLoss(thread_us, 0.0, loading_us)
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
-    pool_us = each * context.part_us("compute", "optimizer", "launch")
+    pool_us = 0.0 if shares is None else each * shares.of("compute", "optimizer", "launch") * step_us
     return CoreLoss(thread_us, pool_us if pool_us >= context.thresholds.core_wait_notice * step_us else 0.0, loading_us)
 
 
@@ -111,8 +114,6 @@ def _by_quota(cores: CoreShare) -> tuple[str, str] | None:
 
 
 def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None:
-    if is_own_doing(cores):
-        return None
     count = cores.cores or 0
     busy = (cores.got_cores or 0.0) + (cores.others_cores or 0.0)
     if cores.others_cores is not None and count and (cores.others_cores < LEAST_OTHERS * count or busy < _FULL * count):
@@ -137,7 +138,7 @@ def _got(cores: CoreShare) -> str:
 
 
 def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
-    rows = [Evidence(core_loss_words(context, loss))]
+    rows = [Evidence(_lost(context, loss))]
     if cores.thread_cpu_fraction is not None:
         rows.append(Evidence(f"the main thread was on a core for {percent(cores.thread_cpu_fraction)} of the time"))
     if cores.others_cores is not None:
@@ -152,7 +153,7 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
     return rows
 
 
-def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
+def _lost(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
     step_us = context.step_us or loss.total_us
     more = [
@@ -170,9 +171,4 @@ def _cores(count: float) -> str:
     return plural(round(count, 2 if count < 1 else 1), "core")
 
 
-def _parts(loss: CoreLoss) -> tuple[str, ...]:
-    pool = ("compute/threads", "optimizer/threads", "launch/threads") if loss.pool_us > 0 else ()
-    return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
-
-
-FINDINGS = (FindingKind("cpu_shared", "CPU contention", cpu_shared),)
+FINDINGS = (FindingKind("cpu_shared", "CPU contention", cpu_shared, role="context"),)

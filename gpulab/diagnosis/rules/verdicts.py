@@ -10,9 +10,8 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
-from gpulab.formatting import capitalized, duration, percent, plural, size
+from gpulab.formatting import duration, percent, plural, size
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
 _MOST = 0.5  # ours: what holds less of some time does not say where it is
@@ -162,20 +161,12 @@ def _unexplained(context: RuleContext) -> Finding | None:
 
 
 def _without_cores(context: RuleContext) -> Finding | None:
-    """The step is longer than what computes in it: nothing is well, and what it waits for is not known."""
-    cores, loss = context.facts.cores, core_loss(context)
-    if cores is None or context.on_gpu:
-        return None
-    if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
-        return cannot_tell_because(
-            f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or loss.total_us)} "
-            "step; which program had them is unknown.",
-            f"{capitalized(core_loss_words(context, loss))}. Run it longer, or look at top while it runs",
-            "notice",
-            parts=("core_wait",),
-        )
-    used = cores.thread_cpu_fraction
-    if cores.thread_wait_fraction is not None or used is None or used >= _working(context) - _UNUSED:
+    """The step is longer than what computes in it: nothing is well, and the system does not tell what it waits for."""
+    cores = context.facts.cores
+    used = (
+        None if cores is None or context.on_gpu or cores.thread_wait_fraction is not None else cores.thread_cpu_fraction
+    )
+    if used is None or used >= _working(context) - _UNUSED:
         return None
     return cannot_tell_because(
         f"The main thread was on a core for only {percent(used)} of the steps' time; this system doesn't show what it "
