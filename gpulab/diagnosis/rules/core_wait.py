@@ -35,17 +35,10 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         return None
     if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return None
-    told = _by_quota(cores)
-    if told is None and is_own_doing(cores):
+    told = _by_quota(cores) or _by_others(context, cores)
+    if told is None:
         return None
-    summary, cure = (
-        told
-        or _by_others(context, cores)
-        or (
-            f"No free CPU core for {duration(loss.total_us)} of each step; which program had them is unknown.",
-            "Run it longer, or look at top while it runs.",
-        )
-    )
+    summary, cure = told
     threads = context.facts.run.environment.compute_threads or 1
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:
@@ -114,6 +107,8 @@ def _by_quota(cores: CoreShare) -> tuple[str, str] | None:
 
 
 def _by_others(context: RuleContext, cores: CoreShare) -> tuple[str, str] | None:
+    if is_own_doing(cores):
+        return None
     count = cores.cores or 0
     busy = (cores.got_cores or 0.0) + (cores.others_cores or 0.0)
     if cores.others_cores is not None and count and (cores.others_cores < LEAST_OTHERS * count or busy < _FULL * count):
