@@ -15,21 +15,14 @@ EQUIVALENT = 0.03  # the band around 1: "no measurable difference" is said only 
 TOO_FEW = 5  # pairs: with fewer, a difference cannot be excluded
 
 
-def verdict(
-    ratio: float | None,
-    interval: tuple[float, float] | None,
-    floor: float | None,
-    count: int,
-    own_ratio: float | None = None,
-) -> Verdict:
+def verdict(ratio: float | None, interval: tuple[float, float] | None, floor: float | None, count: int) -> Verdict:
     """Faster or slower where the whole interval is beyond the noise floor, no difference where it is in the band.
 
-    `floor` as a fraction, `count` are pairs. `own_ratio`: without the waits for a core, which must not
-    contradict. What shows neither a difference nor its absence is undecided.
+    `floor` as a fraction, `count` are pairs. What shows neither a difference nor its absence is undecided.
     """
     if ratio is None:
         return "not comparable"
-    if interval is None or contradicts(ratio, own_ratio):
+    if interval is None:
         return "undecided"
     low, high = interval
     beyond, least = 1 + (floor or 0.0), 1 + LEAST_EFFECT

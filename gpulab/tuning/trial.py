@@ -249,12 +249,11 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         return raised.first(e)
     finally:
         stopper.now(None)
-        missed = (waits.read() - waited_ns) / (perf_counter_ns() - began_ns) if waited_ns >= 0 else None
+        missed_ns, took_ns = waits.read() - waited_ns, perf_counter_ns() - began_ns
         waits.close()
     if block.fault is not None:
         return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
     rows = counted_rows(block.steps, size)
-    time_ns = int(block.steps.time_ns[rows].sum())
     samples = block.steps.sample_count[rows]
     return Block(
         arm=0,
@@ -263,10 +262,10 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         step_count=len(rows),
         dropped=len(block.steps) - len(rows),
         sample_count=int(samples.sum()) if len(rows) and (samples >= 0).all() else None,
-        time_ns=time_ns,
+        time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
         setup_ns=setup_ns(block.steps, rows),
-        core_wait_ns=None if missed is None else int(missed * time_ns),
+        own_fraction=1 - min(0.99, missed_ns / took_ns) if waited_ns >= 0 else None,
     )
 
 

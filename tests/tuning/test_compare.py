@@ -146,8 +146,8 @@ def test_a_difference_that_waits_for_cores_make_is_undecided() -> None:
     a, b = made.blocks(0, 10.0, turns=12, per_turn=2), made.blocks(1, 12.9, turns=12)
 
     def told(missed: float | None) -> Comparison:
-        of_b = (replace(x, core_wait_ns=None if missed is None else int(missed * x.time_ns)) for x in b)
-        of_a = (replace(x, core_wait_ns=0) for x in a)
+        of_b = (replace(x, own_fraction=None if missed is None else 1 - missed) for x in b)
+        of_a = (replace(x, own_fraction=1.0) for x in a)
         sides = Side("baseline", {}, None, tuple(of_a)), Side("b", {"b": "1"}, None, tuple(of_b))
         assert is_decided_early(*sides, precise=False) is (missed != 0.4)
         return compare_blocks(*sides)

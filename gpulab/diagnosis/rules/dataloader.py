@@ -96,7 +96,11 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
     if part < context.thresholds.data_wait_notice:
         return None
     if exposed_us is None:
-        return _hidden_or_not(context)
+        why = context.withheld("breakdown") or context.withheld("idle_causes")
+        again = (
+            f"{why}: record it again" if why else "Run it with the profiler, which gpulab uses unless told otherwise"
+        )
+        return Undetermined("data_starved", "Whether the GPU has nothing to do while the loop waits for data", again)
     bad = max(part, waited_us / step_us) >= context.thresholds.data_wait_bad
     return _Wait(
         step_us,
@@ -131,15 +135,6 @@ def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float
         return context.part_us("data_wait")
     busy_pct = next((c.step_mean for c in context.facts.curves if c.name == "gpu_utilization_pct"), None)
     return None if busy_pct is None or context.withheld("breakdown") else (1 - busy_pct / 100) * step_us
-
-
-def _hidden_or_not(context: RuleContext) -> Undetermined:
-    why = context.withheld("breakdown") or context.withheld("idle_causes")
-    return Undetermined(
-        "data_starved",
-        "Whether the GPU has nothing to do while the loop waits for data",
-        f"{why}: record it again" if why else "Run it with the profiler, which gpulab uses unless told otherwise",
-    )
 
 
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
@@ -209,19 +204,14 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if not isinstance(wait, _Wait):
         return None
     if inside is None:
-        return Undetermined(
-            key,
-            "What inside the DataLoader takes the time: reading, decoding, or collate",
-            _why_not_inside(context),
-        )
+        what = "What inside the DataLoader takes the time: reading, decoding, or collate"
+        return Undetermined(key, what, _why_not_inside(context))
     limit = context.thresholds.loading_cause
     if inside.handing_over >= limit:
         return _beside_making(context, wait, inside, key)
-    if key in ("slow_hand_over", "slow_sampler"):
-        return None
     times = times_by_cause(inside)
     of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
-    if of_us <= 0 or times[key] < max(*times.values(), limit * of_us):
+    if of_us <= 0 or times.get(key, 0.0) < max(*times.values(), limit * of_us):
         return None
     because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
     return _finding(context, wait, key, f"{wait.sentence}; {because}.", Evidence(making(inside)))
@@ -234,17 +224,13 @@ def _beside_making(context: RuleContext, wait: _Wait, inside: LoadingFacts, key:
         return None
     if line is not None:
         because = f"its sampler, in the main process, takes {percent(line.share)} of that"
-    elif _many_tensors(loader):
+    elif (loader.batch_tensors or 0) >= _MANY_TENSORS:
         because = f"handing over {loader.batch_tensors:,} tensors per batch, one by one, takes {share} of that"
     elif loader.num_workers:
         because = f"{share} of that for batches that are made, until the main process has them"
     else:
         return None
     return _finding(context, wait, key, f"{wait.sentence}; {because}.", Evidence(making(inside)))
-
-
-def _many_tensors(loader: Loader | None) -> bool:
-    return loader is not None and (loader.batch_tensors or 0) >= _MANY_TENSORS
 
 
 _BECAUSE = {
@@ -345,7 +331,8 @@ def cure_without_knob(context: RuleContext, key: str) -> str:
     if key == "slow_sampler":
         return _CHOOSING
     if key == "slow_hand_over":
-        return _PACKING if _many_tensors(context.facts.run.loader) else _CROSSING
+        loader = context.facts.run.loader
+        return _PACKING if loader is not None and (loader.batch_tensors or 0) >= _MANY_TENSORS else _CROSSING
     return "No DataLoader setting is predicted to help: make each item and batch cheaper to load."
 
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from msgspec.structs import replace
 
 from gpulab.run import Float64
 from gpulab.tuning.compare.loss import repeats
@@ -83,15 +82,12 @@ def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:
 
 def own_ratio(a: Side, b: Side, unit: Unit) -> float | None:
     """The median ratio of the pairs without the training thread's waits for a core; None where one is not known."""
-    a, b = (replace(side, blocks=tuple(_without_core_waits(side.blocks))) for side in (a, b))
-    ratios = pair_ratios(a, b, unit)
-    return float(np.median(ratios)) if len(ratios) else None
-
-
-def _without_core_waits(blocks: Sequence[Block]) -> Iterator[Block]:
-    for block in blocks:
-        if block.core_wait_ns is not None:
-            yield replace(block, time_ns=max(1, block.time_ns - block.core_wait_ns))
+    own = [
+        us(y, unit) * y.own_fraction / us(x, unit) / x.own_fraction
+        for x, y in _pairs(usable(a), usable(b))
+        if x.own_fraction and y.own_fraction
+    ]
+    return float(np.median(own)) if own else None
 
 
 def same_ratios(a: Side, unit: Unit) -> Float64:

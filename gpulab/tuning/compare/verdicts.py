@@ -106,7 +106,9 @@ class Findings(Struct, frozen=True):
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
         if self.unfair or estimate is None:
             return "not comparable"
-        return verdict(estimate.ratio, estimate.interval, floor, estimate.count, self.own_ratio)
+        if contradicts(estimate.ratio, self.own_ratio):
+            return "undecided"
+        return verdict(estimate.ratio, estimate.interval, floor, estimate.count)
 
     def _other_steps(self) -> bool:
         """A step of B takes other samples than the same step of A: their losses are of different work."""
