@@ -310,11 +310,11 @@ CASES: dict[str, Case] = table(
         {
             "449 tensors": (loads(CROSSING, 2, batch_tensors=449), 0.5 * STEP_US),
             "2 tensors": (loads(CROSSING, 2, batch_tensors=2), 0.5 * STEP_US),
-            "2 tensors, slowly made": (loads(inside(read_ms=30, hand_over_ms=9), 2, batch_tensors=2), 0.5 * STEP_US),
         },
         {
             "made while the loop waits": loads(inside(read_ms=9, hand_over_ms=0.5), 2, batch_tensors=449),
             "no workers": loads(CROSSING, 0, batch_tensors=2),
+            "workers that are busy": loads(inside(read_ms=30, hand_over_ms=9), 2, batch_tensors=449),
             "hardly a wait": waits(0.05, CROSSING, workers=2),
             "a sampler's": choosing(2),
         },

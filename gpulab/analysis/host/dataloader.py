@@ -257,7 +257,8 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
     asked, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
     weight = batches.weight[rows]
     total = np.maximum(answered - asked, 0)
-    begun = np.where(batches.worker[rows] < 0, np.maximum(asked, batches.start_ns[rows]), asked)
+    begun = batches.start_ns[rows]  # in the training process, which may choose for longer than it makes
+    begun = np.where((batches.worker[rows] < 0) & (begun - asked > end - begun), begun, asked)
     while_made = np.clip(np.minimum(end, answered) - begun, 0, None)
     pin = np.clip(batches.pin_ns[rows], 0, total - while_made)
     parts = np.stack([batches.read_ns[rows], batches.transform_ns[rows], batches.collate_ns[rows]]).astype(np.float64)

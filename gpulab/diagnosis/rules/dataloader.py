@@ -205,9 +205,10 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
         return None
     if inside is None:
         what = "What inside the DataLoader takes the time: reading, decoding, or collate"
-        return Undetermined(key, what, _why_not_inside(context))
+        return Undetermined(key, what, _why_not_inside(context)) if key in _BECAUSE else None
     limit = context.thresholds.loading_cause
-    if inside.handing_over >= limit:
+    idle = inside.batch_us < limit * wait.step_us * max(1, context.facts.worker_count or 0)  # who is busy is late, too
+    if inside.handing_over >= limit and idle:
         return _beside_making(context, wait, inside, key)
     times = times_by_cause(inside)
     of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
