@@ -408,6 +408,7 @@ class Loader(Struct, frozen=True, eq=False):
     items_line: str = ""  # the dataset's method that gives an item
     transform_line: str = ""
     collate_line: str = ""
+    sampler_line: str = ""
 
     def __eq__(self, other: object) -> bool:
         """Two are equal that were built alike, whatever the run showed of them besides."""

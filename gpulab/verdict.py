@@ -34,6 +34,14 @@ def verdict(ratio: float | None, interval: tuple[float, float] | None, floor: fl
     return "no measurable difference" if inside and count >= TOO_FEW else "undecided"
 
 
+def contradicts(ratio: float, own_ratio: float | None) -> bool:
+    """Whether two ratios point in opposite directions, both by more than the least effect."""
+    if own_ratio is None:
+        return False
+    low, high = sorted((ratio, own_ratio))
+    return low <= 1 / (1 + LEAST_EFFECT) and high >= 1 + LEAST_EFFECT
+
+
 def is_decided(said: Verdict) -> bool:
     """Whether the measurement answers the question: a difference, or none worth a word."""
     return said in ("faster", "slower", "no measurable difference")

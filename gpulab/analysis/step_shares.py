@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown, loads_itself, share_beside
 
@@ -111,12 +112,37 @@ def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
 
 
 def core_wait_in_loading(facts: Facts) -> float:
-    """Of the wait for data, the share in which who loads was ready to go on and had no core."""
+    """Of the wait for data, the share in which who makes the batch was ready to go on and had no core."""
     inside, cores = facts.loading, facts.cores
     if inside is not None and inside.core_wait_fraction is not None:
-        return inside.core_wait_fraction
+        return inside.core_wait_fraction * (1 - inside.handing_over)
     own = cores.thread_wait_fraction if cores is not None and loads_itself(facts.run) else None
     return own or 0.0
+
+
+def core_wait_within_data_wait(facts: Facts) -> float:
+    """Of the step: the same, and while the batch was made already and the training thread was to have it."""
+    shares, cores, inside = facts.shares, facts.cores, facts.loading
+    waited = 0.0 if shares is None else shares.of("data_wait")
+    lost = waited * core_wait_in_loading(facts)
+    if shares is None or cores is None or cores.thread_wait_fraction is None:
+        return lost
+    missed = max(0.0, cores.thread_wait_fraction - shares.of("core_wait"))
+    if loads_itself(facts.run):  # one thread: no more than it lacked a core in all
+        return min(lost, missed)
+    return lost + min(waited * (0.0 if inside is None else inside.handing_over), missed)
+
+
+def own_shares(facts: Facts) -> StepShares | None:
+    """Of the time that the process has a core, as on a quiet machine: without its waits for one, the rest is all."""
+    shares = facts.shares
+    if shares is None:
+        return None
+    waited = max(0.0, shares.of("data_wait") - core_wait_within_data_wait(facts))
+    left = dict(shares.share) | {"core_wait": 0.0, "data_wait": waited}
+    whole = max(sum(left.values()) + shares.undivided, 1e-9)
+    own = {part: share / whole for part, share in left.items()}
+    return replace(shares, share=own, undivided=shares.undivided / whole)
 
 
 def _on_gpu(facts: Facts, account: Breakdown, typical: Mapping[str, float]) -> dict[str, float]:

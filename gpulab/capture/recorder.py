@@ -331,6 +331,7 @@ class Capture:
             items_line=naming.words(written.items),
             transform_line=naming.words(written.transform),
             collate_line=naming.words(written.collate),
+            sampler_line=naming.words(written.sampler),
         )
 
     # -- what the user or a view may ask -------------------------------------------------------------------------

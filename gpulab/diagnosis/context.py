@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.source_lines import line_of, sees_python
+from gpulab.analysis.step_shares import StepShares
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.formatting import capitalized
 from gpulab.intervals import Intervals
@@ -27,6 +28,7 @@ class RuleContext(Struct, frozen=True):
 
     facts: Facts
     thresholds: Thresholds
+    own: StepShares | None = None  # shares of the process's own time, where others take its cores: all rules go by them
 
     @property
     def step_us(self) -> float | None:
@@ -53,8 +55,8 @@ class RuleContext(Struct, frozen=True):
         return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
 
     def share(self, *parts: str) -> float:
-        """Of the typical step, what these parts have together, as every view shows it; 0 without an accounting."""
-        shares = self.facts.shares
+        """Of the typical step, or of `own` time, what these parts have together; 0 without an accounting."""
+        shares = self.own or self.facts.shares
         return 0.0 if self.facts.breakdown is None or shares is None else shares.of(*parts)
 
     def part_us(self, *parts: str) -> float:
@@ -120,7 +122,7 @@ class RuleContext(Struct, frozen=True):
     @property
     def idle(self) -> float | None:
         """Share of the typical step in which the GPU does nothing; None on a CPU or without an accounting."""
-        account, shares = self.facts.breakdown, self.facts.shares
+        account, shares = self.facts.breakdown, self.own or self.facts.shares
         return None if account is None or account.busy_fraction is None or shares is None else shares.idle
 
     def withheld(self, figure: str) -> str | None:
@@ -144,7 +146,7 @@ def record_again(key: str, what: str, why: str) -> Undetermined:
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]
-Role = Literal["cause", "all is well", "open question"]
+Role = Literal["cause", "context", "all is well", "open question"]
 
 
 class FindingKind(Struct, frozen=True):
@@ -157,7 +159,8 @@ class FindingKind(Struct, frozen=True):
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
     `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
-    ranks of a job, not one alone. A `role` other than "cause" is a verdict: it speaks where no cause does.
+    ranks of a job, not one alone. A `role` of "context" is no cause, but told with each; any other than these two is a
+    verdict: it speaks where no cause does.
     """
 
     key: str
@@ -173,7 +176,7 @@ class FindingKind(Struct, frozen=True):
     @property
     def is_verdict(self) -> bool:
         """Whether it says how the run is as a whole, and names no cause."""
-        return self.role != "cause"
+        return self.role in ("all is well", "open question")
 
 
 __all__ = ["FEWEST_STEPS", "FindingKind", "Role", "Rule", "RuleContext", "Undetermined"]

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
 from gpulab.analysis.facts import FEW_STEPS, Facts
-from gpulab.analysis.step_shares import shares_on
+from gpulab.analysis.step_shares import own_shares, shares_on
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.headline import headline
@@ -40,6 +40,8 @@ def diagnose(
     What its cure would bring is predicted for each, and bounds what it can give back; not with `predict_cures=False`.
     """
     context = RuleContext(facts, thresholds)
+    if any(isinstance(_answer(kind, context), Finding) for kind in kinds() if kind.role == "context"):
+        context = replace(context, own=own_shares(facts))
     answers = [_answer(kind, context) for kind in kinds()]
     said = [a for a in answers if isinstance(a, Finding) and (kind_of(a.key).is_verdict or not context.names_no_cause)]
     said = with_predictions(facts, said, context.step_us, evidence) if predict_cures else said
@@ -59,7 +61,7 @@ def diagnose(
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
-        alarm=_alarm(facts, ranked[0]),
+        alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0])))),
         ended=_ended(facts),
         few_steps=facts.few_steps,
     )
@@ -104,6 +106,12 @@ def _alarm(facts: Facts, first: Finding) -> str:
     return f"The step breakdown may be off: {longer} step took {times}× the time of {other} one.{again}"
 
 
+def _measured_beside(findings: Sequence[Finding]) -> str:
+    """What else was going on, where it is not the first finding itself."""
+    beside = [f.summary for f in findings[1:] if kind_of(f.key).role == "context"]
+    return " ".join([*beside, "Shares are of this process's own time."]) if beside else ""
+
+
 def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[str, ...]:
     """Of a trace without Python's stacks: how to have it name lines."""
     run = context.facts.run
@@ -126,7 +134,7 @@ def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Findi
         pause_notice=max(limits.silence, limits.pause_notice * left),
         evaluation_notice=max(limits.silence, limits.evaluation_notice * left),
     )
-    keys, again = {f.key for f in findings}, RuleContext(context.facts, lower)
+    keys, again = {f.key for f in findings}, replace(context, thresholds=lower)
     answers = [_answer(kind, again) for kind in kinds() if kind.asked_again and kind.key not in keys]
     return [replace(a, only_after=(*a.only_after, first.key)) for a in answers if isinstance(a, Finding)]
 
@@ -285,15 +293,20 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     """The findings worth telling, the first to cure first; at least one.
 
     `findings` holds at most one finding of each key, and `healthy` or `cannot_tell` where no other speaks. What is
-    below the silence goes, and what hardly matters cannot take the headline from a healthy run.
+    below the silence goes, and what hardly matters cannot take the headline from a healthy run. What else was going on
+    comes after the causes, and claims no time beside them.
     """
     verdicts = [f for f in findings if kind_of(f.key).is_verdict]
-    ranked = _ranked(context, _without_symptoms([f for f in findings if not kind_of(f.key).is_verdict]))
+    beside = [f for f in findings if kind_of(f.key).role == "context"]
+    ranked = _ranked(context, _without_symptoms([f for f in findings if kind_of(f.key).role == "cause"]))
     costly = [f for f in ranked if not _is_hint(f)]
     hints = [f for f in ranked if _is_hint(f)]
+    if not costly and beside and not any(kind_of(f.key).role == "open question" for f in verdicts[:1]):
+        return (*beside, *hints)
+    beside = [replace(f, recoverable_us_per_step=None, parts=()) for f in beside]
     if not costly:
-        return (*verdicts[:1], *hints)
-    return tuple(_with_sequels(context, [*costly, *hints]))
+        return (*verdicts[:1], *beside, *hints)
+    return (*_with_sequels(context, costly), *beside, *hints)
 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:

@@ -594,10 +594,13 @@ def inverse(interval: tuple[float, float] | None) -> tuple[float, float] | None:
     return None if interval is None else (1 / interval[1], 1 / interval[0])
 
 
+_OTHER_WAY: Mapping[Verdict, Verdict] = {"faster": "slower", "slower": "faster"}
+
+
 def _inverse(speed: Speed) -> Speed:
     if speed.ratio is None:
         return speed
     ratio, interval = 1 / speed.ratio, inverse(speed.interval)
-    said = verdict(ratio, interval, speed.noise_floor, speed.pairs)
+    said = _OTHER_WAY.get(speed.verdict, speed.verdict)
     setup_s = -speed.setup_s if speed.setup_s is not None else None
     return Speed(said, ratio, interval, speed.noise_floor, speed.pairs, speed.per, setup_s)

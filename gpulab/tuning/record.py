@@ -36,6 +36,7 @@ class Block(Struct, frozen=True):
     time_ns: int  # of the counted steps
     losses: tuple[float, ...] = ()  # of all its steps, dropped ones too; NaN where a step had none
     setup_ns: int | None = None  # before them, beside what the dropped steps take at the pace of the counted ones
+    own_fraction: float | None = None  # of its time, but for the training thread's waits for a core; None: unknown
 
 
 class Side(Struct, frozen=True):

@@ -23,6 +23,7 @@ from gpulab.capture.meters.gpu import count_anew
 from gpulab.capture.pilot import ShortRun, stop_behind
 from gpulab.capture.recorder import Capture
 from gpulab.capture.steps.losses import Losses
+from gpulab.devices.core_wait import CoreWait
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs import preparation
 from gpulab.knobs.dataloader import randomness
@@ -232,8 +233,9 @@ def full_trial(
 
 def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
     """Run the code as one block, whose place in an experiment is not set yet. Gives back what was raised, if it was."""
-    losses, raised = Losses(), _Raised()
+    losses, raised, waits = Losses(), _Raised(), CoreWait()
     block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
+    began_ns, waited_ns = perf_counter_ns(), waits.read()
     try:
         with block:
             stopper.now(block)
@@ -247,6 +249,8 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         return raised.first(e)
     finally:
         stopper.now(None)
+        missed_ns, took_ns = waits.read() - waited_ns, perf_counter_ns() - began_ns
+        waits.close()
     if block.fault is not None:
         return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
     rows = counted_rows(block.steps, size)
@@ -261,6 +265,7 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         time_ns=int(block.steps.time_ns[rows].sum()),
         losses=losses.per_step(block.steps, block.origin_ns),
         setup_ns=setup_ns(block.steps, rows),
+        own_fraction=1 - min(0.99, missed_ns / took_ns) if waited_ns >= 0 else None,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import traceback
 import warnings
 from contextlib import contextmanager
@@ -22,7 +23,7 @@ from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.function_code import TextCode
-from gpulab.tuning.record import Experiment
+from gpulab.tuning.record import Block, Experiment
 from gpulab.tuning.schedule import Size
 from gpulab.tuning.trial import Setting, Stopper, short_trial
 from tests.support.fake_cuda import ASSERT, FakeCuda
@@ -277,6 +278,15 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     monkeypatch.setattr(Pilot, "_note_feeder", broken)
     ended = short_trial(Setting(cell, {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
+
+
+def test_a_block_tells_how_long_it_had_a_core() -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(SETUP, namespace)
+    block = short_trial(Setting(TextCode.parsed(CELL, namespace), {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
+    assert isinstance(block, Block) and block.time_ns > 0
+    known = block.own_fraction is not None and 0 < block.own_fraction <= 1
+    assert known if sys.platform == "linux" else block.own_fraction is None
 
 
 # -- kernels that a session of the profiler may lose -------------------------------------------------------------------

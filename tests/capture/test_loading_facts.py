@@ -197,7 +197,7 @@ def test_what_nothing_tells_is_unknown() -> None:
 TRAIN = """
 import gpulab, torch
 from torch.utils.data import DataLoader
-from tests.support.loading_datasets import Burn, Planted, slow_collate
+from tests.support.loading_datasets import Burn, Choosing, Planted, slow_collate
 
 loader = DataLoader({}, batch_size=4)
 model = torch.nn.Linear(4, 1)
@@ -246,6 +246,14 @@ def test_the_planted_part_is_the_slow_one(loader: str, part: str, waits: bool | 
         assert fraction is not None and (fraction > 0.5) is waits
     said = " ".join(report.text(full=True).split())
     assert "INSIDE THE DATALOADER" in said and (not waits or "blocked on I/O or locks" in said)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_slow_sampler_is_no_making_of_batches(workers: int) -> None:
+    report = profiled(f"Planted(48), num_workers={workers}, sampler=Choosing(48, 0.01)")
+    assert inside(report).handing_over > 0.5
+    loader = report.facts.run.loader
+    assert loader is not None and "def __iter__" in loader.sampler_line
 
 
 def _of_part(times: Any, part: str) -> tuple[float, float]:

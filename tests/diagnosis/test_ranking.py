@@ -120,10 +120,22 @@ def test_two_cures_of_the_very_same_time_count_once() -> None:
 
 def test_a_part_that_is_wholly_claimed_is_taken_first() -> None:
     case = case_of(run_of(wait=0.5), {"core_wait": 0.25, "data_wait": 0.5})
-    cores = finding("cpu_shared", 7_000.0, "core_wait", "data_wait/cores")  # 5 ms without a core, 2 ms while loading
-    loads = finding("data_starved", 10_000.0, "data_wait")
-    result = rank_findings(case, [cores, replace(loads, recoverable_us_per_step=8_000.0), HEALTHY])
-    assert times(result) == {"data_starved": 8_000.0, "cpu_shared": 7_000.0}
+    cores = finding("cpu_oversubscribed", 7_000.0, "core_wait", "data_wait/cores")
+    loads = finding("data_starved", 8_000.0, "data_wait")
+    result = rank_findings(case, [cores, loads, HEALTHY])
+    assert times(result) == {"data_starved": 8_000.0, "cpu_oversubscribed": 7_000.0}
+
+
+def test_competition_stands_behind_every_cause_and_for_itself() -> None:
+    case, shared = case_of(run_of()), finding("cpu_shared", 0.9 * STEP_US)
+    small = finding("unfused_optimizer", 0.1 * STEP_US, "compute")
+    open_question = finding("cannot_tell", None, level="unknown")
+    hint = finding("memory_underused", None, confidence="possible")
+    assert times(rank_findings(case, [shared, small, hint, HEALTHY])) == {
+        "unfused_optimizer": 0.1 * STEP_US, "cpu_shared": None, "memory_underused": None,
+    }  # fmt: skip
+    assert [*times(rank_findings(case, [shared, open_question]))] == ["cannot_tell", "cpu_shared"]
+    assert times(rank_findings(case, [shared, HEALTHY])) == {"cpu_shared": 0.9 * STEP_US}
 
 
 def test_a_finding_that_lost_a_part_of_its_time_says_to_whom() -> None:

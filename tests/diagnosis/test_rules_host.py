@@ -109,6 +109,19 @@ def _looked_at(run: Run, seen: Sequence[int], *, exact: bool = True) -> Run:
     return replace(run, timeline=collected.timeline(window, training), stack=stack, places=LOADING)
 
 
+CROSSING = inside(read_ms=2, collate_ms=2, hand_over_ms=9)
+
+
+def choosing(workers: int, seen: Sequence[int] = (0,), loading: LoadingFacts = CROSSING, sampler: str = "12") -> Make:
+    """Looks within the wait are at these places, of which the first is in a sampler."""
+
+    def make() -> RuleContext:
+        run = _looked_at(run_of(wait=0.5, workers=workers), seen)
+        return case_of(replace(run, loader=replace(loader(workers), sampler_line=sampler)), {"data_wait": 0.5}, loading)
+
+    return make
+
+
 # Epochs, cores, and the device
 
 EPOCHS = {0: 100.0, 20: 100.0, 40: 100.0}
@@ -161,6 +174,13 @@ def loading_without_a_core() -> RuleContext:
     run = with_cores(run_of(wait=0.9), **BUSY)
     case = case_of(run, {"data_wait": 0.9}, inside(transform_ms=31.2, core_wait=0.69), cores=core_share(run))
     return replace(case, facts=replace(case.facts, breakdown=None))
+
+
+def crossing_beside_others() -> RuleContext:
+    """Without its 40 % without a core, of which 20 points lie in the wait, it waits for half of its own time."""
+    run = with_cores(run_of(wait=0.5, workers=2), **BUSY | {"computed": 0.5, "waited": 0.4})
+    loading = inside(read_ms=2, core_wait=0.9, hand_over_ms=1e6)
+    return case_of(run, {"core_wait": 0.2, "data_wait": 0.5}, loading, cores=core_share(run))
 
 
 def half_on_the_cpu() -> RuleContext:
@@ -297,6 +317,32 @@ CASES: dict[str, Case] = table(
         {"two workers, no core left": (waits(0.75, READING, workers=2, cores=2.0), 0.75 * STEP_US)},
     ),
     Rows(
+        dataloader.slow_hand_over,
+        {
+            "449 tensors": (loads(CROSSING, 2, batch_tensors=449), 0.5 * STEP_US),
+            "2 tensors": (loads(CROSSING, 2, batch_tensors=2), 0.5 * STEP_US),
+        },
+        {
+            "made while the loop waits": loads(inside(read_ms=9, hand_over_ms=0.5), 2, batch_tensors=449),
+            "no workers": loads(CROSSING, 0, batch_tensors=2),
+            "workers that are busy": loads(inside(read_ms=30, hand_over_ms=9), 2, batch_tensors=449),
+            "hardly a wait": waits(0.05, CROSSING, workers=2),
+            "a sampler's": choosing(2),
+        },
+    ),
+    Rows(
+        dataloader.slow_sampler,
+        {
+            "with workers": (choosing(2), 0.5 * STEP_US),
+            "without": (choosing(0), 0.5 * STEP_US),
+        },
+        {
+            "at the line that asks": choosing(2, (2,)),
+            "a library's sampler": choosing(2, sampler=""),
+            "made while the loop waits": choosing(2, loading=inside(read_ms=9, hand_over_ms=0.5)),
+        },
+    ),
+    Rows(
         dataloader_workers.worker_restart,
         {
             "three epochs": (epochs(), 2 * 100e3 / 60),  # not the first start
@@ -399,7 +445,9 @@ CASES: dict[str, Case] = table(
                 lambda: case_of(run_of(choices=(Choice("device", "CPU", "the traced steps made no CUDA call"),))),
                 "wrong_device",
             ),
-            "loading without a core": (loading_without_a_core, "cpu_shared"),
+            "loading without a core": (loading_without_a_core, "cpu_preprocessing"),
+            "crossing beside other programs": (crossing_beside_others, "slow_hand_over"),
+            "computing beside other programs": (on_cores(**BUSY), "cpu_shared"),
             "a quiet machine": (on_cores(**QUIET), "healthy"),
             "time without CPU": (on_cores(computed=0.14, waited=None, got=0.14, others=1.8), "cannot_tell"),
             "CPU time by another system": (on_cores(computed=0.97, waited=None, got=1.0, others=0.1), "healthy"),
@@ -455,6 +503,18 @@ def finding(name: str) -> Finding:
 @pytest.mark.parametrize("others", [None, 0.0, 0.5, 1.9])
 def test_no_green_verdict_on_steps_without_a_core(waited: float, others: float | None) -> None:
     assert first(on_cores(computed=1 - waited, waited=waited, got=1 - waited, others=others)()).level != "good"
+
+
+def test_shares_are_of_own_time_beside_other_programs() -> None:
+    """Every view shows the step as it was; the causes go by the time in which the process had a core."""
+    facts = crossing_beside_others().facts
+    told = diagnose(facts)
+    assert facts.shares is not None and facts.shares.share["core_wait"] > 0.2
+    assert told.first.key == "slow_hand_over" and told.findings[-1].key == "cpu_shared"
+    wait, missed = facts.shares.share["data_wait"], 0.4 - facts.shares.share["core_wait"]
+    assert told.first.recoverable_us_per_step == pytest.approx((wait - missed) / 0.6 * STEP_US, rel=0.01)
+    assert told.findings[-1].summary in told.alarm and "own time" in told.alarm
+    assert not diagnose(on_cores(**BUSY)().facts).alarm, "the headline says it"
 
 
 def test_with_clocks_apart_the_loop_waits_as_long_as_it_does() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, Sampler, get_worker_info
 
 
 def burn(seconds: float) -> None:
@@ -106,6 +106,21 @@ def offset(worker: int) -> None:
     assert info is not None and info.id == worker
     assert isinstance(info.dataset, Planted) and type(info.dataset).__module__ == __name__
     info.dataset.offset = 100.0
+
+
+class Choosing(Sampler[int]):
+    """In order, each after a while."""
+
+    def __init__(self, count: int, wait_s: float) -> None:
+        self.count, self.wait_s = count, wait_s
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.count):
+            time.sleep(self.wait_s)
+            yield index
+
+    def __len__(self) -> int:
+        return self.count
 
 
 def slow_collate(items: list[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag
@@ -95,8 +95,9 @@ def inside(
     *,
     read_waited: float = 0.0,
     core_wait: float = 0.0,
+    hand_over_ms: float | None = None,
 ) -> LoadingFacts:
-    """What a batch takes inside the DataLoader."""
+    """What a batch takes inside the DataLoader. `hand_over_ms`: the loop waits for it so long, and 1 ms to read."""
     return LoadingFacts(
         batches=20,
         of_batches=20,
@@ -112,6 +113,7 @@ def inside(
         transform_waited_fraction=0.0,
         workers=(),
         core_wait_fraction=core_wait,
+        wait=None if hand_over_ms is None else WaitParts(1e3, 0.0, 0.0, hand_over_ms * 1e3, 0.0),
     )
 
 

@@ -16,7 +16,7 @@ from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Float64, Missing, Phase, Samples, Series, StepFlag, Steps
-from gpulab.tuning.compare.blocks import compare_blocks, pair_ratios, same_ratios
+from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios, same_ratios
 from gpulab.tuning.compare.cost import spending
 from gpulab.tuning.compare.headline import (
     DISTURBED,
@@ -68,12 +68,29 @@ def _drifting(rng: np.random.Generator, count: int) -> Float64:
     return rng.normal(0, 0.01, count) + np.cumsum(rng.normal(0, 0.005, count)) + np.linspace(0, 0.2, count)
 
 
+def _autocorrelated(rng: np.random.Generator, count: int, correlation: float) -> Float64:
+    """AR(1) with a deviation of 3 %."""
+    values = rng.normal(0, 0.03, count)
+    for i in range(1, count):
+        values[i] = correlation * values[i - 1] + math.sqrt(1 - correlation**2) * values[i]
+    return values
+
+
+def _burst(rng: np.random.Generator, count: int) -> Float64:
+    """A neighbour takes 40 % of the time at a stretch: in it blocks take 1.6 times as long, unevenly."""
+    first = rng.integers(0, count - 2 * count // 5 + 1)
+    hit = (np.arange(count) >= first) & (np.arange(count) < first + 2 * count // 5)
+    return rng.normal(0, 0.02, count) + hit * rng.normal(0.5, 0.2, count)
+
+
 NOISE: dict[str, Callable[[np.random.Generator, int], Float64]] = {  # logarithms of the time of blocks
     "heavy tails": lambda rng, count: 0.01 * rng.standard_t(2, count),
     "spikes": _spiky,
     "drifting": _drifting,
     "heavy load": lambda rng, count: 0.15 * rng.standard_t(2, count),
     "starved": _starved,
+    "autocorrelated": lambda rng, count: _autocorrelated(rng, count, 0.9),
+    "burst": _burst,
 }
 
 
@@ -103,6 +120,40 @@ def test_no_effect_gives_no_verdict_and_an_effect_is_found(kind: str, turns: int
     if turns >= 10:
         slower = [_simulated(kind, turns, effect, rng).verdict for _ in range(100)]
         assert slower.count("slower") >= (90 if turns == 20 else 100)
+
+
+@pytest.mark.parametrize("kind", ["autocorrelated", "burst"])
+def test_noise_over_several_turns_never_shows_the_wrong_way(kind: str) -> None:
+    rng = np.random.default_rng(11)
+    for effect in (0.0, -0.21):
+        found = [_simulated(kind, 10, effect, rng) for _ in range(300)]
+        held = [f.interval is not None and f.interval[0] <= 1 + effect <= f.interval[1] for f in found]
+        assert np.mean(held) >= 0.94 and "slower" not in {f.verdict for f in found if effect}
+        assert np.mean([f.verdict in ("faster", "slower") for f in found if not effect] or [0]) <= 0.02
+
+
+@pytest.mark.parametrize(("correlation", "pairs", "least"), [(0.0, 10, 0.95), (0.3, 20, 0.91), (0.3, 30, 0.92)])
+def test_pairs_like_their_neighbours_make_it_wider(correlation: float, pairs: int, least: float) -> None:
+    """What a neighbour does to one side alone: these pairs are worth fewer."""
+    rng = np.random.default_rng(7)
+    intervals = [paired(np.exp(_autocorrelated(rng, pairs, correlation))) for _ in range(600)]
+    held = [e is not None and e.interval is not None and e.interval[0] <= 1 <= e.interval[1] for e in intervals]
+    assert np.mean(held) >= least
+
+
+def test_a_difference_that_waits_for_cores_make_is_undecided() -> None:
+    """B is faster by a fifth, and another program took its core: by the wall it is slower."""
+    a, b = made.blocks(0, 10.0, turns=12, per_turn=2), made.blocks(1, 12.9, turns=12)
+
+    def told(missed: float | None) -> Comparison:
+        of_b = (replace(x, own_fraction=None if missed is None else 1 - missed) for x in b)
+        of_a = (replace(x, own_fraction=1.0) for x in a)
+        sides = Side("baseline", {}, None, tuple(of_a)), Side("b", {"b": "1"}, None, tuple(of_b))
+        assert is_decided_early(*sides, precise=False) is (missed != 0.4)
+        return compare_blocks(*sides)
+
+    assert [told(missed).verdict for missed in (None, 0.0, 0.1, 0.4)] == ["slower", "slower", "slower", "undecided"]
+    assert any("other programs decide it" in note for note in told(0.4).notes)
 
 
 def test_one_outlier_does_not_raise_the_noise_floor() -> None:

@@ -44,7 +44,8 @@ class WaitParts(Struct, frozen=True):
     """The loop's wait for a batch, in µs: what was being done to the batch meanwhile. They sum to the typical wait.
 
     While the workers have not begun with the batch or are at it, the wait is shared out as the batch's own time is;
-    after that it is handed over, and pinned.
+    after that it is handed over, and pinned. What the training process does for it beside that, as its sampler, counts
+    as handing over.
     """
 
     read_us: float
@@ -87,6 +88,11 @@ class LoadingFacts(Struct, frozen=True):
     workers: tuple[WorkerRow, ...]
     core_wait_fraction: float | None = None
     wait: WaitParts | None = None
+
+    @property
+    def handing_over(self) -> float:
+        """Share of the loop's wait in which nobody makes the batch; 0 where that is not known."""
+        return 0.0 if self.wait is None else self.wait.hand_over_us / max(self.wait.total_us, 1e-9)
 
 
 def loading(run: Run) -> LoadingFacts | None:
@@ -251,7 +257,9 @@ def _wait(batches: Batches, rows: Rows) -> WaitParts | None:
     asked, end, answered = batches.asked_ns[rows], batches.end_ns[rows], batches.answered_ns[rows]
     weight = batches.weight[rows]
     total = np.maximum(answered - asked, 0)
-    while_made = np.clip(np.minimum(end, answered) - asked, 0, None)
+    begun = batches.start_ns[rows]  # in the training process, which may choose for longer than it makes
+    begun = np.where((batches.worker[rows] < 0) & (begun - asked > end - begun), begun, asked)
+    while_made = np.clip(np.minimum(end, answered) - begun, 0, None)
     pin = np.clip(batches.pin_ns[rows], 0, total - while_made)
     parts = np.stack([batches.read_ns[rows], batches.transform_ns[rows], batches.collate_ns[rows]]).astype(np.float64)
     of_batch = parts / np.maximum(parts.sum(axis=0), 1)

@@ -58,6 +58,15 @@ def line_of(run: Run, times: Intervals) -> Place | None:
     return lines[0].place
 
 
+def line_only_at(run: Run, times: Intervals, beside: Intervals) -> LineShare | None:
+    """The same of functions that are met in none of the times `beside`, with what their lines have together."""
+    elsewhere = {(line.place.file, line.place.function) for line in lines_of(run, beside)}
+    lines = [line for line in lines_of(run, times) if (line.place.file, line.place.function) not in elsewhere]
+    place = line_of(run, times) if sees_python(run) else None
+    hot = next((line for line in lines if line.place == place), None)
+    return None if hot is None else LineShare(hot.place, sum(line.share for line in lines), hot.looks)
+
+
 def lines_of(run: Run, times: Intervals) -> tuple[LineShare, ...]:
     """Every line that was found within these times, the one with most of it first. Shares sum to 1 at most."""
     if run.stack is None or not len(run.stack.t_ns):

@@ -44,11 +44,12 @@ _DEATH = re.compile(
 
 
 class Written(Struct, frozen=True):
-    """Lines of the user's code that makes batches; None where it is a library's."""
+    """Lines of the user's code that makes batches, or chooses their items; None where it is a library's."""
 
     items: Spot | None = None
     transform: Spot | None = None
     collate: Spot | None = None
+    sampler: Spot | None = None
 
 
 class _Description(Struct, frozen=True):
@@ -212,12 +213,15 @@ def written(owner: Any) -> Written:
     """Of a DataLoader, or of an iterator made before the run: the dataset may hold another one, and its transforms."""
     dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
+    chooser = getattr(owner, "_index_sampler", None)  # of batches, or of single items
     methods = (getattr(type(held), name, None) for held in _held(dataset) for name in _ITEMS)
+    choosers = (chooser, *map(_attributes(chooser).get, ("sampler", "batch_sampler")))
     transforms = (_attributes(held).get(name) for held in _held(dataset) for name in TRANSFORMS)
     return Written(
         items=next(filter(None, map(_spot, methods)), None),
         transform=next(filter(None, map(_callable_spot, transforms)), None),
         collate=_callable_spot(collate),
+        sampler=next(filter(None, (_spot(getattr(type(each), "__iter__", None)) for each in choosers)), None),
     )
 
 

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import loads_itself
 from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
-from gpulab.analysis.step_shares import core_wait_in_loading
+from gpulab.analysis.step_shares import core_wait_within_data_wait
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.formatting import duration, duration_range, number, percent, plural
+from gpulab.formatting import duration, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
 _FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
@@ -36,9 +35,10 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         return None
     if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return None
-    summary, cure = _by_quota(cores) or _by_others(context, cores) or ("", "")
-    if not summary:
+    told = _by_quota(cores) or _by_others(context, cores)
+    if told is None:
         return None
+    summary, cure = told
     threads = context.facts.run.environment.compute_threads or 1
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:
@@ -50,7 +50,6 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         tuple(_evidence(context, cores, loss)),
         loss.total_us,
         "measured",
-        parts=_parts(loss),
         settings=(("compute_threads", "1"),) if fewer else (),
         cure=cure,
         otherwise=cure,
@@ -67,18 +66,14 @@ def core_loss(context: RuleContext) -> CoreLoss | None:
     cores, step_us = context.facts.cores, context.step_us
     if cores is None or cores.thread_wait_fraction is None or not step_us:
         return None
-    shares, own_us = context.facts.shares, cores.thread_wait_fraction * step_us
-    unknown_us = 0.0 if context.on_gpu else own_us
-    thread_us = unknown_us if shares is None else shares.of("core_wait") * step_us
-    waited_us = 0.0 if shares is None else shares.of("data_wait") * step_us
-    loading_us = waited_us * core_wait_in_loading(context.facts)
-    if loads_itself(context.facts.run):  # one thread: no more than it lacked a core in all
-        loading_us = min(loading_us, max(0.0, own_us - thread_us))
+    shares, unknown = context.facts.shares, 0.0 if context.on_gpu else cores.thread_wait_fraction
+    thread_us = (unknown if shares is None else shares.of("core_wait")) * step_us
+    loading_us = core_wait_within_data_wait(context.facts) * step_us
     if context.on_gpu:
         return CoreLoss(thread_us, 0.0, loading_us)
     threads = context.facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
-    pool_us = each * context.part_us("compute", "optimizer", "launch")
+    pool_us = 0.0 if shares is None else each * shares.of("compute", "optimizer", "launch") * step_us
     return CoreLoss(thread_us, pool_us if pool_us >= context.thresholds.core_wait_notice * step_us else 0.0, loading_us)
 
 
@@ -137,7 +132,7 @@ def _got(cores: CoreShare) -> str:
 
 
 def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Evidence]:
-    rows = [Evidence(core_loss_words(context, loss))]
+    rows = [Evidence(_lost(context, loss))]
     if cores.thread_cpu_fraction is not None:
         rows.append(Evidence(f"the main thread was on a core for {percent(cores.thread_cpu_fraction)} of the time"))
     if cores.others_cores is not None:
@@ -146,33 +141,18 @@ def _evidence(context: RuleContext, cores: CoreShare, loss: CoreLoss) -> list[Ev
         rows.append(Evidence(f"other programs used {_cores(cores.others_cores)} on average{whose}"))
     if loss.pool_us > 0 and cores.pool_waiting is not None:
         rows.append(Evidence(f"{number(round(cores.pool_waiting, 2))} more threads waited for a CPU core (mean)"))
-    step = context.facts.typical_step_us
-    if step is not None and step.p10 > 0 and step.p90 >= 2 * step.p10:
-        rows.append(Evidence(f"step times vary: p10–p90 {duration_range(step.p10, step.p90)}"))
     return rows
 
 
-def core_loss_words(context: RuleContext, loss: CoreLoss) -> str:
+def _lost(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
-    step_us = context.step_us or loss.total_us
-    more = [
-        f"{where} {duration(us)}"
-        for where, us in (("compute threads", loss.pool_us), ("loading", loss.loading_us))
-        if us > 0
-    ]
-    lost = f"{duration(loss.total_us)} of each {duration(step_us)} step"
-    if not more:
-        return f"waiting for a core takes {lost} ({percent(loss.total_us / step_us)})"
-    return f"no free core for {lost}: {', '.join([f'waiting for a core {duration(loss.thread_us)}', *more])}"
+    parts = {"waiting for a core": loss.thread_us, "compute threads": loss.pool_us, "loading": loss.loading_us}
+    split = ", ".join(f"{where} {duration(us)}" for where, us in parts.items() if us > 0)
+    return f"no free core for {duration(loss.total_us)} of each {duration(context.step_us or 0.0)} step: {split}"
 
 
 def _cores(count: float) -> str:
     return plural(round(count, 2 if count < 1 else 1), "core")
 
 
-def _parts(loss: CoreLoss) -> tuple[str, ...]:
-    pool = ("compute/threads", "optimizer/threads", "launch/threads") if loss.pool_us > 0 else ()
-    return ("core_wait", *pool, *(("data_wait/cores",) if loss.loading_us > 0 else ()))
-
-
-FINDINGS = (FindingKind("cpu_shared", "CPU contention", cpu_shared),)
+FINDINGS = (FindingKind("cpu_shared", "CPU contention", cpu_shared, role="context"),)

@@ -13,6 +13,7 @@ from gpulab.diagnosis.rules.dataloader_evidence import (
     line_of_loading,
     making,
     mostly_waits,
+    sampler_line,
     source_of_loading,
     times_by_cause,
     waiting_for_core_us,
@@ -23,7 +24,6 @@ from gpulab.run import Loader
 from gpulab.timeline import spans
 
 LESSON = "03_starving_gpu"
-_CORE_WAIT_TOLD = 0.05  # ours, of a batch's time
 
 
 def data_starved(context: RuleContext) -> Finding | Undetermined | None:
@@ -59,6 +59,16 @@ def slow_collate(context: RuleContext) -> Finding | Undetermined | None:
     return _inside(context, "slow_collate")
 
 
+def slow_hand_over(context: RuleContext) -> Finding | Undetermined | None:
+    """Batches are made in time, and the loop waits for them to cross from the workers."""
+    return _inside(context, "slow_hand_over")
+
+
+def slow_sampler(context: RuleContext) -> Finding | Undetermined | None:
+    """The training process itself takes long to choose the items of a batch."""
+    return _inside(context, "slow_sampler")
+
+
 # -- the wait ----------------------------------------------------------------------------------------------------------
 
 
@@ -68,6 +78,7 @@ class _Wait(Struct, frozen=True):
     step_us: float
     waited_us: float
     exposed_us: float
+    part: float  # of the step, or of its own time
     sure: bool
     basis: str  # " (median of 20 unprofiled steps)"
     bad: bool
@@ -81,23 +92,26 @@ def _waiting(context: RuleContext) -> _Wait | Undetermined | None:
         return None
     waited_us = context.part_us("data_wait") if waited is None or share is None else share * step_us
     exposed_us = _exposed_us(context, step_us, waited_us)
-    if (
-        min(waited_us, exposed_us if exposed_us is not None else waited_us)
-        < context.thresholds.data_wait_notice * step_us
-    ):
+    least_us = min(waited_us, exposed_us if exposed_us is not None else waited_us)
+    part = least_us / step_us if context.own is None else context.own.of("data_wait")
+    if part < context.thresholds.data_wait_notice:
         return None
     if exposed_us is None:
-        return _hidden_or_not(context)
-    bad = waited_us >= context.thresholds.data_wait_bad * step_us
+        why = context.withheld("breakdown") or context.withheld("idle_causes")
+        again = (
+            f"{why}: record it again" if why else "Run it with the profiler, which gpulab uses unless told otherwise"
+        )
+        return Undetermined("data_starved", "Whether the GPU has nothing to do while the loop waits for data", again)
+    bad = max(part, waited_us / step_us) >= context.thresholds.data_wait_bad
     return _Wait(
         step_us,
         waited_us,
-        min(waited_us, exposed_us),
+        least_us,
+        part,
         not context.on_gpu or context.facts.breakdown is not None,
         _basis(context),
         bad,
-        f"{'Input-bound: ' if bad else ''}{percent(min(waited_us, exposed_us) / step_us)} of {context.unit} waits on "
-        "the DataLoader",
+        f"{'Input-bound: ' if bad else ''}{percent(part)} of {context.unit} waits on the DataLoader",
     )
 
 
@@ -124,15 +138,6 @@ def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float
     return None if busy_pct is None or context.withheld("breakdown") else (1 - busy_pct / 100) * step_us
 
 
-def _hidden_or_not(context: RuleContext) -> Undetermined:
-    why = context.withheld("breakdown") or context.withheld("idle_causes")
-    return Undetermined(
-        "data_starved",
-        "Whether the GPU has nothing to do while the loop waits for data",
-        f"{why}: record it again" if why else "Run it with the profiler, which gpulab uses unless told otherwise",
-    )
-
-
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     by_step = context.unit == "each step"
     whole = f"each {duration(wait.step_us)} step" if by_step else f"{duration(wait.step_us)} traced"
@@ -151,7 +156,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         key,
         summary,
         (first, *more),
-        wait.exposed_us * (1 - _lost_to_cores(context)),
+        wait.part * wait.step_us,
         "measured" if wait.sure and by_step else "likely",
         parts=("data_wait",),
         settings=settings,
@@ -162,13 +167,6 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
         source=source_of_loading(context, key),
         level="bad" if wait.bad else "notice",
     )
-
-
-def _lost_to_cores(context: RuleContext) -> float:
-    """Share of the wait that another finding has: waiting for a core is no work that a cure of loading saves."""
-    inside = context.facts.loading
-    lost = 0.0 if inside is None or context.facts.cores is None else inside.core_wait_fraction or 0.0
-    return lost if lost >= _CORE_WAIT_TOLD else 0.0  # else it is not told, and the whole wait is what a cure saves
 
 
 def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
@@ -185,14 +183,10 @@ def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
 
 def _loads(context: RuleContext) -> str:
     """Who loads the data: as the loader says, else as the iterator's class in a trace tells."""
-    loader, has_workers = context.facts.run.loader, context.facts.has_workers
-    if loader is not None:
+    if (loader := context.facts.run.loader) is not None:
         return f"; num_workers={loader.num_workers}"
-    if has_workers is None:
-        return ""
-    if not has_workers:
-        return "; loaded in the main process (num_workers=0)"
-    return "; loaded by worker processes"
+    words = {True: "; loaded by worker processes", False: "; loaded in the main process (num_workers=0)", None: ""}
+    return words[context.facts.has_workers]
 
 
 def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
@@ -215,22 +209,34 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     if not isinstance(wait, _Wait):
         return None
     if inside is None:
-        return Undetermined(
-            key,
-            "What inside the DataLoader takes the time: reading, decoding, or collate",
-            _why_not_inside(context),
-        )
+        what = "What inside the DataLoader takes the time: reading, decoding, or collate"
+        return Undetermined(key, what, _why_not_inside(context)) if key in _BECAUSE else None
+    limit = context.thresholds.loading_cause
+    idle = inside.batch_us < limit * wait.step_us * max(1, context.facts.worker_count or 0)  # who is busy is late, too
+    if inside.handing_over >= limit and idle:
+        return _beside_making(context, wait, inside, key)
     times = times_by_cause(inside)
     of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
-    if of_us <= 0 or times[key] < max(*times.values(), context.thresholds.loading_cause * of_us):
+    if of_us <= 0 or times.get(key, 0.0) < max(*times.values(), limit * of_us):
         return None
     because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
-    return _finding(context, wait, key, f"{wait.sentence}; {because}.{_without_core(inside)}", Evidence(making(inside)))
+    return _finding(context, wait, key, f"{wait.sentence}; {because}.", Evidence(making(inside)))
 
 
-def _without_core(inside: LoadingFacts) -> str:
-    waited = inside.core_wait_fraction or 0.0
-    return f" Loading had no free core for {percent(waited)} of its time." if waited >= _CORE_WAIT_TOLD else ""
+def _beside_making(context: RuleContext, wait: _Wait, inside: LoadingFacts, key: str) -> Finding | None:
+    """What the loop waits for while nobody makes its batch: a sampler's line where that is seen, else the hand-over."""
+    line, loader, share = sampler_line(context), context.facts.run.loader, percent(inside.handing_over)
+    if loader is None or key != ("slow_hand_over" if line is None else "slow_sampler"):
+        return None
+    if line is not None:
+        because = f"its sampler, in the main process, takes {percent(line.share)} of that"
+    elif (loader.batch_tensors or 0) >= _MANY_TENSORS:
+        because = f"handing over {loader.batch_tensors:,} tensors per batch, one by one, takes {share} of that"
+    elif loader.num_workers:
+        because = f"{share} of that for batches that are made, until the main process has them"
+    else:
+        return None
+    return _finding(context, wait, key, f"{wait.sentence}; {because}.", Evidence(making(inside)))
 
 
 _BECAUSE = {
@@ -249,17 +255,14 @@ def _why_not_inside(context: RuleContext) -> str:
     return f"It was not timed: {lacking.reason}"
 
 
+_SYMPTOM = ("data_starved",)
 FINDINGS = (
-    FindingKind("data_starved", "waiting for data", data_starved, lesson=LESSON),
-    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, lesson=LESSON, explains=("data_starved",)),
-    FindingKind(
-        "storage_bound",
-        "I/O-bound data loading",
-        storage_bound,
-        lesson="04_preprocessing",
-        explains=("data_starved",),
-    ),
-    FindingKind("slow_collate", "slow collate", slow_collate, lesson=LESSON, explains=("data_starved",)),
+    FindingKind("data_starved", "waiting for data", data_starved, LESSON),
+    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, LESSON, explains=_SYMPTOM),
+    FindingKind("storage_bound", "I/O-bound data loading", storage_bound, "04_preprocessing", explains=_SYMPTOM),
+    FindingKind("slow_collate", "slow collate", slow_collate, LESSON, explains=_SYMPTOM),
+    FindingKind("slow_hand_over", "slow hand-over of batches", slow_hand_over, LESSON, explains=_SYMPTOM),
+    FindingKind("slow_sampler", "slow sampler", slow_sampler, LESSON, explains=_SYMPTOM),
 )
 
 
@@ -277,6 +280,20 @@ _STACKED = (
     "separately. Or pass a collate_fn that uses torch.stack."
 )
 
+_MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packing hardly changes
+_PACKING = (
+    "Return a few large tensors from collate_fn: concatenate each field (torch.cat), and split it in the loop. Or load "
+    "in the main process (num_workers=0) where making a batch takes less than handing it over."
+)
+_CROSSING = (
+    "A batch takes about 2 ms to cross, whatever it holds. Let one load serve several steps (a larger batch_size of "
+    "the loader, split in the loop), or use num_workers=0 where making a batch takes less than that."
+)
+_CHOOSING = (
+    "A sampler runs in the main process, whatever num_workers is. Draw the indices of a whole epoch at once, or of a "
+    "batch without permuting or sorting all items (rng.integers, Generator.choice)."
+)
+
 
 def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: float) -> Cure:
     """The knobs and the words for the finding of that key; the typical step and its wait in µs.
@@ -284,6 +301,10 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     No knob keeps a batch from being put together anew, so `slow_collate` is never told to keep its items.
     """
     loader, workers = context.facts.run.loader, context.facts.worker_count
+    inside = context.facts.loading
+    if key in ("slow_hand_over", "slow_sampler"):
+        here = key == "slow_hand_over" and inside is not None and inside.batch_us < waited_us
+        return (("workers", "0"),) if here else (), cure_without_knob(context, key)
     collating = _collating(loader) if key == "slow_collate" else ""
     if context.host_memory_full:
         return (), f"{_NO_ROOM} {cure_without_knob(context, key)}"
@@ -296,7 +317,6 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     room = _room_for_workers(context)
     # ⌈time to make a batch / time to compute one⌉, and one more for an uneven one (definitions.md, "Feeding")
     computing = max(step_us - waited_us, _LEAST_COMPUTING * step_us)
-    inside = context.facts.loading
     making = inside.batch_us if inside is not None else waited_us if not workers else workers * step_us
     wanted = min(math.ceil(making / computing) + 1, room)
     if wanted > workers:
@@ -314,6 +334,11 @@ def cure_without_knob(context: RuleContext, key: str) -> str:
     """Where what `cure_of_waiting` sets is predicted to bring nothing."""
     if key == "slow_collate":
         return _collating(context.facts.run.loader)
+    if key == "slow_sampler":
+        return _CHOOSING
+    if key == "slow_hand_over":
+        loader = context.facts.run.loader
+        return _PACKING if loader is not None and (loader.batch_tensors or 0) >= _MANY_TENSORS else _CROSSING
     return "No DataLoader setting is predicted to help: make each item and batch cheaper to load."
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from gpulab.analysis.host.dataloader import LoadingFacts
 from gpulab.analysis.host.hot_line import hot_line_of_loading, loading_lines
-from gpulab.analysis.host.source_lines import SourceLine, lines_beside_cost
+from gpulab.analysis.host.source_lines import LineShare, SourceLine, line_only_at, lines_beside_cost
 from gpulab.diagnosis.context import RuleContext
 from gpulab.formatting import duration, percent
-from gpulab.intervals import EMPTY, Intervals, intersect
+from gpulab.intervals import EMPTY, Intervals, intersect, subtract
 from gpulab.timeline import spans
 
 _MOST = 0.5  # ours: what takes half of a batch's time decides what its workers need
+_BESIDE_MAKING = ("slow_hand_over", "slow_sampler")
 _PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
 
 
@@ -45,8 +46,8 @@ def making(inside: LoadingFacts) -> str:
 
 def sampled(inside: LoadingFacts) -> str:
     """Of how many batches the figures speak, and out of how many."""
-    few = inside.batches < inside.of_batches
-    return f"{inside.batches:,}" + (f" timed, out of {inside.of_batches:,}" if few else "")
+    few = f" timed, out of {inside.of_batches:,}" if inside.batches < inside.of_batches else ""
+    return f"{inside.batches:,}{few}"
 
 
 def _split(inside: LoadingFacts) -> str:
@@ -69,6 +70,14 @@ def _split(inside: LoadingFacts) -> str:
 # -- the line of code --------------------------------------------------------------------------------------------------
 
 
+def sampler_line(context: RuleContext) -> LineShare | None:
+    """The line that surely takes most of the loop's wait, in a sampler of the user's: the loop asks from elsewhere."""
+    account, run, waits = context.facts.breakdown, context.facts.run, _waits(context)
+    if run.loader is None or not run.loader.sampler_line or account is None:
+        return None
+    return line_only_at(run, waits, subtract(account.host_covered, waits))
+
+
 def line_of_loading(context: RuleContext, key: str) -> tuple[str, bool]:
     """The line, or the loop, that surely takes most of the time to make batches, in whichever process makes them; and
     True.
@@ -77,29 +86,28 @@ def line_of_loading(context: RuleContext, key: str) -> tuple[str, bool]:
     known. Empty where that is no code of the user's.
     """
     looks = context.facts.run.loading_looks
+    if key in _BESIDE_MAKING:
+        line = sampler_line(context)
+        return (str(line.place), True) if line is not None else (_written(context, key), False)
     if looks is None:
         sampled = _sampled(context)
         return (sampled, True) if sampled else (_written(context, key), False)
-    place = hot_line_of_loading(context.facts.run, collating=_collating(key))
+    place = hot_line_of_loading(context.facts.run, collating=key == "slow_collate")
     return (str(place), True) if place is not None else (_written(context, key), False)
 
 
 def source_of_loading(context: RuleContext, key: str) -> tuple[SourceLine, ...]:
     """The lines around that line, each with its share of the time to make batches; empty where no line is named."""
     run = context.facts.run
-    place = hot_line_of_loading(run, collating=_collating(key))
-    return () if place is None else lines_beside_cost(run, place, *loading_lines(run, collating=_collating(key)))
-
-
-def _collating(key: str) -> bool:
-    return key == "slow_collate"
+    place = None if key in _BESIDE_MAKING else hot_line_of_loading(run, collating=key == "slow_collate")
+    return () if place is None else lines_beside_cost(run, place, *loading_lines(run, collating=key == "slow_collate"))
 
 
 def _written(context: RuleContext, key: str) -> str:
     loader, inside = context.facts.run.loader, context.facts.loading
     if loader is None or inside is None:
         return ""
-    if key == "slow_collate":
+    if key in ("slow_collate", "slow_hand_over"):
         return loader.collate_line
     longest = max(inside.read_us, inside.transform_us, inside.collate_us)
     if longest == inside.collate_us:

@@ -69,4 +69,4 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
-FINDINGS = (FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, lesson="03_starving_gpu"),)
+FINDINGS = (FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, "03_starving_gpu"),)

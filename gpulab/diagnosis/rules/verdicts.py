@@ -10,7 +10,7 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.core_wait import core_loss, core_loss_words
+from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
 from gpulab.intervals import measure
@@ -167,18 +167,18 @@ def _unexplained(context: RuleContext) -> Finding | None:
 def _without_cores(context: RuleContext) -> Finding | None:
     """The step is longer than what computes in it: nothing is well, and what it waits for is not known."""
     cores, loss = context.facts.cores, core_loss(context)
-    if cores is None or context.on_gpu:
+    if cores is None or context.on_gpu or context.own is not None:  # whose doing it is, is told
         return None
     if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return cannot_tell_because(
-            f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or loss.total_us)} "
-            "step; which program had them is unknown.",
-            f"{capitalized(core_loss_words(context, loss))}. Run it longer, or look at top while it runs",
+            f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or 0.0)} step; which "
+            "program had them is unknown.",
+            "Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
         )
-    used = cores.thread_cpu_fraction
-    if cores.thread_wait_fraction is not None or used is None or used >= _working(context) - _UNUSED:
+    used = None if cores.thread_wait_fraction is not None else cores.thread_cpu_fraction
+    if used is None or used >= _working(context) - _UNUSED:
         return None
     return cannot_tell_because(
         f"The main thread was on a core for only {percent(used)} of the steps' time; this system doesn't show what it "

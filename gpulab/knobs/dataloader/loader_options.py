@@ -161,6 +161,7 @@ class Workers(LoaderOption):
         "cpu_preprocessing": 1,
         "storage_bound": 1,
         "slow_collate": 1,
+        "slow_hand_over": 2,
     }
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:

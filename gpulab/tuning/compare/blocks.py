@@ -23,7 +23,7 @@ from gpulab.tuning.compare.verdicts import (
     with_times,
 )
 from gpulab.tuning.record import Block, Comparison, Side
-from gpulab.verdict import is_decided, verdict
+from gpulab.verdict import contradicts, is_decided, verdict
 
 FEWEST_PAIRS = 4  # with three, the few that end have shown too narrow an interval by chance: 93 % where 95 are said
 
@@ -61,7 +61,7 @@ def compare_blocks(
     floor = noise_floor(same_ratios(a, unit))
     if estimate is not None and not unfair:
         b = as_the_pairs_say(a, b, unit, estimate.ratio)
-    findings = Findings(a, b, unit, unfair, same_start, changes_training)
+    findings = Findings(a, b, unit, unfair, same_start, changes_training, own_ratio(a, b, unit))
     return findings.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
 
 
@@ -69,12 +69,25 @@ def is_decided_early(a: Side, b: Side, *, precise: bool) -> bool:
     """Whether the blocks that ran so far carry the verdict: see `early.decide`."""
     a, b, _ = counted(a, b)
     unit, unfair = chosen_unit(a, b)
-    return not unfair and decide(pair_ratios(a, b, unit), same_ratios(a, unit), precise=precise)
+    ratios = pair_ratios(a, b, unit)
+    if unfair or (len(ratios) and contradicts(float(np.median(ratios)), own_ratio(a, b, unit))):
+        return False
+    return decide(ratios, same_ratios(a, unit), precise=precise)
 
 
 def pair_ratios(a: Side, b: Side, unit: Unit) -> Float64:
     """B over A of each turn, in order."""
     return _ratios(_pairs(usable(a), usable(b)), unit)
+
+
+def own_ratio(a: Side, b: Side, unit: Unit) -> float | None:
+    """The median ratio of the pairs without the training thread's waits for a core; None where one is not known."""
+    own = [
+        us(y, unit) * y.own_fraction / us(x, unit) / x.own_fraction
+        for x, y in _pairs(usable(a), usable(b))
+        if x.own_fraction and y.own_fraction
+    ]
+    return float(np.median(own)) if own else None
 
 
 def same_ratios(a: Side, unit: Unit) -> Float64:

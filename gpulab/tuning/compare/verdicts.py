@@ -28,7 +28,7 @@ from gpulab.tuning.compare.parts import (
 from gpulab.tuning.compare.setup_cost import setup_s
 from gpulab.tuning.compare.statistics import Estimate
 from gpulab.tuning.record import Block, Comparison, Evidence, Side
-from gpulab.verdict import TOO_FEW, Verdict, verdict
+from gpulab.verdict import TOO_FEW, Verdict, contradicts, verdict
 
 Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
@@ -43,6 +43,7 @@ class Findings(Struct, frozen=True):
     unfair: str  # why a ratio of times would compare different work
     same_start: bool
     changes_training: str
+    own_ratio: float | None = None  # without the training thread's waits for a core; None: unknown
 
     def comparison(
         self,
@@ -60,6 +61,8 @@ class Findings(Struct, frozen=True):
         more = []
         if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
             more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
+        if estimate is not None and contradicts(estimate.ratio, self.own_ratio):
+            more.append("Without its waits for a CPU core the ratio is the other way round: other programs decide it.")
         if not _accounted(self.a, self.b):
             more.append("The step breakdowns cannot be compared: one side has no traced steps.")
         comparison = Comparison(
@@ -103,6 +106,8 @@ class Findings(Struct, frozen=True):
     def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
         if self.unfair or estimate is None:
             return "not comparable"
+        if contradicts(estimate.ratio, self.own_ratio):
+            return "undecided"
         return verdict(estimate.ratio, estimate.interval, floor, estimate.count)
 
     def _other_steps(self) -> bool:

@@ -16,7 +16,7 @@ _READ = Part("read", "the dataset gets its items: opens, reads and decodes them"
 _READ_ALL = Part("read and transform", "the dataset's __getitem__, with whatever it does to an item", "#E69F00")
 _TRANSFORM = Part("transform", "the dataset's transforms change the items", "#D55E00")
 _COLLATE = Part("collate", "items become one batch (collate_fn)", "#56B4E9")
-_HAND_OVER = Part("hand over", "from the worker to the main process, which waits for it", "#CC79A7")
+_HAND_OVER = Part("hand over", "from the worker to the main process, which waits for it; or its sampler", "#CC79A7")
 _PIN = Part("pin memory", "copied into page-locked memory", "#999933")
 _COPY = Part("copying to the GPU", "in a traced step, after the DataLoader", "#0072B2")
 
