@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from gpulab.capture.hooks import ModuleHook
 
 TRAINING = (
-    r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
+    r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
 )
 
 BEFORE_STEPS = "before the first step"
@@ -357,7 +357,7 @@ class Pilot:
                 raise StopRun(self._capture)
             if self._terminate is not None:
                 return self.terminate()
-            if self._calls == 1:
+            if self._calls == 1 and not self._will_train:  # else steps will come, and this trace will be of no use
                 self.phases.profile_whole()
             self.phases.end_overdue(stepless=True)
         except Exception as e:

@@ -17,6 +17,8 @@ from gpulab.formatting import decapitalized, percent
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
+MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: of communication, what is hidden
+
 
 def diagnose_ranks(
     comparison: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
@@ -143,9 +145,13 @@ def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
 
 def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
     exposed = float(np.median([r.exposed_us / r.step_us for r in comparison.ranks]))
+    share = float(np.median([r.communication_us / r.step_us for r in comparison.ranks]))
+    hidden = float(np.median([r.overlapped_us / r.communication_us for r in comparison.ranks if r.communication_us]))
+    partly = f"{percent(hidden)} of it is hidden" if hidden >= HARDLY_ANY else "hardly any of it is hidden"
+    exchange = "is hidden behind compute" if hidden >= MOSTLY else f"takes {percent(share)} of each step; {partly}"
     alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
     return all_is_well(
-        "No clear bottleneck: the ranks are in step, and communication is hidden behind compute.",
+        f"No clear bottleneck: the ranks are in step, and communication {exchange}.",
         (
             Evidence(
                 f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"
