@@ -254,7 +254,7 @@ def test_a_recorded_module_sees_what_python_would_show_it(name: str, tmp_path: P
         class Here: pass
         def child(x): return x + one()
         if __name__ == "__main__":
-            print(__name__, __file__, __package__, __cached__, __spec__.name, __spec__.origin, type(__loader__).__name__)
+            print(__name__, __file__, __package__, __cached__, __spec__.name, __spec__.origin, type(__loader__))
             print(sys.argv, sys.path[0], pickle.loads(pickle.dumps(Here())).__class__ is Here)
             if __spec__.name == "pack.train":  # a child of a package's __main__ does not run that
                 with multiprocessing.get_context("spawn").Pool(1) as pool:

@@ -42,9 +42,8 @@ from gpulab.tape.step_finder import StepFinder
 if TYPE_CHECKING:
     from gpulab.capture.hooks import ModuleHook
 
-TRAINING = (
-    r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
-)
+# A cell that evaluates first will still train.
+TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
 
 BEFORE_STEPS = "before the first step"
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR

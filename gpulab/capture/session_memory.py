@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import sys
-import time
 from contextlib import suppress
+from time import perf_counter_ns
 
 from gpulab.formatting import size
 
@@ -42,7 +42,7 @@ class SessionMemory:
     def __init__(self) -> None:
         self.event_bytes = 0
         self._resident_bytes = resident_bytes()
-        self._at_ns = time.perf_counter_ns()
+        self._at_ns = perf_counter_ns()
 
     @property
     def words(self) -> str:
@@ -52,7 +52,7 @@ class SessionMemory:
     def exceeds(self, limit_bytes: int) -> bool:
         """Look again, from one thread. Memory that comes or goes by leaps and bounds is that of tensors."""
         before, since_ns = self._resident_bytes, self._at_ns
-        self._resident_bytes, self._at_ns = resident_bytes(), time.perf_counter_ns()
+        self._resident_bytes, self._at_ns = resident_bytes(), perf_counter_ns()
         growth = self._resident_bytes - before
         if abs(growth) <= EVENTS_BYTES_PER_S * (self._at_ns - since_ns) / 1e9:
             self.event_bytes = max(0, self.event_bytes + growth)

@@ -269,9 +269,7 @@ class _Script:
     Nothing is put back afterwards: the script's threads and exit handlers still need their `__main__`.
     """
 
-    def __init__(
-        self, path: str, args: Sequence[str], before: Path | None = None, *, is_module: bool = False
-    ) -> None:
+    def __init__(self, path: str, args: Sequence[str], before: Path | None = None, *, is_module: bool = False) -> None:
         self._spec = _module_spec(path, args) if is_module else None
         self._path = path if self._spec is None else str(self._spec.origin)
         self._source = _read(self._path)

@@ -22,7 +22,7 @@ KEPT_CALLS = 65_536  # the last: two numbers each
 
 
 class ModelInputs:
-    """Of the calls that gradients may follow: those of DistributedDataParallel, else of the first module that learns."""
+    """Of the calls that gradients may follow: of DistributedDataParallel, else of the first module that learns."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT_CALLS)
@@ -37,15 +37,17 @@ class ModelInputs:
 
         thread = get_ident()
 
-        def found(module: Any, args: Any) -> None:
+        def find(module: Any, args: Any) -> None:
             if is_compiling() or get_ident() != thread or not is_grad_enabled():
                 return
             if any(p.requires_grad for p in module.parameters()):
                 first = weakref.ref(module)
                 self._first.close()
-                self._first.enter_context(heard_before(type(module), "forward", lambda a, k: self._heard(first(), a, k)))
+                self._first.enter_context(
+                    heard_before(type(module), "forward", lambda a, k: self._heard(first(), a, k))
+                )
 
-        self._first.callback(register_module_forward_pre_hook(found).remove)
+        self._first.callback(register_module_forward_pre_hook(find).remove)
 
     def close(self) -> None:
         """Hear no more of it: the run is over, something is compiled, or DistributedDataParallel tells."""

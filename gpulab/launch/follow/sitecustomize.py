@@ -1,8 +1,8 @@
 """Run by Python before a script that a recorded script has started: a rank among them becomes a recorded one.
 
 Lightning's `ddp`, and torchrun called by a script, start their ranks as `python script.py` or `python -m module` with
-variables in the environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is, and a
-`sitecustomize` of the user's own still runs.
+variables in the environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is,
+and a `sitecustomize` of the user's own still runs.
 """
 
 import os

@@ -124,8 +124,6 @@ print(json.dumps(p.run.steps.input_rows.tolist()))
 def test_without_a_wrapper_the_first_that_learns_tells(ranks: int, rows: list[int], tmp_path: Path) -> None:
     words = [python_with_torch(), "-c", WITHOUT_WRAPPER]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
-    ended = subprocess.run(
-        words, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **rank}
-    )
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **rank})
     assert ended.returncode == 0, ended.stderr
     assert json.loads(ended.stdout.splitlines()[-1]) == rows
