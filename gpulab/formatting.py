@@ -178,8 +178,11 @@ def plural(count: float, noun: str) -> str:
 
 
 def capitalized(words: str) -> str:
-    """The words as a sentence or a line begins: "its state" → "Its state", "PyTorch" → "PyTorch"."""
-    return words[:1].upper() + words[1:]
+    """The words as a sentence or a line begins: "its state" → "Its state", "PyTorch" → "PyTorch"; a name in code stays:
+    "train.py, line 3" → "train.py, line 3".
+    """
+    first = words.split(" ", 1)[0].rstrip(".,:;")
+    return words if any(c in "._/\\(" for c in first) else words[:1].upper() + words[1:]
 
 
 def decapitalized(words: str) -> str:

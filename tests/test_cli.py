@@ -80,7 +80,7 @@ ABSENT = "The script 'absent.py' cannot be opened: No such file or directory."
             ["record", "--ab", "workers=2", "--ranks", "2", __file__],
             "--ab runs in a single process, not in",
         ),
-        (["record"], "SCRIPT is missing. Usage: `gpulab record [options] SCRIPT [ARGS ...]`."),
+        (["record"], "SCRIPT is missing. Usage: `gpulab record [options] (SCRIPT | -m MODULE) [ARGS ...]`."),
         (["record", "absent.py"], ABSENT),
         (["record", "--ranks", "2", "absent.py"], ABSENT),
         (["record", "--ranks=0", "x.py"], "--ranks must be an integer ≥ 1, got '0'."),
@@ -240,6 +240,46 @@ def test_a_recorded_script_sees_what_python_would_show_it(tmp_path: Path, root: 
     only_pythons = re.compile(r"'__(annotations|cached)__', ")
     assert only_pythons.sub("", recorded.stdout) == only_pythons.sub("", plain.stdout)
     assert not root.exists()
+
+
+@pytest.mark.parametrize("name", ["pack", "pack.train"])
+def test_a_recorded_module_sees_what_python_would_show_it(name: str, tmp_path: Path, root: Path) -> None:
+    pack = tmp_path / "pack"
+    pack.mkdir()
+    (pack / "__init__.py").write_text("import sys; print('pack', sys.argv, sys.path[0])")
+    (pack / "beside.py").write_text("def one(): return 1")
+    code = """
+        import multiprocessing, pickle, sys
+        from .beside import one
+        class Here: pass
+        def child(x): return x + one()
+        if __name__ == "__main__":
+            print(__name__, __file__, __package__, __cached__, __spec__.name, __spec__.origin, type(__loader__))
+            print(sys.argv, sys.path[0], pickle.loads(pickle.dumps(Here())).__class__ is Here)
+            if __spec__.name == "pack.train":  # a child of a package's __main__ does not run that
+                with multiprocessing.get_context("spawn").Pool(1) as pool:
+                    print(pool.map(child, [1]))
+            sys.exit(3)
+    """
+    for file in ("__main__.py", "train.py"):
+        (pack / file).write_text(textwrap.dedent(code))
+    args = ["--lr", "0.1", "-m", "--steps", "7"]
+    plain, recorded = python("-m", name, *args, cwd=tmp_path), record("-m", name, *args, cwd=tmp_path)
+    assert plain.returncode == recorded.returncode == 3, recorded.stderr
+    assert recorded.stdout == plain.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such.module", "The module 'no_such.module' cannot be found: No module named 'no_such'."),
+        ("no_such_module", "There is no module 'no_such_module' that can be run."),
+        ("train.py", "After -m stands the name of a module: leave out the .py of 'train.py', or the -m."),
+    ],
+)
+def test_a_module_that_is_none_is_said(name: str, message: str, tmp_path: Path, root: Path) -> None:
+    done = record("-m", name, cwd=tmp_path)
+    assert done.returncode == 2 and one_line(done.stderr) == message
 
 
 TRAINING = """

@@ -191,15 +191,22 @@ if hasattr(os, "register_at_fork"):
 class Deadline:
     """Ends something on the main thread after a time, also where the user's code gives no mark.
 
-    From `after_s` on calls `due` on the main thread, again and again until it is cancelled.
+    From `after_s` on, or once `full` says so, calls `due` on the main thread, again and again until it is cancelled.
 
     Never within a call of gpulab's own, whose state `due` may change: there it tries again a little later. Started on
     another thread than the main one, it calls `otherwise` once instead, on a third.
     """
 
-    def __init__(self, after_s: float, due: Callable[[], None], otherwise: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        after_s: float,
+        due: Callable[[], None],
+        otherwise: Callable[[], None],
+        full: Callable[[], bool] | None = None,
+    ) -> None:
         self._after_s = after_s
         self._due = due
+        self._full = full
         self._otherwise = otherwise
         self._reachable = threading.current_thread() is threading.main_thread()
         self._over = threading.Event()
@@ -224,8 +231,10 @@ class Deadline:
             self._thread.join()
 
     def _wait(self) -> None:
-        wait_s = self._after_s
+        until_s, wait_s = time.monotonic() + self._after_s, RETRY_S if self._full is not None else self._after_s
         while not self._over.wait(wait_s):
+            if self._full is not None and not self._full() and time.monotonic() < until_s:
+                continue
             if not self._reachable:
                 return self._otherwise()
             if not self._knocking:

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.facts import Loaders, Workers, death
+from gpulab.capture.job import is_one_of_several
 from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
@@ -41,9 +42,8 @@ from gpulab.tape.step_finder import StepFinder
 if TYPE_CHECKING:
     from gpulab.capture.hooks import ModuleHook
 
-TRAINING = (
-    r"\.(backward|fit|step)\(|trainer\.train\(|(?<![.\w])train\w*\("  # a cell that evaluates first will still train
-)
+# A cell that evaluates first will still train.
+TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
 
 BEFORE_STEPS = "before the first step"
 GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
@@ -159,6 +159,10 @@ class Pilot:
     def install(self, undo: ExitStack) -> None:
         """Hear the user's code, on this thread. Needs torch to be imported."""
         self._modules, self.compilations = hooks.install(self, self.called, self.model_inputs.called, undo)
+        if is_one_of_several():
+            self.model_inputs.hear_first()
+            undo.callback(self.model_inputs.close)
+            undo.enter_context(hooks.compile_hook(self.compilations.look, self.model_inputs))
 
     def begin(self) -> None:
         """The user's code is about to run."""
@@ -357,7 +361,7 @@ class Pilot:
                 raise StopRun(self._capture)
             if self._terminate is not None:
                 return self.terminate()
-            if self._calls == 1:
+            if self._calls == 1 and not self._will_train:  # else steps will come, and this trace will be of no use
                 self.phases.profile_whole()
             self.phases.end_overdue(stepless=True)
         except Exception as e:

@@ -108,7 +108,7 @@ class Window:
                     activities=activities,
                     experimental_config=_with_arguments() if self._device_kind == "cuda" else None,
                 )
-                with _unwarned():
+                with _unwarned(), _without_inductor():
                     self._profile.start()
             if self._device_kind == "cuda":
                 _sacrifice()
@@ -218,6 +218,32 @@ def _unwarned() -> Iterator[None]:
         yield
         return
     with replaced(profiler, "_warn_once", lambda original: lambda *message: None):
+        yield
+
+
+class _TorchWithoutInductor:
+    """`torch` as torch.profiler sees it while a session starts: asking it for `_inductor` imports that, which takes 1 s
+    and more, in the middle of the user's loop, and leaves 100,000 objects to the next garbage collection.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_inductor":
+            raise AttributeError(name)
+        return getattr(self._torch, name)
+
+
+@contextmanager
+def _without_inductor() -> Iterator[None]:
+    """Where nobody has imported it, nothing is compiled with it, and that is all the profiler wants to know."""
+    from torch.profiler import profiler
+
+    if "torch._inductor.config" in sys.modules:
+        yield
+        return
+    with replaced(profiler, "torch", _TorchWithoutInductor):
         yield
 
 

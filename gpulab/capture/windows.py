@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from time import perf_counter
 
 from msgspec import Struct
@@ -12,8 +13,9 @@ from msgspec.structs import replace
 
 from gpulab.capture.main_thread import Deadline
 from gpulab.capture.profiler import ProfilerUnavailable, Watched, Window, in_backward
+from gpulab.capture.session_memory import MIB, SessionMemory, give_back
 from gpulab.devices import gpus_in_use
-from gpulab.formatting import duration
+from gpulab.formatting import duration, plural
 from gpulab.live_feed import CapturePhase
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 from gpulab.tape.marks import NEVER
@@ -30,6 +32,9 @@ ROOM_FOR_TWO = 20  # an epoch this long has measured steps left between an early
 TRACE_LIMIT_S = 3.0  # the window ends at the next boundary after this long
 TRACE_HARD_LIMIT_S = 30.0  # and within a step after this long
 TRACE_EVENT_LIMIT = 1_000_000
+# Of what it records, 150,000 events, which with what its end takes are 250 MiB. On a GPU each operator has three rows,
+# and CUPTI has buffers of its own.
+TRACE_LIMIT_BYTES, GPU_TRACE_LIMIT_BYTES = 32 * MIB, 128 * MIB
 # CUPTI may stay after a session and slow CUDA calls as long as the process lives (pitfalls.md, "torch.profiler"), so on
 # a GPU so many steps are measured before the first one: at least, and where an epoch is long.
 GPU_MEASURED, GPU_MOST_MEASURED = 8, 30
@@ -77,6 +82,8 @@ class Phases:
         self._planned: PlannedWindow | None = None  # None while the whole code is profiled
         self._postponed: PlannedWindow | None = None  # it was due, and the profiler must not be touched just then
         self._deadline: Deadline | None = None
+        self._memory = SessionMemory()  # of the open window
+        self._limit_bytes = GPU_TRACE_LIMIT_BYTES if on_gpu else TRACE_LIMIT_BYTES
         self._whole = False
         self._done = 0  # complete steps
         self.epoch_steps: int | None = None  # as far as its loader knows
@@ -186,9 +193,10 @@ class Phases:
         if self._window is None or not _may_touch():
             return False
         limit_s, why = self._limit(stepless)
-        if self._window.age_s <= limit_s:
+        late = self._window.age_s > limit_s
+        if not late and self._memory.event_bytes <= self._limit_bytes:
             return False
-        self._end(self._complete(), why)
+        self._end(self._complete(), why if late else self._memory.words)
         return True
 
     def begin_again(self) -> None:
@@ -253,7 +261,9 @@ class Phases:
             return False
         self._window, self._planned = window, None
         self.start_cost_ns += window.start_cost_ns
-        self._deadline = Deadline(limit_s, self._overdue, self._unreachable)
+        self._memory = SessionMemory()
+        full = partial(self._memory.exceeds, self._limit_bytes)
+        self._deadline = Deadline(limit_s, self._overdue, self._unreachable, full)
         self._deadline.start()
         return True
 
@@ -268,7 +278,7 @@ class Phases:
         if not whole and self._window.age_s <= TRACE_LIMIT_S:
             self._window.step_begins(done + 1)
             return False
-        why = None if whole else f"ended after {traced} steps: longer than {TRACE_LIMIT_S:g} s"
+        why = None if whole else f"ended after {plural(traced, 'step')}: longer than {TRACE_LIMIT_S:g} s"
         self._end(self._without_lead_in(range(planned.after + 1, done + 1)), why)
         return True
 
@@ -300,12 +310,19 @@ class Phases:
         self.stop_cost_ns += window.stop_cost_ns
         if traced or self._whole or (self.recording is None and truncated is not None):
             self.recording, self.traced, self.truncated = recording, traced, truncated
+        del recording
+        self._give_back()
 
     def _discard(self) -> None:
         """Nothing recorded so far counts."""
         if self._window is not None:
             self._end(())
         self.recording, self.traced, self.truncated = None, (), None
+        self._give_back()
+
+    def _give_back(self) -> None:
+        if self._memory.event_bytes > self._limit_bytes // 4:  # else it costs more than it brings
+            give_back()
 
     def _lack(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))
@@ -356,7 +373,7 @@ def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu:
     if settings.trace:
         windows = _windows(settings, total, warmup, on_gpu) if certain else _cautious(settings, total, warmup, on_gpu)
     length = _length(total, certain, settings.steps is not None)
-    choices = [Choice("warm-up", _steps(warmup), _why(settings.warmup, f"chosen for a run in which {length}"))]
+    choices = [Choice("warm-up", plural(warmup, "step"), _why(settings.warmup, f"chosen for a run in which {length}"))]
     if windows:
         why = _why(settings.trace_steps, f"chosen for a run in which {length}")
         choices.append(Choice("traced window", _windows_text(windows), why))
@@ -368,18 +385,14 @@ def _length(total: int | None, certain: bool, asked: bool) -> str:
     if total is None:
         return "the number of steps is unknown"
     if certain or asked:
-        return f"{'at most ' if not certain else ''}{_steps(total)} {'runs' if total == 1 else 'run'}"
-    return f"an epoch has {_steps(total)}"
+        return f"{'at most ' if not certain else ''}{plural(total, 'step')} {'runs' if total == 1 else 'run'}"
+    return f"an epoch has {plural(total, 'step')}"
 
 
 def _windows_text(windows: tuple[PlannedWindow, ...]) -> str:
     """What is profiled: of two windows the second, where the loop comes that far."""
-    first, *later = (f"{_steps(w.length)} after step {w.after}" for w in windows)
+    first, *later = (f"{plural(w.length, 'step')} after step {w.after}" for w in windows)
     return f"{first}; in their place {later[0]}, if the loop comes that far" if later else first
-
-
-def _steps(count: int) -> str:
-    return f"{count} step{'' if count == 1 else 's'}"
 
 
 def _cautious(settings: Settings, total: int | None, warmup: int, on_gpu: bool) -> tuple[PlannedWindow, ...]:

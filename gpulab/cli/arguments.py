@@ -126,7 +126,8 @@ def _lab_options(parser: argparse.ArgumentParser) -> None:
 
 
 def _record_options(parser: argparse.ArgumentParser) -> None:
-    parser.usage = "gpulab record [options] SCRIPT [ARGS ...]"
+    parser.usage = "gpulab record [options] (SCRIPT | -m MODULE) [ARGS ...]"
+    parser.add_argument("-m", dest="module", action="store_true", help="run a module, as python -m does")
     parser.add_argument("--name", default="", help="a name for the run (default: the script's)")
     parser.add_argument("--set", action="append", metavar="NAME=VALUE", help="run with this setting changed")
     parser.add_argument(
@@ -154,7 +155,7 @@ def _record_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--silent", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--plan", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--with-launcher", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("script", metavar="SCRIPT", help="the Python file to run")
+    parser.add_argument("script", metavar="SCRIPT", help="the Python file to run; after -m a module")
     parser.add_argument("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments")
 
 

@@ -65,7 +65,7 @@ def _of_each(options: argparse.Namespace) -> Sequence[str]:
     names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
     given = {name: getattr(options, name) for name in names}
     own = {"with_launcher": True, "silent": not options.no_save}
-    return record_words({**given, **own}, [options.script, *options.args])
+    return record_words({**given, **own}, [*(["-m"] if options.module else []), options.script, *options.args])
 
 
 def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:

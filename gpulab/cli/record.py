@@ -1,4 +1,4 @@
-"""`gpulab record`: a Python script, run in this process as `python` would run it, and profiled."""
+"""`gpulab record`: a Python script or module, run in this process as `python` would run it, and profiled."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ def record(options: argparse.Namespace) -> int:
         options.name = os.path.basename(options.script)
     if options.ranks is not None:
         check_only_ranks(options.only_ranks, options.ranks)
-        _read(options.script)
+        if not options.module:
+            _read(options.script)
         for path in filter(None, (options.html, options.json)):
             _require_folder(path)
         from gpulab.cli.ranks import launch
@@ -63,7 +64,7 @@ def record(options: argparse.Namespace) -> int:
         check_only_ranks(options.only_ranks, None)
     if options.before is not None or options.with_launcher:
         end_with_launcher()
-    script = _Script(options.script, options.args, options.before)
+    script = _Script(options.script, options.args, options.before, is_module=options.module)
     for path in (options.html, options.json):
         _require_folder(path)
     if options.plan is not None or options.ab:
@@ -263,15 +264,16 @@ def show_recorded(shown_report: Report | RankedReport | Compared, options: argpa
 
 
 class _Script:
-    """A Python file, run in this process as `python file` would run it.
+    """A Python file, run in this process as `python file` would run it, or a module, as `python -m module` would.
 
     Nothing is put back afterwards: the script's threads and exit handlers still need their `__main__`.
     """
 
-    def __init__(self, path: str, args: Sequence[str], before: Path | None = None) -> None:
-        self._source = _read(path)
+    def __init__(self, path: str, args: Sequence[str], before: Path | None = None, *, is_module: bool = False) -> None:
+        self._spec = _module_spec(path, args) if is_module else None
+        self._path = path if self._spec is None else str(self._spec.origin)
+        self._source = _read(self._path)
         self._before = before
-        self._path = path
         self._args = args
         self._main = ModuleType("__main__")
         self._changing: Changing | None = None
@@ -328,13 +330,16 @@ class _Script:
         absolute = os.path.abspath(self._path)
         self._main.__file__ = absolute  # the spawned workers of a DataLoader find their __main__ by it
         self._main.__loader__ = importlib.machinery.SourceFileLoader("__main__", absolute)
+        if self._spec is not None:
+            self._main.__spec__, self._main.__package__ = self._spec, self._spec.parent
+            self._main.__loader__, self._main.__dict__["__cached__"] = self._spec.loader, self._spec.cached
         self._main.__dict__["__builtins__"] = builtins
         sys.modules["__main__"] = self._main
         sys.argv = [self._path, *self._args]
         if self._before is not None:
             self._show_lines(self._source, os.path.basename(absolute))
             self._execute(_read(self._before), self._before.name)
-        elif not sys.flags.safe_path:
+        elif self._spec is None and not sys.flags.safe_path:
             sys.path[0] = os.path.dirname(os.path.realpath(self._path))
 
     def run(self) -> None:
@@ -379,6 +384,27 @@ class _Script:
             return 1
         sys.excepthook(type(raised), raised, raised.__traceback__)
         return INTERRUPTED_STATUS if isinstance(raised, KeyboardInterrupt) else 1
+
+
+def _module_spec(name: str, args: Sequence[str]) -> importlib.machinery.ModuleSpec:
+    """Where a module's code is, of a package that of its `__main__`: the packages around it are imported, as by Python.
+
+    Raises UsageError where there is none.
+    """
+    if name.endswith(".py"):
+        raise UsageError(f"After -m stands the name of a module: leave out the .py of {name!r}, or the -m.")
+    if not sys.flags.safe_path:
+        sys.path[0] = os.getcwd()
+    sys.argv = ["-m", *args]
+    try:
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+    except (ImportError, ValueError) as e:
+        raise UsageError(f"The module {name!r} cannot be found: {e}.") from e
+    if spec is None or not spec.has_location or not str(spec.origin).endswith(".py"):
+        raise UsageError(f"There is no module {name!r} that can be run.")
+    return spec
 
 
 def _read(path: str | Path) -> bytes:

@@ -17,6 +17,8 @@ from gpulab.formatting import decapitalized, percent
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
+MOSTLY, HARDLY_ANY = 0.5, 0.1  # ours: of communication, what is hidden
+
 
 def diagnose_ranks(
     comparison: RankComparison, each: Mapping[int, Diagnosis] | None = None, thresholds: Thresholds = DEFAULT
@@ -49,7 +51,7 @@ def diagnose_ranks(
         exposed = small_collectives(comparison, thresholds, exposed) or exposed
     findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
     causes = _with_sequels(sorted(findings, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
-    return Diagnosis(causes or (_in_step(comparison, each or {}),), (), step_us, step_us)
+    return Diagnosis(causes or (_in_step(comparison, each or {}, thresholds),), (), step_us, step_us)
 
 
 def _not_all_kept(comparison: RankComparison) -> Finding | None:
@@ -141,19 +143,22 @@ def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(replace(f, after=after) for f, after in zip(causes, [*following, ""], strict=True)) if causes else ()
 
 
-def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Finding:
+def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis], thresholds: Thresholds) -> Finding:
     exposed = float(np.median([r.exposed_us / r.step_us for r in comparison.ranks]))
+    share = float(np.median([r.communication_us / r.step_us for r in comparison.ranks]))
+    hidden = float(np.median([r.overlapped_us / r.communication_us for r in comparison.ranks if r.communication_us]))
+    partly = f"{percent(hidden)} of it is hidden" if hidden >= HARDLY_ANY else "hardly any of it is hidden"
+    exchange = "is hidden behind compute" if hidden >= MOSTLY else f"takes {percent(share)} of each step; {partly}"
     alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
-    return all_is_well(
-        "No clear bottleneck: the ranks are in step, and communication is hidden behind compute.",
-        (
-            Evidence(
-                f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"
-            ),
-            *_crowded(comparison),
-            *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
-        ),
+    evidence = (
+        Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"),
+        *_crowded(comparison),
+        *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
     )
+    if exposed <= thresholds.exposed_notice:
+        return all_is_well(f"No clear bottleneck: the ranks are in step, and communication {exchange}.", evidence)
+    why = f"The ranks are in step. Communication {exchange}; they wait as long for CPU cores, so its cost is unknown."
+    return replace(cannot_tell_because(why, ""), evidence=evidence)
 
 
 def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:

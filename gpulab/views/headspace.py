@@ -103,7 +103,7 @@ class HeadspaceReport(View):
         return f"what the DataLoader costs · {device(run)} · {duration(experiment.seconds * 1e6)}{ended}"
 
     def _more(self) -> str:
-        return "The rest: print(gpulab.headspaces[-1].text(full=True))"
+        return self._more_in_python("headspaces[-1]")
 
     def _sections(self) -> tuple[Section, ...]:
         steps = replace(_steps(self.result), pictured=True)

@@ -62,7 +62,7 @@ class Predicted(View):
         asked = dict(self.predictions[0].settings) if len(self.predictions) == 1 else None
         given = [repr(plain(self.run))] if self.run else []
         given += [f"settings={asked}"] if asked else []
-        return f"The rest: print(gpulab.predict({', '.join(given)}).text(full=True))"
+        return self._more_in_python(f"predict({', '.join(given)})")
 
     def _of_run(self) -> str:
         predicted_from = f"Predicted from the run “{plain(self.run)}”." if self.run else "Predicted from the last run."

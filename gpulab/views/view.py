@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 
 from gpulab.diagnosis.headline import Headline
@@ -38,6 +39,11 @@ class View(ABC):
     def _more(self) -> str:
         """How to see what the first screen leaves out."""
         return "The rest: .text(full=True), or .html() as a page."
+
+    def _more_in_python(self, call: str) -> str:
+        """The same, as a line to type; `call`: of gpulab, which `%load_ext gpulab` does not bind."""
+        bound = getattr(sys.modules.get("__main__"), "gpulab", None) is sys.modules["gpulab"]  # IPython's names, too
+        return f"The rest: {'' if bound else 'import gpulab; '}print(gpulab.{call}.text(full=True))"
 
     def text(self, width: int | None = None, *, full: bool = False) -> str:
         """For a terminal, at most `width` columns (60 to 100; None: 100): at most 25 lines, or all where `full`."""

@@ -259,6 +259,28 @@ def test_ranks_with_own_troubles_keep_in_step() -> None:
     assert [e.words for e in first.evidence[1:]] == [f"Rank {r} by itself: Something is slow" for r in (0, 1)]
 
 
+@pytest.mark.parametrize(
+    ("exchange", "said"),
+    [
+        ((860, 120), "takes 12 % of each step; hardly any of it is hidden."),
+        ((780, 120), "takes 12 % of each step; 33 % of it is hidden."),
+        ((700, 120), "is hidden behind compute."),
+    ],
+)
+def test_only_what_was_hidden_is_called_so(exchange: tuple[int, int], said: str) -> None:
+    run = on_cpu((MM, 0, 820), (REDUCE, *exchange), (MM, 980, 20))
+    few = both(*[run] * 2)
+    few = replace(few, ranks=tuple(replace(r, exposed_us=0.04 * r.step_us) for r in few.ranks))
+    first = diagnose_ranks(few).first
+    assert first.key == "healthy" and first.summary.endswith(f"in step, and communication {said}")
+    waiting = {"core_wait": 0.2}
+    crowded = tuple(
+        replace(r, exposed_us=0.12 * r.step_us, breakdown=replace(r.breakdown, share=waiting)) for r in few.ranks
+    )
+    first = diagnose_ranks(replace(few, ranks=crowded)).first
+    assert first.key == "cannot_tell" and "as long for CPU cores" in first.summary
+
+
 @pytest.mark.parametrize(("us", "first"), [(300.0, "launch_bound"), (100.0, "exposed_communication")])
 def test_the_costliest_of_a_job_comes_first_and_names_the_next(us: float, first: str) -> None:
     result = diagnose_ranks(job(2, 200), {0: said("launch_bound", us), 1: said("launch_bound", us)})

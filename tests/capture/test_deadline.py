@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 
+from gpulab.capture import main_thread
 from gpulab.capture.main_thread import Deadline
 
 
@@ -34,6 +36,23 @@ def test_a_run_that_ends_while_stop_begins_leaves_no_thread(monkeypatch: pytest.
     assert go_on.is_set() and not deadline._thread.is_alive(), "the end waits for the beginning"
     stop.join()
     ends.join()
+
+
+def test_what_is_full_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(main_thread, "RETRY_S", 0.01)
+    looks, called = list[int](), threading.Event()
+
+    def full() -> bool:
+        looks.append(1)
+        return len(looks) > 2
+
+    deadline = Deadline(3600.0, called.set, nothing, full)
+    deadline.start()
+    until_s = time.monotonic() + 60
+    while not called.is_set() and time.monotonic() < until_s:
+        time.sleep(0.001)  # bytecodes, between which the main thread is called
+    deadline.cancel()
+    assert called.is_set() and len(looks) >= 3
 
 
 def test_after_its_end_it_does_not_begin() -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from gpulab.capture import windows
+from gpulab.capture import session_memory, windows
 from gpulab.capture.profiler import ProfilerUnavailable
 from gpulab.capture.windows import Phases
 from gpulab.devices import gpus_in_use
@@ -107,8 +107,8 @@ def deadlines(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     made: list[Any] = []
 
     class Noted:
-        def __init__(self, after_s: float, due: Any, otherwise: Any) -> None:
-            self.after_s, self.running = after_s, False
+        def __init__(self, after_s: float, due: Any, otherwise: Any, full: Any) -> None:
+            self.after_s, self.full, self.running = after_s, full, False
             made.append(self)
 
         def start(self) -> None:
@@ -156,7 +156,7 @@ def test_a_slow_window_ends_at_the_next_boundary_and_says_so() -> None:
     loop.open.age_s = windows.TRACE_LIMIT_S + 1
     phases = loop.steps(1).finish()
     assert phases.traced == (LATE.after + 1,)
-    assert phases.truncated == f"ended after 1 steps: longer than {windows.TRACE_LIMIT_S:g} s"
+    assert phases.truncated == f"ended after 1 step: longer than {windows.TRACE_LIMIT_S:g} s"
 
 
 def test_a_cut_window_is_dropped_when_a_better_one_comes() -> None:
@@ -182,6 +182,28 @@ def test_the_whole_code_is_bounded_by_time(stepless: bool, limit_s: float, deadl
     assert len(loop.windows) == 1, "what was cut short is not begun anew"
     phases = loop.finish()
     assert recording(phases) == "recording 1" and f"{limit_s:g} s at most" in (phases.truncated or "")
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_a_window_ends_when_its_events_take_much_memory(
+    on_gpu: bool, deadlines: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    resident, given_back, clock_ns = [0], list[bool](), [0]
+    monkeypatch.setattr(session_memory, "resident_bytes", lambda: resident[0])
+    monkeypatch.setattr(session_memory, "perf_counter_ns", lambda: clock_ns[0])
+    monkeypatch.setattr(windows, "give_back", lambda: given_back.append(True))
+    guessed = Loop(on_gpu=on_gpu)
+    guessed.phases.profile_whole()
+    limit_bytes = windows.GPU_TRACE_LIMIT_BYTES if on_gpu else windows.TRACE_LIMIT_BYTES
+    for full in (False, True):
+        assert not guessed.phases.end_overdue(stepless=True)
+        clock_ns[0] += 2_000_000_000
+        resident[0] += limit_bytes // 2 + 1
+        assert deadlines[0].full() is full
+    assert guessed.phases.end_overdue(stepless=True) and given_back
+    assert "its events took" in (guessed.phases.truncated or "")
+    guessed.steps(1).finish()
+    assert recording(guessed.phases) is None, "what steps come after is of no use"
 
 
 def test_all_steps_of_the_code_are_traced_only_where_asked() -> None:

@@ -250,6 +250,12 @@ def saving_and_collecting() -> RuleContext:
     return case_of(replace(run, pauses=pauses(run, "checkpoint_save", rows, 18.0) + pauses(run, "gc", rows, 18.0)))
 
 
+def one_full_collection() -> RuleContext:
+    run = run_of()
+    often, once = pauses(run, "gc", range(5, 60, 3), 0.05), pauses(run, "gc", [30], 500.0)
+    return case_of(replace(run, pauses=often + once))
+
+
 def samples(count: int, gpu: bool = False, wait: float = 0.0) -> Make:
     run = run_of(gpu=gpu, wait=wait)
     run = replace(run, steps=replace(run.steps, sample_count=np.full(len(run.steps), count, np.int64)))
@@ -454,6 +460,7 @@ CASES: dict[str, Case] = table(
             "a GPU's wait that is not known": (on_gpu(breakdown=None), "cannot_tell"),
             "garbage in 5 %": (paused("gc", range(5, 60), 1.1, {"compute": 0.9, "unknown": 0.1}), "gc_pause"),
             "garbage in 4 %": (paused("gc", range(5, 60), 0.8, {"compute": 0.9, "unknown": 0.1}), "healthy"),
+            "one full collection": (one_full_collection, "healthy"),
             "evaluation in a third": (paused("evaluation", range(9, 60, 10), 60.0), "logging_or_eval"),
             "evaluation in a tenth": (paused("evaluation", [20, 40], 60.0), "healthy"),
             "compiled again": (paused("compile", range(10, 60, 5), 15.0), "recompilation"),

@@ -5,26 +5,67 @@ A DataLoader knows what it has given, not what the loop has left out of it, and 
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from contextlib import ExitStack
+from threading import get_ident
 from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
 
 from gpulab.capture.dataloader.facts import samples_in
 from gpulab.run import Int64, Steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before
 
 KEPT_CALLS = 65_536  # the last: two numbers each
 
 
 class ModelInputs:
-    """Of the calls of DistributedDataParallel that gradients may follow."""
+    """Of the calls that gradients may follow: of DistributedDataParallel, else of the first module that learns."""
 
     def __init__(self) -> None:
         self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT_CALLS)
+        self._first = ExitStack()  # hears of that module
+        self._wrapped = False  # in DistributedDataParallel
+
+    def hear_first(self) -> None:
+        """Find the first module that is called and learns, on this thread, and hear of its calls from then on."""
+        from torch import is_grad_enabled
+        from torch.compiler import is_compiling
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        thread = get_ident()
+
+        def find(module: Any, args: Any) -> None:
+            if is_compiling() or get_ident() != thread or not is_grad_enabled():
+                return
+            if any(p.requires_grad for p in module.parameters()):
+                first = weakref.ref(module)
+                self._first.close()
+                self._first.enter_context(
+                    heard_before(type(module), "forward", lambda a, k: self._heard(first(), a, k))
+                )
+
+        self._first.callback(register_module_forward_pre_hook(find).remove)
+
+    def close(self) -> None:
+        """Hear no more of it: the run is over, something is compiled, or DistributedDataParallel tells."""
+        self._first.close()
 
     def called(self, args: Args, kwargs: KeywordArgs) -> None:
-        """One is made, with these."""
+        """DistributedDataParallel is, with these."""
+        if not self._wrapped:
+            self._wrapped = True
+            self._first.close()
+            self._calls.clear()
+        self._count(args, kwargs)
+
+    def _heard(self, first: Any, args: Args, kwargs: KeywordArgs) -> None:
+        if first is not None and args[:1] and args[0] is first:
+            self._count(args, kwargs)
+
+    def _count(self, args: Args, kwargs: KeywordArgs) -> None:
         from torch import is_grad_enabled
 
         if not is_grad_enabled():

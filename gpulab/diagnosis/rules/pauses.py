@@ -134,9 +134,11 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
 
 
 def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
-    """None where pauses of that kind take less than `least_share` of the time."""
+    """None where pauses of that kind take less than `least_share` of the time, or would if the longest one, which may
+    be one of a kind, were like the others.
+    """
     paused, words = _paused(context, kind), _WORDS[kind]
-    if paused is None or paused.share < least_share:
+    if paused is None or paused.share * _regular(paused.pauses) < least_share:
         return None
     cost_us = paused.within_us + paused.between_us
     host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
@@ -198,6 +200,12 @@ def _paused(context: RuleContext, kind: PauseKind) -> _Paused | None:
 
 def _length_ns(pause: Pause) -> int:
     return pause.end_ns - pause.start_ns
+
+
+def _regular(pauses: list[Pause]) -> float:
+    """The time of pauses if the longest of them were like the others, over the time that they took."""
+    total, longest = sum(map(_length_ns, pauses)), max(map(_length_ns, pauses))
+    return (total - longest) / max(1, total) * len(pauses) / (len(pauses) - 1)
 
 
 def _covered(pauses: list[Pause]) -> Intervals:

@@ -7,7 +7,7 @@ from gpulab.analysis.gpu.device_work import exposed_upload_us
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.rules.launches import idle_us, idle_within_replays_us
-from gpulab.formatting import duration, number, size
+from gpulab.formatting import duration, number, plural, size
 from gpulab.intervals import Intervals, joined
 from gpulab.prediction.removal import Waits
 
@@ -119,7 +119,7 @@ def _pinned(context: RuleContext) -> tuple[tuple[str, str], ...]:
 def _how_often(context: RuleContext, calls: list[BlockingCalls]) -> str:
     per_step = sum(b.per_step for b in calls)
     if context.unit != "each step":
-        return f" {number(per_step)} times"
+        return f" {plural(per_step, 'time')}"
     several, once = per_step >= _SEVERAL, per_step >= _ONCE
     return f" {number(per_step)} times in each step" if several else " in each step" if once else ""
 

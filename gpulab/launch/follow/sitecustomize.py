@@ -1,8 +1,8 @@
 """Run by Python before a script that a recorded script has started: a rank among them becomes a recorded one.
 
-Lightning's `ddp`, and torchrun called by a script, start their ranks as `python script.py` with variables in the
-environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is, and a
-`sitecustomize` of the user's own still runs.
+Lightning's `ddp`, and torchrun called by a script, start their ranks as `python script.py` or `python -m module` with
+variables in the environment. Such a process starts anew as `gpulab record script.py`. Everything else is left as it is,
+and a `sitecustomize` of the user's own still runs.
 """
 
 import os
@@ -24,7 +24,9 @@ def _follow() -> None:
         options.append(words.pop(0))
     rank = os.environ.get("LOCAL_RANK", "")
     is_rank = rank.isdecimal() and (rank != "0" or "TORCHELASTIC_RUN_ID" in os.environ)
-    if given and is_rank and words and words[0].endswith(".py") and os.path.isfile(words[0]) and _has_gpulab():
+    is_script = bool(words) and words[0].endswith(".py") and os.path.isfile(words[0])
+    is_module = len(words) > 1 and words[0] == "-m" and words[1] != "gpulab"
+    if given and is_rank and (is_script or is_module) and _has_gpulab():
         command = [sys.executable, *options, "-m", "gpulab", "record", *given.split("\n"), *words]
         os.execv(sys.executable, command)
     if given:  # no rank: its own children may be some

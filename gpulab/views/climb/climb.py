@@ -74,7 +74,7 @@ class Climbed(View):
         return sections.opening(self.result)
 
     def _more(self) -> str:
-        return "The rest: print(gpulab.climbs[-1].text(full=True))"
+        return self._more_in_python("climbs[-1]")
 
     def _picture(self) -> str:
         return picture_of(self.result)

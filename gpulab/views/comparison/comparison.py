@@ -114,7 +114,7 @@ class Compared(View):
         if any(side.facts is not None and side.facts.run.source == "script" for side in sides):
             return "The rest: the same command with --all or --html FILE"
         if isinstance(self.result, Experiment):
-            return "The rest: print(gpulab.experiments[-1].text(full=True))"
+            return self._more_in_python("experiments[-1]")
         return "The rest: the same command with --all"
 
     def _sections(self) -> tuple[Section, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections import deque
 from pathlib import Path
@@ -88,3 +89,41 @@ def test_what_the_loop_leaves_out_is_not_counted(compiled: bool, tmp_path: Path)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
     assert told == {"rows": [] if compiled else [1, 2, 3, 4], "loaded": [10, 10, 10, 10]}
+
+
+WITHOUT_WRAPPER = """
+import json
+import torch
+from torch import nn
+import gpulab
+
+class Teacher(nn.Linear):
+    pass
+
+class Model(nn.Sequential):
+    pass
+
+plain = nn.Sequential.forward
+teacher, model = Teacher(4, 4).requires_grad_(False), Model(nn.Sequential(nn.Linear(4, 4)), nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gpulab.profile(trace=False, save=False) as p:
+    for step in range(4):
+        loss = model(teacher(torch.randn(step + 1, 4))).sum()
+        with torch.no_grad():
+            model(torch.randn(50, 4))
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+assert "forward" not in vars(Model) and nn.Sequential.forward is plain
+assert not nn.modules.module._global_forward_pre_hooks
+print(json.dumps(p.run.steps.input_rows.tolist()))
+"""
+
+
+@pytest.mark.parametrize(("ranks", "rows"), [(2, [-1, 2, 3, 4]), (1, [])])
+def test_without_a_wrapper_the_first_that_learns_tells(ranks: int, rows: list[int], tmp_path: Path) -> None:
+    words = [python_with_torch(), "-c", WITHOUT_WRAPPER]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
+    ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, **rank})
+    assert ended.returncode == 0, ended.stderr
+    assert json.loads(ended.stdout.splitlines()[-1]) == rows
