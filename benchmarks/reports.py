@@ -1,11 +1,11 @@
 """Trainings rebuilt from public reports of slow training: is the cause named at first contact?
 
 Each is a cell of `planted/reports`, written by somebody who has not read the rules, with the thread that it was built
-from, its cause and how much faster it is without; or healthy. Each ran once before any rule was changed for it: a person
-who knew the cause then read the headline and the findings, and `verdicts` in the result is what was decided: "right"
-(the headline or first finding names the cause, at its line or callee), "half" (a later one does, or the first names
-the part of the step without its cause), "silent" (no cause is named), "false" (another is). `python -m benchmarks.reports
-NAME…` runs some and keeps no result; `--keep` adds what a cell says at its first run, which is never measured again.
+from, its cause and how much faster it is without; or healthy. Each ran once before any rule was changed for it, then
+somebody who knew the cause read the findings. `verdict` in the result is what was decided: "right" (the first finding
+names the cause, at its line or callee), "half" (a later one does, or the first names the part of the step without its
+cause), "silent" (no cause is named), "false" (another is). `python -m benchmarks.reports NAME…` runs some and keeps no
+result; `--keep` adds what a cell says at its first run, which is never measured again.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS]
     planted, healthy = [r for r in rows if r["faster"]], [r for r in rows if not r["faster"]]
     for verdict in VERDICTS:
-        key = "right" if verdict == "right" else None
-        yield Figure.share(f"{verdict}", sum(r["verdict"] == verdict for r in planted), len(planted), key)
+        key = "right" if verdict == "right" else ""
+        yield Figure.share(verdict, sum(r["verdict"] == verdict for r in planted), len(planted), key)
     yield Figure.share("healthy, and said so", sum(r["verdict"] == "right" for r in healthy), len(healthy), "healthy")
 
 
