@@ -76,19 +76,7 @@ def unrecorded_times(timeline: Timeline, index: int) -> Intervals:
     waits = spans.runtime_calls(timeline) & spans.on_training_threads(timeline) & spans.named(timeline, spans.is_wait)
     devices = spans.covered(timeline, spans.device_items(timeline))
     idle = subtract(spans.covered(timeline, waits), devices) if len(rows) else EMPTY
-    last = _without_work(timeline, call, int(timeline.end_ns[rows].max(initial=0)))
-    waited = joined(idle, last)
-    return joined(np.stack((begun, start), axis=1)[late], waited[waited[:, 1] - waited[:, 0] > LATE_NS])
-
-
-def _without_work(timeline: Timeline, call: Int64, reached_ns: int) -> Intervals:
-    """From the last recorded work on, where what was launched after it is not recorded: the record ends before."""
-    launches = spans.launches(timeline) & ~spans.named(timeline, spans.is_copy_or_memset)
-    later = np.flatnonzero(launches)
-    later = later[later > call.max(initial=-1)] if (call >= 0).any() else later[:0]
-    begin = np.maximum(timeline.end_ns[later[:1]], reached_ns)
-    end = np.maximum(timeline.window_ns[1], begin)
-    return np.stack((begin, end), axis=1)
+    return joined(np.stack((begun, start), axis=1)[late], idle[idle[:, 1] - idle[:, 0] > LATE_NS])
 
 
 class CallTree(Struct, frozen=True):
