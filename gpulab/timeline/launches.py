@@ -69,13 +69,13 @@ def unrecorded_times(timeline: Timeline, index: int) -> Intervals:
     start, begin_ns = timeline.start_ns[rows], timeline.window_ns[0]
     free_ns = np.append(begin_ns, np.maximum.accumulate(timeline.end_ns[rows])[:-1])[: len(rows)]
     begun = np.maximum(free_ns, timeline.end_ns[call])
-    of_call = np.zeros(len(rows), dtype=bool)  # the first: what follows in a graph waits for the graph's own order
-    of_call[np.unique(call, return_index=True)[1]] = True
-    late = (call >= 0) & of_call & (start - begun > LATE_NS)
+    first = np.unique(call, return_index=True)[
+        1
+    ]  # of each call: what follows in a graph waits for the graph's own order
+    late = (call >= 0) & np.isin(np.arange(len(rows)), first) & (start - begun > LATE_NS)
     begun[:1] = begin_ns
     waits = spans.runtime_calls(timeline) & spans.on_training_threads(timeline) & spans.named(timeline, spans.is_wait)
-    devices = spans.covered(timeline, spans.device_items(timeline))
-    idle = subtract(spans.covered(timeline, waits), devices) if len(rows) else EMPTY
+    idle = subtract(spans.covered(timeline, waits), spans.covered(timeline, spans.device_items(timeline)))
     return joined(np.stack((begun, start), axis=1)[late], idle[idle[:, 1] - idle[:, 0] > LATE_NS])
 
 
