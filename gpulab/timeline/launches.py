@@ -69,26 +69,14 @@ def unrecorded_times(timeline: Timeline, index: int) -> Intervals:
     start, begin_ns = timeline.start_ns[rows], timeline.window_ns[0]
     free_ns = np.append(begin_ns, np.maximum.accumulate(timeline.end_ns[rows])[:-1])[: len(rows)]
     begun = np.maximum(free_ns, timeline.end_ns[call])
-    of_call = np.zeros(len(rows), dtype=bool)  # the first: what follows in a graph waits for the graph's own order
-    of_call[np.unique(call, return_index=True)[1]] = True
-    late = (call >= 0) & of_call & (start - begun > LATE_NS)
+    first = np.unique(call, return_index=True)[
+        1
+    ]  # of each call: what follows in a graph waits for the graph's own order
+    late = (call >= 0) & np.isin(np.arange(len(rows)), first) & (start - begun > LATE_NS)
     begun[:1] = begin_ns
     waits = spans.runtime_calls(timeline) & spans.on_training_threads(timeline) & spans.named(timeline, spans.is_wait)
-    devices = spans.covered(timeline, spans.device_items(timeline))
-    idle = subtract(spans.covered(timeline, waits), devices) if len(rows) else EMPTY
-    last = _without_work(timeline, call, int(timeline.end_ns[rows].max(initial=0)))
-    waited = joined(idle, last)
-    return joined(np.stack((begun, start), axis=1)[late], waited[waited[:, 1] - waited[:, 0] > LATE_NS])
-
-
-def _without_work(timeline: Timeline, call: Int64, reached_ns: int) -> Intervals:
-    """From the last recorded work on, where what was launched after it is not recorded: the record ends before."""
-    launches = spans.launches(timeline) & ~spans.named(timeline, spans.is_copy_or_memset)
-    later = np.flatnonzero(launches)
-    later = later[later > call.max(initial=-1)] if (call >= 0).any() else later[:0]
-    begin = np.maximum(timeline.end_ns[later[:1]], reached_ns)
-    end = np.maximum(timeline.window_ns[1], begin)
-    return np.stack((begin, end), axis=1)
+    idle = subtract(spans.covered(timeline, waits), spans.covered(timeline, spans.device_items(timeline)))
+    return joined(np.stack((begun, start), axis=1)[late], idle[idle[:, 1] - idle[:, 0] > LATE_NS])
 
 
 class CallTree(Struct, frozen=True):

@@ -125,8 +125,7 @@ def _device(trace: Trace) -> Device:
     if properties is None and cut:
         return Device("cuda", NOT_IN_THIS_PART, index)
     if properties is None:
-        other = spans.runtime_calls(timeline).any() and not _speaks_cuda(timeline)
-        return Device("cuda", NO_NAME_OF_OTHER if other else NO_NAME, index)
+        return Device("cuda", NO_NAME if _speaks_cuda(timeline) else NO_NAME_OF_OTHER, index)
     return Device(
         "cuda",
         properties.name or NO_NAME,
@@ -155,8 +154,9 @@ def _unread(trace: Trace) -> str:
 
 
 def _speaks_cuda(timeline: Timeline) -> bool:
-    """Whether CUDA's or HIP's own calls are in the trace."""
-    return bool((spans.runtime_calls(timeline) & spans.named(timeline, spans.starting_with("cu", "hip"))).any())
+    """Whether the trace has calls of CUDA or HIP, or none of any runtime beside a GPU's work."""
+    calls = spans.named(timeline, spans.starting_with("cu", "hip"))[spans.runtime_calls(timeline)]
+    return bool(calls.any()) or (timeline.has_device_events and not len(calls))
 
 
 def _properties(origin: TraceOrigin, index: int | None) -> DeviceProperties | None:
