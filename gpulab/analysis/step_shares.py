@@ -115,7 +115,7 @@ def core_wait_in_loading(facts: Facts) -> float:
     """Of the wait for data, the share in which who makes the batch was ready to go on and had no core."""
     inside, cores = facts.loading, facts.cores
     if inside is not None and inside.core_wait_fraction is not None:
-        return inside.core_wait_fraction * (1 - inside.handing_over)
+        return inside.core_wait_fraction * (1 if loads_itself(facts.run) else 1 - inside.handing_over)
     own = cores.thread_wait_fraction if cores is not None and loads_itself(facts.run) else None
     return own or 0.0
 

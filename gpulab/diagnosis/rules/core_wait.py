@@ -35,10 +35,9 @@ def cpu_shared(context: RuleContext) -> Finding | None:
         return None
     if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return None
-    told = _by_quota(cores) or _by_others(context, cores)
-    if told is None:
+    summary, cure = _by_quota(cores) or _by_others(context, cores) or ("", "")
+    if not summary:
         return None
-    summary, cure = told
     threads = context.facts.run.environment.compute_threads or 1
     fewer = threads > 1 and loss.pool_us > 0 and not context.on_gpu
     if fewer:

@@ -286,8 +286,8 @@ _PACKING = (
     "in the main process (num_workers=0) where making a batch takes less than handing it over."
 )
 _CROSSING = (
-    "A batch takes about 2 ms to cross, whatever it holds. Let one load serve several steps (a larger batch_size of "
-    "the loader, split in the loop), or use num_workers=0 where making a batch takes less than that."
+    "A batch takes about 2 ms to cross, whatever it holds. Load several steps at once (a larger batch_size, split in "
+    "the loop). Or use num_workers=0 where making a batch takes less than that."
 )
 _CHOOSING = (
     "A sampler runs in the main process, whatever num_workers is. Draw the indices of a whole epoch at once, or of a "
