@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
-from gpulab.analysis.host.python_time import Afterwards, OwnCode, after_update, library_time, own_code
+from gpulab.analysis.host.python_time import OwnCode, library_time, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.diagnosis.rules.calls import call_in_steps
 from gpulab.diagnosis.rules.own_batches import own_batches_finding
 from gpulab.formatting import duration, percent
-from gpulab.intervals import Intervals, clip, intersect, joined, measure, subtract, union, union_of
+from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union, union_of
 from gpulab.prediction.removal import Pauses
 from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
 
@@ -57,7 +57,6 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     )
     return (
         max((f for f in candidates if f is not None), key=_cost_us, default=None)
-        or following_update(context, key)
         or in_own_code(context, key)
         or _undetermined(context, key, "Whether logging takes time")
     )
@@ -245,18 +244,6 @@ FINDINGS = (
 )
 
 
-_WAITS = ("data_wait", "sync_wait")
-_CURE = (
-    "Do it every 100 steps, or vectorized: one call on the list of all tensors (torch._foreach_norm, torch.stack) and "
-    "one .tolist() instead of many .item()."
-)
-
-_AT_LINES = "{share} of {unit} goes to what the loop does after optimizer.step()."
-_BEFORE_NEXT_BATCH = (
-    "{share} of {unit} goes to what the loop does between optimizer.step() and the next batch: perhaps metrics, logs "
-    "or copies."
-)
-
 _OWN = (
     "If that measures or logs: do it every 100 steps, or once per epoch. If it makes the next batch: move it into a "
     "DataLoader with workers. If training needs it: vectorize it with PyTorch."
@@ -266,45 +253,6 @@ _LIBRARY = (
     "Not your line: {library} does this once per step, whatever the batch. Use larger batches, and switch off "
     "callbacks, progress bars and logs that you don't need."
 )
-
-_MAYBE = (
-    "If that measures, logs or copies: do it every 100 steps. If it makes the next batch: move it into a DataLoader "
-    "with workers."
-)
-
-
-def following_update(context: RuleContext, key: str) -> Finding | None:
-    """After each update of the parameters a part of the step goes to something that does not train."""
-    account, optimizer = context.facts.breakdown, context.facts.optimizer
-    if account is None or optimizer is None or not context.step_us or context.withheld("idle_causes") is not None:
-        return None
-    afterwards = after_update(context.facts.run, account, optimizer)
-    parts = tuple(p for p in PARTS if p not in _WAITS and not (context.on_gpu and p in DEVICE_PARTS))
-    share = context.of_typical(_share(context, afterwards), *parts)
-    if share < context.thresholds.idle_notice:
-        return None
-    where = (
-        "at lines below the optimizer's step"
-        if afterwards.looked
-        else "between the optimizer's step and the next batch"
-    )
-    return Finding(
-        key,
-        (_AT_LINES if afterwards.looked else _BEFORE_NEXT_BATCH).format(share=percent(share), unit=context.unit),
-        (
-            Evidence(
-                f"{duration(share * context.step_us)} of {duration(context.step_us)} are spent {where}",
-                pairs(afterwards.times)[0],
-            ),
-        ),
-        share * context.step_us,
-        "likely",
-        parts=parts,
-        cure=_MAYBE if afterwards.looked else _CURE,
-        source_line=context.python_line_at(afterwards.times),
-        removed_ns=pairs(afterwards.times),
-        title="work after optimizer.step()",
-    )
 
 
 def in_own_code(context: RuleContext, key: str) -> Finding | None:
@@ -366,14 +314,3 @@ def _in_a_library(context: RuleContext, key: str, account: Breakdown, step_us: f
         removed_ns=pairs(own.times),
         title=f"Python code of {own.library}",
     )
-
-
-def _share(context: RuleContext, afterwards: Afterwards) -> float:
-    """Of a profiled step; on a GPU what of it leaves the GPU idle without waiting for it."""
-    if not len(afterwards.times):
-        return 0.0
-    if not context.on_gpu:
-        return afterwards.share()
-    work = context.facts.work
-    waits = joined(*(b.times for b in context.facts.blocking))
-    return 0.0 if work is None else afterwards.share(subtract(work.idle, waits))

@@ -1,4 +1,4 @@
-"""What a loop does once the parameters are updated, and when that is: also where a closure trains inside the update."""
+"""What a loop does beside training, and when an update is over: also where a closure trains inside it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable
 from functools import cache
 
-import numpy as np
 import pytest
 import torch
 from msgspec.structs import replace
@@ -15,7 +14,6 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.analysis.host.python_time import after_update
 from gpulab.capture.lines import update_line
 from gpulab.capture.lines.places import Stack
 from gpulab.capture.lines.update_line import UpdateLine
@@ -24,7 +22,6 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.run import Category, Place, Run
 from gpulab.store.folders import Store
 from gpulab.tape.marks import Kind
-from tests.diagnosis.test_own_code import trained
 from tests.support.host_loops import HostLoop, played
 from tests.support.scripted_looks import installed
 from tests.support.tapes import Told
@@ -89,34 +86,18 @@ def logging(run: Run) -> Finding | None:
     return diagnose(facts(run)).of("logging_or_eval")
 
 
-AFTER, OWN = "work after optimizer.step()", "your own Python code"
-
-
-@pytest.mark.parametrize(
-    ("loop", "before", "after", "title"),
-    [
-        (profiled, nothing, rest, AFTER),
-        (profiled, rest, nothing, OWN),  # what comes before the backward pass may be training
-        (without_loader, nothing, rest, AFTER),  # the lines below the update tell
-        (without_loader, rest, nothing, OWN),  # lines above it make the batch
-    ],
-)
+@pytest.mark.parametrize("loop", [profiled, without_loader])
+@pytest.mark.parametrize(("before", "after"), [(nothing, rest), (rest, nothing)], ids=["after", "before"])
 def test_work_beside_training_is_named_with_its_line(
-    loop: Callable[..., Run], before: Callable[[], object], after: Callable[[], object], title: str
+    loop: Callable[..., Run], before: Callable[[], object], after: Callable[[], object]
 ) -> None:
-    run = loop(before, after)
-    told = logging(run)
-    assert told is not None and told.title == title and "time.sleep(0.02)" in told.source_line
-    assert "DataLoader with workers" in told.cure or loop is profiled
+    told = logging(loop(before, after))
+    assert told is not None and told.title == "your own Python code" and "time.sleep(0.02)" in told.source_line
+    assert "DataLoader with workers" in told.cure
 
 
 def test_without_looks_nothing_is_named() -> None:
-    """Neither the line of own code, nor in a loop without a loader that the update was over."""
     assert logging(replace(profiled(rest, nothing), stack=None)) is None
-    run = without_loader(nothing, rest)
-    assert run.stack is not None
-    older = logging(replace(run, stack=replace(run.stack, after_update=np.empty(0, np.uint8))))
-    assert older is None or older.title != AFTER
 
 
 def test_looks_after_the_update_are_stored() -> None:
@@ -147,21 +128,6 @@ def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
     with gpulab.profile(show=False, save=False, device="cpu") as p:
         names["fit"](step)
     assert p.run.stack is not None and p.run.stack.calls_users.any()
-
-
-@pytest.mark.parametrize("trains", [True, False])
-def test_a_backward_pass_after_the_update_is_training(trains: bool) -> None:
-    def step(loop: HostLoop) -> None:
-        trained(loop)
-        loop.python(20_000, 0)  # whose update comes in another step
-        if trains:
-            loop.operator("autograd::engine::evaluate_function: AddmmBackward0", 80, 1)
-
-    run = played(step, FUNCTION, STEP_LINE).run()
-    run = replace(run, steps=replace(run.steps, batch_count=np.ones_like(run.steps.batch_count)))  # of a loader
-    account = facts(run)
-    assert account.breakdown is not None and account.optimizer is not None
-    assert bool(len(after_update(run, account.breakdown, account.optimizer).times)) is not trains
 
 
 def frames_of(*lines: int) -> Stack:
