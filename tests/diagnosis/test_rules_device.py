@@ -66,7 +66,12 @@ def many(count: int, name: str, kernel: str, gpu_us: float, host_us: float = 20,
 
 def own(kernel: str, gpu_us: float) -> Step:
     """A kernel that no operator starts, after one that an operator does."""
-    return lambda machine: (machine.operator("aten::add", ADD, 10), machine.launch(kernel, gpu_us))[-1]
+
+    def step(machine: Machine) -> None:
+        machine.operator("aten::add", ADD, 10)
+        machine.launch(kernel, gpu_us)
+
+    return step
 
 
 def call(name: str, us: float, *, waits: bool = False) -> Step:

@@ -1,7 +1,7 @@
 """Time of a step in which PyTorch computes next to nothing, at lines of one function of the user's: metrics, games.
 
-Of the looks at a function's lines most must lie in such time: a line that calls PyTorch itself is seen in its operators,
-too.
+Most of the looks at a function's lines must lie in such time: a line that calls PyTorch itself is seen in its
+operators, too.
 """
 
 from __future__ import annotations

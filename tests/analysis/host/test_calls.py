@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.host.calls import costliest_call
-from gpulab.run import CALL_KINDS, CallLooks, Pause, Phase, Place, Run, Unit
+from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
 from tests.support import synthetic
 
 
@@ -33,7 +33,8 @@ def test_few_looks_other_kinds_and_known_pauses_say_nothing() -> None:
     run = looked("library", 40)
     assert costliest_call(looked("library", 20, 30), None, CALL_KINDS) is None
     assert costliest_call(run, None, ["batch"]) is None
-    for kind, is_left_out in (("logging", True), ("evaluation", False)):
+    kinds: tuple[tuple[PauseKind, bool], ...] = (("logging", True), ("evaluation", False))
+    for kind, is_left_out in kinds:
         paused = replace(run, pauses=(Pause(kind, 0, int(run.steps.end_ns[-1]) + 1),))
         assert (costliest_call(paused, None, CALL_KINDS) is None) is is_left_out
     assert costliest_call(looked("own", 40), None, CALL_KINDS) is None, "it may be the training: no trace tells"
