@@ -170,6 +170,11 @@ def costliest_call(
     return best
 
 
+def has_looks(run: Run) -> bool:
+    """Whether there are enough to tell who takes the steps' time."""
+    return _in_steps(run) is not None
+
+
 def share_of_calls(run: Run, account: Breakdown, kinds: Collection[CallKind]) -> float:
     """Of the usual steps' time, what goes to calls of these kinds, as far as the account does not hold it as data_wait;
     0 where nobody has looked.

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
+from gpulab.analysis.host.calls import has_looks
 from gpulab.analysis.host.python_time import OwnCode, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
@@ -254,9 +255,11 @@ _OWN = (
 
 
 def in_own_code(context: RuleContext, key: str) -> Finding | None:
-    """A part of each step goes to Python code of the user's in which PyTorch runs nothing."""
+    """A part of each step goes to Python code of the user's in which PyTorch runs nothing, where few looks at the whole
+    stack tell whose.
+    """
     account, step_us = context.facts.breakdown, context.step_us
-    if account is None or not step_us or context.withheld("idle_causes") is not None:
+    if account is None or not step_us or context.withheld("idle_causes") is not None or has_looks(context.facts.run):
         return None
     least = context.thresholds.idle_notice
     own = own_code(context.facts.run, account) if context.share("unknown") >= least else None
