@@ -141,9 +141,8 @@ class Columns:
         category = self._category(spans)
         category[start == NO_TIME] = _DROPPED
         lane = np.fromiter(map(self.lane_keys.__getitem__, [(e.pid, e.tid) for e in spans]), np.int32, n)
-        for i in np.flatnonzero(category == Category.UNKNOWN).tolist():
-            if _names_stream(args[i]):
-                category[i] = ACCELERATOR
+        unknown = np.flatnonzero(category == Category.UNKNOWN).tolist()
+        category[[i for i in unknown if _names_stream(args[i])]] = ACCELERATOR
         rows = np.flatnonzero(np.isin(category, (*ON_DEVICE, ACCELERATOR)))
         on_device = [(spans[i], args[i] or Args()) for i in rows.tolist()]
         lane[rows] = [self.lane_keys[_device_key(e, a)] for e, a in on_device]

@@ -148,8 +148,8 @@ def _unread(trace: Trace) -> str:
     streams = [i for i, lane in enumerate(timeline.lanes) if lane.kind == "stream"]
     if np.isin(timeline.lane_id, streams).any():
         return f"{names or 'an accelerator'}, which gpulab cannot read"
-    events = trace.memory_events
-    on_cpu = any(map(_OF_CPU.search, timeline.names)) or (events is not None and (events.device_index < 0).all())
+    held = trace.memory_events
+    on_cpu = any(map(_OF_CPU.search, timeline.names)) or (held is not None and (held.device_index < 0).all())
     return f"{names} (not recorded)" if names and not on_cpu else ""
 
 

@@ -94,13 +94,14 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
 
     `unsaved` is the reason why the run is not on disk, if so; `untold` is the section about what could not be told.
     """
-    loaded = facts.run.source == "trace"
+    loaded, whole = facts.run.source == "trace", facts.breakdown is not None and facts.breakdown.whole_window
+    few = facts.few_steps
     return present(
         changes_section("Changed for this run", facts.run.changes),
         _step(facts),
         _parts(facts),
-        _costliest("Top operators", _OPERATORS_NOTE, without_parts(facts.operators), facts),
-        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, facts),
+        _costliest("Top operators", _OPERATORS_NOTE, without_parts(facts.operators), few, whole=whole),
+        _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, few, whole=whole),
         *pause_sections(facts.run),
         *trace_sections(facts),
         *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
@@ -345,11 +346,12 @@ def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
     return tuple(row for row in operators if not is_loader(row.name) and not is_optimizer(row.name))
 
 
-def _costliest(title: str, note: str, rows: Sequence[CostRow], facts: Facts) -> Section | None:
+def _costliest(
+    title: str, note: str, rows: Sequence[CostRow], few_steps: int | None, *, whole: bool = False
+) -> Section | None:
     if not rows:
         return None
-    on_gpu, shared = any(row.device_us is not None for row in rows), facts.few_steps is None
-    whole = facts.breakdown is not None and facts.breakdown.whole_window
+    on_gpu, shared = any(row.device_us is not None for row in rows), few_steps is None
     per, where = ("in the whole trace", "in the whole trace") if whole else ("per step", "per traced step")
     times = ("GPU time", "CPU time") if on_gpu else (*["share"] * shared, "time" if whole else per)
     columns = (Column("", "cut"), *numbers(*times, "calls"))
