@@ -579,7 +579,6 @@ class StackSamples(Struct, frozen=True):
     t_ns: Int64
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
-    after_update: UInt8 = _no_column(np.uint8)  # 1: below the last update; empty: unknown
     # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
     calls_users: UInt8 = _no_column(np.uint8)
     library: Int32 = _no_column(np.int32)  # of `Run.libraries`: what the line has called; -1: none; empty: unknown

@@ -177,7 +177,6 @@ def stack_samples(
         t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
         place=column(map(naming.number, spots), np.int32),
         began_ns=looks.began_ns - origin_ns,
-        after_update=column(map(update.passed, users), np.uint8),
         calls_users=column((spot in callers for spot in spots), np.uint8),
         library=column((number.get(name, -1) for name in library), np.int32),
         throughout=column((spot in everywhere for spot in spots), np.uint8),

@@ -44,10 +44,6 @@ class UpdateLine:
         if len(self.step_lines) < _MET:
             self.step_lines.update(users_stack(frame))
 
-    def passed(self, stack: Stack) -> bool:
-        """Whether a stack, the innermost line first, stands at a line below it, in the same call of the loop."""
-        return bool(self._latest) and _later(stack[::-1], self._latest)
-
 
 def _later(stack: Stack, reference: Stack) -> bool:
     """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""

@@ -1,4 +1,4 @@
-"""What a loop does beside training, and when an update is over: also where a closure trains inside it."""
+"""What a loop does beside training, also where a closure trains inside the update."""
 
 from __future__ import annotations
 
@@ -14,13 +14,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.capture.lines import update_line
-from gpulab.capture.lines.places import Stack
-from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Category, Place, Run
-from gpulab.store.folders import Store
 from gpulab.tape.marks import Kind
 from tests.support.host_loops import HostLoop, played
 from tests.support.scripted_looks import installed
@@ -100,14 +96,6 @@ def test_without_looks_nothing_is_named() -> None:
     assert logging(replace(profiled(rest, nothing), stack=None)) is None
 
 
-def test_looks_after_the_update_are_stored() -> None:
-    run, store = without_loader(nothing, rest), Store()
-    assert run.stack is not None and len(run.stack.after_update) == len(run.stack.t_ns)
-    store.save(run)
-    again = store.load(run.id).stack
-    assert again is not None and again.after_update.tolist() == run.stack.after_update.tolist()
-
-
 FUNCTION = Place("train.py", 7, "computing", "return a @ a")
 STEP_LINE = Place("train.py", 20, "step", "model(x).sum().backward()")
 
@@ -128,35 +116,6 @@ def test_a_library_is_seen_coming_back_to_the_users_code() -> None:
     with gpulab.profile(show=False, save=False, device="cpu") as p:
         names["fit"](step)
     assert p.run.stack is not None and p.run.stack.calls_users.any()
-
-
-def frames_of(*lines: int) -> Stack:
-    """A stack, the innermost first: one function at each of these lines."""
-    return tuple(("file.py", line, f"f{depth}") for depth, line in enumerate(lines))[::-1]
-
-
-@pytest.mark.parametrize(
-    ("stack", "passed"),
-    [
-        ((10, 5), False),  # the update itself
-        ((10, 4), False),
-        ((10, 6), True),  # below it in the same function
-        ((11,), True),  # the function has returned
-        ((11, 1), True),  # in another call below
-        ((9, 7), False),
-        ((10,), False),
-        ((), False),
-    ],
-)
-def test_a_stack_is_compared_from_outside_inwards(
-    stack: tuple[int, ...], passed: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    line = UpdateLine()
-    assert not line.passed(frames_of(99))
-    for known in ((10, 3), (10, 5), (10, 2)):  # the last of several counts
-        monkeypatch.setattr(update_line, "users_stack", lambda frame, known=known: frames_of(*known))
-        line.met(None)
-    assert line.passed(frames_of(*stack)) is passed
 
 
 def passes(loop: HostLoop) -> None:
