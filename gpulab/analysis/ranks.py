@@ -27,6 +27,7 @@ from gpulab.timeline import spans
 # hyper-threads slow: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while the one
 # waited for a core for 14 % of it and the other for 8 %. What only the late rank waits for a core makes it late.
 LATE_PER_CORE_WAIT = 2.5
+MUCH_MORE_WORK = 1.5  # ours: times the others' own; two equal ranks on two cores that others used: up to 1.25
 
 
 class RankFacts(Struct, frozen=True):
@@ -59,6 +60,11 @@ class RankFacts(Struct, frozen=True):
         return self.breakdown.share.get("core_wait", 0.0)
 
     @property
+    def own_us(self) -> float:
+        """In which it works itself: without exchanging data and waiting for cores."""
+        return self.step_us * (1 - self.breakdown.share.get("communication", 0.0) - self.core_wait_share)
+
+    @property
     def transfer_us_of_each(self) -> float | None:
         """Of one collective, without waiting."""
         if self.transfer_us is None or not self.collectives_per_step:
@@ -82,6 +88,7 @@ class RankComparison(Struct, frozen=True):
     only_messages: bool = False
     exchanges: tuple[CollectiveFacts, ...] = ()
     counts_rows: bool = False  # `samples_per_step` are rows of what the model is given
+    more_work_us: float | None = None  # by which the straggler works longer per step, where waits could not tell it
 
 
 # What may be wrong with a folder of traces → state, what it withholds, what it means.
@@ -148,7 +155,7 @@ def compare_ranks(
     first = next(iter(kernels.values()), None)
     count = 0 if first is None else sum(len(rows) for rows in first.rows.values())
     trust = job_integrity(problems)
-    straggler = None if "straggler" in trust.withheld else _straggler(ranks, skew_notice)
+    straggler, more_us = (None, None) if "straggler" in trust.withheld else _straggler(ranks, skew_notice)
     return RankComparison(
         ranks,
         straggler,
@@ -160,6 +167,7 @@ def compare_ranks(
         if first is None
         else _exchanges(next(iter(unmatched.values())), first, transfer, accounts[next(iter(timelines))]),
         of_rows,
+        more_us,
     )
 
 
@@ -341,12 +349,21 @@ def _mean_count(column: Int64, rows: Int64) -> float | None:
     return float(counts.mean()) if len(counts) and (counts > 0).all() else None
 
 
-def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> int | None:
-    """The rank that waits least, where the others wait for a share of their step that matters."""
+def _straggler(ranks: tuple[RankFacts, ...], skew_notice: float) -> tuple[int | None, float | None]:
+    """The rank that waits least, where the others wait for a share of their step that matters.
+
+    Where cores are missing and waits tell nothing: the one that works much longer by itself, and by how many µs.
+    """
     waits = {r.rank: r.waiting_us for r in ranks if r.waiting_us is not None}
     if len(waits) < 2:
-        return None
-    last = min(waits, key=lambda rank: waits[rank])
+        return None, None
+    last, crowd = min(waits, key=lambda rank: waits[rank]), min(r.core_wait_share for r in ranks)
     others = [r for r in ranks if r.rank != last and r.waiting_us is not None]
     share = float(np.median([((r.waiting_us or 0) - waits[last]) / r.step_us for r in others]))
-    return last if share >= max(skew_notice, LATE_PER_CORE_WAIT * min(r.core_wait_share for r in ranks)) else None
+    if share >= max(skew_notice, LATE_PER_CORE_WAIT * crowd):
+        return last, None
+    slow = max(ranks, key=lambda r: r.own_us)
+    usual_us = float(np.median([r.own_us for r in ranks if r is not slow]))
+    more_us = slow.own_us - usual_us
+    much = slow.own_us >= MUCH_MORE_WORK * usual_us and more_us >= 2 * skew_notice * slow.step_us
+    return (slow.rank, more_us) if much and crowd >= skew_notice else (None, None)

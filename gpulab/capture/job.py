@@ -57,12 +57,6 @@ def current_job(environment: Mapping[str, str] = os.environ) -> Job | None:
     return _job(environment, rank, "torch.distributed", size, local)
 
 
-def is_one_of_several() -> bool:
-    """Whether this process is a rank beside others."""
-    job = current_job()
-    return job is not None and (job.world_size or 1) > 1
-
-
 class RunOfJob:
     """The job of one run of this process. A rank may record several runs, and each belongs with those of the others."""
 

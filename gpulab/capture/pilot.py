@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from gpulab.capture import hooks
 from gpulab.capture.dataloader.batch_clock import LoadingClock
 from gpulab.capture.dataloader.facts import Loaders, Workers, death
-from gpulab.capture.job import is_one_of_several
+from gpulab.capture.job import current_job
 from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.meters.core_watch import CoreWatch
@@ -159,7 +159,7 @@ class Pilot:
     def install(self, undo: ExitStack) -> None:
         """Hear the user's code, on this thread. Needs torch to be imported."""
         self._modules, self.compilations = hooks.install(self, self.called, self.model_inputs.called, undo)
-        if is_one_of_several():
+        if (job := current_job()) is not None and (job.world_size or 1) > 1:
             self.model_inputs.hear_first()
             undo.callback(self.model_inputs.close)
             undo.enter_context(hooks.compile_hook(self.compilations.look, self.model_inputs))

@@ -7,8 +7,6 @@ import sys
 from contextlib import suppress
 from time import perf_counter_ns
 
-from gpulab.formatting import size
-
 MIB = 1 << 20
 # An event of torch 2.13 takes 228 bytes while it is recorded, and 1.5 KiB more when the session ends. A core made
 # 400,000 of them a second, 90 MiB (small CPU operators, no gradients): what grows faster than this is the user's.
@@ -17,14 +15,9 @@ EVENTS_BYTES_PER_S = 128 * MIB
 
 def resident_bytes() -> int:
     """Memory of this process that is in RAM; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * 4096
-    except OSError:
-        pass
-    with suppress(Exception):
-        import psutil
+    import psutil
 
+    with suppress(psutil.Error):
         return int(psutil.Process().memory_info().rss)
     return 0
 
@@ -43,11 +36,6 @@ class SessionMemory:
         self.event_bytes = 0
         self._resident_bytes = resident_bytes()
         self._at_ns = perf_counter_ns()
-
-    @property
-    def words(self) -> str:
-        """Why the session had to end."""
-        return f"its events took {size(self.event_bytes)} of memory"
 
     def exceeds(self, limit_bytes: int) -> bool:
         """Look again, from one thread. Memory that comes or goes by leaps and bounds is that of tensors."""

@@ -15,7 +15,7 @@ from gpulab.capture.main_thread import Deadline
 from gpulab.capture.profiler import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.capture.session_memory import MIB, SessionMemory, give_back
 from gpulab.devices import gpus_in_use
-from gpulab.formatting import duration, plural
+from gpulab.formatting import duration, plural, size
 from gpulab.live_feed import CapturePhase
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
 from gpulab.tape.marks import NEVER
@@ -82,7 +82,7 @@ class Phases:
         self._planned: PlannedWindow | None = None  # None while the whole code is profiled
         self._postponed: PlannedWindow | None = None  # it was due, and the profiler must not be touched just then
         self._deadline: Deadline | None = None
-        self._memory = SessionMemory()  # of the open window
+        self._memory: SessionMemory | None = None  # of the newest window
         self._limit_bytes = GPU_TRACE_LIMIT_BYTES if on_gpu else TRACE_LIMIT_BYTES
         self._whole = False
         self._done = 0  # complete steps
@@ -194,9 +194,10 @@ class Phases:
             return False
         limit_s, why = self._limit(stepless)
         late = self._window.age_s > limit_s
+        assert self._memory is not None
         if not late and self._memory.event_bytes <= self._limit_bytes:
             return False
-        self._end(self._complete(), why if late else self._memory.words)
+        self._end(self._complete(), why if late else f"its events took {size(self._memory.event_bytes)}")
         return True
 
     def begin_again(self) -> None:
@@ -321,8 +322,8 @@ class Phases:
         self._give_back()
 
     def _give_back(self) -> None:
-        if self._memory.event_bytes > self._limit_bytes // 4:  # else it costs more than it brings
-            give_back()
+        if self._memory is not None and self._memory.event_bytes > self._limit_bytes // 4:
+            give_back()  # of less it costs more than it brings
 
     def _lack(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))

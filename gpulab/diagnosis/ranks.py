@@ -157,7 +157,7 @@ def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis], threshol
     )
     if exposed <= thresholds.exposed_notice:
         return all_is_well(f"No clear bottleneck: the ranks are in step, and communication {exchange}.", evidence)
-    why = f"The ranks are in step. Communication {exchange}; they wait as long for CPU cores, so its cost is unknown."
+    why = f"The ranks are in step. Communication {exchange}. They wait as long for CPU cores: its own cost is unknown."
     return replace(cannot_tell_because(why, ""), evidence=evidence)
 
 

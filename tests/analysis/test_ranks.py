@@ -260,6 +260,36 @@ def test_ranks_with_own_troubles_keep_in_step() -> None:
 
 
 @pytest.mark.parametrize(
+    ("own", "core_wait", "late"),
+    [
+        ((0.2, 0.5), 0.3, 1),
+        ((0.5, 0.2), 0.3, 0),
+        ((0.34, 0.345), 0.6, None),  # equal
+        ((0.414, 0.332), 0.3, None),  # as much as noise makes of equal ones
+        ((0.05, 0.11), 0.3, None),  # twice as much of next to nothing
+        ((0.2, 0.5), 0.01, None),  # there are cores: waits tell
+    ],
+)
+def test_on_crowded_cores_the_own_work_of_a_rank_tells(
+    own: tuple[float, float], core_wait: float, late: int | None
+) -> None:
+    even = both(*[on_cpu((MM, 0, 880), (REDUCE, 880, 120))] * 2)
+
+    def crowded(rank: RankFacts, works: float) -> RankFacts:
+        shares = {"core_wait": core_wait, "communication": 1 - core_wait - works}
+        return replace(rank, breakdown=replace(rank.breakdown, share=shares))
+
+    crowd = tuple(crowded(rank, works) for rank, works in zip(even.ranks, own, strict=True))
+    found, more_us = ranks._straggler(crowd, DEFAULT.skew_notice)
+    assert found == late
+    if found is not None:
+        assert more_us == pytest.approx(300.0)
+        first = diagnose_ranks(replace(even, ranks=crowd, straggler=found, more_work_us=more_us)).first
+        assert first.key == "straggler" and "wait for it for 30 % of their step" in first.summary
+        assert first.evidence[0].words.startswith("It works 300 µs per step longer than they do")
+
+
+@pytest.mark.parametrize(
     ("exchange", "said"),
     [
         ((860, 120), "takes 12 % of each step; hardly any of it is hidden."),
@@ -359,11 +389,11 @@ def crowded(rank: RankFacts, core_wait: float) -> RankFacts:
 
 @pytest.mark.parametrize(("core_wait", "late"), [(0.0, 1), (0.1, 1), (0.15, 1), (0.26, None)])
 def test_a_rank_that_waited_for_a_core_is_no_straggler(core_wait: float, late: int | None) -> None:
-    """Rank 0 waits 0.4 of its step."""
+    """Rank 0 waits 0.4 of its step; in the last case for a rank that works no longer, but has no core."""
     prompt, slow = both(on_cpu((MM, 0, 300), (REDUCE, 300, 500)), on_cpu((MM, 0, 700), (REDUCE, 700, 100))).ranks
-    waiting = crowded(slow, core_wait)
-    assert ranks._straggler((crowded(prompt, core_wait), waiting), DEFAULT.skew_notice) == late
-    assert ranks._straggler((prompt, waiting), DEFAULT.skew_notice) == 1, "only that one has no core"
+    waiting = crowded(slow, core_wait + (0.4 if late is None else 0.0))
+    assert ranks._straggler((crowded(prompt, core_wait), waiting), DEFAULT.skew_notice) == (late, None)
+    assert ranks._straggler((prompt, waiting), DEFAULT.skew_notice)[0] == 1, "only that one has no core"
 
 
 @pytest.mark.parametrize("core_wait", [0.0, 0.09, 0.11])

@@ -55,18 +55,17 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
     with_line = with_line or own
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
-    wait = float(np.median([r.waiting_us or 0 for r in others]))
+    wait = ranks.more_work_us or float(np.median([r.waiting_us or 0 for r in others]))
     share = wait / float(np.median([r.step_us for r in ranks.ranks]))
     partial = "transfer" in ranks.integrity.withheld
     later = ": a rank that is missing may arrive later still" if partial else ""
     who = f"Of the {len(ranks.ranks)} ranks that are here, rank {late_rank}" if partial else f"Rank {late_rank}"
     most = " at most" if partial else ""
     computing = float(np.median([r.computing_share for r in others]))
+    waits = f"They wait {duration(wait)} per step (median); moving the data takes{most} "
+    works = f"It works {duration(wait)} per step longer than they do (median), waits for cores and for others left out"
     evidence = [
-        Evidence(
-            f"They wait {duration(wait)} per step (median); moving the data takes{most} "
-            f"{duration(slowest.transfer_us or 0)}{later}"
-        ),
+        Evidence(works if ranks.more_work_us else f"{waits}{duration(slowest.transfer_us or 0)}{later}"),
         Evidence(
             f"rank {late_rank} computes for {percent(slowest.computing_share)} of its step, the others "
             f"for {percent(computing)} (median)"

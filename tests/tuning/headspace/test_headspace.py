@@ -6,6 +6,7 @@ import builtins
 import io
 import json
 import os
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -274,14 +275,22 @@ PAIRS = "(95 % interval 5–16), by 12 pairs of short interleaved runs."
     ],
 )
 def test_what_is_said_of_a_ceiling(
-    said: Verdict, ceiling: float, interval: tuple[float, float], sentence: str, words: str, never: str
+    said: Verdict,
+    ceiling: float,
+    interval: tuple[float, float],
+    sentence: str,
+    words: str,
+    never: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shown = measured(said, ceiling, interval, ("<b>note</b>",))
     assert shown.headline.sentence == sentence and (shown.headline.level == "unknown") is (sentence == OPEN)
     first = shown.text()
     text = " ".join((first + shown.text(full=True)).split())
     assert words in text and never not in text
-    assert first.endswith("The rest: print(gpulab.headspaces[-1].text(full=True))\n")
+    assert first.endswith("The rest: import gpulab; print(gpulab.headspaces[-1].text(full=True))\n")
+    monkeypatch.setattr(sys.modules["__main__"], "gpulab", gpulab, raising=False)
+    assert shown.text().endswith("The rest: print(gpulab.headspaces[-1].text(full=True))\n")
     assert ("Use more workers, or make items cheaper to load." in first) is (said == "faster")
     assert shown.json()["verdicts"] == {"ideal": said}
     assert "<b>note</b>" not in shown.html() and "&lt;b&gt;note" in shown.html()
