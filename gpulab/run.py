@@ -647,7 +647,7 @@ class LoadingLooks(Struct, frozen=True):
 
 
 class BackwardPass(Struct, frozen=True):
-    """One that computes gradients that nobody uses: its nodes as autograd evaluates them, of each the share of those."""
+    """One that computes gradients that nobody uses: its nodes in order of evaluation, the share of those in each."""
 
     nodes: tuple[str, ...]
     unused: tuple[float, ...]
@@ -662,13 +662,13 @@ class DenseGradient(Struct, frozen=True):
 
 
 class TrainingFacts(Struct, frozen=True):
-    """What was read of torch at a few early backward passes. `switches`: "anomaly_detection", "deterministic".
+    """What was read of torch at a few early backward passes.
 
     `calls`: of the looks at the training thread, the share below functions that a setting makes torch call.
     `graph_nodes` of an early backward pass and of one 12 passes later; 0: unknown.
     """
 
-    switches: tuple[str, ...] = ()
+    anomaly_detection: bool = False
     calls: dict[str, float] = field(default_factory=dict)
     graph_nodes: tuple[int, int] = (0, 0)
     passes: tuple[BackwardPass, ...] = ()

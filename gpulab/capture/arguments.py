@@ -91,7 +91,7 @@ class Arguments:
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
         root = args[0] if args else kwargs.get("tensors")
-        if self._facts is not None and (took_ns := self._facts.backward(root)):
+        if self._facts is not None and self._facts.wants_passes and (took_ns := self._facts.backward(root)):
             self._tape.note(Kind.OWN, took_ns)
         if not self._is_by_hand():
             return 0
@@ -117,7 +117,7 @@ class Arguments:
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
-        if self._facts is not None:
+        if self._facts is not None and self._facts.wants_batches:
             self._facts.batch(self._newest(), batch)
         return samples(batch)
 

@@ -219,7 +219,7 @@ def _optimizer(pilot: Pilot, thread: int, kind: int) -> Callable[[Any, Args, Key
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         if get_ident() == thread:
-            if facts is not None:
+            if facts is not None and (facts.wants_passes or id(optimizer) not in facts.optimizers):
                 facts.step(optimizer)
             try:
                 mark(kind, id(optimizer), optimizer)

@@ -54,17 +54,18 @@ class _Look(Struct):
 
 
 class TrainingFactsReader:
-    """Of the loop on the thread that it is called on."""
+    """Of the loop on the thread that it is called on, as long as it wants to hear; of optimizers that are not known."""
 
     def __init__(self) -> None:
+        self.wants_passes = self.wants_batches = True
+        self.optimizers: dict[int, tuple[int, int]] = {}  # their groups, and elements of all parameters
         self._count = self._newest_ns = 0  # backward passes
         self._looks: list[_Look] = []
         self._leaves: dict[int, Callable[[], Any]] = {}  # of the newest look, weakly
         self._changed: list[Any] = []
         self._nodes = [0, 0]
-        self._switches: list[set[str]] = []
+        self._anomaly: list[bool] = []
         self._holders: dict[int, int] = {}  # of parameters, their optimizer
-        self._sizes: dict[int, tuple[int, int]] = {}  # of optimizers: groups, and elements of all parameters
         self._stepped: set[int] = set()  # since the newest look
         self._tables: list[Callable[[], Any]] = []
         self._dense: dict[int, list[tuple[int, Any, float]]] = {}
@@ -78,6 +79,8 @@ class TrainingFactsReader:
         self._count += 1
         began_ns, before_ns = perf_counter_ns(), self._newest_ns
         self._newest_ns = began_ns
+        if self._count == LATE[-1]:
+            self.wants_passes, self.wants_batches = False, self._workers > 1
         if self._count not in EARLY and self._count not in LATE:
             return 0
         with suppress(Exception):  # a tensor type of the user's may refuse anything
@@ -89,16 +92,16 @@ class TrainingFactsReader:
         """An optimizer is about to step."""
         number = id(optimizer)
         with suppress(Exception):
-            if self._sizes.get(number, (0, 0))[0] != len(optimizer.param_groups):
+            if self.optimizers.get(number, (0, 0))[0] != len(optimizer.param_groups):
                 parameters = [p for group in optimizer.param_groups for p in group["params"]]
-                self._sizes[number] = len(optimizer.param_groups), sum(p.numel() for p in parameters)
+                self.optimizers[number] = len(optimizer.param_groups), sum(p.numel() for p in parameters)
                 self._holders.update((id(p), number) for p in parameters)
             self._stepped.add(number)
             for table in (t() for t in self._tables):
                 gradient = table.grad
                 if self._holders.get(id(table)) == number and gradient is not None and not gradient.is_sparse:
                     used = (gradient[:: len(table) // _ROWS | 1] != 0).any(1).float().mean()
-                    of = table.numel() / self._sizes[number][1]
+                    of = table.numel() / self.optimizers[number][1]
                     self._dense.setdefault(id(table), []).append((len(table), used, of))
 
     def batch(self, iterator: Any, batch: Any) -> None:
@@ -107,9 +110,10 @@ class TrainingFactsReader:
             self._iterator, workers = weakref.ref(iterator), getattr(iterator, "_num_workers", 0)
             self._workers = workers if getattr(iterator, "_dataset_kind", 0) == 1 else 0  # an IterableDataset
             self._sums += [[]] if self._workers > 1 else []
-        if self._workers > 1 and len(self._sums) < _ROUNDS and len(self._sums[-1]) < _ROUNDS * self._workers:
+        if self._workers > 1:
             with suppress(Exception):
                 self._sums[-1].append(_sum_of(batch))
+            self.wants_batches = len(self._sums[-1]) < _ROUNDS * self._workers
 
     def _look(self, root: Any, until_ns: int) -> None:
         import torch
@@ -119,8 +123,7 @@ class TrainingFactsReader:
         if self._count == EARLY[-1]:
             return
         late = self._count in LATE
-        switches = torch.is_anomaly_enabled(), torch.are_deterministic_algorithms_enabled()
-        self._switches.append({n for n, on in zip(("anomaly_detection", "deterministic"), switches, strict=True) if on})
+        self._anomaly.append(torch.is_anomaly_enabled())
         nodes, leaves, is_whole = _walked(root, until_ns)
         self._nodes[late] = max(self._nodes[late], len(nodes))
         if not is_whole or (torch.distributed.is_available() and torch.distributed.is_initialized()):
@@ -158,7 +161,7 @@ class TrainingFactsReader:
         try:
             passes, unheld = self._passes()
             return TrainingFacts(
-                switches=tuple(sorted(set[str].intersection(*self._switches))) if self._switches else (),
+                anomaly_detection=bool(self._anomaly) and all(self._anomaly),
                 calls=calls_in(looks, steps, origin_ns),
                 graph_nodes=(self._nodes[0], self._nodes[1]),
                 passes=passes,

@@ -20,6 +20,7 @@ _FREE = 0.5  # ours, of a core: less is taken up by the turns of other programs
 _GROWS = 1.5  # ours, in 12 passes: graphs of sentences vary, too
 _MOST = 0.5  # ours, of the parameters
 _NOTHING = TrainingFacts()
+_UNKNOWN = (Evidence("its cost was not measured: try without it"),)
 _COMPUTING = ("compute", "optimizer")
 _CHECKED = spans.among("aten::isnan", "aten::_is_any_true", "aten::any")
 _TABLES = spans.among(f"{EVALUATING}EmbeddingBackward0", f"{EVALUATING}EmbeddingBagBackward0")
@@ -28,28 +29,25 @@ _TABLES = spans.among(f"{EVALUATING}EmbeddingBackward0", f"{EVALUATING}Embedding
 def idle_cores(context: RuleContext) -> Finding | None:
     """Long operators are computed by fewer threads than there are cores that nobody uses."""
     run, cores = context.facts.run, context.facts.cores
-    threads = run.environment.compute_threads
-    if context.on_gpu or run.job is not None or not threads or cores is None or cores.throttled_fraction:
+    threads, free = run.environment.compute_threads, None if cores is None else cores.free_cores
+    if context.on_gpu or run.job is not None or not threads or free is None:
         return None
-    if cores.got_cores is None or cores.others_cores is None:
-        return None
-    count = math.floor(min(cores.cores or 1, cores.quota_cores or math.inf))
-    free = count - cores.got_cores - cores.others_cores
+    count = math.floor(run.environment.usable_cores or 1)
     more = min(free, count - threads)
     if more < _FREE:
         return None
     share = context.of_typical(divisible_share(run.timeline, context.facts.breakdown), *_COMPUTING)
-    wanted = min(count, threads + math.ceil(more))
-    saved = share * more / (threads + more)
     words = (
         f"{number(round(free, 1))} of {plural(count, 'core')} had nothing to do (mean)",
         f"operators that threads can share, {duration(DIVISIBLE_NS / 1e3)} or longer, take {percent(share)} of a step",
     )
     what = f"{plural(threads, 'compute thread')} on {plural(count, 'core')}: more threads save up to {{}} of each step."
-    cure = f"torch.set_num_threads({wanted}) before the training, or the environment variable OMP_NUM_THREADS={wanted}."
-    setting = ("compute_threads", str(wanted))
-    least = context.thresholds.idle_notice
-    return _costly(context, "idle_cores", saved, what, words, cure, _COMPUTING, "likely", setting, least=least)
+    setting = ("compute_threads", str(min(count, threads + math.ceil(more))))
+    cure = (
+        f"torch.set_num_threads({setting[1]}) before the training, or OMP_NUM_THREADS={setting[1]} in the environment."
+    )
+    saved = share * more / (threads + more)
+    return _costly(context, "idle_cores", saved, what, words, cure, _COMPUTING, "likely", (setting,))
 
 
 def repeated_batches(context: RuleContext) -> Finding | None:
@@ -67,7 +65,7 @@ def repeated_batches(context: RuleContext) -> Finding | None:
 def anomaly_detection(context: RuleContext) -> Finding | None:
     """Autograd notes the whole stack at each operator, and looks through each gradient for NaN."""
     facts = _facts(context)
-    if "anomaly_detection" not in facts.switches:
+    if not facts.anomaly_detection:
         return None
     noting = facts.calls.get("anomaly_detection", 0.0)
     checking = share_of(context.facts.run.timeline, context.facts.breakdown, _CHECKED, spans.is_autograd_node)
@@ -75,9 +73,10 @@ def anomaly_detection(context: RuleContext) -> Finding | None:
         f"noting the stack at each operator takes {percent(noting)} of the time",
         f"looking for NaN in each gradient takes {percent(checking)} of each step",
     )
-    what, hint = "Anomaly detection is on: it takes {} of each step.", "Anomaly detection is on."
     cure = "torch.autograd.set_detect_anomaly(False) once the NaN is found; detect_anomaly=False in Lightning."
-    return _costly(context, "anomaly_detection", noting + checking, what, words, cure, hint=hint)
+    hint = Finding("anomaly_detection", "Anomaly detection is on.", _UNKNOWN, None, "possible", cure=cure)
+    what = "Anomaly detection is on: it takes {} of each step."
+    return _costly(context, "anomaly_detection", noting + checking, what, words, cure) or hint
 
 
 def unused_gradients(context: RuleContext) -> Finding | None:
@@ -105,45 +104,34 @@ def unused_gradients(context: RuleContext) -> Finding | None:
 def dense_gradients(context: RuleContext) -> Finding | None:
     """A table's gradient is filled and its every row updated, for a few rows that were looked up."""
     tables, figures = _facts(context).dense_gradients, context.facts
-    if not tables or context.on_gpu:
-        return None
     part = min(1.0, sum(t.parameters_fraction for t in tables))
     used = sum(t.used_fraction * t.parameters_fraction for t in tables) / max(part, 1e-9)
+    if not tables or context.on_gpu:
+        return None
     filling = share_of(figures.run.timeline, figures.breakdown, _TABLES)
     updating = part * share_of(figures.run.timeline, figures.breakdown, spans.is_optimizer)
-    share = context.of_typical((1 - used) * (filling + updating), *_COMPUTING)
     words = (
         f"of {max(t.rows for t in tables):,} rows {percent(used)} get a gradient in a step",
         f"of a profiled step filling the gradients takes {percent(filling)}, updating all rows {percent(updating)}",
     )
     what = f"Dense gradients of {plural(len(tables), 'embedding')}: {{}} of each step is for rows not looked up."
     cure = "nn.Embedding(…, sparse=True), which Adagrad and plain SGD take; instead of Adam, SparseAdam."
+    share = context.of_typical((1 - used) * (filling + updating), *_COMPUTING)
     return _costly(context, "dense_gradients", share, what, words, cure, _COMPUTING)
 
 
 def float64(context: RuleContext) -> Finding | None:
-    """Most parameters have twice the bytes that training needs."""
-    wide, figures = _facts(context).float64_fraction, context.facts
-    if wide < _MOST or context.on_gpu:
+    """Most parameters have twice the bytes that training needs; solving equations does need the digits."""
+    wide, timeline = _facts(context).float64_fraction, context.facts.run.timeline
+    if wide < _MOST or context.on_gpu or timeline is None or any("linalg" in name for name in timeline.names):
         return None
-    share = context.of_typical(divisible_share(figures.run.timeline, figures.breakdown), *_COMPUTING) / 2
+    share = context.of_typical(divisible_share(timeline, context.facts.breakdown), *_COMPUTING) / 2
     words = (f"{percent(wide)} of the parameters are float64: twice the bytes, half the speed",)
     what, cure = (
         "The model computes in float64: float32 saves up to {} of each step.",
-        "model.float(), and batches in float32.",
+        "model.float() and float32 batches.",
     )
     return _costly(context, "float64", share, what, words, cure, ("compute/matrix", "optimizer"), "likely")
-
-
-def deterministic_algorithms(context: RuleContext) -> Finding | None:
-    """New memory is filled before it is written."""
-    if "deterministic" not in _facts(context).switches:
-        return None
-    new = spans.starting_with("aten::empty", "aten::resize")
-    share = share_of(context.facts.run.timeline, context.facts.breakdown, spans.among("aten::fill_"), new)
-    what = "Deterministic algorithms are on: filling memory that is written next takes {} of each step."
-    cure = "torch.utils.deterministic.fill_uninitialized_memory = False: results stay the same."
-    return _costly(context, "deterministic_algorithms", share, what, (), cure)
 
 
 def graph_kept(context: RuleContext) -> Finding | None:
@@ -183,21 +171,14 @@ def _costly(
     cure: str,
     parts: tuple[str, ...] = (),
     confidence: Confidence = "measured",
-    setting: tuple[str, str] | None = None,
-    hint: str = "",
-    least: float | None = None,
+    settings: tuple[tuple[str, str], ...] = (),
 ) -> Finding | None:
-    """Takes that share of the step, of a GPU's at most what it idles; too little is told only as a hint, if at all."""
+    """Takes that share of the step, of a GPU's at most what it idles."""
     share = min(share, (context.idle or 0.0) if context.on_gpu else 1.0)
-    if share >= (least or context.thresholds.silence):
-        evidence, cost_us = tuple(map(Evidence, words)), share * (context.step_us or 0.0)
-        settings = (setting,) if setting else ()
-        return Finding(key, what.format(percent(share)), evidence, cost_us, confidence, parts, settings, cure)
-    return (
-        Finding(key, hint, (Evidence("its cost was not measured: try without it"),), None, "possible", cure=cure)
-        if hint
-        else None
-    )
+    evidence, cost_us = tuple(map(Evidence, words)), share * (context.step_us or 0.0)
+    if share < context.thresholds.silence:
+        return None
+    return Finding(key, what.format(percent(share)), evidence, cost_us, confidence, parts, settings, cure)
 
 
 CHECKS = (
@@ -207,7 +188,6 @@ CHECKS = (
     FindingKind("unused_gradients", "unused gradients", unused_gradients),
     FindingKind("dense_gradients", "dense gradients", dense_gradients, explains=("unfused_optimizer",)),
     FindingKind("float64", "float64", float64),
-    FindingKind("deterministic_algorithms", "deterministic algorithms", deterministic_algorithms),
     FindingKind("graph_kept", "a growing graph", graph_kept),
     FindingKind("argument_validation", "argument validation", argument_validation),
 )
