@@ -645,6 +645,38 @@ class LoadingLooks(Struct, frozen=True):
         return len(self.place)
 
 
+class BackwardPass(Struct, frozen=True):
+    """One that computes gradients that nobody uses: its nodes in order of evaluation, the share of those in each."""
+
+    nodes: tuple[str, ...]
+    unused: tuple[float, ...]
+
+
+class DenseGradient(Struct, frozen=True):
+    """Of an embedding's table: how many rows have a gradient after a step, and its share of the parameters."""
+
+    rows: int
+    used_fraction: float
+    parameters_fraction: float
+
+
+class TrainingFacts(Struct, frozen=True):
+    """What was read of torch at a few early backward passes.
+
+    `calls`: of the looks at the training thread, the share below functions that a setting makes torch call.
+    `graph_nodes` of an early backward pass and of one 12 passes later; 0: unknown.
+    """
+
+    anomaly_detection: bool = False
+    calls: dict[str, float] = field(default_factory=dict)
+    graph_nodes: tuple[int, int] = (0, 0)
+    passes: tuple[BackwardPass, ...] = ()
+    unheld: bool = False  # no optimizer holds these parameters; else they lose their gradients before it steps
+    float64_fraction: float = 0.0  # of the parameters
+    dense_gradients: tuple[DenseGradient, ...] = ()
+    batch_copies: int = 1  # by so many workers each batch was given
+
+
 class Alert(Struct, frozen=True):
     """Something that went on for so long that the live view said it. `until_ns` is None where it went on to the end."""
 
@@ -758,6 +790,7 @@ class Run(Struct, frozen=True):
     core_use: CoreUse | None = None
     job: Job | None = None  # None: a process by itself
     own_batches: OwnBatches | None = None  # None: a DataLoader feeds the steps, or nothing tells who does
+    training: TrainingFacts | None = None  # None: not looked at
     schema: int = SCHEMA
 
     @property

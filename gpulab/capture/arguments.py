@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from gpulab.capture.dataloader.facts import death, samples_in
+from gpulab.capture.steps.training_facts import TrainingFactsReader
 from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.patching import Args, KeywordArgs
@@ -59,8 +60,11 @@ def _reference(target: Any) -> Callable[[], Any]:
 class Arguments:
     """Of the marks of one run."""
 
-    def __init__(self, tape: Tape, evidence: Callable[[], Evidence], clock: Clock | None) -> None:
+    def __init__(
+        self, tape: Tape, evidence: Callable[[], Evidence], clock: Clock | None, facts: TrainingFactsReader | None
+    ) -> None:
         self._tape = tape
+        self._facts = facts
         self._evidence = evidence
         self._clock = clock
         self._key = Keys().of
@@ -86,10 +90,12 @@ class Arguments:
 
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
+        root = args[0] if args else kwargs.get("tensors")
+        if self._facts is not None and self._facts.wants_passes and (took_ns := self._facts.backward(root)):
+            self._tape.note(Kind.OWN, took_ns)
         if not self._is_by_hand():
             return 0
         self._tape.wake_at(0)  # evidence is to be as new as the marks
-        root = args[0] if args else kwargs.get("tensors")
         if self._weights is None:
             self._weights = WeightWatch.of(root)
         return self._updates.before(root)
@@ -111,6 +117,8 @@ class Arguments:
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
+        if self._facts is not None and self._facts.wants_batches:
+            self._facts.batch(self._newest(), batch)
         return samples(batch)
 
 

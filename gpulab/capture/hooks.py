@@ -23,6 +23,7 @@ from msgspec import Struct
 
 from gpulab.capture.arguments import Arguments, Clock, Evidence
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
+from gpulab.capture.steps.training_facts import TrainingFactsReader
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
@@ -98,6 +99,9 @@ class Pilot(Protocol):
     @property
     def pauses(self) -> Pauses: ...
 
+    @property
+    def facts(self) -> TrainingFactsReader | None: ...
+
     def evidence(self) -> Evidence: ...
 
     def give_up_or_raise(self, error: Exception) -> None: ...
@@ -112,7 +116,7 @@ def install(
     DistributedDataParallel until something is compiled.
     """
     tape, thread = pilot.tape, get_ident()
-    arguments = Arguments(tape, pilot.evidence, pilot.clock)
+    arguments = Arguments(tape, pilot.evidence, pilot.clock, pilot.facts)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
     for point in POINTS:
@@ -211,9 +215,12 @@ def _wrapped(original: Any, *, point: Point, pilot: Pilot, arguments: Arguments,
 
 def _optimizer(pilot: Pilot, thread: int, kind: int) -> Callable[[Any, Args, KeywordArgs], None]:
     mark, give_up_or_raise = pilot.tape.mark, pilot.give_up_or_raise
+    facts = pilot.facts if kind == Kind.STEP else None
 
     def hook(optimizer: Any, args: Any, kwargs: Any) -> None:
         if get_ident() == thread:
+            if facts is not None and (facts.wants_passes or id(optimizer) not in facts.optimizers):
+                facts.step(optimizer)
             try:
                 mark(kind, id(optimizer), optimizer)
             except Exception as e:

@@ -31,6 +31,7 @@ from gpulab.capture.pauses import Pauses
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
 from gpulab.capture.steps.model_inputs import ModelInputs
+from gpulab.capture.steps.training_facts import TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
@@ -130,6 +131,7 @@ class Pilot:
         self.update_line = UpdateLine()
         self.batch_lines = BatchLines(code)
         self.clock: LoadingClock | None = None
+        self.facts: TrainingFactsReader | None = None
         self.missing: list[Missing] = []
         self.stopping = False  # the run ends at the next step boundary
         self.counted = 0  # steps, at the last look

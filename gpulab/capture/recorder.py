@@ -30,6 +30,7 @@ from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.profiler import Window, stays
 from gpulab.capture.stacks.watcher import StackWatcher
+from gpulab.capture.steps.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
@@ -247,6 +248,7 @@ class Capture:
         looked = recording.lines if recording is not None and timeline is not None else None
         stack = stack_samples(looked, self._origin_ns, *lines)
         calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines, self._pilot.pauses.grad_off_ns)
+        facts = self._pilot.facts
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
         peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
@@ -293,6 +295,7 @@ class Capture:
             core_times=self._pilot.cores.times() if self._pilot.cores is not None else None,
             core_use=self._pilot.cores.use() if self._pilot.cores is not None else None,
             job=self._job,
+            training=None if facts is None else facts.finish(self._calls.looks, steps, self._origin_ns),
         )
         return run, recording.write if recording is not None and timeline is not None else None
 
@@ -413,7 +416,7 @@ class Capture:
                 self._missing.append(Missing("steps", "torch is not installed", key="steps"))
                 return
         self._undo.enter_context(warnings_at_users_line())
-        self._pilot.clock = self._clock
+        self._pilot.clock, self._pilot.facts = self._clock, TrainingFactsReader()
         self._pilot.install(self._undo)
         self._started.install(self._undo)
         install_pauses(self._pilot.pauses, self._pilot.tape, self._undo)

@@ -42,6 +42,13 @@ class CoreShare(Struct, frozen=True):
         """The share of the cores that other programs used; None: not measurable."""
         return None if self.others_cores is None else self.others_cores / (self.cores or 1)
 
+    @property
+    def free_cores(self) -> float | None:
+        """How many cores nobody used (mean); None: not measurable, or a quota ran out."""
+        if self.got_cores is None or self.others_cores is None or self.throttled_fraction:
+            return None
+        return min(self.cores or 1, self.quota_cores or self.cores or 1) - self.got_cores - self.others_cores
+
 
 def core_share(run: Run) -> CoreShare | None:
     """None where nothing was read, or no step ran."""

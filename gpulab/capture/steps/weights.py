@@ -23,7 +23,7 @@ class WeightWatch:
 
     def __init__(self, leaf: Any) -> None:
         self._leaf = weakref.ref(leaf)
-        self._seen = _values(leaf)
+        self._seen = some_values(leaf)
 
     @classmethod
     def of(cls, root: Any) -> WeightWatch | None:
@@ -41,7 +41,7 @@ class WeightWatch:
         """Whether the values differ from those seen first. On a GPU this waits for the device, but in no capture."""
         leaf = self._leaf()
         try:
-            return leaf is not None and not in_graph_capture() and bool((_values(leaf) != self._seen).any())
+            return leaf is not None and not in_graph_capture() and bool((some_values(leaf) != self._seen).any())
         except Exception:
             return False
 
@@ -55,11 +55,11 @@ class _Seen(Struct, frozen=True):
 
     @classmethod
     def of(cls, leaf: Any) -> _Seen:
-        return cls(weakref.ref(leaf), leaf._version, _values(leaf))
+        return cls(weakref.ref(leaf), leaf._version, some_values(leaf))
 
     def changed(self) -> bool:
         leaf = self.leaf()
-        return leaf is None or leaf._version != self.version or bool((_values(leaf) != self.values).any())
+        return leaf is None or leaf._version != self.version or bool((some_values(leaf) != self.values).any())
 
 
 class UpdateWatch:
@@ -180,7 +180,7 @@ def _as_written(leaf: Any) -> Any:
     return leaf
 
 
-def _values(leaf: Any) -> Any:
+def some_values(leaf: Any) -> Any:
     """A few of them, from all over the tensor: one row of an embedding may stay as it is."""
     flat = leaf.detach().reshape(-1)
     return flat[:: max(1, len(flat) // _VALUES)].clone()

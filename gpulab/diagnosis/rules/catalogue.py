@@ -14,6 +14,7 @@ from gpulab.diagnosis.rules import (
     distributed,
     launches,
     memory,
+    needless,
     operations,
     optimizer,
     pauses,
@@ -52,6 +53,7 @@ RULE_MODULES: tuple[RuleModule, ...] = (
     memory,
     distributed,
     sharing,
+    needless,
     # where none of these speaks
     verdicts,
 )
