@@ -244,7 +244,6 @@ def test_what_the_breakdown_has_as_a_part_is_no_top_operator() -> None:
     loader = CostRow("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", 1.0, 900.0, 900.0, 0.9)
     product = CostRow("aten::addmm", 1.0, 100.0, 100.0, 0.1)
     updating = CostRow("Optimizer.step#Adam.step", 1.0, 800.0, 800.0, 0.8)
-    known = facts(synthetic.cpu_case().run)
-    section = _costliest("Top operators", "", without_parts([loader, updating, product]), known)
+    section = _costliest("Top operators", "", without_parts([loader, updating, product]), None)
     assert section is not None and section.result == "addmm, 10 % of traced time" and len(section.rows) == 1
-    assert _costliest("x", "", without_parts([loader, updating]), known) is None
+    assert _costliest("x", "", without_parts([loader, updating]), None) is None
