@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -28,7 +30,7 @@ def traced(run: Run, *parts: tuple[str, float, float]) -> Timeline:
     return replace(timeline(spans), training_lane=MAIN)
 
 
-def case(facts: TrainingFacts, *parts: tuple[str, float, float], **changed: object) -> RuleContext:
+def case(facts: TrainingFacts, *parts: tuple[str, float, float], **changed: Any) -> RuleContext:
     run = run_of(training=facts, **changed)
     return case_of(replace(run, timeline=traced(run, *parts) if parts else None))
 
@@ -38,7 +40,7 @@ def share(context: RuleContext, found: Finding | None) -> float:
     return found.recoverable_us_per_step / context.step_us
 
 
-def of_cores(threads: int, got: float, others: float, **more: float) -> RuleContext:
+def of_cores(threads: int, got: float, others: float, **more: Any) -> RuleContext:
     run = with_cores(run_of(), got=got, others=others, **more)
     environment = replace(run.environment, compute_threads=threads)
     run = replace(run, environment=environment, timeline=traced(run, ("aten::mm", 0.0, 0.9)))

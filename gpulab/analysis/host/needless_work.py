@@ -58,10 +58,10 @@ def unused_share(timeline: Timeline | None, account: Breakdown | None, passes: S
     names = [timeline.names[i].rpartition(" ")[2].rpartition("::")[2] for i in timeline.name_id[rows].tolist()]
     took_ns, unused_ns, at = timeline.duration_ns[rows], 0.0, 0
     while at < len(names):
-        found = next((p for p in passes if tuple(names[at : at + len(p.nodes)]) == p.nodes), None)
-        if found is not None:
-            unused_ns += float(took_ns[at : at + len(found.nodes)] @ np.array(found.unused))
-        at += 1 if found is None else len(found.nodes)
+        match = next((p for p in passes if tuple(names[at : at + len(p.nodes)]) == p.nodes), None)
+        if match is not None:
+            unused_ns += float(took_ns[at : at + len(match.nodes)] @ np.array(match.unused))
+        at += 1 if match is None else len(match.nodes)
     return unused_ns / max(1, measure(windows))
 
 

@@ -112,7 +112,7 @@ def dense_gradients(context: RuleContext) -> Finding | None:
     updating = part * share_of(figures.run.timeline, figures.breakdown, spans.is_optimizer)
     words = (
         f"of {max(t.rows for t in tables):,} rows {percent(used)} get a gradient in a step",
-        f"of a profiled step filling the gradients takes {percent(filling)}, updating all rows {percent(updating)}",
+        f"of a traced step filling the gradients takes {percent(filling)}, updating all rows {percent(updating)}",
     )
     what = f"Dense gradients of {plural(len(tables), 'embedding')}: {{}} of each step is for rows not looked up."
     cure = "nn.Embedding(…, sparse=True), which Adagrad and plain SGD take; instead of Adam, SparseAdam."

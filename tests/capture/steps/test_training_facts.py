@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gpulab
 from gpulab.capture.stacks.watcher import Looks
@@ -31,7 +31,7 @@ class Loop:
 
     def backward(self, loss: torch.Tensor, **how: Any) -> None:
         self.reader.backward(loss)
-        loss.backward(**how)
+        loss.backward(**how)  # type: ignore[no-untyped-call]
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         self.reader.step(optimizer)
@@ -131,10 +131,10 @@ def test_a_table_whose_rows_are_mostly_left_alone() -> None:
         dense.rows == 20_000 and dense.parameters_fraction == 1 and dense.used_fraction == pytest.approx(0.1, abs=0.05)
     )
     tied, head = nn.Embedding(20_000, 4), Loop()
-    optimizer = torch.optim.SGD(tied.parameters(), 0.1)
+    plain = torch.optim.SGD(tied.parameters(), 0.1)
     for _ in range(10):
         head.backward((tied(torch.arange(5)) @ tied.weight.T).sum())
-        head.step(optimizer)
+        head.step(plain)
     assert head.facts().dense_gradients[0].used_fraction == 1
 
 
@@ -186,22 +186,24 @@ def test_looks_below_what_a_switch_makes_torch_call() -> None:
 def weights(measured: bool) -> tuple[list[torch.Tensor], gpulab.Run | None, weakref.ref[nn.Module]]:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(10_001, 3), nn.Dropout(), nn.Linear(3, 1))
-    optimizer, run = torch.optim.Adam(model[0].parameters()), None
-    data = DataLoader(torch.arange(60), 3)
+    optimizer = torch.optim.Adam(model[0].parameters())
+    run: gpulab.Run | None = None
+    data = DataLoader(TensorDataset(torch.arange(60)), 3)
 
     def train() -> None:
         with torch.autograd.set_detect_anomaly(True):
-            for x in data:
+            for (x,) in data:
                 optimizer.zero_grad()
                 model(x).pow(2).mean().backward()
                 optimizer.step()
 
     if measured:
-        with gpulab.profile(save=False, trace=False) as run:
+        with gpulab.profile(save=False, trace=False) as profiled:
             train()
+        run = profiled.run
     else:
         train()
-    return [p.detach().clone() for p in model.parameters()], getattr(run, "run", run), weakref.ref(model)
+    return [p.detach().clone() for p in model.parameters()], run, weakref.ref(model)
 
 
 def test_a_run_keeps_facts_and_nothing_of_the_training() -> None:
