@@ -171,7 +171,6 @@ _OF_RULES = (
     Switch(
         "memory requested anew shows that it was too little", f"{_RULES}memory:_too_little", _no_words, needs_gpu=True
     ),
-    Switch("a wait that may be hidden", f"{_RULES}dataloader:_hidden_or_not", _nothing, needs_gpu=True),
     Switch("an optimizer whose idle time is withheld", f"{_RULES}optimizer:_withheld", _nothing, needs_gpu=True),
     Switch("a clock held down", f"{_RULES}sharing:_slower", _nothing, needs_gpu=True),
     Switch("meters that were not read", f"{_RULES}sharing:_unread", _nothing, needs_gpu=True),

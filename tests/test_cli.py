@@ -103,7 +103,7 @@ def test_version_help_and_doctor(root: Path, capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == f"gpulab {gpulab.__version__}\n"
     with pytest.raises(SystemExit, match="0"):
         cli.main(["record", "--help"])
-    assert capsys.readouterr().out.startswith("usage: gpulab record [options] SCRIPT [ARGS ...]")
+    assert capsys.readouterr().out.startswith("usage: gpulab record [options] (SCRIPT | -m MODULE) [ARGS ...]")
     assert cli.main(["doctor"]) == 0
     assert capsys.readouterr().out.startswith("gpulab doctor")
 

@@ -91,8 +91,8 @@ class Arguments:
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
         root = args[0] if args else kwargs.get("tensors")
-        if self._facts is not None and self._facts.wants_passes and (took_ns := self._facts.backward(root)):
-            self._tape.note(Kind.OWN, took_ns)
+        if self._facts is not None and self._facts.wants_passes:
+            self._facts.backward(root)
         if not self._is_by_hand():
             return 0
         self._tape.wake_at(0)  # evidence is to be as new as the marks

@@ -692,7 +692,8 @@ def test_foretelling_what_was_asked_or_what_the_findings_name() -> None:
     told = gpulab.predict(run, {"workers": 2})
     asked = repr(told)
     assert "speedup" in asked and "%%gpuprofile --ab workers=2" in asked
-    assert f"print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))" in told.text()
+    hint = f"import gpulab; print(gpulab.predict('{run.name}', settings={{'workers': '2'}}).text(full=True))"
+    assert hint in " ".join(told.text().split())
     with pytest.raises(UsageError, match="Unknown setting"):
         gpulab.predict(run, {"wrokers": 2})
     assert "<td" in gpulab.predict(run).fragment() or "No finding" in gpulab.predict(run).fragment()

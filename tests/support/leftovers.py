@@ -35,7 +35,7 @@ REPLACED: dict[tuple[str, str], tuple[str, ...]] = {
     ("torch.nn", "Module"): ("__call__",),
     ("torch.nn.parallel", "DistributedDataParallel"): ("__init__",),
     ("torch.optim.optimizer", "Optimizer"): (),
-    ("torch.profiler.profiler", ""): ("_warn_once",),
+    ("torch.profiler.profiler", ""): ("_warn_once", "torch"),
     (_LOADERS, "DataLoader"): ("__len__",),
     (_LOADERS, "_DatasetKind"): (),
     (_LOADERS, "_MultiProcessingDataLoaderIter"): ("__init__", "_next_data"),

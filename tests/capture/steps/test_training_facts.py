@@ -23,6 +23,12 @@ from tests.support.timelines import steps_between
 NO_STEPS = Steps.empty()
 
 
+@pytest.fixture(autouse=True)
+def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine ends no look early."""
+    monkeypatch.setattr("gpulab.capture.steps.training_facts.LEAST_NS", 10**10)
+
+
 class Loop:
     """Backward passes and updates, of which a reader is told as the hooks tell it."""
 
