@@ -35,8 +35,12 @@ def measure() -> dict[str, object]:
 
 def row_of(case: str) -> dict[str, Any]:
     """What gpulab says of a cell."""
-    import gpulab
+    import torch
 
+    import gpulab
+    from gpulab.devices.machine import usable_cores
+
+    torch.set_num_threads(int(usable_cores() or 1))  # as at home: the harness gives a process one
     header = tomllib.loads(header_and_code((CELLS / f"{case}.py").read_text(encoding="utf-8"))[0])
     with folder_of_its_own(gpu=False):
         run = in_notebook(*parted(code_of(CELLS / f"{case}.py")))

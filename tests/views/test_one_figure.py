@@ -19,6 +19,7 @@ from gpulab.analysis.run_row import run_row
 from gpulab.analysis.step_shares import StepShares, own_shares
 from gpulab.api.runs_table import TITLES, _cells
 from gpulab.diagnosis.diagnose import diagnose, summarize
+from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import NOT_MEASURABLE, duration, percent
 from gpulab.live_feed import SoFar
 from gpulab.run import Phase, Run
@@ -173,10 +174,13 @@ def _all_agree(known: Facts) -> tuple[int, int]:
         shown = "\n".join((text, page, row))
         assert not [w for _, w in (*_beside_labels(shown), *_sentences(shown)) if w[-1] == "%"], where
         return 0, 0
-    for found in (*_beside_labels(main), *_beside_labels(re.sub(r"<(?!b>|/b>)[^>]*>", "\n", page)), *_sentences(said)):
-        key, written = found
+    own = own_shares(known) if any(kind_of(f.key).role == "context" for f in report.diagnosis.findings) else None
+    for key, written in (*_beside_labels(main), *_beside_labels(re.sub(r"<(?!b>|/b>)[^>]*>", "\n", page))):
         counted[written[-1] != "%"] += 1
-        assert written in _expected(known, key, written), (where, key, written)
+        assert written == _figure(shares, key, written), (where, key, written)
+    for key, written in _sentences(said):  # of the process's own time, where others take its cores
+        counted[written[-1] != "%"] += 1
+        assert written in {_figure(s, key, written) for s in (shares, own) if s is not None}, (where, key, written)
     return counted[0], counted[1]
 
 
@@ -193,7 +197,7 @@ def _row_agrees(known: Facts) -> str:
     untraced = facts(replace(known.run, timeline=None))  # as the live view has it: of a GPU it knows no share
     live = _sentence(SoFar(untraced.run, DEFAULT))
     for key, written in _sentences(live if untraced.shares is not None else ""):
-        assert written in _expected(untraced, key, written)
+        assert written in {_figure(s, key, written) for s in (untraced.shares, own_shares(untraced)) if s is not None}
     return f"{page}\n{view.words(rows[0], None, rows[0])}\n{live}"
 
 
@@ -257,12 +261,6 @@ def _sentences(said: str) -> Iterator[tuple[str, str]]:
     for pattern, key in SENTENCES.items():
         for written in re.findall(pattern, said):
             yield key, written
-
-
-def _expected(known: Facts, key: str, written: str) -> list[str]:
-    """The figure, and that of the process's own time, which a finding may have."""
-    every = (known.shares, own_shares(known))
-    return [_figure(shares, key, written) for shares in every if shares is not None]
 
 
 def _figure(shares: StepShares, key: str, written: str) -> str:

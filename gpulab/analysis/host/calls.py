@@ -133,9 +133,9 @@ def costliest_call(
     `saving`: of those that write files; else of all others.
 
     Pauses are left out, for they are known by name, but for what a call does among other work: garbage that is
-    collected, a model that runs without gradients. A
-    function of the user's from which the loss is computed counts only where PyTorch runs nothing in most of it, where
-    few long steps hold most of it, or where it grows with the steps: else it is the training itself.
+    collected, a model that runs without gradients. A function of the user's from which the loss is computed counts only
+    where PyTorch runs nothing in most of it, where few long steps hold most of it, or where it grows with the steps:
+    else it is the training itself.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     if looks is None or in_steps is None or not run.callees:

@@ -74,19 +74,18 @@ class TrainingFactsReader:
         self._workers = 0
         self._sums: list[list[int]] = []
 
-    def backward(self, root: Any) -> int:
-        """A backward pass from `root` (a tensor or several) is about to begin. How long the look took, in ns."""
+    def backward(self, root: Any) -> None:
+        """A backward pass from `root` (a tensor or several) is about to begin."""
         self._count += 1
         began_ns, before_ns = perf_counter_ns(), self._newest_ns
         self._newest_ns = began_ns
         if self._count == LATE[-1]:
             self.wants_passes, self.wants_batches = False, self._workers > 1
         if self._count not in EARLY and self._count not in LATE:
-            return 0
+            return
         with suppress(Exception):  # a tensor type of the user's may refuse anything
             if not in_graph_capture():
                 self._look(root, began_ns + max(LEAST_NS, int(LEAST_FRACTION * (began_ns - before_ns))))
-        return perf_counter_ns() - began_ns
 
     def step(self, optimizer: Any) -> None:
         """An optimizer is about to step."""
