@@ -74,7 +74,8 @@ def run(cases: tuple[str, ...], *, keep: bool) -> None:
 def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     """How many causes were named, missed and invented."""
     rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS]
-    planted, healthy = [r for r in rows if r["faster"]], [r for r in rows if not r["faster"]]
+    healthy = [r for r in rows if r["because"] == "healthy"]
+    planted = [r for r in rows if r not in healthy]
     for verdict in VERDICTS:
         key = "right" if verdict == "right" else ""
         yield Figure.share(verdict, sum(r["verdict"] == verdict for r in planted), len(planted), key)

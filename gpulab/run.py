@@ -608,19 +608,21 @@ class OwnBatches(Struct, frozen=True):
     preparing_ns: int
 
 
-CallKind = Literal["library", "own", "aside", "batch"]
+CallKind = Literal["library", "own", "aside", "batch", "layer", "operator"]
 CALL_KINDS: tuple[CallKind, ...] = get_args(CallKind)
+BESIDE_KINDS = CALL_KINDS[:4]  # the training itself
 
 
 class CallLooks(Struct, frozen=True):
     """Calls that the training thread was seen in, looked at during the whole run, sparingly; one row per look.
 
     `kind`, of `CALL_KINDS`: a library's function; one of the user's; one from which the loss is not computed; one that
-    makes the next batch. `exact` as in `StackSamples`.
+    makes the next batch; and of the training itself but its updates, a line that calls a module, and one that calls
+    operators. `exact` as in `StackSamples`.
     """
 
     t_ns: Int64
-    place: Int32  # of `Run.places`: the user's line that calls; -1: none, or the training itself
+    place: Int32  # of `Run.places`: the user's line that calls; -1: none
     callee: Int32  # of `Run.callees`; -1: as `place`
     within: Int32  # of `Run.places`: the innermost line of the user's; -1: none
     kind: UInt8
@@ -663,13 +665,18 @@ class DenseGradient(Struct, frozen=True):
 class TrainingFacts(Struct, frozen=True):
     """What was read of torch at a few early backward passes.
 
-    `calls`: of the looks at the training thread, the share below functions that a setting makes torch call.
-    `graph_nodes` of an early backward pass and of one 12 passes later; 0: unknown.
+    `calls`: of the looks at the training thread, the share below functions that a setting makes torch call. Of the
+    nodes of backward passes `repeated_fraction` are such as an earlier pass had evaluated, and `batch_nodes_fraction`
+    such as made the batch. `padding_fraction`: of the columns of indices that an embedding looks up.
     """
 
     anomaly_detection: bool = False
+    profiled: bool = False  # at each look, by whomever
     calls: dict[str, float] = field(default_factory=dict)
-    graph_nodes: tuple[int, int] = (0, 0)
+    repeated_fraction: float = 0.0
+    batch_nodes_fraction: float = 0.0
+    padding_fraction: float = 0.0
+    emulated_fraction: float = 0.0  # of the parameters: of a type that this CPU has no instructions for
     passes: tuple[BackwardPass, ...] = ()
     unheld: bool = False  # no optimizer holds these parameters; else they lose their gradients before it steps
     float64_fraction: float = 0.0  # of the parameters

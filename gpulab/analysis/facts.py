@@ -23,7 +23,7 @@ from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, un
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural
-from gpulab.run import CALL_KINDS, Float64, Int64, Run, Series, Timeline
+from gpulab.run import BESIDE_KINDS, Float64, Int64, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -214,7 +214,7 @@ def facts(run: Run) -> Facts:
         work=work,
         blocking=blocking_calls(work) if work is not None else (),
         host=host_operators(
-            run.timeline, account, share_of_calls(run, account, ["batch"]), share_of_calls(run, account, CALL_KINDS)
+            run.timeline, account, share_of_calls(run, account, ["batch"]), share_of_calls(run, account, BESIDE_KINDS)
         )
         if run.timeline is not None and account and account.device_index is None
         else None,

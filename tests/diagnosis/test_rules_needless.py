@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -112,20 +111,33 @@ def test_each_batch_from_each_worker() -> None:
     assert needless.repeated_batches(case(TrainingFacts(), loader=of)) is None
 
 
-def test_a_graph_that_grows_with_the_steps() -> None:
-    run = run_of(training=TrainingFacts(graph_nodes=(100, 300)))
-    assert needless.graph_kept(case_of(run)) is None  # and takes no longer
-    wall = (run.steps.wall_ns * np.linspace(0.2, 2, len(run.steps))).astype(np.int64)
-    steps = replace(run.steps, start_ns=run.steps.start_ns[0] + np.cumsum(wall) - wall)
-    slower = replace(run, steps=replace(steps, end_ns=steps.start_ns + wall, data_wait_ns=wall * 0))
-    found = needless.graph_kept(case_of(slower))
-    assert found is not None and found.confidence == "measured"
-    assert needless.graph_kept(case_of(replace(slower, training=TrainingFacts(graph_nodes=(100, 120))))) is None
+def test_graphs_that_backward_passes_run_through_again() -> None:
+    node = (f"{EVALUATE}MulBackward0", 0.2, 0.7)
+    for facts, rule in (
+        (TrainingFacts(repeated_fraction=0.8), needless.graph_kept),
+        (TrainingFacts(batch_nodes_fraction=0.8), needless.batch_graph),
+    ):
+        context = case(facts, node)
+        assert share(context, rule(context)) == pytest.approx(0.4, abs=0.01)
+        assert rule(case(TrainingFacts(), node)) is None
+
+
+def test_padding_takes_its_share_of_the_computing() -> None:
+    for gpu in (False, True):
+        facts = TrainingFacts(padding_fraction=0.5)
+        context = case_of(run_of(gpu=gpu, training=facts), {"compute": 0.8})
+        assert share(context, needless.padding(context)) == pytest.approx(0.4)
+    assert needless.padding(case(TrainingFacts())) is None
 
 
 def test_settings_that_are_left_on() -> None:
     context = case(TrainingFacts(calls={"argument_validation": 0.1}))
     assert share(context, needless.argument_validation(context)) == pytest.approx(0.1)
+    context = case(TrainingFacts(calls={"recomputation": 0.2}))
+    assert share(context, needless.recomputation(context)) == pytest.approx(0.2)
+    context = case(TrainingFacts(emulated_fraction=1.0), ("aten::mm", 0.0, 0.8))
+    assert share(context, needless.emulated_type(context)) == pytest.approx(0.8, abs=0.01)
+    assert needless.own_profiler(case(TrainingFacts(profiled=True))) is None, "there is a trace"
     context = case(TrainingFacts(float64_fraction=1.0), ("aten::mm", 0.0, 0.8))
     assert share(context, needless.float64(context)) == pytest.approx(0.4, abs=0.01)
     solving = ("aten::mm", 0.0, 0.8), ("aten::linalg_cholesky_ex", 0.8, 0.9)

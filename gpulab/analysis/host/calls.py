@@ -12,12 +12,13 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import Breakdown, layers
 from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
 from gpulab.intervals import Intervals, covers, intersect, joined, measure, subtract, union, union_of
-from gpulab.run import CALL_KINDS, CallKind, CallLooks, Int32, Int64, Phase, Place, Run, StepFlag
+from gpulab.run import BESIDE_KINDS, CALL_KINDS, CallKind, CallLooks, Int32, Int64, Phase, Place, Run, StepFlag
 
 LEAST_LOOKS = 40  # ours, at all calls together: the interval of a share is then 31 points wide at most
 _LONG, _MOSTLY_LONG = 2.0, 0.8  # ours: times the median step, and of a call's looks: few steps hold them
 _GROWS = 1.5  # times, from the first third of the steps to the last
 _ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
+_LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # of the forward pass, surely; of a part's looks; ours
 _MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
 _ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
 MOSTLY_PYTHON = 0.7  # of a function's looks, surely; ours: of many small operators about half of the time is Python's
@@ -168,6 +169,29 @@ def costliest_call(
         if (best is None or best.looks < _ONE_LINE * rows.sum()) and in_steps.few(looks.t_ns, rows) is not None:
             best = _call(run, looks, in_steps, rows, line, "", is_loop=True)
     return best
+
+
+def costliest_part(run: Run) -> Call | None:
+    """Of the training's own forward pass the function, line or loop of the user's that takes at least half.
+
+    A line that only calls a module and takes nearly all is none: it says nothing.
+    """
+    looks, in_steps = run.call_looks, _in_steps(run)
+    if looks is None or in_steps is None:
+        return None
+    trains = [CALL_KINDS.index(kind) for kind in CALL_KINDS if kind == "own" or kind not in BESIDE_KINDS]
+    mine = (in_steps.weight > 0) & (looks.place >= 0) & np.isin(looks.kind, trains)
+    named = mine & np.array([bool(name) for name in run.callees], bool)[looks.callee]
+    parts = [part for c in np.unique(looks.callee[named]) for part in _as_one(run, looks, named & (looks.callee == c))]
+    parts += _by_line(run, looks, mine & ~named)
+    line, rows = max(parts, key=lambda part: int(part[1].sum()), default=(None, mine))
+    count, whole = int(rows.sum()), int(mine.sum())
+    calls_modules = bool((looks.kind[rows] == CALL_KINDS.index("layer")).mean() >= _MOSTLY_LAYERS) if count else True
+    says_nothing = calls_modules and count >= _ONE_LINE * whole and line is not None and not line.units
+    if line is None or says_nothing or lower_share(count, whole) < _LEADS:
+        return None
+    is_loop = len(np.unique(looks.place[rows])) > 1 and not named[rows].any()
+    return _call(run, looks, in_steps, rows, line, "", is_loop=is_loop)
 
 
 def has_looks(run: Run) -> bool:

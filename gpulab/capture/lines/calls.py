@@ -98,7 +98,8 @@ def call_looks(
     training = training_of(stacks, np.bincount(of).tolist(), update)
     inner = [next(iter(users_lines(stack)), None) for stack, _ in stacks]
     pairs = [calls_in(stack, training, update, batches, grad_off=off) for stack, off in stacks]
-    calls = _chosen(pairs, inner, of.tolist())
+    chosen = _chosen(pairs, inner, of.tolist())
+    calls = [call or training_line(stack) for call, (stack, _) in zip(chosen, stacks, strict=True)]
     names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
     within = [spot if call is not None else None for spot, call in zip(inner, calls, strict=True)]
     looks = CallLooks(
@@ -180,6 +181,18 @@ def calls_in(
     if library is None and stack[loop] not in update.step_lines and not _is_training(stack[:loop], grad_off):
         return None, _Call(stack[loop], "", kind)
     return library, None
+
+
+def training_line(stack: Stack) -> _Call | None:
+    """Of the training itself the innermost line of the user's; None within an update, which is all lines' work."""
+    line = next(iter(users_lines(stack)), None)
+    if line is None or any(_LOADS.search(spot[0]) for spot in stack):
+        return None
+    below = stack[: stack.index(line)]
+    update = next((spot[2] for spot in below[::-1] if _UPDATES.search(f"{spot[0]}:{spot[2]}")), "")
+    if update and update != "grad":
+        return None
+    return _Call(line, "", "layer" if any(_MODULES.search(spot[0]) for spot in below) else "operator")
 
 
 def _function(spot: Spot) -> Function:
@@ -280,8 +293,8 @@ def _chosen(
                 chosen.append(own)
                 continue
         elif own is not None:
-            line, most = max(inside[own].items(), key=lambda item: item[1], default=(None, 0))
-            if line not in by_line or most < _NEARLY_ALL * counts[own]:
+            line = max(inside[own], key=lambda spot: inside[own][spot], default=None)
+            if line not in by_line or counts[by_line[line]] < _NEARLY_ALL * counts[own]:
                 chosen.append(own)
                 continue
             line = line if line == innermost else None

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
+from msgspec.structs import replace
+
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.host.calls import Call, costliest_call
+from gpulab.analysis.host.calls import Call, costliest_call, costliest_part
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.formatting import capitalized, duration, percent, plural
-from gpulab.run import CALL_KINDS, CallKind, Place
+from gpulab.run import BESIDE_KINDS, CallKind, Place
 
 _SELDOM = "Do it every 100 steps or once per epoch, or in another process."
 _IN_LOADER = "Move it into the Dataset and use DataLoader(…, num_workers=2), or do it once, before training."
@@ -38,7 +40,7 @@ _LOOP = re.compile(r"(async )?(for|while)\b")
 
 
 def call_in_steps(
-    context: RuleContext, key: str, kinds: Collection[CallKind] = CALL_KINDS, *, saving: bool = False
+    context: RuleContext, key: str, kinds: Collection[CallKind] = BESIDE_KINDS, *, saving: bool = False
 ) -> Finding | None:
     """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look.
 
@@ -86,6 +88,20 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
     if call is None or call.share < context.thresholds.pause_notice:
         return ()
     return (Evidence(f"{_called(call)} {_part(context, call)}: {_looks(call)}"), *_inside(call))
+
+
+def with_part(context: RuleContext, finding: Finding) -> Finding:
+    """The finding, and what takes most of the forward pass."""
+    part = costliest_part(context.facts.run)
+    if part is None or part.interval[0] < context.thresholds.pause_notice:
+        return finding
+    words = f"{duration(part.cost_us)} per step (mean), its part of the backward pass aside: {_looks(part)}"
+    return replace(
+        finding,
+        summary=f"{finding.summary} {_called(part)} {_part(context, part)}.",
+        evidence=(*finding.evidence, Evidence(words), *_inside(part)),
+        source_line=str(part.line),
+    )
 
 
 def _called(call: Call) -> str:

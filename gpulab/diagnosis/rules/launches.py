@@ -7,6 +7,7 @@ from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.rules.calls import with_part
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
@@ -150,7 +151,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         f"{number(host.short_count)} of {number(host.count)} operators per step are shorter than {SHORT_NS // 1000} µs"
     )
     what = "is fixed cost, the same for a larger batch" if larger else "goes into calling them"
-    return Finding(
+    tiny = Finding(
         "small_batch",
         f"{'The batch is too small' if larger else 'Tiny operators'}: {percent(typical)} of {context.unit} {what}.",
         (Evidence(f"{short}{_samples(context)}: about the cost of a call"),),
@@ -161,6 +162,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         cure=_LARGER if larger else _FEWER,
         title="" if larger else "tiny operators",
     )
+    return with_part(context, tiny)
 
 
 def _samples(context: RuleContext) -> str:

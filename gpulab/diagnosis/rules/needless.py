@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
 from gpulab.analysis.host.needless_work import DIVISIBLE_NS, EVALUATING, divisible_share, share_of, unused_share
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Confidence, Evidence, Finding
-from gpulab.formatting import duration, number, percent, plural
+from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.run import TrainingFacts
 from gpulab.timeline import spans
 
 _FREE = 0.5  # ours, of a core: less is taken up by the turns of other programs
-_GROWS = 1.5  # ours, in 12 passes: graphs of sentences vary, too
 _MOST = 0.5  # ours, of the parameters
 _NOTHING = TrainingFacts()
 _UNKNOWN = (Evidence("its cost was not measured: try without it"),)
@@ -135,19 +132,70 @@ def float64(context: RuleContext) -> Finding | None:
 
 
 def graph_kept(context: RuleContext) -> Finding | None:
-    """The loss hangs on the graphs of earlier steps, so each backward pass is longer than the one before."""
-    (early, late), rows = _facts(context).graph_nodes, context.facts.selection.rows
-    if not early or late < _GROWS * early or len(rows) < 10:
-        return None
-    time_ns, fifth = context.facts.run.steps.time_ns[rows], len(rows) // 5
-    first, last = np.median(time_ns[:fifth]), np.median(time_ns[-fifth:])
-    words = (
-        f"a backward pass had {early:,} operations, and 12 passes later {late:,}",
-        f"the first fifth of the steps took {duration(first / 1e3)} each, the last {duration(last / 1e3)} (medians)",
+    """Backward passes go through the graphs of earlier ones once more: those of one step, or of all before."""
+    again, figures = _facts(context).repeated_fraction, context.facts
+    share = again * context.of_typical(
+        share_of(figures.run.timeline, figures.breakdown, spans.is_autograd_node), "compute"
     )
-    what = "The graph grows from step to step: that takes {} of the time so far, and more with each step."
-    cure = "detach() what one step passes on to the next, e.g. a hidden state."
-    return _costly(context, "graph_kept", 1 - float(first / time_ns.mean()), what, words, cure)
+    words = (f"{percent(again)} of a backward pass's operations ran in an earlier one, too (mean of three)",)
+    what = "Backward passes run again through graphs of earlier ones: that takes {} of each step."
+    cure = "detach() what is passed on, e.g. a hidden state; add losses and call backward once, without retain_graph."
+    return _costly(context, "graph_kept", share, what, words, cure, ("compute",), "likely")
+
+
+def batch_graph(context: RuleContext) -> Finding | None:
+    """The dataset's tensors want gradients, so each row that is read is an operation of the backward pass."""
+    part, figures = min(1.0, _facts(context).batch_nodes_fraction), context.facts
+    share = part * context.of_typical(
+        share_of(figures.run.timeline, figures.breakdown, spans.is_autograd_node), "compute"
+    )
+    words = (f"{percent(part)} of a backward pass's operations are those that made the batch",)
+    what = "The batches hang on a graph: going back through it takes up to {} of each step."
+    cure = "Keep requires_grad off in the Dataset; x.requires_grad_() on the batch, where its gradient is needed."
+    return _costly(context, "batch_graph", share, what, words, cure, ("compute",), "likely")
+
+
+def recomputation(context: RuleContext) -> Finding | None:
+    """Activation checkpointing saves memory that may be free."""
+    share, memory = _facts(context).calls.get("recomputation", 0.0), context.facts.run.memory
+    if context.host_memory_full or context.on_gpu:
+        return None
+    total = context.facts.run.environment.memory_total_bytes
+    words = (
+        (f"the process took {size(memory.peak_rss_bytes)} of {size(total)}",) if memory.peak_rss_bytes and total else ()
+    )
+    what = "Activation checkpointing: {} of each step computes the forward pass a second time."
+    cure = "Checkpoint nothing, or fewer blocks, as long as the memory is enough."
+    return _costly(context, "recomputation", share, what, words, cure, ("compute",))
+
+
+def padding(context: RuleContext) -> Finding | None:
+    """Columns of a batch are the same in all rows: most of what is computed for them is thrown away."""
+    part = _facts(context).padding_fraction
+    busy = context.share("compute") if context.idle is None else 1 - context.idle
+    words = (f"in each of the first batches at least {percent(part)} of the columns are the same in all rows",)
+    what = "Padding: up to {} of each step computes columns that are padding in all rows."
+    cure = 'Pad to the longest of the batch, in collate_fn (padding="longest"); group samples of like length.'
+    return _costly(context, "padding", part * busy, what, words, cure, ("compute",), "likely", of_device=True)
+
+
+def emulated_type(context: RuleContext) -> Finding | None:
+    """The parameters have 16 bits, for which this CPU has no instructions."""
+    timeline, part = context.facts.run.timeline, _facts(context).emulated_fraction
+    share = context.of_typical(divisible_share(timeline, context.facts.breakdown), *_COMPUTING)
+    words = (f"{percent(part)} of the parameters have 16 bits, and this CPU multiplies 32",)
+    what = "The model computes in 16 bits, which this CPU emulates: that slows {} of each step."
+    cure = "model.float() on this machine, and float32 batches."
+    return None if part < _MOST else _costly(context, "emulated_type", share, what, words, cure, _COMPUTING, "likely")
+
+
+def own_profiler(context: RuleContext) -> Finding | None:
+    """Somebody else's profiler is on all the time, so ours could not be."""
+    if not _facts(context).profiled or context.facts.breakdown is not None:
+        return None
+    cure = "Record a few steps: profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1))."
+    what = "Your own profiler records every step."
+    return Finding("own_profiler", what, _UNKNOWN, None, "possible", cure=cure)
 
 
 def argument_validation(context: RuleContext) -> Finding | None:
@@ -172,9 +220,10 @@ def _costly(
     parts: tuple[str, ...] = (),
     confidence: Confidence = "measured",
     settings: tuple[tuple[str, str], ...] = (),
+    of_device: bool = False,
 ) -> Finding | None:
-    """Takes that share of the step, of a GPU's at most what it idles."""
-    share = min(share, (context.idle or 0.0) if context.on_gpu else 1.0)
+    """Takes that share of the step; on a GPU at most what it idles, unless it is the device's own time."""
+    share = min(share, (context.idle or 0.0) if context.on_gpu and not of_device else 1.0)
     evidence, cost_us = tuple(map(Evidence, words)), share * (context.step_us or 0.0)
     if share < context.thresholds.silence:
         return None
@@ -185,10 +234,15 @@ CHECKS = (
     FindingKind("idle_cores", "idle CPU cores", idle_cores),
     FindingKind("repeated_batches", "repeated batches", repeated_batches),
     FindingKind("anomaly_detection", "anomaly detection", anomaly_detection),
-    FindingKind("unused_gradients", "unused gradients", unused_gradients),
+    FindingKind("unused_gradients", "unused gradients", unused_gradients, explains=("graph_kept",)),
     FindingKind("dense_gradients", "dense gradients", dense_gradients, explains=("unfused_optimizer",)),
     FindingKind("float64", "float64", float64),
-    FindingKind("graph_kept", "a growing graph", graph_kept),
+    FindingKind("graph_kept", "graphs that are kept", graph_kept, explains=("small_batch",)),
+    FindingKind("batch_graph", "batches with a graph", batch_graph, explains=("small_batch",)),
+    FindingKind("recomputation", "activation checkpointing", recomputation),
+    FindingKind("padding", "padding", padding),
+    FindingKind("emulated_type", "16 bits without instructions", emulated_type),
+    FindingKind("own_profiler", "another profiler", own_profiler),
     FindingKind("argument_validation", "argument validation", argument_validation),
 )
 FINDINGS = CHECKS

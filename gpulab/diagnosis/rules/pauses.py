@@ -20,12 +20,12 @@ from gpulab.diagnosis.rules.own_batches import own_batches_finding
 from gpulab.formatting import duration, percent
 from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union, union_of
 from gpulab.prediction.removal import Pauses
-from gpulab.run import CALL_KINDS, Pause, PauseKind, Phase
+from gpulab.run import BESIDE_KINDS, Pause, PauseKind, Phase
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _IN_A_CALL = ", of it "  # of runs of 0.1: a call of the loop's, with what took time in it
-_OTHERS = tuple(kind for kind in CALL_KINDS if kind != "batch")  # where another finding is about the batches
+_OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # where another finding is about the batches
 _MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
 _LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
@@ -54,7 +54,7 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
         _finding(context, key, "callback", context.thresholds.pause_notice),
     )
     exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
-    call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else CALL_KINDS)
+    call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else BESIDE_KINDS)
     return (
         _larger(call, exactly) or in_own_code(context, key) or _undetermined(context, key, "Whether logging takes time")
     )

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import numpy as np
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
+from gpulab.diagnosis.rules.calls import with_part
 from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
@@ -23,7 +25,9 @@ _FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
 
 def cannot_tell(context: RuleContext) -> Finding | None:
     """No conclusion can be drawn, with what is missing for one."""
-    return next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None)
+    return next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None) or next(
+        (with_part(context, verdict) for reason in _OF_ALL if (verdict := reason(context)) is not None), None
+    )
 
 
 def healthy(context: RuleContext) -> Finding | None:
@@ -32,11 +36,12 @@ def healthy(context: RuleContext) -> Finding | None:
         return None
     account = context.facts.breakdown
     assert account is not None, "an accounting is needed"
-    return all_is_well(
+    verdict = all_is_well(
         f"No clear bottleneck: the {_device(context)} {'works' if context.on_gpu else 'computes'} for "
         f"{percent(_working(context))} of {context.unit}.",
         (Evidence(_basis(context, account)),),
     )
+    return verdict if context.on_gpu else with_part(context, verdict)
 
 
 def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
@@ -169,7 +174,9 @@ def _without_cores(context: RuleContext) -> Finding | None:
     cores, loss = context.facts.cores, core_loss(context)
     if cores is None or context.on_gpu or context.own is not None:  # whose doing it is, is told
         return None
-    if loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0):
+    by_others = cores.others_cores is None or cores.others_cores >= LEAST_OTHERS * (cores.cores or 1)
+    waits = loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0)
+    if loss is not None and waits and by_others:  # else its own threads take turns
         return cannot_tell_because(
             f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or 0.0)} step; which "
             "program had them is unknown.",
@@ -241,12 +248,8 @@ _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (
     _too_few,
     _damaged,
     _not_profiled,
-    _without_cores,
-    _unexplained,
-    _inside_replays,
-    _many_small_causes,
-    _tiny_batch,
 )
+_OF_ALL = (_without_cores, _unexplained, _inside_replays, _many_small_causes, _tiny_batch)  # of whole steps
 
 
 def cannot_tell_because(summary: str, evidence: str, level: Level = "unknown", parts: tuple[str, ...] = ()) -> Finding:

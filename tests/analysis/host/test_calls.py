@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.calls import costliest_call
+from gpulab.analysis.host.calls import costliest_call, costliest_part
 from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
 from tests.support import synthetic
 
@@ -39,6 +39,21 @@ def test_few_looks_other_kinds_and_known_pauses_say_nothing() -> None:
         assert (costliest_call(paused, None, CALL_KINDS) is None) is is_left_out
     assert costliest_call(looked("own", 40), None, CALL_KINDS) is None, "it may be the training: no trace tells"
     assert costliest_call(looked("aside", 40), None, CALL_KINDS) is not None
+
+
+@pytest.mark.parametrize("kind", ["own", "operator", "layer"])
+def test_what_takes_most_of_the_forward_pass(kind: str) -> None:
+    run = looked(kind, 60)
+    if kind != "own":
+        run = replace(run, callees=("",))
+    part = costliest_part(run)
+    if kind == "layer":
+        assert part is None, "the only line, which calls the model"
+        inside = Place("cell", 7, "", "h = self.cell(x, h)", (Unit(6, 8, "for x in xs:"),))
+        part = costliest_part(replace(run, places=(inside,)))
+    assert part is not None and (part.share, part.line.line) == (0.6, 7)
+    assert part.callee == ("json.dumps" if kind == "own" else "")
+    assert costliest_part(looked("library", 60)) is None
 
 
 @pytest.mark.parametrize("python", [True, False])

@@ -10,7 +10,7 @@ import pytest
 import torchmetrics  # noqa: F401  what is imported is named as it is written
 
 from gpulab.capture.lines.batch_lines import BatchLines
-from gpulab.capture.lines.calls import callee_of, calls_in, own_batches, training_of
+from gpulab.capture.lines.calls import _Call, _chosen, callee_of, calls_in, own_batches, training_line, training_of
 from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.run import CALL_KINDS, CallLooks, Phase
 from tests.support import synthetic
@@ -23,6 +23,7 @@ SCORE = (SITE + "sklearn/metrics/_ranking.py", 5, "roc_auc_score")
 NO_GRAD = (SITE + "torch/utils/_contextlib.py", 3, "context_decorator.<locals>.decorate_context")
 CALLED = (SITE + "torch/nn/modules/module.py", 1, "Module._call_impl")
 STATE = (SITE + "torch/nn/modules/module.py", 2, "Module.state_dict")
+GRAD = (SITE + "torch/autograd/__init__.py", 2, "grad")
 BACKWARD = (SITE + "torch/autograd/graph.py", 2, "_engine_run_backward")
 DATA = (SITE + "torch/utils/data/dataloader.py", 2, "_BaseDataLoaderIter.__next__")
 
@@ -117,6 +118,23 @@ def test_what_is_called_within_the_models_work_is_named() -> None:
     mask = ("/home/u/net.py", 30, "Net.mask")
     assert named(LINE, CALLED, FORWARD, mask)[1] == (3, "Net.mask", "own")
     assert named(LINE, BACKWARD, OWN)[1] == (9, "Buffer.sample", "own"), "a hook of a gradient"
+
+
+@pytest.mark.parametrize(
+    ("frames", "kind"),
+    [((), "operator"), ((CALLED,), "layer"), ((GRAD, BACKWARD), "operator"), ((BACKWARD,), ""), ((DATA,), "")],
+)
+def test_a_line_of_the_training_but_its_updates(frames: tuple[tuple[str, int, str], ...], kind: str) -> None:
+    line = training_line((LINE, CALLED, FORWARD, *frames)[::-1])
+    assert (("" if line is None else line.kind) == kind) and (line is None or line.line == FORWARD)
+
+
+@pytest.mark.parametrize("looks", [1, 18])
+def test_a_line_is_its_librarys_where_nearly_all_looks_meet_it(looks: int) -> None:
+    """One look that was read while the stack changed names nothing."""
+    own, library = _Call(LINE, "Buffer.add", "own"), _Call(OWN, "numpy.sum", "library")
+    pairs, inner = [(None, own), (library, own)], [OWN, OWN]
+    assert _chosen(pairs, inner, [0] * (20 - looks) + [1] * looks) == ([own, own] if looks == 1 else [library, library])
 
 
 def test_a_line_that_calls_nothing_is_named_itself() -> None:

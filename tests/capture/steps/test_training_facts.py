@@ -21,6 +21,8 @@ from gpulab.store.run_format import decode, encode
 from tests.support.timelines import steps_between
 
 NO_STEPS = Steps.empty()
+ENGINE = ("/x/torch/autograd/graph.py", 2, "_engine_run_backward")
+CHECKPOINT = ("/x/torch/utils/checkpoint.py", 3, "CheckpointFunction.backward")
 
 
 @pytest.fixture(autouse=True)
@@ -152,8 +154,66 @@ def test_a_graph_that_grows_and_wide_parameters() -> None:
         loop.backward(state.sum(), retain_graph=True)
         optimizer.zero_grad()
     facts = loop.facts()
-    assert facts.graph_nodes[1] >= 2 * facts.graph_nodes[0] > 0 and facts.float64_fraction == 1
-    assert trained(nn.Linear(2, 2), [*nn.Linear(2, 2).parameters()], torch.ones(1, 2)).float64_fraction == 0
+    assert facts.repeated_fraction > 0.5 and facts.float64_fraction == 1
+    plain = trained(nn.Linear(2, 2), [*nn.Linear(2, 2).parameters()], torch.ones(1, 2))
+    assert (plain.float64_fraction, plain.repeated_fraction, plain.padding_fraction, plain.profiled) == (0, 0, 0, False)
+
+
+@pytest.mark.parametrize("alike", [True, False])
+def test_passes_that_look_the_same_share_what_is_unused(alike: bool) -> None:
+    """A generator's gradients are dropped after the first pass through both, and used after the second."""
+    generator, critic = nn.Linear(2, 4), nn.Linear(4, 1)
+    loop = Loop()
+    of_generator, of_critic = (torch.optim.SGD(m.parameters(), 0.01) for m in (generator, critic))
+    for _ in range(10):
+        fake = generator(torch.ones(3, 2))
+        loop.backward(critic(fake).mean(), retain_graph=True)
+        loop.step(of_critic)
+        of_generator.zero_grad()
+        loop.backward(critic(fake).mean() if alike else critic(fake).relu().mean())
+        loop.step(of_generator)
+    most = [max(p.unused) for p in loop.facts().passes]
+    assert most == [0.5 if alike else 1.0]
+
+
+@pytest.mark.parametrize("by_hand", [True, False])
+def test_a_batch_that_hangs_on_a_graph(by_hand: bool) -> None:
+    rows = torch.ones(64, 2, requires_grad=by_hand)
+    loop, model = Loop(), nn.Linear(2, 1)
+    optimizer, batches = torch.optim.SGD(model.parameters(), 0.1), iter(DataLoader(TensorDataset(rows), 4))
+    for (x,) in batches:
+        loop.reader.batch(batches, [x])
+        loop.backward(model(x).mean())
+        loop.step(optimizer)
+    assert (loop.facts().batch_nodes_fraction > 0.5) is by_hand
+
+
+@pytest.mark.parametrize(
+    ("lengths", "width", "fraction"), [((2, 3), 10, 0.7), ((10, 3), 10, 0.0), ((1, 1), 1, 0.0), ((0, 0), 8, 0.0)]
+)
+def test_columns_that_are_padding_in_all_rows(lengths: tuple[int, int], width: int, fraction: float) -> None:
+    table, loop = nn.Embedding(20, 4), Loop()
+    optimizer = torch.optim.SGD(table.parameters(), 0.1)
+    for number in range(8):
+        x = torch.zeros(2, width, dtype=torch.long)
+        for row, length in enumerate(lengths):
+            x[row, :length] = torch.arange(length) + 1 + row + number % 2
+        loop.backward(table(x if number % 3 else x.flip(1)).sum())
+        loop.step(optimizer)
+    assert loop.facts().padding_fraction == pytest.approx(fraction)
+
+
+@pytest.mark.parametrize("able", [True, False])
+def test_parameters_that_the_cpu_emulates(able: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: able)
+    model = nn.Linear(2, 2).bfloat16()
+    facts = trained(model, [*model.parameters()], torch.ones(1, 2, dtype=torch.bfloat16))
+    assert facts.emulated_fraction == (0 if able else 1)
+
+
+def test_a_profiler_that_is_always_on() -> None:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
+        assert trained(nn.Linear(2, 2), [*nn.Linear(2, 2).parameters()], torch.ones(1, 2)).profiled
 
 
 class Readings(IterableDataset[torch.Tensor]):
@@ -181,11 +241,13 @@ def test_looks_below_what_a_switch_makes_torch_call() -> None:
         (("/lib/traceback.py", 1, "extract"), ("/x/torch/fx/traceback.py", 2, "format_stack"), ("cell", 3, "<module>")),
         (("/x/torch/distributions/constraints.py", 1, "_Real.check"), ("cell", 4, "<module>")),
         (("cell", 5, "<module>"),),
+        (("net", 1, "forward"), CHECKPOINT, ENGINE, ("cell", 5, "<module>")),
+        (ENGINE, CHECKPOINT, ENGINE, ("cell", 5, "<module>")),  # the backward pass of what was computed again
     ]
-    numbers = [2] * 30 + [0] * 40 + [1] * 10 + [2] * 60
+    numbers = [2] * 30 + [0] * 40 + [1] * 10 + [3] * 20 + [4] * 40
     looks = Looks([100 + i for i in range(140)], numbers, stacks, 100)
     steps = steps_between([30, 90], [60, 129])
-    assert calls_in(looks, steps, 100) == {"anomaly_detection": 0.4, "argument_validation": 0.1}
+    assert calls_in(looks, steps, 100) == {"anomaly_detection": 0.4, "argument_validation": 0.1, "recomputation": 0.2}
     assert calls_in(looks, steps_between([0], [20]), 100) == {}
 
 
@@ -235,4 +297,4 @@ def test_a_fault_tells_nothing_and_a_look_ends_in_time(monkeypatch: pytest.Monke
     assert loop.facts() == TrainingFacts()
     monkeypatch.setattr("gpulab.capture.steps.training_facts.LEAST_NS", -1)
     monkeypatch.setattr("gpulab.capture.steps.training_facts.LEAST_FRACTION", 0)
-    assert trained(nn.Linear(2, 1), [*nn.Linear(2, 1).parameters()], torch.ones(1, 2)).graph_nodes == (0, 0)
+    assert trained(nn.Linear(2, 1), [*nn.Linear(2, 1).parameters()], torch.ones(1, 2)).passes == ()
