@@ -54,7 +54,11 @@ def row_of(case: str) -> dict[str, Any]:
         }
         for finding in diagnosis.findings[:_SAID]
     ]
-    return {"case": case, **{key: header.get(key) for key in ("cohort", "because", "line", "callee", "faster")}, "said": said}
+    return {
+        "case": case,
+        **{key: header.get(key) for key in ("cohort", "because", "line", "callee", "faster")},
+        "said": said,
+    }
 
 
 def run(cases: tuple[str, ...], *, keep: bool) -> None:

@@ -8,8 +8,10 @@ from collections.abc import Collection, Iterator
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown, layers
+from gpulab.analysis.host.backward_lines import backward_share
 from gpulab.analysis.host.hot_line import LineCount, hot_place, lower_share
 from gpulab.intervals import Intervals, covers, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import BESIDE_KINDS, CALL_KINDS, CallKind, CallLooks, Int32, Int64, Phase, Place, Run, StepFlag
@@ -19,6 +21,8 @@ _LONG, _MOSTLY_LONG = 2.0, 0.8  # ours: times the median step, and of a call's l
 _GROWS = 1.5  # times, from the first third of the steps to the last
 _ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
 _LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # of the forward pass, surely; of a part's looks; ours
+_ENTRY = re.compile(r"(^|\.)(forward|training_step|__call__)$")
+_LOOP = re.compile(r"(async )?(for|while)\b")
 _MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
 _ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
 MOSTLY_PYTHON = 0.7  # of a function's looks, surely; ours: of many small operators about half of the time is Python's
@@ -56,7 +60,8 @@ class Call(Struct, frozen=True):
     [n, 2] in ns; `hot`: the line of the user's within it that takes most, None where it is `line` or none surely does.
     `word`: what such a function is there for; empty: not known. `few_steps`: how many of how many steps hold most of
     it, where they take more than twice the median; else None. `growth_us`: per step in the first third
-    of the steps and in the last, where it surely grows.
+    of the steps and in the last, where it surely grows. A function whose own lines take the time is named by that
+    one of them that takes most (`line.function`).
     """
 
     line: Place
@@ -74,6 +79,12 @@ class Call(Struct, frozen=True):
     few_steps: tuple[int, int] | None = None
     growth_us: tuple[float, float] | None = None
     exact: bool = True
+    backward_share: float = 0.0  # of the steps, what autograd evaluates for its operators, as far as it is known
+
+    @property
+    def whole_share(self) -> float:
+        """With its part of the backward pass."""
+        return min(1.0, self.share + self.backward_share)
 
 
 class _InSteps(Struct, frozen=True):
@@ -171,27 +182,35 @@ def costliest_call(
     return best
 
 
-def costliest_part(run: Run) -> Call | None:
-    """Of the training's own forward pass the function, line or loop of the user's that takes at least half.
+def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
+    """Of the training's own forward pass the function, line or loop of the user's that takes most.
 
     A line that only calls a module and takes nearly all is none: it says nothing.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
-    if looks is None or in_steps is None:
+    trains = [CALL_KINDS.index(kind) for kind in CALL_KINDS if kind not in BESIDE_KINDS]
+    if looks is None or in_steps is None or not np.isin(looks.kind, trains).any():  # runs of 0.1 keep none of these
         return None
-    trains = [CALL_KINDS.index(kind) for kind in CALL_KINDS if kind == "own" or kind not in BESIDE_KINDS]
-    mine = (in_steps.weight > 0) & (looks.place >= 0) & np.isin(looks.kind, trains)
+    mine = (in_steps.weight > 0) & (looks.place >= 0) & np.isin(looks.kind, [CALL_KINDS.index("own"), *trains])
     named = mine & np.array([bool(name) for name in run.callees], bool)[looks.callee]
     parts = [part for c in np.unique(looks.callee[named]) for part in _as_one(run, looks, named & (looks.callee == c))]
-    parts += _by_line(run, looks, mine & ~named)
+    parts += [*_by_line(run, looks, mine & ~named), *_by_function(run, looks, mine & ~named)]
     line, rows = max(parts, key=lambda part: int(part[1].sum()), default=(None, mine))
     count, whole = int(rows.sum()), int(mine.sum())
     calls_modules = bool((looks.kind[rows] == CALL_KINDS.index("layer")).mean() >= _MOSTLY_LAYERS) if count else True
-    says_nothing = calls_modules and count >= _ONE_LINE * whole and line is not None and not line.units
+    several = len(np.unique(looks.place[rows])) > 1
+    says_nothing = calls_modules and count >= _ONE_LINE * whole and line is not None and not (several or line.units)
     if line is None or says_nothing or lower_share(count, whole) < _LEADS:
         return None
-    is_loop = len(np.unique(looks.place[rows])) > 1 and not named[rows].any()
-    return _call(run, looks, in_steps, rows, line, "", is_loop=is_loop)
+    call = _call(run, looks, in_steps, rows, line, "", is_loop=several and not named[rows].any())
+    places = {run.places[p] for p in np.unique(looks.within[rows]).tolist() if p >= 0}
+    is_function = several and not call.callee and not _LOOP.match(line.text)
+    return replace(
+        call,
+        callee=line.function if is_function else call.callee,
+        hot=None if is_function else call.hot,
+        backward_share=backward_share(run, account, places),
+    )
 
 
 def has_looks(run: Run) -> bool:
@@ -224,6 +243,17 @@ def _by_line(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Ro
     for p in numbers.tolist():
         yield run.places[p], rows & (looks.place == p)
     yield from _loops(run, looks, rows)
+
+
+def _by_function(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:
+    """Each function of the user's whose lines call operators, but what is a model's or a trainer's entry; by its line
+    that takes most."""
+    numbers, counts = np.unique(looks.place[rows], return_counts=True)
+    of = {p: (run.places[p].file, run.places[p].function) for p in numbers[np.argsort(-counts)].tolist()}
+    for function in dict.fromkeys(of.values()):
+        lines = [p for p in of if of[p] == function]
+        if len(lines) > 1 and function[1] and not _ENTRY.search(function[1]):
+            yield run.places[lines[0]], rows & np.isin(looks.place, lines)
 
 
 def _loops(run: Run, looks: CallLooks, rows: Rows) -> Iterator[tuple[Place, Rows]]:

@@ -33,6 +33,7 @@ _COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is t
 _TRAINS = re.compile(
     r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
 )
+_EXCHANGES = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!checkpoint)")  # another rule tells of communication
 _RUNS = re.compile(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
 _MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
 _TENSORS = re.compile(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
@@ -158,7 +159,7 @@ def calls_in(
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
     users = [i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.USER]
-    if not users or is_ours(stack) or any(_LOADS.search(spot[0]) for spot in stack):
+    if not users or is_ours(stack) or any(_LOADS.search(spot[0]) or _EXCHANGES.search(spot[0]) for spot in stack):
         return None, None
     makes_batch = batches.at(tuple(stack[i] for i in users))
     kind: CallKind = "batch" if makes_batch else "own"
@@ -186,7 +187,7 @@ def calls_in(
 def training_line(stack: Stack) -> _Call | None:
     """Of the training itself the innermost line of the user's; None within an update, which is all lines' work."""
     line = next(iter(users_lines(stack)), None)
-    if line is None or any(_LOADS.search(spot[0]) for spot in stack):
+    if line is None or any(_LOADS.search(spot[0]) or _EXCHANGES.search(spot[0]) for spot in stack):
         return None
     below = stack[: stack.index(line)]
     update = next((spot[2] for spot in below[::-1] if _UPDATES.search(f"{spot[0]}:{spot[2]}")), "")

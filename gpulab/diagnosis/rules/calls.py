@@ -92,13 +92,14 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
 
 def with_part(context: RuleContext, finding: Finding) -> Finding:
     """The finding, and what takes most of the forward pass."""
-    part = costliest_part(context.facts.run)
-    if part is None or part.interval[0] < context.thresholds.pause_notice:
+    part = costliest_part(context.facts.run, context.facts.breakdown)
+    if part is None or part.interval[0] + part.backward_share < context.thresholds.pause_notice:
         return finding
-    words = f"{duration(part.cost_us)} per step (mean), its part of the backward pass aside: {_looks(part)}"
+    backward = f", with its backward pass {percent(part.whole_share)}" if part.backward_share else ""
+    words = f"{duration(part.cost_us)} per step (mean) in the forward pass: {_looks(part)}"
     return replace(
         finding,
-        summary=f"{finding.summary} {_called(part)} {_part(context, part)}.",
+        summary=f"{finding.summary} {_called(part)} {_part(context, part)}{backward}.",
         evidence=(*finding.evidence, Evidence(words), *_inside(part)),
         source_line=str(part.line),
     )
@@ -109,7 +110,9 @@ def _called(call: Call) -> str:
     if not call.callee:
         loop = "the loop at " if _LOOP.match(call.line.text) else ""
         words = f"{loop}{where} takes"
-        return capitalized(words) if loop or call.line.file == "cell" else words  # not the name of a file
+        return capitalized(words) if loop or call.line.file.startswith("cell") else words  # not the name of a file
+    if call.callee == call.line.function:
+        return f"`{call.callee}` takes"
     if call.others:
         return f"`{call.callee}` and other {call.word}, called in {where}, take"
     return f"`{call.callee}`, called in {where}, takes"

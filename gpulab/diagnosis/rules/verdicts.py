@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.host.calls import costliest_part
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
@@ -36,12 +38,14 @@ def healthy(context: RuleContext) -> Finding | None:
         return None
     account = context.facts.breakdown
     assert account is not None, "an accounting is needed"
-    verdict = all_is_well(
-        f"No clear bottleneck: the {_device(context)} {'works' if context.on_gpu else 'computes'} for "
-        f"{percent(_working(context))} of {context.unit}.",
-        (Evidence(_basis(context, account)),),
-    )
-    return verdict if context.on_gpu else with_part(context, verdict)
+    words = f"he {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of"
+    verdict = all_is_well(f"No clear bottleneck: t{words} {context.unit}.", (Evidence(_basis(context, account)),))
+    if context.on_gpu:
+        return verdict
+    part = costliest_part(context.facts.run, account)
+    if part is not None and part.whole_share >= _MOST:  # where to look first
+        verdict = replace(verdict, summary=f"T{words} {context.unit}.", level="notice")
+    return with_part(context, verdict)
 
 
 def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:

@@ -23,6 +23,7 @@ SCORE = (SITE + "sklearn/metrics/_ranking.py", 5, "roc_auc_score")
 NO_GRAD = (SITE + "torch/utils/_contextlib.py", 3, "context_decorator.<locals>.decorate_context")
 CALLED = (SITE + "torch/nn/modules/module.py", 1, "Module._call_impl")
 STATE = (SITE + "torch/nn/modules/module.py", 2, "Module.state_dict")
+REDUCE = (SITE + "torch/distributed/c10d_logger.py", 2, "wrapper")
 GRAD = (SITE + "torch/autograd/__init__.py", 2, "grad")
 BACKWARD = (SITE + "torch/autograd/graph.py", 2, "_engine_run_backward")
 DATA = (SITE + "torch/utils/data/dataloader.py", 2, "_BaseDataLoaderIter.__next__")
@@ -77,6 +78,7 @@ def test_a_callee_is_named_as_a_user_writes_it(frames: list[tuple[str, int, str]
 
 
 def test_the_library_below_the_line_and_the_users_function() -> None:
+    assert named(LINE, OWN, REDUCE, needed=False) == [None, None], "communication is told by itself"
     library, own = named(LINE, OWN, SCORE)
     assert library is not None and library[0] == OWN[1] and library[2] == "library"
     assert own == (9, "Buffer.sample", "own")
@@ -122,7 +124,14 @@ def test_what_is_called_within_the_models_work_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("frames", "kind"),
-    [((), "operator"), ((CALLED,), "layer"), ((GRAD, BACKWARD), "operator"), ((BACKWARD,), ""), ((DATA,), "")],
+    [
+        ((), "operator"),
+        ((CALLED,), "layer"),
+        ((GRAD, BACKWARD), "operator"),
+        ((BACKWARD,), ""),
+        ((DATA,), ""),
+        ((REDUCE,), ""),
+    ],
 )
 def test_a_line_of_the_training_but_its_updates(frames: tuple[tuple[str, int, str], ...], kind: str) -> None:
     line = training_line((LINE, CALLED, FORWARD, *frames)[::-1])
