@@ -77,13 +77,16 @@ def run(cases: tuple[str, ...], *, keep: bool) -> None:
 
 def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     """How many causes were named, missed and invented."""
-    rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS]
-    healthy = [r for r in rows if r["because"] == "healthy"]
-    planted = [r for r in rows if r not in healthy]
-    for verdict in VERDICTS:
-        key = "right" if verdict == "right" else ""
-        yield Figure.share(verdict, sum(r["verdict"] == verdict for r in planted), len(planted), key)
-    yield Figure.share("healthy, and said so", sum(r["verdict"] == "right" for r in healthy), len(healthy), "healthy")
+    for cohort in ("first", "second"):
+        rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS and row["cohort"] == cohort]
+        healthy = [r for r in rows if r["because"] == "healthy"]
+        planted = [r for r in rows if r not in healthy]
+        for verdict in VERDICTS:
+            key = verdict if verdict in ("right", "false") else ""
+            count = sum(r["verdict"] == verdict for r in planted)
+            yield Figure.share(f"{cohort} set: {verdict}", count, len(planted), key)
+        count = sum(r["verdict"] == "right" for r in healthy)
+        yield Figure.share(f"{cohort} set: healthy, and no cause named", count, len(healthy), "healthy")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from gpulab.analysis.host.core_time import core_share
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules import needless
+from gpulab.diagnosis.rules.verdicts import cannot_tell
 from gpulab.run import BackwardPass, Category, DenseGradient, Run, Timeline, TrainingFacts
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import case_of, loader, run_of
@@ -137,7 +138,8 @@ def test_settings_that_are_left_on() -> None:
     assert share(context, needless.recomputation(context)) == pytest.approx(0.2)
     context = case(TrainingFacts(emulated_fraction=1.0), ("aten::mm", 0.0, 0.8))
     assert share(context, needless.emulated_type(context)) == pytest.approx(0.8, abs=0.01)
-    assert needless.own_profiler(case(TrainingFacts(profiled=True))) is None, "there is a trace"
+    alone = cannot_tell(case_of(run_of(training=TrainingFacts(profiled=True)), breakdown=None))
+    assert alone is not None and "Your own profiler records every step" in alone.summary
     context = case(TrainingFacts(float64_fraction=1.0), ("aten::mm", 0.0, 0.8))
     assert share(context, needless.float64(context)) == pytest.approx(0.4, abs=0.01)
     solving = ("aten::mm", 0.0, 0.8), ("aten::linalg_cholesky_ex", 0.8, 0.9)

@@ -189,15 +189,6 @@ def emulated_type(context: RuleContext) -> Finding | None:
     return None if part < _MOST else _costly(context, "emulated_type", share, what, words, cure, _COMPUTING, "likely")
 
 
-def own_profiler(context: RuleContext) -> Finding | None:
-    """Somebody else's profiler is on all the time, so ours could not be."""
-    if not _facts(context).profiled or context.facts.breakdown is not None:
-        return None
-    cure = "Record a few steps: profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1))."
-    what = "Your own profiler records every step."
-    return Finding("own_profiler", what, _UNKNOWN, None, "possible", cure=cure)
-
-
 def argument_validation(context: RuleContext) -> Finding | None:
     """Distributions check their arguments and samples at each use."""
     share = _facts(context).calls.get("argument_validation", 0.0)
@@ -242,7 +233,6 @@ CHECKS = (
     FindingKind("recomputation", "activation checkpointing", recomputation),
     FindingKind("padding", "padding", padding),
     FindingKind("emulated_type", "16 bits without instructions", emulated_type),
-    FindingKind("own_profiler", "another profiler", own_profiler),
     FindingKind("argument_validation", "argument validation", argument_validation),
 )
 FINDINGS = CHECKS

@@ -144,6 +144,14 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         if waited is not None and waited.median < context.thresholds.data_wait_notice * step.median
         else ""
     )
+    training = context.facts.run.training
+    if training is not None and training.profiled:
+        return cannot_tell_because(
+            f"Your own profiler records every step: of the {duration(step.median)} that one takes, its part is unknown.",
+            "It also keeps gpulab from a trace. Record a few steps: "
+            "profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1))",
+            "notice",
+        )
     return cannot_tell_because(
         f"No trace: a {context.facts.step_name} takes {duration(step.median)}, but where that time goes is unknown.",
         f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
