@@ -147,7 +147,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
     training = context.facts.run.training
     if training is not None and training.profiled:
         return cannot_tell_because(
-            f"Your own profiler records every step: of the {duration(step.median)} that one takes, its part is unknown.",
+            f"Your own profiler records every step: its part of the {duration(step.median)} of each is unknown.",
             "It also keeps gpulab from a trace. Record a few steps: "
             "profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1))",
             "notice",
