@@ -24,6 +24,7 @@ from tests.support.paths import ROOT
 from tests.support.synthetic import cpu_case
 
 EPS = 1e-6
+NANOSECOND = 1e-3  # in µs: batches of a few of them are rounded
 MS = 1_000_000
 
 
@@ -139,11 +140,12 @@ def test_a_row_counts_as_often_as_it_stands_for_batches(rows: list[tuple[Made, i
     assert some is not None and every is not None
     assert (some.batches, some.of_batches) == (len(rows) - 1, counts[1:].sum())
     for name in (n for n in LoadingFacts.__struct_fields__ if n not in ("batches", "workers", "wait")):
-        assert getattr(some, name) == pytest.approx(getattr(every, name), abs=EPS)
+        assert getattr(some, name) == pytest.approx(getattr(every, name), abs=NANOSECOND)
     assert some.wait is not None and every.wait is not None
-    assert astuple(some.wait) == pytest.approx(astuple(every.wait), abs=EPS)
+    assert astuple(some.wait) == pytest.approx(astuple(every.wait), abs=NANOSECOND)
     for one, other in zip(some.workers, every.workers, strict=True):
-        assert astuple(replace(one, idle_fraction=None)) == pytest.approx(astuple(replace(other, idle_fraction=None)))
+        its, others = (astuple(replace(w, idle_fraction=None)) for w in (one, other))
+        assert its == pytest.approx(others, abs=NANOSECOND)
 
 
 def test_a_worker_is_not_idle_where_its_batches_were_not_timed() -> None:

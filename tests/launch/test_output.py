@@ -14,12 +14,16 @@ from hypothesis import strategies as st
 from gpulab.launch.launcher import GrowingFile, Line, RankProcesses, launcher_words
 
 PRINTS = """
-import os, sys
-rank = os.environ["RANK"]
+import os, sys, time
+rank, ended = os.environ["RANK"], __file__ + ".ended"
 print("trained", rank)
 for done in range(3):
     print(f"\\r{done} of 2", end="", file=sys.stderr)
-print("\\rend", end="")
+print("\\rend", end="", flush=True)
+if rank == "0":
+    open(ended, "w").close()
+while not os.path.exists(ended):  # a rank that fails has the others ended
+    time.sleep(0.05)
 sys.exit(int(rank))
 """
 
