@@ -100,7 +100,7 @@ def with_part(context: RuleContext, finding: Finding) -> Finding:
     return replace(
         finding,
         summary=f"{finding.summary} {_called(part)} {_part(context, part)}{backward}.",
-        evidence=(*finding.evidence, Evidence(words), *_inside(part)),
+        evidence=(*(_inside(part) or (Evidence(str(part.line)),)), Evidence(words), *finding.evidence),
         source_line=str(part.line),
     )
 
