@@ -2,7 +2,7 @@
 
 Each is a cell of `planted/reports`, written by somebody who has not read the rules, with the thread that it was built
 from, its cause and how much faster it is without; or healthy. Each ran once before any rule was changed for it, then
-somebody who knew the cause read the findings. `verdict` in the result is what was decided: "right" (the first finding
+the findings were read with the cause known. `verdict` in the result is what was decided: "right" (the first finding
 names the cause, at its line or callee), "half" (a later one does, or the first names the part of the step without its
 cause), "silent" (no cause is named), "false" (another is). `python -m benchmarks.reports NAME…` runs some and keeps no
 result; `--keep` adds what a cell says at its first run, which is never measured again.

@@ -22,7 +22,7 @@ _GROWS = 1.5  # times, from the first third of the steps to the last
 _ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
 _LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # of the forward pass, surely; of a part's looks; ours
 _ENTRY = re.compile(r"(^|\.)(forward|training_step|__call__)$")
-_LOOP = re.compile(r"(async )?(for|while)\b")
+LOOP = re.compile(r"(async )?(for|while)\b")
 _MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
 _ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
 MOSTLY_PYTHON = 0.7  # of a function's looks, surely; ours: of many small operators about half of the time is Python's
@@ -204,7 +204,7 @@ def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
         return None
     call = _call(run, looks, in_steps, rows, line, "", is_loop=several and not named[rows].any())
     places = {run.places[p] for p in np.unique(looks.within[rows]).tolist() if p >= 0}
-    is_function = several and not call.callee and not _LOOP.match(line.text)
+    is_function = several and not call.callee and not LOOP.match(line.text)
     return replace(
         call,
         callee=line.function if is_function else call.callee,

@@ -33,7 +33,9 @@ _COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is t
 _TRAINS = re.compile(
     r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
 )
-_EXCHANGES = re.compile(r"[/\\]torch[/\\]distributed[/\\](?!checkpoint)")  # another rule tells of communication
+_EXCHANGES = re.compile(  # between ranks; another rule tells of communication
+    r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|c10d_logger|_functional_collectives)\.py"
+)
 _RUNS = re.compile(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
 _MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
 _TENSORS = re.compile(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one

@@ -1,6 +1,6 @@
 """What is read of torch at a few early backward passes: what is switched on, what is computed and for whom.
 
-A look takes at most 20 milliseconds, or a hundredth of a step that is longer than a tenth of a second. It keeps names
+A look takes at most 20 milliseconds, or a hundredth of a step that is longer than two seconds. It keeps names
 and numbers, and parameters only weakly. What fails in it tells nothing.
 """
 
@@ -41,7 +41,7 @@ CALLS: Mapping[str, re.Pattern[str]] = {  # file and function that a switch, or 
 }
 _ENGINE = re.compile(r"[/\\]torch[/\\]autograd[/\\]")
 _SEQUENCES = 1 << 60  # of nodes; a leaf has none
-_PADDED_INDICES = 1_000_000
+_PADDED_INDICES = 1_000_000  # more are not compared, ours
 
 
 class _Look(Struct):
@@ -183,7 +183,7 @@ class TrainingFactsReader:
             passes, unheld = self._passes()
             return TrainingFacts(
                 anomaly_detection=bool(self._is_on) and all(anomaly for anomaly, _ in self._is_on),
-                profiled=bool(self._is_on) and all(profiler for _, profiler in self._is_on),
+                profiled=len(self._is_on) > len(EARLY) and all(profiler for _, profiler in self._is_on),
                 calls=calls_in(looks, steps, origin_ns),
                 repeated_fraction=_ratio(self._again[1:]),
                 padding_fraction=_padding(self._padding),
@@ -287,7 +287,7 @@ def _is_emulated(parameter: Any) -> bool:
 
 
 def _is_the_same(indices: Any) -> Any:
-    """Of each of the indices' last columns whether it is the same in all rows as the first row's end; None: unknown."""
+    """Of each column whether all rows hold there what the first row begins or ends with; None: unknown."""
     if indices.dim() != 2 or not 2 <= len(indices) <= indices.numel() <= _PADDED_INDICES:
         return None
     same = [(indices == value).all(0) for value in (indices[0, 0], indices[0, -1])]

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.host.calls import Call, costliest_call, costliest_part
+from gpulab.analysis.host.calls import LOOP, Call, costliest_call, costliest_part
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.formatting import capitalized, duration, percent, plural
@@ -35,8 +34,6 @@ _GROWING = (
     "Something piles up with each step: hooks registered again, a list or a metric that keeps everything, a graph that "
     "is never released. Drop what is no longer needed, or do this once per epoch."
 )
-
-_LOOP = re.compile(r"(async )?(for|while)\b")
 
 
 def call_in_steps(
@@ -90,10 +87,16 @@ def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
     return (Evidence(f"{_called(call)} {_part(context, call)}: {_looks(call)}"), *_inside(call))
 
 
-def with_part(context: RuleContext, finding: Finding) -> Finding:
+def leading_part(context: RuleContext) -> Call | None:
+    """What takes most of the forward pass, where that is worth a word. On a GPU the host's time does not tell it."""
+    part = None if context.on_gpu else costliest_part(context.facts.run, context.facts.breakdown)
+    worth_it = part is not None and part.interval[0] + part.backward_share >= context.thresholds.pause_notice
+    return part if worth_it else None
+
+
+def with_part(context: RuleContext, finding: Finding, part: Call | None) -> Finding:
     """The finding, and what takes most of the forward pass."""
-    part = costliest_part(context.facts.run, context.facts.breakdown)
-    if part is None or part.interval[0] + part.backward_share < context.thresholds.pause_notice:
+    if part is None:
         return finding
     backward = f", with its backward pass {percent(part.whole_share)}" if part.backward_share else ""
     words = f"{duration(part.cost_us)} per step (mean) in the forward pass: {_looks(part)}"
@@ -108,7 +111,7 @@ def with_part(context: RuleContext, finding: Finding) -> Finding:
 def _called(call: Call) -> str:
     where = _where(call.line) + (f" and {plural(call.other_lines, 'other line')}" if call.other_lines else "")
     if not call.callee:
-        loop = "the loop at " if _LOOP.match(call.line.text) else ""
+        loop = "the loop at " if LOOP.match(call.line.text) else ""
         words = f"{loop}{where} takes"
         return capitalized(words) if loop or call.line.file.startswith("cell") else words  # not the name of a file
     if call.callee == call.line.function:

@@ -7,7 +7,7 @@ from gpulab.analysis.gpu.kernels import short_count_fraction
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.calls import with_part
+from gpulab.diagnosis.rules.calls import leading_part, with_part
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import joined
 from gpulab.timeline import spans
@@ -162,7 +162,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         cure=_LARGER if larger else _FEWER,
         title="" if larger else "tiny operators",
     )
-    return with_part(context, tiny)
+    return with_part(context, tiny, leading_part(context))
 
 
 def _samples(context: RuleContext) -> str:

@@ -133,26 +133,20 @@ def float64(context: RuleContext) -> Finding | None:
 
 def graph_kept(context: RuleContext) -> Finding | None:
     """Backward passes go through the graphs of earlier ones once more: those of one step, or of all before."""
-    again, figures = _facts(context).repeated_fraction, context.facts
-    share = again * context.of_typical(
-        share_of(figures.run.timeline, figures.breakdown, spans.is_autograd_node), "compute"
-    )
-    words = (f"{percent(again)} of a backward pass's operations ran in an earlier one, too (mean of three)",)
+    part = _facts(context).repeated_fraction
+    words = f"{percent(part)} of a backward pass's operations ran in an earlier one, too (mean of three)"
     what = "Backward passes run again through graphs of earlier ones: that takes {} of each step."
     cure = "detach() what is passed on, e.g. a hidden state; add losses and call backward once, without retain_graph."
-    return _costly(context, "graph_kept", share, what, words, cure, ("compute",), "likely")
+    return _of_backward(context, "graph_kept", part, what, words, cure)
 
 
 def batch_graph(context: RuleContext) -> Finding | None:
     """The dataset's tensors want gradients, so each row that is read is an operation of the backward pass."""
-    part, figures = min(1.0, _facts(context).batch_nodes_fraction), context.facts
-    share = part * context.of_typical(
-        share_of(figures.run.timeline, figures.breakdown, spans.is_autograd_node), "compute"
-    )
-    words = (f"{percent(part)} of a backward pass's operations are those that made the batch",)
+    part = min(1.0, _facts(context).batch_nodes_fraction)
+    words = f"{percent(part)} of a backward pass's operations are those that made the batch"
     what = "The batches hang on a graph: going back through it takes up to {} of each step."
     cure = "Keep requires_grad off in the Dataset; x.requires_grad_() on the batch, where its gradient is needed."
-    return _costly(context, "batch_graph", share, what, words, cure, ("compute",), "likely")
+    return _of_backward(context, "batch_graph", part, what, words, cure)
 
 
 def recomputation(context: RuleContext) -> Finding | None:
@@ -183,7 +177,7 @@ def emulated_type(context: RuleContext) -> Finding | None:
     """The parameters have 16 bits, for which this CPU has no instructions."""
     timeline, part = context.facts.run.timeline, _facts(context).emulated_fraction
     share = context.of_typical(divisible_share(timeline, context.facts.breakdown), *_COMPUTING)
-    words = (f"{percent(part)} of the parameters have 16 bits, and this CPU multiplies 32",)
+    words = (f"{percent(part)} of the parameters have 16 bits; this CPU has no instructions for them",)
     what = "The model computes in 16 bits, which this CPU emulates: that slows {} of each step."
     cure = "model.float() on this machine, and float32 batches."
     return None if part < _MOST else _costly(context, "emulated_type", share, what, words, cure, _COMPUTING, "likely")
@@ -199,6 +193,13 @@ def argument_validation(context: RuleContext) -> Finding | None:
 
 def _facts(context: RuleContext) -> TrainingFacts:
     return context.facts.run.training or _NOTHING
+
+
+def _of_backward(context: RuleContext, key: str, part: float, what: str, words: str, cure: str) -> Finding | None:
+    """That part of all operations of a backward pass need not be run."""
+    run, account = context.facts.run, context.facts.breakdown
+    backward = context.of_typical(share_of(run.timeline, account, spans.is_autograd_node), "compute")
+    return _costly(context, key, part * backward, what, (words,), cure, ("compute",), "likely")
 
 
 def _costly(
@@ -232,7 +233,7 @@ CHECKS = (
     FindingKind("batch_graph", "batches with a graph", batch_graph, explains=("small_batch",)),
     FindingKind("recomputation", "activation checkpointing", recomputation),
     FindingKind("padding", "padding", padding),
-    FindingKind("emulated_type", "16 bits without instructions", emulated_type),
+    FindingKind("emulated_type", "an emulated number type", emulated_type),
     FindingKind("argument_validation", "argument validation", argument_validation),
 )
 FINDINGS = CHECKS

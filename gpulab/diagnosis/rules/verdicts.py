@@ -8,12 +8,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.host.calls import costliest_part
 from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.calls import with_part
+from gpulab.diagnosis.rules.calls import leading_part, with_part
 from gpulab.diagnosis.rules.core_wait import core_loss
 from gpulab.diagnosis.rules.launches import idle_within_replays_us
 from gpulab.formatting import capitalized, duration, percent, plural, size
@@ -27,9 +26,9 @@ _FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
 
 def cannot_tell(context: RuleContext) -> Finding | None:
     """No conclusion can be drawn, with what is missing for one."""
-    return next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None) or next(
-        (with_part(context, verdict) for reason in _OF_ALL if (verdict := reason(context)) is not None), None
-    )
+    missing = next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None)
+    unclear = next((v for reason in _OF_ALL if (v := reason(context)) is not None), None) if missing is None else None
+    return missing if unclear is None else with_part(context, unclear, leading_part(context))
 
 
 def healthy(context: RuleContext) -> Finding | None:
@@ -38,14 +37,13 @@ def healthy(context: RuleContext) -> Finding | None:
         return None
     account = context.facts.breakdown
     assert account is not None, "an accounting is needed"
-    words = f"he {_device(context)} {'works' if context.on_gpu else 'computes'} for {percent(_working(context))} of"
-    verdict = all_is_well(f"No clear bottleneck: t{words} {context.unit}.", (Evidence(_basis(context, account)),))
-    if context.on_gpu:
-        return verdict
-    part = costliest_part(context.facts.run, account)
+    works = "works" if context.on_gpu else "computes"
+    words = f"the {_device(context)} {works} for {percent(_working(context))} of {context.unit}."
+    verdict = all_is_well(f"No clear bottleneck: {words}", (Evidence(_basis(context, account)),))
+    part = leading_part(context)
     if part is not None and part.whole_share >= _MOST:  # where to look first
-        verdict = replace(verdict, summary=f"T{words} {context.unit}.", level="notice")
-    return with_part(context, verdict)
+        verdict = replace(verdict, summary=capitalized(words), level="notice")
+    return with_part(context, verdict, part)
 
 
 def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
@@ -147,7 +145,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
     training = context.facts.run.training
     if training is not None and training.profiled:
         return cannot_tell_because(
-            f"Your own profiler records every step: its part of the {duration(step.median)} of each is unknown.",
+            f"Your own profiler records every step; how much of its {duration(step.median)} that takes is unknown.",
             "It also keeps gpulab from a trace. Record a few steps: "
             "profile(schedule=torch.profiler.schedule(wait=5, warmup=2, active=3, repeat=1))",
             "notice",

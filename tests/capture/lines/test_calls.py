@@ -79,6 +79,8 @@ def test_a_callee_is_named_as_a_user_writes_it(frames: list[tuple[str, int, str]
 
 def test_the_library_below_the_line_and_the_users_function() -> None:
     assert named(LINE, OWN, REDUCE, needed=False) == [None, None], "communication is told by itself"
+    sharded = (SITE + "torch/distributed/fsdp/fully_sharded_data_parallel.py", 2, "FullyShardedDataParallel.forward")
+    assert named(LINE, CALLED, sharded, CALLED, FORWARD, OWN) == named(LINE, CALLED, FORWARD, OWN) != [None, None]
     library, own = named(LINE, OWN, SCORE)
     assert library is not None and library[0] == OWN[1] and library[2] == "library"
     assert own == (9, "Buffer.sample", "own")
