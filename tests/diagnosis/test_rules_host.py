@@ -455,6 +455,7 @@ CASES: dict[str, Case] = table(
             "crossing beside other programs": (crossing_beside_others, "slow_hand_over"),
             "computing beside other programs": (on_cores(**BUSY), "cpu_shared"),
             "a quiet machine": (on_cores(2, **QUIET), "healthy"),
+            "turns of its own threads": (on_cores(2, computed=0.86, waited=0.12, got=1.2, others=0.0), "healthy"),
             "time without CPU": (on_cores(computed=0.14, waited=None, got=0.14, others=1.8), "cannot_tell"),
             "CPU time by another system": (on_cores(2, computed=0.97, waited=None, got=1.0, others=0.1), "healthy"),
             "a GPU's wait that is not known": (on_gpu(breakdown=None), "cannot_tell"),

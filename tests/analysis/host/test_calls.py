@@ -7,8 +7,11 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.host.calls import costliest_call, costliest_part
+from gpulab.diagnosis.rules import verdicts
+from gpulab.diagnosis.rules.calls import leading_part
 from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
 from tests.support import synthetic
+from tests.support.rule_cases import case_of, run_of
 
 
 def looked(kind: str, met: int, count: int = 100) -> Run:
@@ -58,6 +61,24 @@ def test_what_takes_most_of_the_forward_pass(kind: str) -> None:
     assert part is not None and (part.share, part.line.line) == (0.6, 7)
     assert part.callee == ("json.dumps" if kind == "own" else "")
     assert costliest_part(looked("own", 60), None) is None, "an older run, which keeps no looks at the model"
+
+
+@pytest.mark.parametrize(
+    ("met", "starts", "level"), [(60, "The CPU", "notice"), (45, "No clear bottleneck: the", "good")]
+)
+def test_a_healthy_run_names_what_takes_most(
+    met: int, starts: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = replace(looked("operator", met), callees=("",))
+    part = leading_part(case_of(run))
+    assert part is not None and part.share == met / 100
+    assert leading_part(case_of(replace(run, device=run_of(gpu=True).device))) is None, (
+        "the host's time is not the GPU's"
+    )
+    monkeypatch.setattr(verdicts, "leading_part", lambda _: part)
+    verdict = verdicts.healthy(case_of(run_of()))
+    assert verdict is not None and verdict.summary.startswith(starts) and verdict.level == level
+    assert f"Your line 7 takes {met} %" in verdict.summary and "line 7" in verdict.source_line
 
 
 @pytest.mark.parametrize("python", [True, False])
