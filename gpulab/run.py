@@ -109,8 +109,8 @@ class Steps(Struct, frozen=True):
     device_ns: Int64 = _no_column(np.int64)
     # Of the wall time of each step, gpulab's own marks and its timing of batches; empty: not known
     own_ns: Int64 = _no_column(np.int64)
-    # Rows of what a model of several ranks was given: its samples; -1: unknown; empty: no such model was heard of
-    input_rows: Int64 = _no_column(np.int64)
+    # Values of all tensors that a model of several ranks was given; -1: unknown; empty: no such model was heard of
+    input_values: Int64 = _no_column(np.int64)
 
     def __len__(self) -> int:
         return len(self.number)
@@ -580,10 +580,6 @@ class StackSamples(Struct, frozen=True):
     t_ns: Int64
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     began_ns: int = 0
-    # 1: this line was seen calling other lines of the user's, as trainer.fit does; empty: unknown
-    calls_users: UInt8 = _no_column(np.uint8)
-    # 1: this line was on the stack at nearly every look, so the steps lie within it; empty: unknown
-    throughout: UInt8 = _no_column(np.uint8)
     exact: bool = False
     # 1: at a line of the loop's that makes the next batch, or called from one; empty: unknown
     prepares_batch: UInt8 = _no_column(np.uint8)
@@ -839,12 +835,12 @@ class Run(Struct, frozen=True):
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
         s = self.steps
         lengths = {
-            len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns", "input_rows")
+            len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns", "input_values")
         }
         assert len(lengths) == 1, f"step columns differ in length: {lengths}"
         assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
         assert len(s.own_ns) in (0, len(s)), f"{len(s)} steps have {len(s.own_ns)} times of gpulab's own"
-        assert len(s.input_rows) in (0, len(s)), f"{len(s)} steps have the rows of {len(s.input_rows)}"
+        assert len(s.input_values) in (0, len(s)), f"{len(s)} steps have the values of {len(s.input_values)}"
         if len(s.own_ns):
             assert (s.own_ns >= 0).all() and (s.own_ns <= s.wall_ns).all(), "gpulab's own time exceeds its step"
         assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"

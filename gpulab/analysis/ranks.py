@@ -87,7 +87,7 @@ class RankComparison(Struct, frozen=True):
     integrity: Integrity = field(default_factory=lambda: Integrity(()))
     only_messages: bool = False
     exchanges: tuple[CollectiveFacts, ...] = ()
-    counts_rows: bool = False  # `samples_per_step` are rows of what the model is given
+    counts_values: bool = False  # `samples_per_step` are values of what the model is given
     more_work_us: float | None = None  # by which the straggler works longer per step, where waits could not tell it
 
 
@@ -332,12 +332,12 @@ def _rank(
 
 
 def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
-    """Of each rank the rows that its model was given in a step, where that is known of all; else what was loaded.
+    """Of each rank the values that its model was given in a step, where that is known of all; else what was loaded.
 
-    And whether it is rows: the first dimension may be another than the samples, such as the length of a sequence.
+    And whether it is values.
     """
     runs = [(f.run.steps, f.selection.rows if len(f.selection.rows) else f.run.traced_rows) for f in facts]
-    given = [_mean_count(steps.input_rows, rows) for steps, rows in runs]
+    given = [_mean_count(steps.input_values, rows) for steps, rows in runs]
     if runs and all(count is not None for count in given):
         return given, True
     return [_mean_count(steps.sample_count, rows) for steps, rows in runs], False

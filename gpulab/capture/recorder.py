@@ -224,7 +224,7 @@ class Capture:
             self._journal_writer.stop()
             samples, lost, extremes = self._sampler.stop()
         steps = self._pilot.finish(wall_ns, detail)
-        steps = replace(steps, input_rows=self._pilot.model_inputs.rows_of(steps, self._origin_ns))
+        steps = replace(steps, input_values=self._pilot.model_inputs.values_of(steps, self._origin_ns))
         timeline = self._phases.timeline(self._origin_ns, len(steps))
         samples = self._follow_gpu(timeline, samples)
         if self._pilot.events is not None and self._pilot.events.index != self.device.index:
@@ -244,9 +244,9 @@ class Capture:
         step_lines = self._pilot.update_line.step_lines
         naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
         pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
-        lines = self._pilot.update_line, self._pilot.batch_lines, naming
         looked = recording.lines if recording is not None and timeline is not None else None
-        stack = stack_samples(looked, self._origin_ns, *lines)
+        stack = stack_samples(looked, self._origin_ns, self._pilot.batch_lines, naming)
+        lines = self._pilot.update_line, self._pilot.batch_lines, naming
         calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines, self._pilot.pauses.grad_off_ns)
         facts = self._pilot.facts
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)

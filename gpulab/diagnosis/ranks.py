@@ -11,9 +11,16 @@ from msgspec.structs import replace
 from gpulab.analysis.ranks import LATE_PER_CORE_WAIT, RankComparison
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for
-from gpulab.diagnosis.rules.distributed import exposed_between_ranks, small_collectives, straggler, uneven_data
+from gpulab.diagnosis.rules.distributed import (
+    exposed_between_ranks,
+    small_collectives,
+    straggler,
+    uneven_data,
+    waiting_for_pauses,
+)
 from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
+from gpulab.prediction.removal import Pauses
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
@@ -45,6 +52,7 @@ def diagnose_ranks(
     )
     if slowest is not None and comparison.straggler is not None:
         slowest = uneven_data(comparison, slowest, comparison.straggler, thresholds) or slowest
+    slowest = slowest or _paused_alone(each or {}, thresholds.skew_notice * step_us)
     exposed = exposed_between_ranks(comparison, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
     if exposed is not None:
         exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
@@ -102,6 +110,15 @@ def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
     """The costliest of what that rank has by itself that names a line: other programs may cost it more."""
     findings = each[rank].findings if rank in each else ()
     return next((f for f in findings if f.source_line and not _says_nothing_of_one(f)), None)
+
+
+def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | None:
+    """What one rank alone does besides training."""
+    pauses = {r: f for r, d in each.items() for f in d.findings if isinstance(kind_of(f.key).removal, Pauses)}
+    if len(pauses) != 1 or len(each) < 2:
+        return None
+    [(rank, own)] = pauses.items()
+    return waiting_for_pauses(rank, own) if (own.recoverable_us_per_step or 0.0) >= least_us else None
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:

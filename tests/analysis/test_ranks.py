@@ -242,6 +242,23 @@ def job(count: int, exposed_us: int = 0) -> RankComparison:
     return both(*[run] * count)
 
 
+@pytest.mark.parametrize(
+    ("of_ranks", "late"),
+    [
+        ([("logging_or_eval", 200.0), ("healthy", None)], True),
+        ([("checkpoint_save", 60.0), ("launch_bound", 200.0)], True),
+        ([("logging_or_eval", 40.0), ("healthy", None)], False),  # below a twentieth of a step
+        ([("logging_or_eval", 200.0), ("checkpoint_save", 200.0)], False),
+        ([("launch_bound", 200.0), ("healthy", None)], False),
+    ],
+)
+def test_the_others_wait_for_the_rank_that_alone_pauses(of_ranks: list[tuple[str, float | None]], late: bool) -> None:
+    """Its traced steps may hold none of it."""
+    first = diagnose_ranks(job(2), {rank: said(*own) for rank, own in enumerate(of_ranks)}).first
+    assert (first.key == "straggler") is late
+    assert not late or first.summary.startswith("The others wait for rank 0, which alone does this: something is")
+
+
 def test_what_most_ranks_have_in_common_is_found_about_the_job() -> None:
     each = {0: said("launch_bound", 300.0), 1: said("launch_bound", 100.0), 2: said("launch_bound", 200.0)}
     [common] = diagnose_ranks(job(4), {**each, 3: said("healthy", None)}).findings
@@ -360,7 +377,7 @@ def test_one_rank_alone_speaks_for_itself() -> None:
 
 def given_to(run: Run, samples: int, rows: int | None = None) -> Run:
     steps = replace(run.steps, sample_count=np.array([samples]))
-    return replace(run, steps=steps if rows is None else replace(steps, input_rows=np.array([rows])))
+    return replace(run, steps=steps if rows is None else replace(steps, input_values=np.array([rows])))
 
 
 @pytest.mark.parametrize(
@@ -370,7 +387,7 @@ def given_to(run: Run, samples: int, rows: int | None = None) -> Run:
         ((36, None), (32, None), "uneven_data", "1.12× their samples"),
         ((35, None), (32, None), "straggler", "Rank 1 arrives last"),
         ((0, None), (32, None), "straggler", "Rank 1 arrives last"),
-        ((32, 30), (32, 10), "uneven_data", "Its model gets 3× the rows per step of theirs."),
+        ((32, 30), (32, 10), "uneven_data", "Its model gets 3× the input values per step of theirs."),
         ((32, 30), (32, -1), "straggler", "Rank 1 arrives last"),  # of all ranks the same is compared
     ],
 )

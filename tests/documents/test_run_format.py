@@ -42,8 +42,7 @@ def run_with_every_column() -> Run:
     events = MemoryEvents(**_one_row(MemoryEvents) | {"device_index": np.zeros(1, np.int32)})
     batches = Batches(**_one_row(Batches) | {"worker": np.zeros(1, np.int32)})
     no_place, flag = np.full(1, -1, np.int32), np.zeros(1, np.uint8)
-    stack = StackSamples(np.zeros(1, np.int64), no_place, calls_users=flag)
-    stack = replace(stack, throughout=flag.copy())
+    stack = StackSamples(np.zeros(1, np.int64), no_place, prepares_batch=flag)
     looks = LoadingLooks(no_place.copy(), flag.copy(), np.ones(1, np.int64))
     core_times = CoreTimes(**_one_row(CoreTimes) | {"profiler": np.zeros(1, np.uint8)})
     curves = tuple(replace(s, t_ns=s.t_ns.copy()) for s in run.samples.series)  # a shared array is one column

@@ -53,18 +53,14 @@ class HostLoop:
         self.steps_us.append((self._begun_us, self.now_us))
         self._begun_us = self.now_us
 
-    def run(self, looks_us: Sequence[float] | None = None, calls_users: Sequence[int] = ()) -> Run:
+    def run(self, looks_us: Sequence[float] | None = None) -> Run:
         """The record: the played steps are the profiled ones, and as many of their median length came before.
 
-        `looks_us`: when the stack was looked at; None: regularly. `calls_users`: places seen calling others.
+        `looks_us`: when the stack was looked at; None: regularly.
         """
         at_us = np.arange(LOOK_US, self.now_us, LOOK_US) if looks_us is None else np.array(looks_us)
         place = np.array([p for _, p in self._lines])[np.searchsorted([end for end, _ in self._lines], at_us)]
-        stack = StackSamples(
-            (at_us * 1e3).astype(np.int64),
-            place.astype(np.int32),
-            calls_users=np.isin(place, list(calls_users)).astype(np.uint8),
-        )
+        stack = StackSamples((at_us * 1e3).astype(np.int64), place.astype(np.int32))
         count = len(self.steps_us)
         run = replace(
             synthetic.cpu_case().run,

@@ -21,7 +21,6 @@ import numpy as np
 from gpulab.capture.dataloader.worker import is_collating
 from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.places import Naming, Stack, whole_stack
-from gpulab.capture.lines.update_line import UpdateLine
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import PERIOD_S, Looks, StackWatcher
 from gpulab.run import LoadingLooks, StackSamples
@@ -30,7 +29,6 @@ from gpulab.user_code import Owner, owners
 LONGEST_PERIOD_S = 0.05
 DEAREST = 0.03  # share of the time that this thread may compute: where a look costs more it looks less often
 EXCERPTS = 3  # lines whose surroundings are kept, of the loop and of the loading each
-THROUGHOUT = 0.99  # of the looks: a line that is on the stack at nearly all of them holds the loop within it
 _JUDGED_AFTER = 4  # looks: what they cost is known then
 
 
@@ -155,32 +153,25 @@ class StackWatch:
 # -- what was seen, as the record keeps it -----------------------------------------------------------------------------
 
 
-def stack_samples(
-    watch: StackWatch | None, origin_ns: int, update: UpdateLine, batches: BatchLines, naming: Naming
-) -> StackSamples | None:
+def stack_samples(watch: StackWatch | None, origin_ns: int, batches: BatchLines, naming: Naming) -> StackSamples | None:
     """The looks on the run's clock, which starts at `origin_ns`."""
     looks = watch.looks if watch is not None else None
     if watch is None or looks is None or not len(looks.t_ns):
         return None
     users = [users_lines(stack) for stack in looks.stacks]
     spots = [lines[0] if lines else None for lines in users]
-    callers = {spot for lines in users for spot in lines[1:]}
-    everywhere = throughout([users[i] for i in looks.stack], {*update.lines, *update.step_lines})
     keep_excerpts([spots[i] for i in looks.stack], naming)
 
     def column(each: Iterable[int], dtype: type[np.integer]) -> np.ndarray:
         return np.array(list(each), dtype)[np.asarray(looks.stack, np.int64)]
 
-    samples = StackSamples(
+    return StackSamples(
         t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
         place=column(map(naming.number, spots), np.int32),
         began_ns=looks.began_ns - origin_ns,
-        calls_users=column((spot in callers for spot in spots), np.uint8),
-        throughout=column((spot in everywhere for spot in spots), np.uint8),
         exact=watch.is_exact,
         prepares_batch=column(map(batches.at, users), np.uint8),
     )
-    return samples
 
 
 def loading_looks_of(seen: Sequence[Looks], naming: Naming) -> LoadingLooks | None:
@@ -223,14 +214,3 @@ def users_lines(stack: Stack) -> Stack:
 def is_ours(stack: Stack) -> bool:
     """Whether gpulab itself is at work there."""
     return bool(stack) and owners[stack[0][0]] is Owner.GPULAB
-
-
-def throughout(stacks: Sequence[Stack], around_steps: set[Spot]) -> set[Spot]:
-    """The lines that nearly all looks have met and that hold the steps within them.
-
-    `around_steps`: lines that an update or a loader was called from; empty: no such call is known. A line that calls
-    neither is hot where nearly all looks meet it, and holds no step.
-    """
-    counts = Counter(spot for stack in stacks for spot in set(stack))
-    nearly_all = {spot for spot, count in counts.items() if count >= THROUGHOUT * len(stacks)}
-    return nearly_all & around_steps if around_steps else nearly_all

@@ -1,4 +1,4 @@
-"""How many rows a model that several ranks train is given in each step: its samples, wherever they come from.
+"""How many values a model that several ranks train is given in each step: its samples, however long they are.
 
 A DataLoader knows what it has given, not what the loop has left out of it, and a loop may have none.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Mapping
 from contextlib import ExitStack
 from threading import get_ident
 from time import perf_counter_ns
@@ -14,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from gpulab.capture.dataloader.facts import samples_in
 from gpulab.run import Int64, Steps
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before
 
@@ -71,30 +71,31 @@ class ModelInputs:
         if not is_grad_enabled():
             return
         try:
-            rows = next((n for given in (*args[1:], *kwargs.values()) if (n := _rows_in(given)) is not None), -1)
+            count = _values_in([args[1:], kwargs])
         except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
-            rows = -1
-        self._calls.append((perf_counter_ns(), rows))
+            count = 0
+        self._calls.append((perf_counter_ns(), count or -1))
 
-    def rows_of(self, steps: Steps, origin_ns: int) -> Int64:
+    def values_of(self, steps: Steps, origin_ns: int) -> Int64:
         """Of all calls in each step; -1 where one is not known or there is none, empty without any call.
 
         `origin_ns` is the time at 0 of the steps.
         """
         if not self._calls:
-            return Steps.empty().input_rows
+            return Steps.empty().input_values
         calls = np.array(self._calls, dtype=np.int64)
-        at_ns, rows = calls[:, 0] - origin_ns, calls[:, 1]
+        at_ns, counts = calls[:, 0] - origin_ns, calls[:, 1]
         first, after = np.searchsorted(at_ns, steps.start_ns), np.searchsorted(at_ns, steps.end_ns)
-        sums, misses = (np.concatenate(([0], np.cumsum(of))) for of in (rows, rows < 0))
+        sums, misses = (np.concatenate(([0], np.cumsum(of))) for of in (counts, counts < 0))
         whole = (after > first) & (misses[after] == misses[first])
         if len(calls) == self._calls.maxlen:  # earlier ones are gone
             whole &= steps.start_ns >= at_ns[0]
         return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
 
 
-def _rows_in(given: object) -> int | None:
-    """Of one argument: a list of tensors is one of samples, as detection models take it."""
-    if isinstance(given, list | tuple) and given and all(hasattr(one, "shape") for one in given):
-        return len(given)
-    return samples_in(given)
+def _values_in(argument: object) -> int:
+    """In all tensors of it: rows alone say nothing of sequences of unequal length."""
+    if isinstance(argument, list | tuple | Mapping):
+        return sum(map(_values_in, argument.values() if isinstance(argument, Mapping) else argument))
+    count = getattr(argument, "numel", None)
+    return int(count()) if callable(count) else 0

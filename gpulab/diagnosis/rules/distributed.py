@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.formatting import duration, percent
+from gpulab.formatting import decapitalized, duration, percent
 from gpulab.thresholds import Thresholds
 
 _OVERLAP = (
@@ -88,6 +88,12 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
     )
 
 
+def waiting_for_pauses(late_rank: int, own: Finding) -> Finding:
+    """The others wait while that rank alone pauses, by all its steps: the traced ones may hold none of it."""
+    words = f"The others wait for rank {late_rank}, which alone does this: {decapitalized(own.summary)}"
+    return replace(own, key="straggler", summary=words, parts=("communication/waiting",), title="")
+
+
 def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds: Thresholds) -> Finding | None:
     """The others wait for the rank that has more samples in a step. `late`: what is known of that rank."""
     samples = {r.rank: r.samples_per_step for r in ranks.ranks}
@@ -98,9 +104,9 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
     if own < usual * (1 + thresholds.uneven_samples):
         return None
     more = f"{own / usual:.3g}×"
-    if ranks.counts_rows:
-        sentence = f"Its model gets {more} the rows per step of theirs."
-        figures = f"the model of rank {late_rank} gets {own:.4g} rows per step, those of the others {usual:.4g}"
+    if ranks.counts_values:
+        sentence = f"Its model gets {more} the input values per step of theirs."
+        figures = f"the model of rank {late_rank} gets {own:.4g} input values per step, those of the others {usual:.4g}"
     else:
         sentence = f"It has {more} their samples per step."
         figures = f"rank {late_rank} has {own:.4g} samples per step, the others {usual:.4g}"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from gpulab.capture.lines.places import Naming, units_of
-from gpulab.capture.lines.samples import throughout
 
 SOURCE = """\
 for batch in loader:
@@ -46,11 +45,3 @@ def test_excerpts_that_touch_are_one() -> None:
     (excerpt,) = naming.excerpts
     assert (excerpt.file, excerpt.first, len(excerpt.lines)) == ("cell", 1, 12)
     assert excerpt.lines[5] == "        x * x"
-
-
-def test_which_lines_hold_the_steps() -> None:
-    fit, hot, update = ("train.py", 9, "main"), ("train.py", 4, "metric"), ("train.py", 6, "main")
-    looks: list[tuple[tuple[str, int, str], ...]] = [(hot, fit)] * 60 + [(fit,)] * 40
-    assert throughout([(hot,)] * 100, {update}) == set(), "it takes nearly all the time, and that is all"
-    assert throughout(looks, {fit, update}) == {fit}, "it calls the update"
-    assert throughout(looks, set()) == {fit}, "without an update, what is always there"

@@ -1,4 +1,4 @@
-"""The rows that a model of several ranks is given: heard from its calls, laid to the steps they fall into."""
+"""The values that a model of several ranks is given: heard from its calls, laid to the steps they fall into."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ def steps_of(*bounds: tuple[int, int]) -> Steps:
     return replace(Steps.empty(), number=np.arange(len(start)), start_ns=start, end_ns=end)
 
 
-def test_rows_are_summed_in_the_step_of_their_call() -> None:
+def test_values_are_summed_in_the_step_of_their_call() -> None:
     inputs = ModelInputs()
     inputs._calls.extend([(105, 8), (112, 4), (113, 4), (131, -1), (132, 5)])
     steps = steps_of((0, 10), (10, 20), (20, 30), (30, 40))
-    assert inputs.rows_of(steps, 100).tolist() == [8, 8, -1, -1]
-    assert len(ModelInputs().rows_of(steps, 100)) == 0
+    assert inputs.values_of(steps, 100).tolist() == [8, 8, -1, -1]
+    assert len(ModelInputs().values_of(steps, 100)) == 0
 
 
 @pytest.mark.parametrize(
     ("given", "rows"),
     [
-        ((torch.zeros(5, 3),), 5),
-        (([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], [{}]), 2),
-        (("words", {"ids": torch.zeros(7, 2)}), 7),
-        ((torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),), -1),
+        ((torch.zeros(5, 3),), 15),
+        (([torch.zeros(3, 8, 8), torch.zeros(3, 9, 9)], [{}]), 3 * 64 + 3 * 81),
+        (("words", {"ids": torch.zeros(7, 2)}), 14),
+        ((torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),), 5),
         ((), -1),
     ],
 )
-def test_rows_of_what_a_model_may_be_given(given: tuple[object, ...], rows: int) -> None:
+def test_values_of_what_a_model_may_be_given(given: tuple[object, ...], rows: int) -> None:
     inputs = ModelInputs()
     inputs.called((None, *given), {})
     assert [count for _, count in inputs._calls] == [rows]
@@ -50,7 +50,7 @@ def test_rows_of_what_a_model_may_be_given(given: tuple[object, ...], rows: int)
 def test_where_calls_were_forgotten_nothing_is_said() -> None:
     inputs = ModelInputs()
     inputs._calls = deque([(115, 4), (125, 4), (126, 4)], maxlen=3)
-    assert inputs.rows_of(steps_of((0, 10), (10, 20), (20, 30)), 100).tolist() == [-1, -1, 8]
+    assert inputs.values_of(steps_of((0, 10), (10, 20), (20, 30)), 100).tolist() == [-1, -1, 8]
 
 
 TRAINING = """
@@ -77,7 +77,7 @@ with gpulab.profile(trace=False, save=False) as p:
         optimizer.zero_grad()
 steps = p.run.steps
 assert DistributedDataParallel.forward is plain
-print(json.dumps({"rows": steps.input_rows.tolist(), "loaded": steps.sample_count.tolist()}))
+print(json.dumps({"rows": steps.input_values.tolist(), "loaded": steps.sample_count.tolist()}))
 dist.destroy_process_group()
 """
 
@@ -88,7 +88,7 @@ def test_what_the_loop_leaves_out_is_not_counted(compiled: bool, tmp_path: Path)
     ended = subprocess.run(words, capture_output=True, text=True, check=False, cwd=tmp_path)
     assert ended.returncode == 0, ended.stderr
     told = json.loads(ended.stdout.splitlines()[-1])
-    assert told == {"rows": [] if compiled else [1, 2, 3, 4], "loaded": [10, 10, 10, 10]}
+    assert told == {"rows": [] if compiled else [4, 8, 12, 16], "loaded": [10, 10, 10, 10]}
 
 
 WITHOUT_WRAPPER = """
@@ -116,11 +116,11 @@ with gpulab.profile(trace=False, save=False) as p:
         optimizer.zero_grad()
 assert "forward" not in vars(Model) and nn.Sequential.forward is plain
 assert not nn.modules.module._global_forward_pre_hooks
-print(json.dumps(p.run.steps.input_rows.tolist()))
+print(json.dumps(p.run.steps.input_values.tolist()))
 """
 
 
-@pytest.mark.parametrize(("ranks", "rows"), [(2, [-1, 2, 3, 4]), (1, [])])
+@pytest.mark.parametrize(("ranks", "rows"), [(2, [-1, 8, 12, 16]), (1, [])])
 def test_without_a_wrapper_the_first_that_learns_tells(ranks: int, rows: list[int], tmp_path: Path) -> None:
     words = [python_with_torch(), "-c", WITHOUT_WRAPPER]
     rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": str(ranks)}
