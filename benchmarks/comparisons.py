@@ -20,9 +20,9 @@ from typing import Any
 
 from benchmarks.harness import Figure, in_own_process
 
-SAME = 64  # experiments
+SAME = 128  # experiments
 SLOWDOWNS = 30
-BUSY, BUSY_SAME, BUSY_TENFOLD = 4, 32, 16  # processes that only compute, and experiments beside them
+BUSY, BUSY_SAME, BUSY_TENFOLD = 4, 64, 40  # processes that only compute, and experiments beside them
 PAIRS, BLOCK_STEPS = 10, 10
 TIMES = 10
 STEP_MS, SLOWDOWN = 10.0, 0.05

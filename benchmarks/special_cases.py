@@ -150,7 +150,6 @@ _RULES = "gpulab.diagnosis.rules."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
-    Switch("code of the user's without any operator is logging", f"{_RULES}pauses:own_code", _nothing),
     Switch("three collections of garbage, not two", f"{_RULES}pauses:_LEAST", {}),
     Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),

@@ -159,7 +159,8 @@ class FindingKind(Struct, frozen=True):
 
     `explains` are keys of symptoms: they go where a finding of this kind has a time, for that time is this cause's.
     `asked_again` once the first finding is thought away: its limit is far above the silence. `of_job`: it concerns all
-    ranks of a job, not one alone. A `role` of "context" is no cause, but told with each; any other than these two is a
+    ranks of a job, not one alone. `is_bound`: what faster kernels would save, by the bytes that they would not move. A
+    `role` of "context" is no cause, but told with each; any other than these two is a
     verdict: it speaks where no cause does.
     """
 
@@ -171,6 +172,7 @@ class FindingKind(Struct, frozen=True):
     explains: tuple[str, ...] = ()
     asked_again: bool = False
     of_job: bool = False
+    is_bound: bool = False
     role: Role = "cause"
 
     @property

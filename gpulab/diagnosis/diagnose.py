@@ -285,6 +285,7 @@ def _without_useless_setting(finding: Finding) -> Finding:
 # (definitions.md, "Hardware table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 
+_LEAST_BOUND = 0.15  # ours, of a step: healthy trainings have as much, by bytes, that no cure brings
 _ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
 _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
 
@@ -306,7 +307,19 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     beside = [replace(f, recoverable_us_per_step=None, parts=()) for f in beside]
     if not costly:
         return (*verdicts[:1], *beside, *hints)
-    return (*_with_sequels(context, costly), *beside, *hints)
+    first = [] if any(_leads(context, f, verdicts[:1]) for f in costly) else verdicts[:1]
+    return (*first, *_with_sequels(context, costly), *beside, *hints)
+
+
+def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) -> bool:
+    """Whether it may stand before the verdict: not where more time is unknown than it costs, nor what faster kernels
+    save a little of where a CPU computes.
+    """
+    cost_us = finding.recoverable_us_per_step or 0.0
+    if any(v.parts == ("unknown",) for v in verdicts) and "unknown" not in map(_base, finding.parts):
+        return cost_us >= context.part_us("unknown")
+    small = cost_us < _LEAST_BOUND * (context.step_us or 0.0) and finding.confidence != "measured"
+    return context.on_gpu or not small or not kind_of(finding.key).is_bound
 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:

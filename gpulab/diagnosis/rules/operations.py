@@ -205,8 +205,8 @@ def _line(context: RuleContext, span: tuple[int, int] | None) -> str:
 
 _LESSON = "08_fused_kernels"
 FINDINGS = (
-    FindingKind("unfused_attention", "unfused attention", unfused_attention, lesson=_LESSON),
-    FindingKind("memory_bound_ops", "unfused pointwise operators", memory_bound_ops, lesson=_LESSON),
-    FindingKind("layout", "layout conversions", layout, lesson=_LESSON),
+    FindingKind("unfused_attention", "unfused attention", unfused_attention, lesson=_LESSON, is_bound=True),
+    FindingKind("memory_bound_ops", "unfused pointwise operators", memory_bound_ops, lesson=_LESSON, is_bound=True),
+    FindingKind("layout", "layout conversions", layout, lesson=_LESSON, is_bound=True),
     FindingKind("odd_shapes", "matmul sizes that don't fit tensor cores", odd_shapes),
 )

@@ -150,5 +150,6 @@ FINDINGS = (
         "unfused optimizer",
         unfused_optimizer,
         lesson="08_fused_kernels",
+        is_bound=True,
     ),
 )

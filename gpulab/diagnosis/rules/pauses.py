@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.calls import has_looks
-from gpulab.analysis.host.python_time import OwnCode, own_code
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.diagnosis.rules.calls import call_in_steps
@@ -24,7 +23,6 @@ from gpulab.run import BESIDE_KINDS, Pause, PauseKind, Phase
 
 # Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
 _ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
-_IN_A_CALL = ", of it "  # of runs of 0.1: a call of the loop's, with what took time in it
 _OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # where another finding is about the batches
 _MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
 _LEAST = 2  # ours: one pause may be chance
@@ -55,9 +53,8 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     )
     exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
     call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else BESIDE_KINDS)
-    return (
-        _larger(call, exactly) or in_own_code(context, key) or _undetermined(context, key, "Whether logging takes time")
-    )
+    unnamed = _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
+    return _larger(call, exactly) or unnamed
 
 
 def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
@@ -147,11 +144,10 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
     median_us = float(np.median([_length_ns(p) for p in paused.pauses])) / 1e3
     evidence = words.evidence.format(times=f"{len(paused.pauses):,} times", each=f"{duration(median_us)} (median)")
     whole = Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns))
-    inside = Evidence(f"the longest, {duration(_length_ns(longest) / 1e3)}: {longest.detail}")
     return Finding(
         key,
         words.summary.format(share=percent(paused.share)),
-        (whole, inside) if _IN_A_CALL in longest.detail else (whole,),
+        (whole,),
         cost_us,
         "measured",
         parts=(f"{BETWEEN}/{key}", *(host if paused.within_us else ())),
@@ -231,6 +227,15 @@ def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | N
     return Undetermined(key, what, "Run the training under gpulab: a trace of another tool does not name pauses")
 
 
+def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
+    """Python code takes the time, and too few samples of the whole stack tell whose."""
+    run = context.facts.run
+    if run.source == "trace" or has_looks(run) or context.share("unknown") < context.thresholds.idle_notice:
+        return None
+    what = "Which of your Python code takes the time without a PyTorch operator"
+    return Undetermined(key, what, "Run more steps, on Linux: the stack was sampled too seldom in the untraced ones")
+
+
 FINDINGS = (
     FindingKind(
         "checkpoint_save", "saving checkpoints", checkpoint_save, removal=Pauses(("checkpoint_save",)), asked_again=True
@@ -246,48 +251,3 @@ FINDINGS = (
     FindingKind("recompilation", "recompilation", recompilation, removal=Pauses(("compile",))),
     FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal=Pauses(("gc",))),
 )
-
-
-_OWN = (
-    "If that measures or logs: do it every 100 steps, or once per epoch. If it makes the next batch: move it into a "
-    "DataLoader with workers. If training needs it: vectorize it with PyTorch."
-)
-
-
-def in_own_code(context: RuleContext, key: str) -> Finding | None:
-    """A part of each step goes to Python code of the user's in which PyTorch runs nothing, where few looks at the whole
-    stack tell whose.
-    """
-    account, step_us = context.facts.breakdown, context.step_us
-    if account is None or not step_us or context.withheld("idle_causes") is not None or has_looks(context.facts.run):
-        return None
-    least = context.thresholds.idle_notice
-    own = own_code(context.facts.run, account) if context.share("unknown") >= least else None
-    share = 0.0 if own is None else context.of_typical(own.share, "unknown")
-    if own is None or share < least:
-        return None
-    return Finding(
-        key,
-        f"{percent(share)} of {context.unit} is your own Python code, with no PyTorch operator running.",
-        (
-            Evidence(
-                f"{duration(share * step_us)} of {duration(step_us)}, most of it {_where(own)}",
-                pairs(own.times)[0],
-            ),
-        ),
-        share * step_us,
-        "likely",
-        parts=("unknown",),
-        cure=_OWN,
-        source_line=str(own.place) if own.place is not None else "",
-        source=own.source,
-        removed_ns=pairs(own.times),
-        title="your own Python code",
-        lesson="02_profile_first",
-    )
-
-
-def _where(own: OwnCode) -> str:
-    if own.place is not None:
-        return "at one line" if not own.place.units else "at one line or loop"
-    return f"in {own.function}" if own.function else "at a few lines"
