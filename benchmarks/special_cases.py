@@ -138,10 +138,6 @@ def _first(first: Any, *_: Any) -> Any:
     return first
 
 
-def _second(_: Any, second: Any, *__: Any) -> Any:
-    return second
-
-
 def _no_settings(*_: Any) -> dict[str, Any]:
     return {}
 
@@ -150,7 +146,7 @@ _RULES = "gpulab.diagnosis.rules."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
-    Switch("three collections of garbage, not two", f"{_RULES}pauses:_LEAST", {}),
+    Switch("one pause may be chance", f"{_RULES}pauses:_LEAST", 1),
     Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
     Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_collating", _no_words),
@@ -191,7 +187,7 @@ _OF_RANKING = (
     ),
     Switch("too few steps", "gpulab.diagnosis.context:RuleContext.too_few_steps", property(_no)),
     Switch("the machine's memory is full", "gpulab.diagnosis.context:RuleContext.host_memory_full", property(_no)),
-    Switch("symptoms go where their cause is", "gpulab.diagnosis.diagnose:_without_symptoms", _second),
+    Switch("symptoms go where their cause is", "gpulab.diagnosis.diagnose:_without_symptoms", _first),
     Switch(
         "an upper bound is worth less", "gpulab.diagnosis.diagnose:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
     ),

@@ -25,7 +25,7 @@ SOURCES: Mapping[str, str] = {
     "small_collectives": "ours: so many short ones per step are gradients in tiny buckets, or scalars",
     "small_collective_gpu_us": "ours: twice what NCCL takes for a few bytes between GPUs of one machine",
     "small_collective_cpu_us": "ours: several times what gloo takes for a few bytes, also on a busy machine",
-    "uneven_samples": "ours: with a tenth more samples than the others, waiting for that rank is not chance",
+    "uneven_samples": "ours: with a tenth more data than the others, waiting for that rank is not chance",
     "skew_notice": "ours: same as exposed_notice, because waiting for another rank is exposed communication",
     "unknown_too_much": "ours: above 40 % unknown time gpulab names no cause",
     "pause_notice": "ours: saving, logging and garbage collection are overhead, but a little is good practice",

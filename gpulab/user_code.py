@@ -149,13 +149,6 @@ def ipython_cells() -> dict[str, int]:
     return getattr(getattr(shell, "compile", None), "_filename_map", {})
 
 
-def library_of(file: str) -> str:
-    """The name by which a library is imported, from one of its files; empty where it has none."""
-    parts = re.split(_INSTALLED_ANYWHERE, file)
-    top = re.split(r"[/\\]", parts[-1])[0].removesuffix(".py") if len(parts) > 1 else ""
-    return top if top.isidentifier() else ""
-
-
 def within_gpulab(frame: FrameType | None) -> bool:
     """Whether this frame, or one that led to it, is gpulab's own: from here outwards to what runs the user's code."""
     while frame is not None and (owner := owners[frame.f_code.co_filename]) is not Owner.RUNNER:

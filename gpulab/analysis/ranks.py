@@ -334,7 +334,7 @@ def _rank(
 def _counts_per_step(facts: Iterable[Facts]) -> tuple[list[float | None], bool]:
     """Of each rank the values that its model was given in a step, where that is known of all; else what was loaded.
 
-    And whether it is values.
+    And whether these are values, not samples.
     """
     runs = [(f.run.steps, f.selection.rows if len(f.selection.rows) else f.run.traced_rows) for f in facts]
     given = [_mean_count(steps.input_values, rows) for steps, rows in runs]

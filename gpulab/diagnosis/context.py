@@ -12,7 +12,7 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.host.source_lines import line_of, sees_python
 from gpulab.analysis.step_shares import StepShares
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.formatting import capitalized
+from gpulab.formatting import capitalized, duration
 from gpulab.intervals import Intervals
 from gpulab.prediction.removal import Pauses, Waits
 from gpulab.run import Phase
@@ -113,6 +113,12 @@ class RuleContext(Struct, frozen=True):
         """What shares are shares of, in words: "each step", or "the profiled time" where no step was found."""
         account = self.facts.breakdown
         return "each step" if account is None or not account.whole_window else "the traced time"
+
+    @property
+    def whole(self) -> str:
+        """What a time is a part of: "each 9.20 ms step", or "9.20 ms traced" where no step was found."""
+        step = duration(self.step_us or 0.0)
+        return f"each {step} step" if self.unit == "each step" else f"{step} traced"
 
     @property
     def on_gpu(self) -> bool:

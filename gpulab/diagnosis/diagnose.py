@@ -285,7 +285,7 @@ def _without_useless_setting(finding: Finding) -> Finding:
 # (definitions.md, "Hardware table").
 _WORTH = {"measured": 1.0, "likely": 0.5, "possible": 0.25}
 
-_LEAST_BOUND = 0.15  # ours, of a step: healthy trainings have as much, by bytes, that no cure brings
+_LEAST = 0.15  # ours, of a step: healthy trainings have as much, by bytes, that no cure brings
 _ALL = 0.99  # ours: of its own time; what is missing then is rounding, not another finding's
 _LARGEST_GAIN = 10  # ours: a larger one hangs on a rest that is known too badly
 
@@ -307,19 +307,30 @@ def rank_findings(context: RuleContext, findings: Sequence[Finding]) -> tuple[Fi
     beside = [replace(f, recoverable_us_per_step=None, parts=()) for f in beside]
     if not costly:
         return (*verdicts[:1], *beside, *hints)
-    first = [] if any(_leads(context, f, verdicts[:1]) for f in costly) else verdicts[:1]
-    return (*first, *_with_sequels(context, costly), *beside, *hints)
+    leading = _leading(context, costly, verdicts[:1])
+    first = [] if leading else verdicts[:1]
+    ordered = [*leading, *(f for f in costly if f not in leading)]
+    return (*first, *_with_sequels(context, ordered), *beside, *hints)
+
+
+def _leading(context: RuleContext, costly: Sequence[Finding], verdicts: Sequence[Finding]) -> list[Finding]:
+    """Those that stand before the verdict, and before the others: all of them where the first may."""
+    if _leads(context, costly[0], verdicts):
+        return list(costly)
+    leading = [f for f in costly if _leads(context, f, verdicts)]
+    others = {f.key for f in costly} - {f.key for f in leading}
+    return [f for f in leading if not others & set(f.only_after)]
 
 
 def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) -> bool:
-    """Whether it may stand before the verdict: not where more time is unknown than it costs, nor what faster kernels
+    """Whether it may stand before the verdict: not a small cost beside more that is unknown, nor what faster kernels
     save a little of where a CPU computes.
     """
-    cost_us = finding.recoverable_us_per_step or 0.0
+    if (finding.recoverable_us_per_step or 0.0) >= _LEAST * (context.step_us or 0.0):
+        return True
     if any(v.parts == ("unknown",) for v in verdicts) and "unknown" not in map(_base, finding.parts):
-        return cost_us >= context.part_us("unknown")
-    small = cost_us < _LEAST_BOUND * (context.step_us or 0.0) and finding.confidence != "measured"
-    return context.on_gpu or not small or not kind_of(finding.key).is_bound
+        return False
+    return context.on_gpu or finding.confidence == "measured" or not kind_of(finding.key).is_bound
 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:

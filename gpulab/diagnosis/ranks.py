@@ -52,11 +52,12 @@ def diagnose_ranks(
     )
     if slowest is not None and comparison.straggler is not None:
         slowest = uneven_data(comparison, slowest, comparison.straggler, thresholds) or slowest
-    slowest = slowest or _paused_alone(each or {}, thresholds.skew_notice * step_us)
     exposed = exposed_between_ranks(comparison, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
     if exposed is not None:
         exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
         exposed = small_collectives(comparison, thresholds, exposed) or exposed
+    if slowest is None:  # in the traced steps; others may have pauses up to that notice, which are not told
+        slowest = _paused_alone(each or {}, (thresholds.skew_notice + thresholds.pause_notice) * step_us)
     findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
     causes = _with_sequels(sorted(findings, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
     return Diagnosis(causes or (_in_step(comparison, each or {}, thresholds),), (), step_us, step_us)
@@ -113,12 +114,20 @@ def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
 
 
 def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | None:
-    """What one rank alone does besides training."""
-    pauses = {r: f for r, d in each.items() for f in d.findings if isinstance(kind_of(f.key).removal, Pauses)}
-    if len(pauses) != 1 or len(each) < 2:
-        return None
-    [(rank, own)] = pauses.items()
-    return waiting_for_pauses(rank, own) if (own.recoverable_us_per_step or 0.0) >= least_us else None
+    """What one rank alone does besides training, beyond what others do."""
+    pauses = {rank: next((f for f in d.findings if _is_pause(f)), None) for rank, d in each.items()}
+    ranked = sorted(pauses, key=lambda rank: _cost_us(pauses[rank]))
+    own = pauses[ranked[-1]] if len(ranked) > 1 else None
+    more_us = _cost_us(own) - _cost_us(pauses[ranked[-2]]) if own is not None else 0.0
+    return waiting_for_pauses(ranked[-1], own, more_us) if own is not None and more_us >= least_us else None
+
+
+def _is_pause(finding: Finding) -> bool:
+    return isinstance(kind_of(finding.key).removal, Pauses)
+
+
+def _cost_us(finding: Finding | None) -> float:
+    return (finding.recoverable_us_per_step or 0.0) if finding is not None else 0.0
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:

@@ -16,14 +16,14 @@ def test_times_and_colours_are_no_part_of_a_line() -> None:
 
 @pytest.mark.parametrize(
     ("printed", "differing"),
-    [(["a", "told", "b", "c"], []), (["a", "c", "b"], ["c"]), (["a", "b"], ["c"]), ([], ["a", "b", "c"])],
+    [(["a", "told", "b", "c"], []), (["x", "b", "c", "a"], ["a"]), (["a", "b"], ["c"]), ([], ["a", "b", "c"])],
 )
 def test_lines_follow_in_their_order(printed: list[str], differing: list[str]) -> None:
     assert clients._missing(["a", "b", "c"], printed) == differing
 
 
 def row(**changes: Any) -> dict[str, Any]:
-    same = {"status": 0, "plain_status": 0, "steps": 8, "step_count": 8, "differing": []}
+    same = {"status": 0, "plain_status": 0, "steps": 8, "step_count": 8, "differing": [], "not_reproducible": 0}
     cost = {"peak_bytes": 2**30, "plain_peak_bytes": 2**30, "wall_s": 102.0, "plain_wall_s": 100.0}
     return {**same, **cost, **changes}
 
@@ -34,7 +34,7 @@ def row(**changes: Any) -> dict[str, Any]:
         ({}, []),
         ({"status": 1}, ["ends as without gpulab"]),
         ({"step_count": None}, ["right steps"]),
-        ({"differing": ["loss 0.25"]}, ["all printed lines are the same"]),
+        ({"differing": ["loss 0.25"]}, ["same lines on stdout, where two plain runs print the same"]),
         ({"peak_bytes": 2**30 + 301 * 2**20}, ["at most 300 MiB more memory"]),
         ({"wall_s": 106.9}, []),
         ({"wall_s": 107.1}, ["at most 5 % + 2 s more time"]),

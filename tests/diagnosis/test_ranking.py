@@ -96,6 +96,42 @@ def test_what_depends_on_a_cure_comes_after_it(split: dict[str, float], answers:
     assert all(place[key] < place[f.key] for f in costly for key in f.only_after if key in known)
 
 
+COMPUTING = run_of(wait=0.0)
+UNCLEAR = finding("cannot_tell", None, "unknown", level="unknown")
+
+
+def _share(key: str, share: float, *parts: str, **more: str) -> Finding:
+    return finding(key, share * STEP_US, *(parts or ("compute",)), **more)
+
+
+@pytest.mark.parametrize(
+    ("run", "answers", "first"),
+    [
+        (COMPUTING, [_share("layout", 0.14, confidence="likely")], "healthy"),
+        (COMPUTING, [_share("layout", 0.16, confidence="likely")], "layout"),
+        (GPU, [_share("layout", 0.14, confidence="likely")], "layout"),
+        (COMPUTING, [_share("padding", 0.14, confidence="likely")], "padding"),  # no bound of other kernels
+        (COMPUTING, [_share("layout", 0.14, confidence="likely"), _share("gc_pause", 0.06)], "gc_pause"),
+    ],
+)
+def test_small_bounds_follow_the_verdict_on_a_cpu(run: Run, answers: list[Finding], first: str) -> None:
+    result = rank_findings(case_of(run, {"compute": 1.0}), [*answers, HEALTHY])
+    assert result[0].key == first and {f.key for f in answers} <= {f.key for f in result}
+
+
+@pytest.mark.parametrize(
+    ("answer", "first"),
+    [
+        (_share("unfused_optimizer", 0.1), "cannot_tell"),
+        (_share("unfused_optimizer", 0.2), "unfused_optimizer"),
+        (_share("logging_or_eval", 0.1, "unknown"), "logging_or_eval"),  # it explains some of that time
+    ],
+)
+def test_a_small_cost_beside_much_unknown_time_does_not_lead(answer: Finding, first: str) -> None:
+    result = rank_findings(case_of(GPU, {"compute": 0.55, "unknown": 0.45}), [answer, UNCLEAR])
+    assert result[0].key == first
+
+
 WAITING_GPU = run_of(gpu=True, wait=0.5)
 RUNS = [run_of(gpu=gpu, wait=w, workers=n) for gpu in (False, True) for w in (0.0, 0.08, 0.5) for n in (0, 3)]
 

@@ -151,4 +151,4 @@ def test_what_needs_a_trace_is_silent_on_a_gpu() -> None:
         calls={"argument_validation": 0.5}, passes=(BackwardPass(("A",), (1.0,)),), float64_fraction=1.0
     )
     context = case_of(run_of(gpu=True, training=every), {"compute": 1.0})
-    assert [kind.key for kind in needless.CHECKS if kind.rule is not None and kind.rule(context) is not None] == []
+    assert [kind.key for kind in needless.FINDINGS if kind.rule is not None and kind.rule(context) is not None] == []

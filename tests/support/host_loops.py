@@ -5,7 +5,7 @@ Times are microseconds here, nanoseconds in the record. However busy the machine
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import numpy as np
@@ -53,12 +53,9 @@ class HostLoop:
         self.steps_us.append((self._begun_us, self.now_us))
         self._begun_us = self.now_us
 
-    def run(self, looks_us: Sequence[float] | None = None) -> Run:
-        """The record: the played steps are the profiled ones, and as many of their median length came before.
-
-        `looks_us`: when the stack was looked at; None: regularly.
-        """
-        at_us = np.arange(LOOK_US, self.now_us, LOOK_US) if looks_us is None else np.array(looks_us)
+    def run(self) -> Run:
+        """The record: the played steps are the profiled ones, and as many of their median length came before."""
+        at_us = np.arange(LOOK_US, self.now_us, LOOK_US)
         place = np.array([p for _, p in self._lines])[np.searchsorted([end for end, _ in self._lines], at_us)]
         stack = StackSamples((at_us * 1e3).astype(np.int64), place.astype(np.int32))
         count = len(self.steps_us)

@@ -1,4 +1,4 @@
-"""Where in the user's code an iteration's last update of the parameters is asked for: what lines come after it?
+"""Where in the user's code an iteration's last update of the parameters is asked for.
 
 A loop without a DataLoader gives no other sign of where its iterations begin: what it does after the update, and what
 prepares the next batch, lie in the same stretch between two updates.

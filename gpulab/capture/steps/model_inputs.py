@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping
 from contextlib import ExitStack
+from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
@@ -19,6 +20,7 @@ from gpulab.run import Int64, Steps
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before
 
 KEPT_CALLS = 65_536  # the last: two numbers each
+_DEPTH, _MOST_PARTS = 4, 1_000  # of nested arguments: longer lists hold no tensors
 
 
 class ModelInputs:
@@ -93,9 +95,10 @@ class ModelInputs:
         return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
 
 
-def _values_in(argument: object) -> int:
+def _values_in(argument: object, depth: int = 0) -> int:
     """In all tensors of it: rows alone say nothing of sequences of unequal length."""
-    if isinstance(argument, list | tuple | Mapping):
-        return sum(map(_values_in, argument.values() if isinstance(argument, Mapping) else argument))
+    if isinstance(argument, list | tuple | Mapping) and depth < _DEPTH:
+        parts = argument.values() if isinstance(argument, Mapping) else argument
+        return sum(_values_in(part, depth + 1) for part in islice(parts, _MOST_PARTS))
     count = getattr(argument, "numel", None)
     return int(count()) if callable(count) else 0

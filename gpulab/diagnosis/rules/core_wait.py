@@ -147,7 +147,7 @@ def _lost(context: RuleContext, loss: CoreLoss) -> str:
     """How long a step is without a core, and in which of its parts: only the first is a part of its own."""
     parts = {"waiting for a core": loss.thread_us, "compute threads": loss.pool_us, "loading": loss.loading_us}
     split = ", ".join(f"{where} {duration(us)}" for where, us in parts.items() if us > 0)
-    return f"no free core for {duration(loss.total_us)} of each {duration(context.step_us or 0.0)} step: {split}"
+    return f"no free core for {duration(loss.total_us)} of {context.whole}: {split}"
 
 
 def _cores(count: float) -> str:

@@ -140,9 +140,8 @@ def _exposed_us(context: RuleContext, step_us: float, waited_us: float) -> float
 
 def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: Evidence) -> Finding:
     by_step = context.unit == "each step"
-    whole = f"each {duration(wait.step_us)} step" if by_step else f"{duration(wait.step_us)} traced"
     first = Evidence(
-        f"{duration(wait.exposed_us)} of {whole} is data wait{wait.basis}{_loads(context)}",
+        f"{duration(wait.exposed_us)} of {context.whole} is data wait{wait.basis}{_loads(context)}",
         _longest_wait(context),
     )
     more = (*_bursts(context), *more)

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpulab.analysis.ranks import RankComparison
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.formatting import decapitalized, duration, percent
+from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
 _OVERLAP = (
@@ -88,10 +88,21 @@ def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_l
     )
 
 
-def waiting_for_pauses(late_rank: int, own: Finding) -> Finding:
-    """The others wait while that rank alone pauses, by all its steps: the traced ones may hold none of it."""
-    words = f"The others wait for rank {late_rank}, which alone does this: {decapitalized(own.summary)}"
-    return replace(own, key="straggler", summary=words, parts=("communication/waiting",), title="")
+def waiting_for_pauses(late_rank: int, own: Finding, more_us: float) -> Finding:
+    """The others wait while that rank pauses, by all its steps: the traced ones may hold none of it."""
+    return replace(
+        own,
+        key="straggler",
+        summary=f"The others wait for rank {late_rank}, which pauses. {own.summary}",
+        recoverable_us_per_step=more_us,
+        confidence="likely",
+        parts=("communication/waiting",),
+        only_after=(),
+        shares_with=(),
+        between_us_per_step=0.0,
+        after="",
+        title="",
+    )
 
 
 def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds: Thresholds) -> Finding | None:
@@ -105,7 +116,7 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
         return None
     more = f"{own / usual:.3g}×"
     if ranks.counts_values:
-        sentence = f"Its model gets {more} the input values per step of theirs."
+        sentence = f"Its model gets {more} as many input values per step as theirs."
         figures = f"the model of rank {late_rank} gets {own:.4g} input values per step, those of the others {usual:.4g}"
     else:
         sentence = f"It has {more} their samples per step."
@@ -187,6 +198,6 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
 FINDINGS = (
     FindingKind("exposed_communication", "exposed communication", exposed_communication, of_job=True),
     FindingKind("straggler", "waiting for the slowest rank", of_job=True),
-    FindingKind("uneven_data", "waiting for the rank with more samples", of_job=True),
+    FindingKind("uneven_data", "waiting for the rank with more data", of_job=True),
     FindingKind("small_collectives", "many small collectives", of_job=True),
 )

@@ -232,8 +232,7 @@ def _launching_us(context: RuleContext) -> float:
 
 def _lost(context: RuleContext, time_us: float) -> str:
     """A time that is no part of the step's breakdown, so not as a share: "3.1 ms of each 9.2 ms step"."""
-    step = duration(_step(context))
-    return f"{duration(time_us)} of {f'each {step} step' if context.unit == 'each step' else f'{step} traced'}"
+    return f"{duration(time_us)} of {context.whole}"
 
 
 def _step(context: RuleContext) -> float:

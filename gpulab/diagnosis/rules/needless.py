@@ -222,7 +222,7 @@ def _costly(
     return Finding(key, what.format(percent(share)), evidence, cost_us, confidence, parts, settings, cure)
 
 
-CHECKS = (
+FINDINGS = (
     FindingKind("idle_cores", "idle CPU cores", idle_cores),
     FindingKind("repeated_batches", "repeated batches", repeated_batches),
     FindingKind("anomaly_detection", "anomaly detection", anomaly_detection),
@@ -236,4 +236,3 @@ CHECKS = (
     FindingKind("emulated_type", "an emulated number type", emulated_type),
     FindingKind("argument_validation", "argument validation", argument_validation),
 )
-FINDINGS = CHECKS

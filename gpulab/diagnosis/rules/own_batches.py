@@ -97,10 +97,7 @@ def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
     elif stack is not None:
         profiled = plural(len(account.steps), "traced step")
         looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {profiled}"
-    return (
-        f"{duration(time_us)} of each {duration(context.step_us or 0.0)} step goes into making the model's "
-        f"input ({looks})"
-    )
+    return f"{duration(time_us)} of {context.whole} goes into making the model's input ({looks})"
 
 
 def _between(own: OwnBatches) -> str:

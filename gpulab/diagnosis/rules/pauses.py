@@ -233,7 +233,7 @@ def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
     if run.source == "trace" or has_looks(run) or context.share("unknown") < context.thresholds.idle_notice:
         return None
     what = "Which of your Python code takes the time without a PyTorch operator"
-    return Undetermined(key, what, "Run more steps, on Linux: the stack was sampled too seldom in the untraced ones")
+    return Undetermined(key, what, "Run more steps, best on Linux: the stack was sampled too seldom in untraced ones")
 
 
 FINDINGS = (

@@ -188,8 +188,7 @@ def _without_cores(context: RuleContext) -> Finding | None:
     waits = loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0)
     if loss is not None and waits and by_others:  # else its own threads take turns
         return cannot_tell_because(
-            f"No free CPU core for {duration(loss.total_us)} of each {duration(context.step_us or 0.0)} step; which "
-            "program had them is unknown.",
+            f"No free CPU core for {duration(loss.total_us)} of {context.whole}; which program had them is unknown.",
             "Run it longer, or look at top while it runs",
             "notice",
             parts=("core_wait",),
