@@ -53,8 +53,8 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     )
     exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
     call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else BESIDE_KINDS)
-    unnamed = _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
-    return _larger(call, exactly) or unnamed
+    named = _larger(call, exactly)
+    return named or _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
 
 
 def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:

@@ -12,8 +12,6 @@ from tests.support.host_loops import HostLoop, played
 from tests.support.tapes import Told
 
 STEP, ZERO = "Optimizer.step#SGD.step", "Optimizer.zero_grad#SGD.zero_grad"
-
-
 FUNCTION = Place("train.py", 7, "computing", "return a @ a")
 STEP_LINE = Place("train.py", 20, "step", "model(x).sum().backward()")
 
