@@ -675,6 +675,7 @@ class TrainingFacts(Struct, frozen=True):
     emulated_fraction: float = 0.0  # of the parameters: of a type that this CPU has no instructions for
     passes: tuple[BackwardPass, ...] = ()
     unheld: bool = False  # no optimizer holds these parameters; else they lose their gradients before it steps
+    differentiates_twice: bool = False  # create_graph=True: a gradient is itself differentiated
     float64_fraction: float = 0.0  # of the parameters
     dense_gradients: tuple[DenseGradient, ...] = ()
     batch_copies: int = 1  # by so many workers each batch was given

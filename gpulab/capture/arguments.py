@@ -57,6 +57,9 @@ def _reference(target: Any) -> Callable[[], Any]:
         return lambda: target
 
 
+_CREATE_GRAPH_OF_BACKWARD, _CREATE_GRAPH_OF_GRAD = 3, 4  # among the positional arguments (torch 2.13)
+
+
 class Arguments:
     """Of the marks of one run."""
 
@@ -91,6 +94,7 @@ class Arguments:
     def backward(self, args: Args, kwargs: KeywordArgs) -> int:
         """Whether weights were changed by hand since the last backward pass."""
         root = args[0] if args else kwargs.get("tensors")
+        self._note_create_graph(args, kwargs, _CREATE_GRAPH_OF_BACKWARD)
         if self._facts is not None and self._facts.wants_passes:
             self._facts.backward(root)
         if not self._is_by_hand():
@@ -102,7 +106,12 @@ class Arguments:
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
         """The same: where weights are updated by hand it may stand for a backward pass."""
+        self._note_create_graph(args, kwargs, _CREATE_GRAPH_OF_GRAD)
         return self._is_by_hand() and self._updates.before(args[0] if args else kwargs.get("outputs"))
+
+    def _note_create_graph(self, args: Args, kwargs: KeywordArgs, position: int) -> None:
+        if self._facts is not None and (args[position] if len(args) > position else kwargs.get("create_graph")):
+            self._facts.differentiates_twice = True
 
     def _is_by_hand(self) -> bool:
         """Whether weights may be updated by hand: once an optimizer has stepped they never are."""

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.intervals import Intervals, intersect, joined, subtract, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, Timeline
 from gpulab.timeline.kernel_names import is_communication as is_communication
 
 P = ParamSpec("P")
@@ -97,6 +97,13 @@ def is_compiling(name: str) -> bool:
 def is_autograd_node(name: str) -> bool:
     """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
     return name.startswith("autograd::engine") or _NODE.search(name) is not None
+
+
+def differentiates_twice(run: Run) -> bool:
+    """Whether a gradient is differentiated: as the code asked, else as nodes of such derivatives tell."""
+    if run.training is not None and run.training.differentiates_twice:
+        return True
+    return run.timeline is not None and any("BackwardBackward" in name for name in run.timeline.names)
 
 
 def matched(timeline: Timeline, rows: npt.NDArray[np.intp], partners: npt.NDArray[np.intp]) -> tuple[Rows, Rows]:

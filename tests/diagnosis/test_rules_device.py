@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.gpu.chains import pointwise_chains
+from gpulab.analysis.host.needless_work import EVALUATING
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
@@ -417,6 +418,7 @@ CASES: dict[str, Case] = table(
             "calls on a CPU": on_cpu(many(50, "aten::add", "", 0)),
             "products on a CPU": on_cpu(many(20, "aten::linear", "", 0, 300)),
             "of attention": on_cpu(BY_HAND),
+            "differentiated twice": on_cpu(row(on_host((f"{EVALUATING}TanhBackwardBackward0", 1)), CHAIN)),
         },
     ),
     Rows(

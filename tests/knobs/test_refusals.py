@@ -93,6 +93,7 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("amp", "fp16", optimizing(takes_closure=True), "closure"),
     ("amp", "bf16", replace(SCENE, device=T4), "Tesla T4"),
     ("amp", "bf16", ON_GPU, ""),
+    ("compile", "default", replace(SCENE, differentiates_twice=True), "create_graph"),
     ("tf32", True, SCENE, "CPU"),
     ("tf32", True, replace(NOTHING, device=T4), "Tesla T4"),
     ("tf32", True, replace(NOTHING, device=H100, tf32=False), ""),

@@ -64,6 +64,7 @@ class TrainingFactsReader:
 
     def __init__(self) -> None:
         self.wants_passes = self.wants_batches = True
+        self.differentiates_twice = False
         self.optimizers: dict[int, tuple[int, int]] = {}  # their groups, and elements of all parameters
         self._count = self._newest_ns = 0  # backward passes
         self._looks: list[_Look] = []
@@ -192,6 +193,7 @@ class TrainingFactsReader:
                 ),
                 passes=passes,
                 unheld=unheld,
+                differentiates_twice=self.differentiates_twice,
                 float64_fraction=min(self._float64, default=0.0),
                 emulated_fraction=min(self._emulated, default=0.0),
                 dense_gradients=tuple(

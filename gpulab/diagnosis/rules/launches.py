@@ -17,9 +17,6 @@ _LARGER = (
     "Double the batch size while memory allows, and judge by time per sample. A larger batch changes training: adjust "
     "the learning rate."
 )
-_FEWER = (
-    "Call fewer, larger operators: stack what a Python loop handles one by one, or let torch.compile(model) fuse them."
-)
 _MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -55,6 +52,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
+    by_hand = spans.differentiates_twice(context.facts.run)
     return Finding(
         "launch_bound",
         f"Launch-bound: the GPU is idle for {_lost(context, launching)}; the CPU launches kernels too slowly.",
@@ -62,11 +60,19 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         launching,
         "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
         parts=("launch", "queued"),
-        settings=(("compile", "reduce-overhead"),),
-        cure='Launch fewer, larger kernels: model = torch.compile(model, mode="reduce-overhead"), which also replays '
+        settings=() if by_hand else (("compile", "reduce-overhead"),),
+        cure=_fewer(context)
+        if by_hand
+        else 'Launch fewer, larger kernels: model = torch.compile(model, mode="reduce-overhead"), which also replays '
         "them as one CUDA graph.",
         level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
+
+
+def _fewer(context: RuleContext) -> str:
+    """What torch.compile has made cannot be differentiated twice (torch 2.13)."""
+    others = "" if spans.differentiates_twice(context.facts.run) else ", or let torch.compile(model) fuse them"
+    return f"Call fewer, larger operators: stack what a Python loop handles one by one{others}."
 
 
 def _between_replays(context: RuleContext, launching_us: float, evidence: tuple[Evidence, ...]) -> Finding:
@@ -127,7 +133,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
         "likely",
         parts=("launch", "queued"),
         settings=larger,
-        cure=_LARGER if batched else _FEWER,
+        cure=_LARGER if batched else _fewer(context),
     )
 
 
@@ -159,7 +165,7 @@ def _mostly_calls(context: RuleContext) -> Finding | None:
         "likely",
         parts=_CALLING,
         settings=larger,
-        cure=_LARGER if larger else _FEWER,
+        cure=_LARGER if larger else _fewer(context),
         title="" if larger else "tiny operators",
     )
     return with_part(context, tiny, leading_part(context))

@@ -16,6 +16,7 @@ from gpulab.diagnosis.rules.launches import is_replayed
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
 from gpulab.run import Timeline
+from gpulab.timeline.spans import differentiates_twice
 
 _Chains = TypeVar("_Chains")
 
@@ -67,6 +68,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
     if (
         chains is None
         or _is_compiled(context)
+        or differentiates_twice(context.facts.run)
         or is_replayed(context)
         or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):

@@ -102,6 +102,8 @@ class Compile(Knob):
             return None
         if any(m.compiled for m in modules):
             return "your code already calls torch.compile: change that call"
+        if observation.differentiates_twice:
+            return "your code differentiates a gradient (create_graph=True), which compiled code cannot (torch 2.13)"
         if observation.device.kind == "cuda":
             return _no_gpu_compiler(observation)
         if value == "reduce-overhead":

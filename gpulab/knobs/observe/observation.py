@@ -71,6 +71,7 @@ class Observation(Struct, frozen=True):
     # back end that the trace shows: "math", "efficient", "flash", "cudnn"; None: no attention
     attention: str | None = None
     grad_scaler: bool = False  # the cell scales its own gradients
+    differentiates_twice: bool = False
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
 

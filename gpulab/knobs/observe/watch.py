@@ -30,6 +30,7 @@ from gpulab.knobs.observe.observation import (
     StepInputs,
 )
 from gpulab.run import Device, Run
+from gpulab.timeline.spans import differentiates_twice
 from gpulab.torch_hooks.optimizer_step import step_hooks
 from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
@@ -105,6 +106,7 @@ class Observed:
             attention=attention_backend(counts),
             compute_threads=run.environment.compute_threads,
             grad_scaler=self.grad_scaler,
+            differentiates_twice=differentiates_twice(run),
             step_inputs=self.inputs.of_a_step,
         )
 

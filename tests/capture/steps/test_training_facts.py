@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
@@ -18,6 +19,7 @@ from gpulab.capture.stacks.watcher import Looks
 from gpulab.capture.steps.training_facts import EARLY, LATE, TrainingFactsReader, calls_in
 from gpulab.run import Steps, TrainingFacts
 from gpulab.store.run_format import decode, encode
+from gpulab.timeline.spans import differentiates_twice
 from tests.support.timelines import steps_between
 
 NO_STEPS = Steps.empty()
@@ -272,6 +274,20 @@ def weights(measured: bool) -> tuple[list[torch.Tensor], gpulab.Run | None, weak
     else:
         train()
     return [p.detach().clone() for p in model.parameters()], run, weakref.ref(model)
+
+
+@pytest.mark.parametrize("twice", [False, True])
+def test_a_gradient_that_is_differentiated(twice: bool) -> None:
+    model, x = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1)), torch.ones(3, 2, requires_grad=True)
+    optimizer = torch.optim.Adam(model.parameters())
+    with gpulab.profile() as profiled:
+        for _ in range(12):
+            slope = torch.autograd.grad(model(x).sum(), x, create_graph=twice, retain_graph=True)[0]
+            (model(x) if not twice else slope).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert profiled.run.training is not None and profiled.run.training.differentiates_twice is twice
+    assert differentiates_twice(replace(profiled.run, training=None)) is twice  # of the trace alone
 
 
 def test_a_run_keeps_facts_and_nothing_of_the_training() -> None:
