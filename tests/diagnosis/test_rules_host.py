@@ -132,6 +132,12 @@ def epochs(change: Callable[[Run], Run] = lambda run: run, starts: dict[int, flo
     return lambda: case_of(change(run_of(epoch_starts=starts, workers=2)))
 
 
+def anew(workers: int, loading: LoadingFacts | None = None, every: int = 1) -> Make:
+    """Half of each step waits, and so many of them begin with a new iterator."""
+    starts = dict.fromkeys(range(0, 60, every), 0.0)
+    return lambda: case_of(run_of(wait=0.5, workers=workers, epoch_starts=starts), {"data_wait": 0.5}, loading)
+
+
 def remade(run: Run) -> Run:
     return replace(run, loader=replace(loader(2, persistent=True), remade=True))
 
@@ -316,6 +322,7 @@ CASES: dict[str, Case] = table(
             "the line of items": (named(2, read_ms=9.0), 0.5 * STEP_US),
             "the line of the transform": (named(2, read_ms=1.0, transform_ms=8.0), 0.5 * STEP_US),
             "the line of items, without workers": (named(0, read_ms=9.0), 0.5 * STEP_US),
+            "32 items of 19 µs": (loads(inside(read_ms=0.4, collate_ms=0.2)), 0.5 * STEP_US),
         },
     ),
     Rows(
@@ -346,6 +353,17 @@ CASES: dict[str, Case] = table(
             "at the line that asks": choosing(2, (2,)),
             "a library's sampler": choosing(2, sampler=""),
             "made while the loop waits": choosing(2, loading=inside(read_ms=9, hand_over_ms=0.5)),
+        },
+    ),
+    Rows(
+        dataloader_workers.new_iterators,
+        {
+            "workers": (anew(2), 0.5 * STEP_US),
+            "without workers": (anew(0, inside(read_ms=1)), 9_000.0),
+        },
+        {
+            "each second step": anew(2, every=2),
+            "batches that take the time": anew(2, inside(read_ms=9)),
         },
     ),
     Rows(

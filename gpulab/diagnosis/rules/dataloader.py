@@ -20,7 +20,6 @@ from gpulab.diagnosis.rules.dataloader_evidence import (
 )
 from gpulab.diagnosis.rules.own_batches import makes_own_batches, making_own_batches
 from gpulab.formatting import decapitalized, duration, percent, plural
-from gpulab.run import Loader
 from gpulab.timeline import spans
 
 LESSON = "03_starving_gpu"
@@ -218,7 +217,11 @@ def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     of_us = inside.batch_us - waiting_for_core_us(inside)  # other programs may have taken the core
     if of_us <= 0 or times.get(key, 0.0) < max(*times.values(), limit * of_us):
         return None
-    because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
+    each_us = one_by_one_us(context)
+    if each_us is None or key == "storage_bound":
+        because = _BECAUSE[key].format(share=percent(times[key] / inside.batch_us))
+    else:
+        because = f"its small items are fetched one by one, {duration(each_us)} each"
     return _finding(context, wait, key, f"{wait.sentence}; {because}.", Evidence(making(inside)))
 
 
@@ -279,6 +282,11 @@ _STACKED = (
     "separately. Or pass a collate_fn that uses torch.stack."
 )
 
+_SMALL_ITEM_US = 20.0  # ours: to index, to collate and two calls of Python take 5 to 10 µs of an item
+_WHOLE_BATCHES = (
+    "Index a whole batch at once: DataLoader(dataset, batch_size=None, sampler=BatchSampler(RandomSampler(dataset), "
+    "batch_size, drop_last)) gives __getitem__ all rows of a batch, and collates nothing. A TensorDataset takes it so."
+)
 _MANY_TENSORS = 16  # ours: as many as a few fields give have a cost that packing hardly changes
 _PACKING = (
     "Return a few large tensors from collate_fn: concatenate each field (torch.cat), and split it in the loop. Or load "
@@ -304,7 +312,7 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
     if key in ("slow_hand_over", "slow_sampler"):
         here = key == "slow_hand_over" and inside is not None and inside.batch_us < waited_us
         return (("workers", "0"),) if here else (), cure_without_knob(context, key)
-    collating = _collating(loader) if key == "slow_collate" else ""
+    collating = _of_whole_batches(context, key)
     if context.host_memory_full:
         return (), f"{_NO_ROOM} {cure_without_knob(context, key)}"
     if loader is not None and loader.iterable:
@@ -331,8 +339,8 @@ def cure_of_waiting(context: RuleContext, key: str, step_us: float, waited_us: f
 
 def cure_without_knob(context: RuleContext, key: str) -> str:
     """Where what `cure_of_waiting` sets is predicted to bring nothing."""
-    if key == "slow_collate":
-        return _collating(context.facts.run.loader)
+    if whole := _of_whole_batches(context, key):
+        return whole
     if key == "slow_sampler":
         return _CHOOSING
     if key == "slow_hand_over":
@@ -341,8 +349,22 @@ def cure_without_knob(context: RuleContext, key: str) -> str:
     return "No DataLoader setting is predicted to help: make each item and batch cheaper to load."
 
 
-def _collating(loader: Loader | None) -> str:
-    return _STACKED if loader is not None and loader.own_collate is False else _COLLATED
+def one_by_one_us(context: RuleContext) -> float | None:
+    """Of an item of a map-style dataset, where that is hardly more than calling Python for it; else None."""
+    inside, loader = context.facts.loading, context.facts.run.loader
+    if inside is None or not inside.items_per_batch or loader is None or loader.iterable:
+        return None
+    each_us = (inside.read_us + inside.transform_us + inside.collate_us) / inside.items_per_batch
+    return each_us if each_us <= _SMALL_ITEM_US else None
+
+
+def _of_whole_batches(context: RuleContext, key: str) -> str:
+    """How to make a batch at once, where its items are what takes the time; else nothing."""
+    if key in ("slow_collate", "cpu_preprocessing") and one_by_one_us(context) is not None:
+        return _WHOLE_BATCHES
+    loader = context.facts.run.loader
+    by_torch = loader is not None and loader.own_collate is False
+    return "" if key != "slow_collate" else _STACKED if by_torch else _COLLATED
 
 
 def _more_workers(wanted: int, collating: str) -> Cure:

@@ -72,7 +72,7 @@ def _split(inside: LoadingFacts) -> str:
 
 def sampler_line(context: RuleContext) -> LineShare | None:
     """The line that surely takes most of the loop's wait, in a sampler of the user's: the loop asks from elsewhere."""
-    account, run, waits = context.facts.breakdown, context.facts.run, _waits(context)
+    account, run, waits = context.facts.breakdown, context.facts.run, waiting_times(context)
     if run.loader is None or not run.loader.sampler_line or account is None:
         return None
     return line_only_at(run, waits, subtract(account.host_covered, waits))
@@ -118,10 +118,10 @@ def _written(context: RuleContext, key: str) -> str:
 def _sampled(context: RuleContext) -> str:
     if context.facts.worker_count != 0:
         return ""
-    return context.python_line_at(_waits(context))
+    return context.python_line_at(waiting_times(context))
 
 
-def _waits(context: RuleContext) -> Intervals:
+def waiting_times(context: RuleContext) -> Intervals:
     """When the training thread is in the DataLoader, within the profiled steps."""
     timeline, account = context.facts.run.timeline, context.facts.breakdown
     if timeline is None or account is None or not account.steps:

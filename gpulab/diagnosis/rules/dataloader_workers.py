@@ -6,6 +6,7 @@ import numpy as np
 
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding
+from gpulab.diagnosis.rules.dataloader_evidence import waiting_times
 from gpulab.formatting import decapitalized, duration, percent, plural
 from gpulab.run import StepFlag
 
@@ -69,4 +70,33 @@ def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
     )
 
 
-FINDINGS = (FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, "03_starving_gpu"),)
+def new_iterators(context: RuleContext) -> Finding | None:
+    """Nearly each step starts its loader anew, as `next(iter(loader))` does."""
+    run, loader, step_us = context.facts.run, context.facts.run.loader, context.step_us
+    wait, inside = context.facts.data_wait_us, context.facts.loading
+    fresh = (run.steps.flags[context.facts.selection.rows] & StepFlag.EPOCH_START) != 0
+    if not step_us or loader is None or wait is None or not len(fresh) or fresh.mean() <= _MOST_STEPS:
+        return None
+    cost_us = max(0.0, wait.median - (inside.batch_us if inside is not None else 0.0))
+    if cost_us < context.thresholds.data_wait_notice * step_us:
+        return None
+    anew = f"starts {plural(loader.num_workers, 'worker')} and draws" if loader.num_workers else "draws"
+    making = f"; making a batch takes {duration(inside.batch_us)}" if inside is not None else ""
+    return Finding(
+        "new_iterators",
+        f"Each step makes a new iterator of its DataLoader: that takes {percent(cost_us / step_us)} of each step.",
+        (Evidence(f"{int(fresh.sum()):,} of {len(fresh):,} steps do, which {anew} the order of all items{making}"),),
+        cost_us,
+        "measured" if inside is not None else "likely",
+        parts=("data_wait",),
+        cure="Make it once, before the loop: batches = iter(loader), and next(batches) in it. Where an epoch is one "
+        "batch, keep that batch.",
+        source_line=context.line_at(waiting_times(context)),
+    )
+
+
+_LESSON = "03_starving_gpu"
+FINDINGS = (
+    FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, _LESSON),
+    FindingKind("new_iterators", "new iterators", new_iterators, _LESSON, explains=("data_starved", "slow_hand_over")),
+)
