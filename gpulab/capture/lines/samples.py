@@ -23,6 +23,7 @@ from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.places import Naming, Stack, whole_stack
 from gpulab.capture.stacks.stack import Spot
 from gpulab.capture.stacks.watcher import PERIOD_S, Looks, StackWatcher
+from gpulab.devices.machine import usable_cores
 from gpulab.run import LoadingLooks, StackSamples
 from gpulab.user_code import Owner, owners
 
@@ -122,7 +123,8 @@ class StackWatch:
     def start(self, *, at_once: bool = False) -> None:
         """Begin to look; `at_once`: return when somebody does."""
         channel = self._watcher.channel if self._watcher is not None else None
-        if channel is None or not channel.watch(self._key, self._outside.period_s, most=self._outside.most):
+        pace = self._outside
+        if channel is None or not channel.watch(self._key, pace.period_s, fills_cores=fills_cores(), most=pace.most):
             self._sampler = StackSampler(self._within)
             self._sampler.start()
         elif at_once and self._watcher is not None:
@@ -148,6 +150,12 @@ class StackWatch:
         if self._looks is None and self._watcher is not None:
             self._looks = self._watcher.looks(self._key)
         return self._looks
+
+
+def fills_cores() -> bool:
+    """Whether this process's operators run on all cores that it may use, as PyTorch has it where there is no GPU."""
+    torch = sys.modules.get("torch")
+    return torch is not None and not torch.cuda.is_available() and torch.get_num_threads() >= usable_cores()
 
 
 # -- what was seen, as the record keeps it -----------------------------------------------------------------------------

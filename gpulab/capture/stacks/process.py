@@ -5,7 +5,7 @@ file of its own memory beside it: so no right over another process is needed. On
 
     {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
      "inside": null | [end of a file's name, end of a function's], "spares": whether it is loading, which goes on,
-     "most": looks that are kept, null for many}
+     "fills_cores": whether its operators use all cores, "most": looks that are kept, null for many}
     {"rest": key}                                          look no more, and tell what was seen
 
 On its output the child writes one JSON object a line:
@@ -27,6 +27,7 @@ import re
 import select
 import signal
 import socket
+import struct
 from collections import deque
 from contextlib import suppress
 from random import uniform
@@ -83,11 +84,18 @@ class _Watched:
         return len(self.t_ns) + self.uncounted
 
     def look(self) -> None:
-        late_s = perf_counter() - self.due_s
-        self.core.begin()
+        """First of all the thread's frames: we take a core that its operators may soon wait for, and then it stands
+        there.
+        """
+        self.reader.take()
         now_ns, holds_lock = perf_counter_ns(), self.reader.holds_lock()
-        lines = self._read()
-        fair = lines is not None and self.core.is_fair(late_s)
+        late_s = now_ns / 1e9 - self.due_s
+        self.core.begin()
+        try:
+            lines = self._read()
+            fair = lines is not None and self.core.is_fair(late_s)
+        finally:
+            self.core.end()
         # of a share of all time, waiting at a line is a part
         if lines is None or not (fair or (self.is_even and late_s <= IN_TIME_S)):
             self.uncounted += 1
@@ -144,11 +152,12 @@ class _Watched:
 class Looking:
     """Everything that is watched, until the parent is gone."""
 
-    def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int) -> None:
+    def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int, *, is_prompt: bool = False) -> None:
         self._messages, self._layout, self._parent_pid = messages, layout, parent_pid
         self._watched: dict[str, _Watched] = {}
         self._costs_s = deque([_STARTING_COST_S] * _COSTS, maxlen=_COSTS)
         self._cost_s = _STARTING_COST_S
+        self._is_prompt = is_prompt
 
     def run(self) -> None:
         """Look and answer until the input ends."""
@@ -218,7 +227,7 @@ class Looking:
         if key in self._watched:
             self._watched.pop(key).close()
         try:
-            core = OnCore(process, task)
+            core = OnCore(process, task, stays=self._is_prompt and message.get("fills_cores") is True)
         except OSError:
             os.close(file)
             return
@@ -243,7 +252,22 @@ def main(messages: int, layout: Layout, parent_pid: int) -> None:
     """Look at whoever asks for it on that socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
     with socket.socket(fileno=messages) as asked, suppress(BrokenPipeError):
-        Looking(asked, layout, parent_pid).run()
+        Looking(asked, layout, parent_pid, is_prompt=becomes_prompt()).run()
+
+
+def becomes_prompt() -> bool:
+    """Whether this process from now on runs at once when it wakes, though others have work for its core.
+
+    Linux's scheduler lets who asks for a shorter slice go first (EEVDF, `PREEMPT_SHORT`, since 6.12).
+    """
+    number = _SET_ATTRIBUTES.get(os.uname().machine)
+    release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
+    if number is None or release < _SHORT_SLICES_SINCE:
+        return False
+    import ctypes
+
+    asked = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, _SLICE_NS, 0, 0)  # struct sched_attr, version 0
+    return bool(ctypes.CDLL(None).syscall(number, 0, asked, 0) == 0)
 
 
 def _tell(message: dict[str, object]) -> None:
@@ -252,9 +276,13 @@ def _tell(message: dict[str, object]) -> None:
         line = line[os.write(1, line) :]
 
 
-# Whether a look at a thread is a fair draw of its time: not where the looker had to wait until the thread stood still.
+# Whether a look at a thread is a fair draw of its time: not where the looker had to wait until the thread stood still,
+# nor where the thread stood still because it waited for the core on which the looker runs. Compute threads that fill
+# all cores do: then the looker takes the core of the thread itself, which stops at the line where it is.
 
 
+_SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # sched_setattr, Linux
+_SHORT_SLICES_SINCE, _SLICE_NS = (6, 12), 100_000  # the shortest there is
 IN_TIME_S = 0.0005  # after it was due: so soon no look has waited for anybody
 _SWITCHES = re.compile(rb"^(nonvoluntary|voluntary)_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _STATE = re.compile(rb"^State:\s*(\w)", re.MULTILINE)
@@ -265,7 +293,8 @@ _CORE_FIELD = 36  # of stat, after the name
 class OnCore:
     """Of one thread, `task`, of a process. Raises OSError where the system does not tell."""
 
-    def __init__(self, process: int, task: int) -> None:
+    def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
+        self._stays = stays  # on its core, from one look to the next
         folder = f"/proc/{process}/task/{task}"
         self._files = [
             os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("schedstat", "status", "stat")
@@ -276,7 +305,9 @@ class OnCore:
         self._cores = os.sched_getaffinity(process)
 
     def begin(self) -> None:
-        """A look begins."""
+        """A look has begun: the frames are taken, and the thread may go on."""
+        if self._stays:
+            self._move_to(self._cores)
         self._arrivals = int(os.pread(self._files[0], 128, 0).split()[2])
 
     def is_fair(self, late_s: float) -> bool:
@@ -290,20 +321,30 @@ class OnCore:
         state = _STATE.search(status)
         if state is None:
             return False
+        in_time = late_s <= IN_TIME_S
         if state[1] == _READY:
-            return before == self._left >= 0
-        return elsewhere or late_s <= IN_TIME_S
+            return before == self._left >= 0 or (self._stays and in_time)
+        return elsewhere or in_time
+
+    def end(self) -> None:
+        """The look is over."""
+        if self._stays:
+            self._move_to({_core(self._files[2])})
 
     def _is_elsewhere(self) -> bool:
         """Whether the thread's core is another one than ours; else leave it."""
         core = _core(self._files[2])
         if core != _core(self._own):
             return True
-        others = self._cores - {core}
-        if others:
-            with suppress(OSError):
-                os.sched_setaffinity(0, others)
+        if not self._stays:
+            self._move_to(self._cores - {core})
         return False
+
+    @staticmethod
+    def _move_to(cores: set[int]) -> None:
+        if cores:
+            with suppress(OSError):
+                os.sched_setaffinity(0, cores)
 
     def close(self) -> None:
         for file in (*self._files, self._own):

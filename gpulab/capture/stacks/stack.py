@@ -16,6 +16,7 @@ import struct
 import sys
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
@@ -257,15 +258,26 @@ class StackReader:
         self._codes: dict[int, _Code | None] = {}
         at = layout.frame_code, layout.frame_previous, layout.frame_instruction
         self._words = at[0] // WORD, at[1] // WORD, at[2] // WORD, layout.code_start
+        self._taken: tuple[int, int, bytes] | None = None
 
-    def frames(self) -> Iterator[Spot]:
-        """The lines from the innermost frame outwards. Raises Unreadable where they do not fit together."""
+    def take(self) -> None:
+        """Copy the innermost frames for `frames`, which takes longer to read them. It copies them itself otherwise."""
+        with suppress(Unreadable):
+            self._taken = self._copy()
+
+    def _copy(self) -> tuple[int, int, bytes]:
+        """Address of the current frame, and of memory that ends with it."""
         address = self._current()
         block_at = max(address - _BLOCK, 0)
         try:
-            block = bytes_at(self._file, block_at, _BLOCK + _FRAME.size)
+            return address, block_at, bytes_at(self._file, block_at, _BLOCK + _FRAME.size)
         except Unreadable:
-            block = b""
+            return address, block_at, b""
+
+    def frames(self) -> Iterator[Spot]:
+        """The lines from the innermost frame outwards. Raises Unreadable where they do not fit together."""
+        taken, self._taken = self._taken, None
+        address, block_at, block = taken or self._copy()
         code_word, previous_word, instruction_word, start = self._words
         codes, whole = self._codes, len(block) - _FRAME.size
         for _ in range(DEEPEST):

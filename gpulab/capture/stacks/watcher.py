@@ -72,11 +72,13 @@ class Channel:
         inside: tuple[str, str] | None = None,
         *,
         spares: bool = False,
+        fills_cores: bool = False,
         most: int | None = None,
     ) -> bool:
         """Have the calling thread looked at from now on; whether that could be asked for."""
         thread = {"thread": thread_state(), "process": os.getpid(), "task": threading.get_native_id()}
-        message = {"watch": key, **thread, "period_s": period_s, "inside": inside, "spares": spares, "most": most}
+        how = {"period_s": period_s, "inside": inside, "spares": spares, "fills_cores": fills_cores, "most": most}
+        message = {"watch": key, **thread, **how}
         try:
             file = os.open(OWN_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:

@@ -195,6 +195,34 @@ def test_a_thread_whose_core_was_taken_is_at_no_chosen_line(
     thread.close()
 
 
+@pytest.mark.parametrize(("late_s", "counts"), [(0.0, True), (1.0, False)])
+def test_who_stays_on_the_core_of_a_thread_stops_it_in_time(
+    late_s: float, counts: bool, tmp_path: Path, monkeypatch: Any
+) -> None:
+    moved: list[set[int]] = []
+    monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: moved.append(cores))
+    thread = scripted(10, 10, "R", 1, tmp_path)
+    thread._cores, thread._stays = {0, 1}, True
+    thread.begin()
+    assert thread.is_fair(late_s) is counts
+    thread.end()
+    assert moved == [{0, 1}, {1}], "between two looks it waits there"
+    thread.close()
+
+
+@pytest.mark.parametrize(("release", "prompt"), [("6.11.0-generic", False), ("6.12.3", True)])
+def test_a_short_slice_is_asked_for_where_it_counts(release: str, prompt: bool) -> None:
+    """In a process of its own, which keeps it."""
+    code = (
+        "import os, types; from gpulab.capture.stacks import process\n"
+        f"os.uname = lambda: types.SimpleNamespace(machine='x86_64', release={release!r})\n"
+        "import ctypes; asked = []\n"
+        "ctypes.CDLL = lambda _: types.SimpleNamespace(syscall=lambda *args: asked.append(args) or 0)\n"
+        "print(process.becomes_prompt(), len(asked))"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).split() == [str(prompt), str(int(prompt))]
+
+
 @pytest.mark.parametrize(
     ("looks", "spares", "share"),
     [
