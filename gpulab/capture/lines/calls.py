@@ -10,7 +10,8 @@ import os
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import lru_cache
 from itertools import zip_longest
 
 import numpy as np
@@ -30,22 +31,26 @@ OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 looks a shar
 _NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its place
 _COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is the training's
 
-_TRAINS = re.compile(
-    r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py"
-)
-_EXCHANGES = re.compile(  # between ranks; another rule tells of communication
+
+def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """A few files and functions are asked about thousands of times."""
+    return lru_cache(4_096)(re.compile(pattern).search)
+
+
+_TRAINS = _search(r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py")
+_EXCHANGES = _search(  # between ranks; another rule tells of communication
     r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|c10d_logger|_functional_collectives)\.py"
 )
-_RUNS = re.compile(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
-_MODULES = re.compile(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
-_TENSORS = re.compile(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
-_LOADS = re.compile(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
+_RUNS = _search(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
+_MODULES = _search(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
+_TENSORS = _search(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
+_LOADS = _search(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
-_BESIDE = re.compile(  # what trains and computes nothing, though it is PyTorch's or a module
+_BESIDE = _search(  # what trains and computes nothing, though it is PyTorch's or a module
     r"[/\\]torchmetrics[/\\]|"
     r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
 )
-_UPDATES = re.compile(  # file: function
+_UPDATES = _search(  # file: function
     r"[/\\]torch[/\\](_tensor\.py:Tensor\.backward$|autograd[/\\]\w+\.py:(backward|grad|_engine_run_backward)$|"
     r"optim[/\\](?!lr_scheduler)\w+\.py:.*(\.step|profile_hook_step.*)$)"
 )
@@ -133,7 +138,7 @@ def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], upd
     met, computes = Counter[Function](), Counter[Function]()
     for (stack, off), count in zip(stacks, counts, strict=True):
         for i in reversed(range(len(stack))):
-            if _UPDATES.search(f"{stack[i][0]}:{stack[i][2]}"):
+            if _UPDATES(f"{stack[i][0]}:{stack[i][2]}"):
                 path.update(_function(spot) for spot in stack[i + 1 :])
                 break
         users = dict[Function, bool]()
@@ -161,7 +166,7 @@ def calls_in(
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
     users = [i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.USER]
-    if not users or is_ours(stack) or any(_LOADS.search(spot[0]) or _EXCHANGES.search(spot[0]) for spot in stack):
+    if not users or is_ours(stack) or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
         return None, None
     makes_batch = batches.at(tuple(stack[i] for i in users))
     kind: CallKind = "batch" if makes_batch else "own"
@@ -189,13 +194,13 @@ def calls_in(
 def training_line(stack: Stack) -> _Call | None:
     """Of the training itself the innermost line of the user's; None within an update, which is all lines' work."""
     line = next(iter(users_lines(stack)), None)
-    if line is None or any(_LOADS.search(spot[0]) or _EXCHANGES.search(spot[0]) for spot in stack):
+    if line is None or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
         return None
     below = stack[: stack.index(line)]
-    update = next((spot[2] for spot in below[::-1] if _UPDATES.search(f"{spot[0]}:{spot[2]}")), "")
+    update = next((spot[2] for spot in below[::-1] if _UPDATES(f"{spot[0]}:{spot[2]}")), "")
     if update and update != "grad":
         return None
-    return _Call(line, "", "layer" if any(_MODULES.search(spot[0]) for spot in below) else "operator")
+    return _Call(line, "", "layer" if any(_MODULES(spot[0]) for spot in below) else "operator")
 
 
 def _function(spot: Spot) -> Function:
@@ -211,20 +216,20 @@ def _is_callback(stack: Stack, i: int) -> bool:
 
 def _is_training(frames: Sequence[Spot], grad_off: bool) -> bool:
     """Whether modules run with gradients, or what updates the parameters, which needs none."""
-    trains = any(_trains(spot) and not (grad_off and _RUNS.search(spot[0])) for spot in frames)
+    trains = any(_trains(spot) and not (grad_off and _RUNS(spot[0])) for spot in frames)
     return trains and not any(_is_beside(spot) for spot in frames)
 
 
 def _trains(spot: Spot) -> bool:
     file, _, function = spot
-    if _TENSORS.search(file):
+    if _TENSORS(file):
         return function == "Tensor.backward"
-    return bool(_TRAINS.search(file)) and (not _MODULES.search(file) or "_call_impl" in function)
+    return bool(_TRAINS(file)) and (not _MODULES(file) or "_call_impl" in function)
 
 
 def _is_beside(spot: Spot) -> bool:
     """A scheduler's wrapper of the optimizer's own step is none."""
-    return bool(_BESIDE.search(spot[0])) and "<locals>" not in spot[2]
+    return bool(_BESIDE(spot[0])) and "<locals>" not in spot[2]
 
 
 def callee_of(frames: Sequence[Spot]) -> str:

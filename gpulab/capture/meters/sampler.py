@@ -129,12 +129,12 @@ class Sampler:
         try:
             with contextlib.suppress(OSError):  # it is gone already
                 os.write(process.stdin.fileno(), b".")
-            try:
-                process.wait(END_TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                with self._lock:
-                    last_ns = self._last_ns
-                self._lost("hung: it did not end when asked", last_ns)
+            if self._reader is not None:  # to its end, which `wait` would only see in steps
+                self._reader.join(END_TIMEOUT_S)
+                if self._reader.is_alive():
+                    with self._lock:
+                        last_ns = self._last_ns
+                    self._lost("hung: it did not end when asked", last_ns)
         finally:  # also when an interrupt lands here
             if process.poll() is None:
                 process.kill()
