@@ -25,6 +25,7 @@ from gpulab.knobs.knob import Kind, Knob, Value
 from gpulab.knobs.model.accumulation import ACCUMULATE
 from gpulab.knobs.model.amp import AMP
 from gpulab.knobs.model.attention import ATTENTION
+from gpulab.knobs.model.checks import ANOMALY, VALIDATE_ARGS
 from gpulab.knobs.model.compile import COMPILE
 from gpulab.knobs.model.compute_threads import COMPUTE_THREADS
 from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
@@ -41,6 +42,8 @@ _LIST: tuple[Knob, ...] = (
     PERSISTENT_WORKERS,
     CACHE,
     COMPUTE_THREADS,
+    ANOMALY,
+    VALIDATE_ARGS,
     AMP,
     TF32,
     ATTENTION,

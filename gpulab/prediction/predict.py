@@ -30,6 +30,7 @@ class Formula(Struct, frozen=True):
     memory: Memory = "unknown"
 
 
+_CHECKS = "try it: the finding says what the check takes, and only a run shows that nothing else takes its place"
 _OF_RANKS = "try it: only a run shows how much communication the ranks overlap with computing"
 
 # By knob, in the order in which they are asked: what changes the making of data before what rests on it. A text in
@@ -41,6 +42,8 @@ PREDICTORS: dict[str, Formula | str] = {
     "pin_memory": "try it: only a run shows how much of each copy to the GPU is already overlapped",
     "persistent_workers": Formula(dataloader.persistent_workers, "unchanged"),
     "compute_threads": "try it: only a run shows how threads and DataLoader workers compete for cores",
+    "anomaly": _CHECKS,
+    "validate_args": _CHECKS,
     "bucket_cap_mb": _OF_RANKS,
     "gradient_as_bucket_view": _OF_RANKS,
     "static_graph": _OF_RANKS,

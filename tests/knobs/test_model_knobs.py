@@ -397,6 +397,26 @@ def test_off_runs_as_written_what_the_cell_compiles() -> None:
     torch.compiler.reset()
 
 
+@pytest.mark.filterwarnings("ignore:Anomaly Detection")
+def test_what_the_code_switches_on_stays_off(plain_run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # a compiler switches it off
+    anomaly, validation = KNOBS["anomaly"], KNOBS["validate_args"]
+    with torch.autograd.set_detect_anomaly(True):
+        with suppress(KeyError), anomaly.applied(False) as effects:
+            assert not torch.is_anomaly_enabled()
+            with torch.autograd.detect_anomaly():
+                assert not torch.is_anomaly_enabled()
+            raise KeyError
+        assert anomaly.verify(SCENE, False, effects, plain_run).state == "took effect"
+        assert torch.is_anomaly_enabled()
+    with validation.applied(False) as effects:
+        torch.distributions.Normal(0.0, -1.0)
+        torch.distributions.Distribution.set_default_validate_args(True)
+    assert validation.verify(SCENE, False, effects, plain_run).state == "no effect"
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(0.0, -1.0)
+
+
 def test_compute_threads_are_set_for_the_run_and_put_back(plain_run: Run) -> None:
     knob, before = KNOBS["compute_threads"], torch.get_num_threads()
     torch.set_num_threads(2)

@@ -98,6 +98,8 @@ REFUSALS: list[tuple[str, Value, Observation, str]] = [  # "" where it can be
     ("tf32", True, replace(NOTHING, device=T4), "Tesla T4"),
     ("tf32", True, replace(NOTHING, device=H100, tf32=False), ""),
     ("compute_threads", 1, SCENE, ""),
+    *((name, False, SCENE, "not seen") for name in ("anomaly", "validate_args")),
+    ("anomaly", False, replace(SCENE, checks=frozenset({"anomaly"})), ""),
     ("compute_threads", 1, ON_GPU, "GPU"),
     ("compute_threads", 1, replace(SCENE, compute_threads=None), "not observed"),
     *((name, 2, SCENE, NO_DDP) for name in ("bucket_cap_mb", "comm_hook", "local_sgd")),
@@ -123,7 +125,7 @@ def test_what_cannot_be_is_refused_with_the_reason(
 FOUND: list[tuple[str, Observation, Value | None]] = [
     *((name, NOTHING, None) for name in ("workers", "prefetch", "pin_memory", "persistent_workers", "batch_size")),
     *((name, NOTHING, None) for name in ("cache", "channels_last", "attention", "fused_optimizer", "accumulate")),
-    *((name, NOTHING, None) for name in ("amp", "tf32", "compute_threads")),
+    *((name, NOTHING, None) for name in ("amp", "tf32", "compute_threads", "anomaly")),
     ("workers", loading(num_workers=1), 1),
     ("prefetch", loading(num_workers=1, prefetch_factor=2), 2),
     ("pin_memory", SCENE, False),
@@ -144,6 +146,7 @@ FOUND: list[tuple[str, Observation, Value | None]] = [
     ("amp", calling(autocast_dtype="bfloat16"), "bf16"),
     ("tf32", replace(ON_GPU, tf32=False), False),
     ("compute_threads", SCENE, 2),
+    ("validate_args", replace(SCENE, checks=frozenset({"validate_args"})), True),
 ]
 
 
@@ -210,6 +213,8 @@ def test_nonsense_is_answered_and_what_keeps_a_value_is_python(name: str) -> Non
         ("amp", "bf16", 'torch.autocast("cpu", dtype=torch.bfloat16)'),
         ("amp", "fp16", "GradScaler"),
         ("compute_threads", 1, "set_num_threads(1)"),
+        ("anomaly", False, "set_detect_anomaly(False)"),
+        ("validate_args", False, "set_default_validate_args(False)"),
     ],
 )
 def test_what_keeps_a_value(name: str, value: Value, words: str) -> None:

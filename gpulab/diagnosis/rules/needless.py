@@ -73,7 +73,8 @@ def anomaly_detection(context: RuleContext) -> Finding | None:
     cure = "torch.autograd.set_detect_anomaly(False) once the NaN is found; detect_anomaly=False in Lightning."
     hint = Finding("anomaly_detection", "Anomaly detection is on.", _UNKNOWN, None, "possible", cure=cure)
     what = "Anomaly detection is on: it takes {} of each step."
-    return _costly(context, "anomaly_detection", noting + checking, what, words, cure) or hint
+    settings = (("anomaly", "False"),)
+    return _costly(context, "anomaly_detection", noting + checking, what, words, cure, settings=settings) or hint
 
 
 def unused_gradients(context: RuleContext) -> Finding | None:
@@ -188,7 +189,8 @@ def argument_validation(context: RuleContext) -> Finding | None:
     share = _facts(context).calls.get("argument_validation", 0.0)
     what = "torch.distributions checks arguments and samples: that takes {} of each step."
     cure = "torch.distributions.Distribution.set_default_validate_args(False), once the code is right."
-    return _costly(context, "argument_validation", share, what, (), cure)
+    settings = (("validate_args", "False"),)
+    return _costly(context, "argument_validation", share, what, (), cure, settings=settings)
 
 
 def _facts(context: RuleContext) -> TrainingFacts:

@@ -72,6 +72,7 @@ class Observation(Struct, frozen=True):
     attention: str | None = None
     grad_scaler: bool = False  # the cell scales its own gradients
     differentiates_twice: bool = False
+    checks: frozenset[str] = frozenset()  # that were on, as their knobs are named
     compute_threads: int | None = None  # of an operator on the CPU, at the end of the run
     step_inputs: StepInputs | None = None  # None: not seen, or not the same in all steps that were watched
 

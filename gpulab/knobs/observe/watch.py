@@ -91,6 +91,7 @@ class Observed:
         self.modules: Noted[ObservedModule] = Noted()
         self.tf32: bool | None = None  # torch's setting while modules were called; None: unknown
         self.grad_scaler = False
+        self.checks: set[str] = set()
         self.inputs = ObservedInputs()
 
     def observation(self, run: Run) -> Observation:
@@ -107,6 +108,7 @@ class Observed:
             compute_threads=run.environment.compute_threads,
             grad_scaler=self.grad_scaler,
             differentiates_twice=differentiates_twice(run),
+            checks=frozenset(self.checks),
             step_inputs=self.inputs.of_a_step,
         )
 
@@ -115,6 +117,7 @@ class Observed:
 def observe(times: int = TIMES) -> Iterator[Observed]:
     """Note what the code inside uses; `times`: how often a few outermost module calls are watched. Imports torch."""
     from torch.amp import GradScaler
+    from torch.distributions import Distribution
     from torch.utils.data import DataLoader
 
     seen = Observed()
@@ -123,6 +126,7 @@ def observe(times: int = TIMES) -> Iterator[Observed]:
         undo.callback(watch.close)
         undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
         undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
+        undo.enter_context(heard_before(Distribution, "__init__", watch.validated))
         undo.enter_context(_autocast(watch))
         watch.begin()
         yield seen
@@ -231,6 +235,8 @@ class Watch:
             self._rest()
             return
         self._passes_left -= 1
+        if sys.modules["torch"].is_anomaly_enabled():
+            self._seen.checks.add("anomaly")
         self._seen.inputs.backward()
         facts = self._seen.modules.facts
         for place in self._since_backward:
@@ -244,6 +250,11 @@ class Watch:
         """A GradScaler is about to scale a loss."""
         if self._seen is not None and args[0].is_enabled():
             self._seen.grad_scaler = True
+
+    def validated(self, args: Args, kwargs: KeywordArgs) -> None:
+        """A distribution is made."""
+        if self._seen is not None and args[0]._validate_args:
+            self._seen.checks.add("validate_args")
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
