@@ -149,7 +149,7 @@ _OF_RULES = (
     Switch("one pause may be chance", f"{_RULES}pauses:_LEAST", 1),
     Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
-    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_collating", _no_words),
+    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_of_whole_batches", _no_words),
     Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
     Switch("calls of operators are most of a step on a CPU", f"{_RULES}launches:_mostly_calls", _nothing),
     Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),

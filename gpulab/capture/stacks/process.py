@@ -295,6 +295,7 @@ class OnCore:
 
     def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
         self._stays = stays  # on its core, from one look to the next
+        self._is_late = False  # others have that core: from another one it comes sooner
         folder = f"/proc/{process}/task/{task}"
         self._files = [
             os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("schedstat", "status", "stat")
@@ -322,6 +323,7 @@ class OnCore:
         if state is None:
             return False
         in_time = late_s <= IN_TIME_S
+        self._is_late = not in_time
         if state[1] == _READY:
             return before == self._left >= 0 or (self._stays and in_time)
         return elsewhere or in_time
@@ -329,7 +331,8 @@ class OnCore:
     def end(self) -> None:
         """The look is over."""
         if self._stays:
-            self._move_to({_core(self._files[2])})
+            there = {_core(self._files[2])}
+            self._move_to(self._cores - there if self._is_late else there)
 
     def _is_elsewhere(self) -> bool:
         """Whether the thread's core is another one than ours; else leave it."""
