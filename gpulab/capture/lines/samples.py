@@ -124,7 +124,9 @@ class StackWatch:
         """Begin to look; `at_once`: return when somebody does."""
         channel = self._watcher.channel if self._watcher is not None else None
         pace = self._outside
-        if channel is None or not channel.watch(self._key, pace.period_s, fills_cores=fills_cores(), most=pace.most):
+        if channel is None or not channel.watch(
+            self._key, pace.period_s, fills_cores=pace.most is not None and fills_cores(), most=pace.most
+        ):
             self._sampler = StackSampler(self._within)
             self._sampler.start()
         elif at_once and self._watcher is not None:

@@ -37,6 +37,7 @@ from gpulab.capture.stacks.stack import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
+STAYING = 0.01  # the same where it stops the thread: each look costs that several times its own time (caches, waits)
 SPARING = 0.003  # the same of loading, which goes on all the time, after its first looks
 EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
 SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
@@ -197,6 +198,8 @@ class Looking:
         sparing = sum(watched.spares for watched in self._watched.values())
         spares = watched.spares and watched.is_known
         share = SPARING / sparing if spares else DEAREST / len(self._watched)
+        if watched.is_even and watched.core.stays:
+            share = min(share, STAYING)
         return max(watched.period_s, self._cost_s / share)
 
     def _drop_if_gone(self, key: str) -> None:
@@ -294,7 +297,7 @@ class OnCore:
     """Of one thread, `task`, of a process. Raises OSError where the system does not tell."""
 
     def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
-        self._stays = stays  # on its core, from one look to the next
+        self.stays = stays  # on its core, from one look to the next
         self._is_late = False  # others have that core: from another one it comes sooner
         folder = f"/proc/{process}/task/{task}"
         self._files = [
@@ -307,7 +310,7 @@ class OnCore:
 
     def begin(self) -> None:
         """A look has begun: the frames are taken, and the thread may go on."""
-        if self._stays:
+        if self.stays:
             self._move_to(self._cores)
         self._arrivals = int(os.pread(self._files[0], 128, 0).split()[2])
 
@@ -325,12 +328,12 @@ class OnCore:
         in_time = late_s <= IN_TIME_S
         self._is_late = not in_time
         if state[1] == _READY:
-            return before == self._left >= 0 or (self._stays and in_time)
+            return before == self._left >= 0 or (self.stays and in_time)
         return elsewhere or in_time
 
     def end(self) -> None:
         """The look is over."""
-        if self._stays:
+        if self.stays:
             there = {_core(self._files[2])}
             self._move_to(self._cores - there if self._is_late else there)
 
@@ -339,7 +342,7 @@ class OnCore:
         core = _core(self._files[2])
         if core != _core(self._own):
             return True
-        if not self._stays:
+        if not self.stays:
             self._move_to(self._cores - {core})
         return False
 

@@ -202,7 +202,7 @@ def test_who_stays_on_the_core_of_a_thread_stops_it_in_time(
     moved: list[set[int]] = []
     monkeypatch.setattr(os, "sched_setaffinity", lambda _, cores: moved.append(cores))
     thread = scripted(10, 10, "R", 1, tmp_path)
-    thread._cores, thread._stays = {0, 1}, True
+    thread._cores, thread.stays = {0, 1}, True
     thread.begin()
     assert thread.is_fair(late_s) is counts
     thread.end()
