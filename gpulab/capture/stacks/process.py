@@ -37,7 +37,7 @@ from gpulab.capture.stacks.stack import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
 DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
-STAYING = 0.01  # the same where it stops the thread: each look costs that several times its own time (caches, waits)
+STAYING = 0.02  # the same where it stops the thread: each look costs that several times its own time (caches, waits)
 SPARING = 0.003  # the same of loading, which goes on all the time, after its first looks
 EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
 SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
@@ -298,7 +298,6 @@ class OnCore:
 
     def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
         self.stays = stays  # on its core, from one look to the next
-        self._is_late = False  # others have that core: from another one it comes sooner
         folder = f"/proc/{process}/task/{task}"
         self._files = [
             os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("schedstat", "status", "stat")
@@ -326,7 +325,6 @@ class OnCore:
         if state is None:
             return False
         in_time = late_s <= IN_TIME_S
-        self._is_late = not in_time
         if state[1] == _READY:
             return before == self._left >= 0 or (self.stays and in_time)
         return elsewhere or in_time
@@ -334,8 +332,7 @@ class OnCore:
     def end(self) -> None:
         """The look is over."""
         if self.stays:
-            there = {_core(self._files[2])}
-            self._move_to(self._cores - there if self._is_late else there)
+            self._move_to({_core(self._files[2])})
 
     def _is_elsewhere(self) -> bool:
         """Whether the thread's core is another one than ours; else leave it."""

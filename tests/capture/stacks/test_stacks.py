@@ -206,7 +206,7 @@ def test_who_stays_on_the_core_of_a_thread_stops_it_in_time(
     thread.begin()
     assert thread.is_fair(late_s) is counts
     thread.end()
-    assert moved == [{0, 1}, {1} if counts else {0}], "between two looks it waits there, unless others have the core"
+    assert moved == [{0, 1}, {1}], "between two looks it waits there"
     thread.close()
 
 
