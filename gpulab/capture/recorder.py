@@ -126,7 +126,7 @@ class Capture:
         self._stacks = StackWatcher()
         if self.settings.trace:
             self._stacks.start()
-        self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN)
+        self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN, on_cpu=not on_gpu)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._journal_writer = JournalWriter(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far

@@ -411,10 +411,12 @@ def test_what_the_code_switches_on_stays_off(plain_run: Run, monkeypatch: pytest
         assert torch.is_anomaly_enabled()
     with validation.applied(False) as effects:
         torch.distributions.Normal(0.0, -1.0)
-        torch.distributions.Distribution.set_default_validate_args(True)
-    assert validation.verify(SCENE, False, effects, plain_run).state == "no effect"
     with pytest.raises(ValueError, match="constraint"):
         torch.distributions.Normal(0.0, -1.0)
+    assert validation.verify(SCENE, False, effects, plain_run).state == "took effect"
+    with validation.applied(False) as effects:
+        torch.distributions.Distribution.set_default_validate_args(True)
+    assert validation.verify(SCENE, False, effects, plain_run).state == "no effect"
 
 
 def test_compute_threads_are_set_for_the_run_and_put_back(plain_run: Run) -> None:

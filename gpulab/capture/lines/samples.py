@@ -113,9 +113,16 @@ class StackWatch:
     """Looks at the thread that calls `start`: another process does at the pace `outside`, else a thread of ours."""
 
     def __init__(
-        self, watcher: StackWatcher | None, name: str, outside: Pace = TRACED, within: Pace = TRACED_WITHIN
+        self,
+        watcher: StackWatcher | None,
+        name: str,
+        outside: Pace = TRACED,
+        within: Pace = TRACED_WITHIN,
+        *,
+        on_cpu: bool = False,
     ) -> None:
         self._watcher, self._key = watcher, f"{name} {perf_counter_ns()}"
+        self._on_cpu = on_cpu  # it computes there, so that operators may take all cores
         self._outside, self._within = outside, within
         self._sampler: StackSampler | None = None
         self._looks: Looks | None = None
@@ -123,10 +130,9 @@ class StackWatch:
     def start(self, *, at_once: bool = False) -> None:
         """Begin to look; `at_once`: return when somebody does."""
         channel = self._watcher.channel if self._watcher is not None else None
+        fills = self._on_cpu and _fills_cores()
         pace = self._outside
-        if channel is None or not channel.watch(
-            self._key, pace.period_s, fills_cores=pace.most is not None and fills_cores(), most=pace.most
-        ):
+        if channel is None or not channel.watch(self._key, pace.period_s, fills_cores=fills, most=pace.most):
             self._sampler = StackSampler(self._within)
             self._sampler.start()
         elif at_once and self._watcher is not None:
@@ -154,10 +160,10 @@ class StackWatch:
         return self._looks
 
 
-def fills_cores() -> bool:
-    """Whether this process's operators run on all cores that it may use, as PyTorch has it where there is no GPU."""
+def _fills_cores() -> bool:
+    """Whether PyTorch's operators run on all cores that this process may use."""
     torch = sys.modules.get("torch")
-    return torch is not None and not torch.cuda.is_available() and torch.get_num_threads() >= usable_cores()
+    return torch is not None and torch.get_num_threads() >= usable_cores()
 
 
 # -- what was seen, as the record keeps it -----------------------------------------------------------------------------

@@ -89,8 +89,8 @@ def new_iterators(context: RuleContext) -> Finding | None:
         cost_us,
         "measured" if inside is not None else "likely",
         parts=("data_wait",),
-        cure="Make it once, before the loop: batches = iter(loader), and next(batches) in it. Where an epoch is one "
-        "batch, keep that batch.",
+        cure="Make it once: loop over the loader itself (for batch in loader), or call iter(loader) before the loop "
+        "and anew only at its end. Where an epoch is one batch, keep that batch.",
         source_line=context.line_at(waiting_times(context)),
     )
 

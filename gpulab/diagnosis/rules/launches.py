@@ -17,6 +17,10 @@ _LARGER = (
     "Double the batch size while memory allows, and judge by time per sample. A larger batch changes training: adjust "
     "the learning rate."
 )
+_COMPILED = (
+    'Launch fewer, larger kernels: model = torch.compile(model, mode="reduce-overhead"), which also replays them as '
+    "one CUDA graph."
+)
 _MOSTLY_REPLAYED = 0.5  # ours: of the time in kernels
 _MOSTLY_SHORT = 0.5  # ours: of the kernels; fewer short ones leave room for another cause
 
@@ -52,7 +56,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
-    by_hand = spans.differentiates_twice(context.facts.run)
+    compiles = not spans.differentiates_twice(context.facts.run)
     return Finding(
         "launch_bound",
         f"Launch-bound: the GPU is idle for {_lost(context, launching)}; the CPU launches kernels too slowly.",
@@ -60,17 +64,14 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
         launching,
         "measured" if short is not None and short >= _MOSTLY_SHORT else "likely",
         parts=("launch", "queued"),
-        settings=() if by_hand else (("compile", "reduce-overhead"),),
-        cure=_fewer(context)
-        if by_hand
-        else 'Launch fewer, larger kernels: model = torch.compile(model, mode="reduce-overhead"), which also replays '
-        "them as one CUDA graph.",
+        settings=(("compile", "reduce-overhead"),) if compiles else (),
+        cure=_COMPILED if compiles else _fewer(context),
         level="bad" if share >= context.thresholds.launch_bad else "notice",
     )
 
 
 def _fewer(context: RuleContext) -> str:
-    """What torch.compile has made cannot be differentiated twice (torch 2.13)."""
+    """How to call fewer operators; what torch.compile has made cannot be differentiated twice (torch 2.13)."""
     others = "" if spans.differentiates_twice(context.facts.run) else ", or let torch.compile(model) fuse them"
     return f"Call fewer, larger operators: stack what a Python loop handles one by one{others}."
 

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import psutil
@@ -224,18 +225,20 @@ def test_a_short_slice_is_asked_for_where_it_counts(release: str, prompt: bool) 
 
 
 @pytest.mark.parametrize(
-    ("looks", "spares", "share"),
+    ("looks", "spares", "stays", "share"),
     [
-        (0, False, 0.3),  # of the profiled window, which may be short
-        (0, True, 0.3),  # of a run, which may be short, too
-        (200, False, 0.05),
-        (200, True, 0.003),  # of what goes on all the time
+        (0, False, False, 0.3),  # of the profiled window, which may be short
+        (0, True, False, 0.3),  # of a run, which may be short, too
+        (200, False, False, 0.05),
+        (200, True, False, 0.003),  # of what goes on all the time
+        (0, False, True, 0.02),  # of a thread that each look stops
     ],
 )
-def test_what_looks_cost_is_bounded(looks: int, spares: bool, share: float) -> None:
+def test_what_looks_cost_is_bounded(looks: int, spares: bool, stays: bool, share: float) -> None:
     nothing: Any = None
     looking = Looking(nothing, nothing, os.getppid())
-    watched = _Watched(nothing, nothing, -1, 0.002, spares=spares, inside=None)
+    core: Any = SimpleNamespace(stays=stays)
+    watched = _Watched(nothing, core, -1, 0.002, spares=spares, inside=None, most=2_000 if stays else None)
     watched.t_ns = [0] * looks
     looking._watched["a thread"], looking._cost_s = watched, 0.0003
     assert looking._pause_s(watched) == pytest.approx(0.0003 / share)
