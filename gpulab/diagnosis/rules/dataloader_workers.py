@@ -85,7 +85,7 @@ def new_iterators(context: RuleContext) -> Finding | None:
     return Finding(
         "new_iterators",
         f"Each step makes a new iterator of its DataLoader: that takes {percent(cost_us / step_us)} of each step.",
-        (Evidence(f"{int(fresh.sum()):,} of {len(fresh):,} steps do, which {anew} the order of all items{making}"),),
+        (Evidence(f"{int(fresh.sum()):,} of {len(fresh):,} steps do; each {anew} the order of all items{making}"),),
         cost_us,
         "measured" if inside is not None else "likely",
         parts=("data_wait",),
