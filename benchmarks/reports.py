@@ -77,7 +77,7 @@ def run(cases: tuple[str, ...], *, keep: bool) -> None:
 
 def figures(kept: Mapping[str, Any]) -> Iterator[Figure]:
     """How many causes were named, missed and invented."""
-    for cohort in ("first", "second", "third"):
+    for cohort in ("first", "second", "third", "fourth"):
         rows = [row for row in kept["rows"] if row.get("verdict") in VERDICTS and row["cohort"] == cohort]
         healthy = [r for r in rows if r["because"] == "healthy"]
         planted = [r for r in rows if r not in healthy]

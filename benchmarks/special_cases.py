@@ -146,8 +146,8 @@ _RULES = "gpulab.diagnosis.rules."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
-    Switch("one pause may be chance", f"{_RULES}pauses:_LEAST", 1),
-    Switch("a pause in most steps is part of the step", f"{_RULES}pauses:_typical_us", _zero),
+    Switch("one pause may be chance", "gpulab.analysis.host.pauses:_LEAST", 1),
+    Switch("a pause in most steps is part of the step", "gpulab.analysis.host.pauses:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
     Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_of_whole_batches", _no_words),
     Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
@@ -157,8 +157,7 @@ _OF_RULES = (
     Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
     Switch("a compiled model has no chains", f"{_RULES}operations:_is_compiled", _no),
     Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
-    Switch("the peak of memory is hidden by an earlier run", f"{_RULES}launches:_peak_is_hidden", _no, needs_gpu=True),
-    Switch("one GPU of several works", f"{_RULES}placement:_one_of_several", _nothing, needs_gpu=True),
+    Switch("the peak of memory is hidden by an earlier run", f"{_RULES}launches:peak_is_hidden", _no, needs_gpu=True),
     Switch("a part of the model computes on the CPU", f"{_RULES}placement:_partly", _nothing, needs_gpu=True),
     Switch("a GPU that training did not use", f"{_RULES}placement:_unused", _nothing, needs_gpu=True),
     Switch("no names of formats", f"{_RULES}precision:_unknown_formats", _nothing, needs_gpu=True),
@@ -167,7 +166,7 @@ _OF_RULES = (
         "memory requested anew shows that it was too little", f"{_RULES}memory:_too_little", _no_words, needs_gpu=True
     ),
     Switch("an optimizer whose idle time is withheld", f"{_RULES}optimizer:_withheld", _nothing, needs_gpu=True),
-    Switch("a clock held down", f"{_RULES}sharing:_slower", _nothing, needs_gpu=True),
+    Switch("a clock held down", f"{_RULES}sharing:slowed_fraction", _nothing, needs_gpu=True),
     Switch("meters that were not read", f"{_RULES}sharing:_unread", _nothing, needs_gpu=True),
     Switch(
         "waiting for the GPU costs no more than its idle time",

@@ -23,7 +23,7 @@ from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, un
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural
-from gpulab.run import BESIDE_KINDS, Float64, Int64, Run, Series, Timeline
+from gpulab.run import BESIDE_KINDS, Float64, Int64, Phase, Run, Series, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
@@ -110,12 +110,34 @@ class Facts(Struct, frozen=True, dict=True):
         return self.step_us or self.traced_step_us
 
     @property
+    def whole_us(self) -> float | None:
+        """Time per step from the end of the warm-up to the last step, with all that lies between steps; mean.
+
+        Without what starting and stopping the profiler took, and first calls in the profiled steps. None without steps.
+        """
+        steps, ours = self.run.steps, self.run.observer
+        first = np.flatnonzero(steps.phase != Phase.WARMUP)
+        if not len(first):
+            return None
+        once_ns = self.breakdown.start_up_ns if self.breakdown is not None else 0
+        own_ns = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0) + once_ns
+        span_ns = int(steps.end_ns[-1] - steps.start_ns[first[0]])
+        return (span_ns - own_ns) / (len(steps) - int(first[0])) / 1e3
+
+    @property
     def few_steps(self) -> int | None:
         """How many steps count, where they are too few for shares; a trace from elsewhere has what was asked for."""
         run, step = self.run, self.typical_step_us
         if run.source == "trace" or step is None:
             return None
         return step.count if len(run.steps) < FEW_STEPS or step.count < FEW_COUNTED else None
+
+    @property
+    def samples_per_step(self) -> int | None:
+        """In a typical step; None where most steps do not tell."""
+        counted = self.run.steps.sample_count[self.selection.rows]
+        samples = counted[counted >= 0]
+        return int(np.median(samples)) if len(samples) and 2 * len(samples) >= len(counted) else None
 
     @property
     def step_times_ns(self) -> Int64:
@@ -333,3 +355,31 @@ def _curve(series: Series, values: Float64) -> CurveFact:
         count=len(series.value),
         step_mean=float(values.mean()) if len(values) >= LEAST_READINGS else None,
     )
+
+
+def ended_early(run: Run) -> str:
+    """Where the run came neither to the end of its code nor to the number of steps that was asked for."""
+    count = len(run.steps)
+    how = _EARLY.get(run.outcome) if run.source != "trace" else None
+    asked = run.settings.steps
+    if how is None or run.reached_step_limit:
+        return ""
+    if not count:
+        return f"{how} before its first step."
+    epoch = _epoch_steps(run)
+    if asked is not None and count < asked:
+        steps = f"{count:,} of {plural(asked, 'step')}"
+    elif epoch is not None and count < epoch:
+        steps = f"{count:,} of an epoch's {plural(epoch, 'step')}"
+    else:
+        steps = plural(count, "step")
+    return f"{how} after {steps}{': little data' if count < FEW_STEPS else ''}."
+
+
+def _epoch_steps(run: Run) -> int | None:
+    """As many as the loader's batches make; None where that is not known."""
+    batches = 0 if run.loader is None or run.loader.length is None else run.loader.length
+    return round(batches / max(1.0, float(np.median(run.steps.batch_count)))) or None
+
+
+_EARLY = {"stopped": "Stopped early", "interrupted": "Interrupted", "failed": "Ended by an exception"}

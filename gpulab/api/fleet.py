@@ -242,7 +242,7 @@ def _stored(roots: Sequence[Path], problems: list[tuple[str, str]]) -> Iterator[
 
 def keep_summaries(shown: RankedReport, root: Path) -> None:
     """Put its summary beside each rank of a job in that store."""
-    from gpulab.diagnosis.diagnose import summarize
+    from gpulab.api.summary import summarize
 
     for rank, figures in shown.facts.items():
         keep_summary(root / figures.run.id, summarize(figures, shown.each[rank]))
@@ -252,7 +252,7 @@ def _summarized(folder: Path) -> RunSummary:
     """Made anew, and kept for the next time. Raises StoreError where the run cannot be read."""
     from gpulab.analysis.facts import facts
     from gpulab.api.diagnose import diagnosis_for_report
-    from gpulab.diagnosis.diagnose import summarize
+    from gpulab.api.summary import summarize
 
     figures = facts(read(folder))
     summary = summarize(figures, diagnosis_for_report(figures))

@@ -15,11 +15,11 @@ from msgspec.structs import replace
 
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.reading import report, runs
+from gpulab.api.summary import summarize
 from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture, RunSource
-from gpulab.diagnosis.diagnose import summarize
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
 from gpulab.launch.launcher import followed_ranks, record_words

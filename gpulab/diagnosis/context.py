@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Literal
 
-import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
@@ -15,7 +14,6 @@ from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.formatting import capitalized, duration
 from gpulab.intervals import Intervals
 from gpulab.prediction.removal import Pauses, Waits
-from gpulab.run import Phase
 from gpulab.thresholds import Thresholds
 
 FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and those beside them
@@ -40,19 +38,9 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def whole_us(self) -> float | None:
-        """Time per step from the end of the warm-up to the last step, with all that lies between steps; mean.
-
-        Without what starting and stopping the profiler took, and first calls in the profiled steps. None without steps.
-        """
-        run = self.facts.run
-        first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
-        if not len(first):
-            return None
-        ours = run.observer
-        once_ns = self.facts.breakdown.start_up_ns if self.facts.breakdown is not None else 0
-        own_ns = (ours.profiler_start_ns or 0) + (ours.profiler_stop_ns or 0) + once_ns
-        span_ns = int(run.steps.end_ns[-1] - run.steps.start_ns[first[0]])
-        return max((span_ns - own_ns) / (len(run.steps) - int(first[0])) / 1e3, self.step_us or 0.0)
+        """The same with all that lies between steps, as `Facts.whole_us` has it; never less than `step_us`."""
+        whole = self.facts.whole_us
+        return None if whole is None else max(whole, self.step_us or 0.0)
 
     def share(self, *parts: str) -> float:
         """Of the typical step, or of `own` time, what these parts have together; 0 without an accounting."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -10,20 +9,18 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.facts import FEW_STEPS, Facts
-from gpulab.analysis.step_shares import own_shares, shares_on
+from gpulab.analysis.facts import Facts, ended_early
+from gpulab.analysis.step_shares import own_shares
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.diagnosis.headline import headline
 from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
-from gpulab.formatting import duration, factor, percent, plural
+from gpulab.formatting import duration, factor, percent
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict, predict_from
 from gpulab.prediction.prediction import NOTHING, Prediction, PriorEvidence
 from gpulab.prediction.removal import predict_removal
 from gpulab.prediction.step import plan_of
-from gpulab.run import Category, Job, Run
-from gpulab.run_summary import RunSummary
+from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
 
@@ -62,37 +59,9 @@ def diagnose(
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
         alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0])))),
-        ended=_ended(facts),
+        ended=ended_early(facts.run),
         few_steps=facts.few_steps,
     )
-
-
-def _ended(facts: Facts) -> str:
-    """Where the run came neither to the end of its code nor to the number of steps that was asked for."""
-    run, count = facts.run, len(facts.run.steps)
-    how = _EARLY.get(run.outcome) if run.source != "trace" else None
-    asked = run.settings.steps
-    if how is None or run.reached_step_limit:
-        return ""
-    if not count:
-        return f"{how} before its first step."
-    epoch = _epoch_steps(run)
-    if asked is not None and count < asked:
-        steps = f"{count:,} of {plural(asked, 'step')}"
-    elif epoch is not None and count < epoch:
-        steps = f"{count:,} of an epoch's {plural(epoch, 'step')}"
-    else:
-        steps = plural(count, "step")
-    return f"{how} after {steps}{': little data' if count < FEW_STEPS else ''}."
-
-
-def _epoch_steps(run: Run) -> int | None:
-    """As many as the loader's batches make; None where that is not known."""
-    batches = 0 if run.loader is None or run.loader.length is None else run.loader.length
-    return round(batches / max(1.0, float(np.median(run.steps.batch_count)))) or None
-
-
-_EARLY = {"stopped": "Stopped early", "interrupted": "Interrupted", "failed": "Ended by an exception"}
 
 
 def _alarm(facts: Facts, first: Finding) -> str:
@@ -148,74 +117,6 @@ def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined |
     except Exception as e:
         return Undetermined(kind.key, f"Anything about {kind.title}", f"{FAULT} ({type(e).__name__}: {e})")
     return replace(answer, lesson=answer.lesson or kind.lesson) if isinstance(answer, Finding) else answer
-
-
-_NO_JOB = Job("", 0, "torch.distributed")
-
-
-def summarize(figures: Facts, diagnosis: Diagnosis) -> RunSummary:
-    """A run's summary."""
-    run, first = figures.run, diagnosis.first
-    job = run.job or _NO_JOB
-    idle, source = idle_fraction(figures)
-    return RunSummary(
-        id=run.id,
-        name=run.settings.name,
-        created=run.created,
-        outcome=run.outcome,
-        device=run.device.kind,
-        device_name=run.device.name,
-        gpu_count=_gpu_count(figures),
-        wall_s=run.code_wall_ns / 1e9,
-        step_count=len(run.steps),
-        step_us=figures.typical_step_us.median if figures.typical_step_us is not None else None,
-        idle_fraction=idle,
-        idle_source=source,
-        idle_reason="" if idle is not None else _why_not(figures),
-        headline=headline(diagnosis).sentence,
-        level=first.level,
-        finding=first.key,
-        cause=title_for(first),
-        source_line=first.source_line,
-        knob=first.knob or "",
-        job_id=job.id,
-        rank=job.rank if run.job is not None else None,
-        world_size=job.world_size,
-        node=job.node or run.environment.hostname,
-        cluster_id=job.cluster_id,
-        queue=job.queue,
-        cpu_idle_fraction=_cpu_idle_fraction(figures),
-    )
-
-
-def idle_fraction(figures: Facts) -> tuple[float | None, str]:
-    """Share of the time in which the run's GPUs did nothing, and how it is known; see `RunSummary`."""
-    if figures.run.device.kind != "cuda":
-        return None, ""
-    devices = figures.trace.devices if figures.trace is not None else ()
-    if devices:  # without what starting up took, which no later step has
-        return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
-    curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
-    return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
-
-
-def _cpu_idle_fraction(figures: Facts) -> float | None:
-    shares = figures.shares
-    if figures.run.device.kind == "cuda" or figures.breakdown is None or shares is None:
-        return None
-    return 1 - shares.of("compute", "optimizer")
-
-
-def _gpu_count(figures: Facts) -> int:
-    if figures.run.device.kind != "cuda":
-        return 0
-    return max(1, len(figures.trace.devices) if figures.trace is not None else 1)
-
-
-def _why_not(figures: Facts) -> str:
-    if figures.run.device.kind != "cuda":
-        return "ran on the CPU"
-    return "without a trace and a utilization curve"
 
 
 NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)

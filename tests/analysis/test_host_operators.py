@@ -70,6 +70,25 @@ def test_only_copies_that_rearrange_count() -> None:
     assert found.span == (50 * US, 250 * US)
 
 
+@pytest.mark.parametrize(("first", "then"), [(40, 40), (80, 80), (80, 90)])
+def test_what_an_operator_calls_in_a_loop_is_no_call_of_the_code(first: int, then: int) -> None:
+    """As a GRU for each time step, which more samples do not change, or an embedding's renormalization row by row."""
+    spans, small_us = [], 0
+    for start, calls in ((0, first), (400, then)):
+        spans += [op("aten::loop", start, start + 400)]
+        spans += [op("aten::mul", start + 4 * i, start + 4 * i + 3) for i in range(calls)]
+        small_us += 3 * calls
+    for i in range(40):
+        spans += [op("autograd::engine::evaluate_function: MulBackward0", 800 + 5 * i, 804 + 5 * i)]
+        spans += [op("aten::sum", 801 + 5 * i, 803 + 5 * i)]
+    found = host_operators(timeline(spans), accounted(1000))
+    assert found is not None and found.short_count == first + then + 2 * 40
+    calling_us = small_us + 4 * 40 + 40  # and between the nodes
+    loops = min(first, then) > 64
+    assert found.calling_share == pytest.approx((40 if loops else calling_us) / 1000)
+    assert found.fixed_share == pytest.approx((40 if loops and first != then else calling_us) / 1000)
+
+
 def test_nothing_is_said_without_steps_or_operators() -> None:
     whole = replace(accounted(1000), whole_window=True)
     assert host_operators(timeline([op("aten::mm", 0, 10)]), whole) is None

@@ -18,9 +18,9 @@ from gpulab.analysis.host.needless_work import EVALUATING
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import distributed, launches, memory, operations, placement, precision, sharing, transfers
+from gpulab.diagnosis.rules import distributed, launches, memory, operations, precision, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
-from gpulab.run import Category, Damage, DeviceProperties, Loader, Memory, Missing, Run, Samples, Series
+from gpulab.run import Category, Damage, Loader, Memory, Missing, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from tests.support import synthetic
@@ -222,17 +222,6 @@ def allocated_at_first() -> RuleContext:
     return machine.case()
 
 
-def of_gpus(step: Step, gpus: int = 4, **origin: Any) -> Callable[[], RuleContext]:
-    """PyTorch could see so many of them."""
-    listed = tuple(DeviceProperties(i, "Tesla V100-SXM2-32GB") for i in range(gpus))
-
-    def change(run: Run) -> Run:
-        assert run.origin is not None
-        return replace(run, origin=replace(run.origin, device_properties=listed, **origin))
-
-    return changed(step, change)
-
-
 def read(**curves: list[float]) -> dict[str, Any]:
     """Readings of meters, one each millisecond."""
     return {
@@ -277,7 +266,7 @@ def cut(run: Run) -> Run:
 
 OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
 AMP, TF32_RULE, SHAPES = precision.no_mixed_precision, precision.no_tf32, operations.odd_shapes
-OPTIMIZER, THRASH, GPUS = optimizing.unfused_optimizer, memory.allocator_thrash, placement.wrong_device
+OPTIMIZER, THRASH = optimizing.unfused_optimizer, memory.allocator_thrash
 SLOW_START = row(call("cudaDeviceGetStreamPriorityRange", 50_000), many(20, "aten::add", ADD, 100))
 OWN = "matmul_k(float*, float*, float*, int, int, int)"
 ADDS, OWN_MM = many(30, "aten::add", ADD, 100), many(50, "aten::mm", "triton_tem_fused_mm_0", 100)
@@ -470,7 +459,7 @@ CASES: dict[str, Case] = table(
         },
         {"89 % full": of(NINE, memory=holding(0.89)), "not measured": of(BUSY, memory=holding(None))},
     ),
-    Rows(first, {"full on purpose": (of(BUSY, memory=FILLED), "healthy"), "further GPUs": (of_gpus(BUSY), "healthy")}),
+    Rows(first, {"full on purpose": (of(BUSY, memory=FILLED), "healthy")}),
     Rows(
         memory.memory_underused,
         {
@@ -483,16 +472,6 @@ CASES: dict[str, Case] = table(
         },
     ),
     # A GPU that has nothing to do, or cannot give all it has
-    Rows(
-        GPUS,
-        {"three further GPUs": (of_gpus(BUSY), "wrong_device")},
-        {
-            "one GPU": of_gpus(BUSY, 1),
-            "further GPUs would wait too": of_gpus(row(load(20_000), BUSY)),
-            "further GPUs have other ranks": of_gpus(BUSY, rank=0, world_size=4, backend="nccl"),
-            "further GPUs are talked to": of_gpus(row(BUSY, many(1, "aten::mm", REDUCE, 10, 10))),
-        },
-    ),
     Rows(
         sharing.gpu_shared,
         {

@@ -22,6 +22,7 @@ _GROWS = 1.5  # times, from the first third of the steps to the last
 _ONE_LINE = 0.8  # of a loop's looks, ours: that line is named, else the loop
 _LEADS, _MOSTLY_LAYERS = 0.4, 0.5  # of the forward pass, surely; of a part's looks; ours
 _ENTRY = re.compile(r"(^|\.)(forward|training_step|__call__)$")
+_FORWARD = re.compile(r"(^|\.)forward$")
 LOOP = re.compile(r"(async )?(for|while)\b")
 _MOSTLY_GARBAGE = 0.5  # of a call's looks, ours: the finding about garbage collection names its line
 _ANOTHER = 0.1  # of a call's looks: such a line is worth a mention
@@ -185,7 +186,7 @@ def costliest_call(
 def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
     """Of the training's own forward pass the function, line or loop of the user's that takes most.
 
-    A line that only calls a module and takes nearly all is none: it says nothing.
+    A line outside of the model that only calls it, and takes nearly all, is none: it says nothing.
     """
     looks, in_steps = run.call_looks, _in_steps(run)
     trains = [CALL_KINDS.index(kind) for kind in CALL_KINDS if kind not in BESIDE_KINDS]
@@ -199,7 +200,8 @@ def costliest_part(run: Run, account: Breakdown | None) -> Call | None:
     count, whole = int(rows.sum()), int(mine.sum())
     calls_modules = bool((looks.kind[rows] == CALL_KINDS.index("layer")).mean() >= _MOSTLY_LAYERS) if count else True
     several = len(np.unique(looks.place[rows])) > 1
-    says_nothing = calls_modules and count >= _ONE_LINE * whole and line is not None and not (several or line.units)
+    is_entry = line is not None and not (several or line.units or _FORWARD.search(line.function))
+    says_nothing = calls_modules and count >= _ONE_LINE * whole and is_entry
     if line is None or says_nothing or lower_share(count, whole) < _LEADS:
         return None
     call = _call(run, looks, in_steps, rows, line, "", is_loop=several and not named[rows].any())

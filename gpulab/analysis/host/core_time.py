@@ -10,6 +10,7 @@ from gpulab.intervals import Intervals, measure
 from gpulab.run import CoreTimes, CoreUse, Float64, Int64, Phase, Run
 
 LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
+_ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
 LEAST_NS = 100_000_000  # ours: the system counts busy cores in ticks of 10 ms, so of less nothing can be said
 
 
@@ -41,6 +42,12 @@ class CoreShare(Struct, frozen=True):
     def others_fraction(self) -> float | None:
         """The share of the cores that other programs used; None: not measurable."""
         return None if self.others_cores is None else self.others_cores / (self.cores or 1)
+
+    @property
+    def ready_threads(self) -> float:
+        """Threads of the program that had a core or waited for one (mean)."""
+        waiting = (self.thread_wait_fraction or 0.0) + (self.pool_waiting or 0.0) + (self.workers_waiting or 0.0)
+        return (self.got_cores or 0.0) + waiting
 
     @property
     def free_cores(self) -> float | None:
@@ -78,6 +85,13 @@ def core_share(run: Run) -> CoreShare | None:
         cores=run.environment.affinity_cores,
         quota_cores=run.environment.core_quota,
     )
+
+
+def is_own_doing(cores: CoreShare) -> bool:
+    """Threads and workers of the program itself outnumber the cores, and nobody else has much to do."""
+    usable = min(cores.cores or 1, cores.quota_cores or cores.cores or 1)
+    others = cores.others_cores or 0.0
+    return cores.ready_threads >= usable + _ONE_MORE and others < LEAST_OTHERS * (cores.cores or 1)
 
 
 def _wait_ns(readings: CoreTimes, windows: Intervals) -> float | None:

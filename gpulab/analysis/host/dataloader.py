@@ -14,6 +14,7 @@ from gpulab.run import Batches, Category, Float64, Int64, Run
 from gpulab.timeline import spans
 
 LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
+_MOSTLY = 0.5  # ours: what takes half of a batch's time decides what its workers need
 FEWEST = 3  # ours: batches for a median
 
 Rows = np.ndarray  # of bool, one per batch
@@ -279,3 +280,27 @@ def _copy_us(run: Run) -> float | None:
     busy = spans.covered(timeline, copies)
     each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
     return float(np.median(np.array(each, np.int64))) / 1e3
+
+
+def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
+    """µs per batch by cause. Waiting for a core is part of what computes; other waiting is not ready for one."""
+    waited = inside.read_us * (inside.read_waited_fraction or 0.0)
+    waited += inside.transform_us * (inside.transform_waited_fraction or 0.0)
+    working, free = inside.read_us + inside.transform_us - waited, 1 - (inside.core_wait_fraction or 0.0)
+    return {
+        "cpu_preprocessing": working * free,
+        "storage_bound": waited,
+        "slow_collate": inside.collate_us * free,
+    }
+
+
+def waiting_for_core_us(inside: LoadingFacts) -> float:
+    """Of a batch: ready to compute, but without a core."""
+    waited_us = times_by_cause(inside)["storage_bound"]
+    computing_us = inside.read_us + inside.transform_us - waited_us + inside.collate_us
+    return computing_us * (inside.core_wait_fraction or 0.0)
+
+
+def mostly_waits(inside: LoadingFacts) -> bool:
+    """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
+    return times_by_cause(inside)["storage_bound"] >= _MOSTLY * inside.batch_us

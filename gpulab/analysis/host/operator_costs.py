@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import numpy as np
 from msgspec import Struct
 
@@ -16,15 +19,19 @@ from gpulab.timeline.launches import CallTree
 SHORT_NS = 20_000
 LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
 LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
+_LOOP = 64  # ours, direct calls of one operator: what is composed of others calls about ten
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
+_BACKWARD = re.compile(r"(\w+?)Backward\d*$")
 
 
 class HostOperators(Struct, frozen=True):
     """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
     without waiting for data, calls beside the training (`calls_share`) and gaps of more than `LONGEST_GAP_NS`;
     `fixed_share`: the same with such calls and with gaps of up to `LONGEST_LOOP_NS`, in which a training loop goes from
-    batch to batch; `count` of operators per step, `short_count` of them the short ones.
+    batch to batch; `count` of operators per step, `short_count` of them the short ones. What an operator calls in a
+    loop of its own, as for each time step or row, is no call of the user's code, and fixed only if all loops are
+    equally long.
 
     `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
     `rearranging_count` per step; `span` of the longest.
@@ -62,21 +69,62 @@ def host_operators(
     moved = inside & _rearranges(timeline, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
-    computing = float(own[long].sum()) + sum(s.parts_ns["data_wait"] for s in account.steps)
-    calling, fixed = (
-        max(0.0, 1 - computing / wall - max(share, _elsewhere_ns(timeline, windows, limit_ns) / wall))
-        for share, limit_ns in ((calls_share, LONGEST_GAP_NS), (batches_share, LONGEST_LOOP_NS))
-    )
+    waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
+
+    def left(limit_ns: int, beside: float, *, varying: bool) -> float:
+        looped = inside & _called_in_loops(timeline, tree, varying=varying)
+        computing = float(own[long | looped].sum()) + waiting
+        return max(0.0, 1 - computing / wall - max(beside, _elsewhere_ns(timeline, windows, limit_ns) / wall))
+
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=calling,
-        fixed_share=fixed,
+        calling_share=left(LONGEST_GAP_NS, calls_share, varying=False),
+        fixed_share=left(LONGEST_LOOP_NS, batches_share, varying=True),
         calls_share=calls_share,
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
         span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),
     )
+
+
+def _called_in_loops(timeline: Timeline, tree: CallTree, *, varying: bool = False) -> spans.Mask:
+    """Which operators another one calls in a loop; and the backward pass of kinds of which most are such.
+
+    `varying`: only loops of operators that do not always make as many calls, as where the data tell how many.
+    """
+    kind = timeline.name_id[tree.rows]
+    calls = np.bincount(tree.parent[tree.parent >= 0], minlength=len(tree.rows))
+    loops = spans.named(timeline, spans.starting_with("aten::"))[tree.rows] & (calls >= _LOOP)
+    loops &= ~covers(spans.update_times(timeline), timeline.start_ns[tree.rows])  # over the parameters
+    if varying:
+        loops &= np.isin(kind, [k for k in np.unique(kind[loops]) if len(np.unique(calls[loops & (kind == k)])) > 1])
+    looped = _below(tree, loops)
+    if not looped.any():
+        return looped
+    nodes = [_BACKWARD.search(name) for name in timeline.names]
+    forward = ~_below(tree, np.array([n is not None for n in nodes], bool)[kind])
+    met, of_loops = Counter[str](), Counter[str]()
+    for counts, rows in ((met, forward), (of_loops, forward & looped)):
+        for i, count in zip(*np.unique(kind[rows], return_counts=True), strict=True):
+            counts[_plain(timeline.names[i])] += int(count)
+    mostly = np.array([n is not None and 2 * of_loops[_plain(n[1])] > met[_plain(n[1])] for n in nodes], bool)
+    backward: spans.Mask = mostly[kind] | _below(tree, mostly[kind])
+    return looped | backward
+
+
+def _plain(name: str) -> str:
+    """An operator as autograd spells it: `aten::add_` is of AddBackward0."""
+    return name.removeprefix("aten::").replace("_", "").lower()
+
+
+def _below(tree: CallTree, rows: spans.Mask) -> spans.Mask:
+    """What lies within such rows, however deep."""
+    below, above = np.zeros(len(tree.rows), dtype=bool), tree.parent
+    while (above >= 0).any():
+        below |= (above >= 0) & rows[above]
+        above = np.where(above >= 0, tree.parent[above], -1)
+    return below
 
 
 def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
-from msgspec import Struct
-
-from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare
-from gpulab.analysis.step_shares import core_wait_within_data_wait
+from gpulab.analysis.core_loss import CoreLoss, core_loss_of
+from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare, is_own_doing
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, number, percent, plural
 
 _THROTTLED = 0.05  # ours: a quota that runs out in one period of twenty is used up
 _FULL = 0.75  # ours, of the cores in use: fewer are busy where waits are but short turns of a program's own threads
-_ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
 _LEVEL_BAD = 0.3  # ours, of a step
-
-
-class CoreLoss(Struct, frozen=True):
-    """µs per step that go to waiting for a core: in the training thread, in its compute threads, in loading for it."""
-
-    thread_us: float
-    pool_us: float
-    loading_us: float
-
-    @property
-    def total_us(self) -> float:
-        return self.thread_us + self.pool_us + self.loading_us
 
 
 def cpu_shared(context: RuleContext) -> Finding | None:
@@ -57,39 +42,11 @@ def cpu_shared(context: RuleContext) -> Finding | None:
 
 
 def core_loss(context: RuleContext) -> CoreLoss | None:
-    """None where the system does not tell, or there is no step.
-
-    On a GPU only what its work does not hide. While the training thread waits for its other compute threads it sleeps
-    or spins: at most all that it does not wait for a core itself.
-    """
-    cores, step_us = context.facts.cores, context.step_us
-    if cores is None or cores.thread_wait_fraction is None or not step_us:
-        return None
-    shares, unknown = context.facts.shares, 0.0 if context.on_gpu else cores.thread_wait_fraction
-    thread_us = (unknown if shares is None else shares.of("core_wait")) * step_us
-    loading_us = core_wait_within_data_wait(context.facts) * step_us
-    if context.on_gpu:
-        return CoreLoss(thread_us, 0.0, loading_us)
-    threads = context.facts.run.environment.compute_threads or 1
-    each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
-    pool_us = 0.0 if shares is None else each * shares.of("compute", "optimizer", "launch") * step_us
-    return CoreLoss(thread_us, pool_us if pool_us >= context.thresholds.core_wait_notice * step_us else 0.0, loading_us)
+    """Of the typical step; None where the system does not tell, or there is no step."""
+    return core_loss_of(context.facts, context.step_us, context.thresholds.core_wait_notice)
 
 
 # -- whose doing it is -------------------------------------------------------------------------------------------------
-
-
-def is_own_doing(cores: CoreShare) -> bool:
-    """Threads and workers of the program itself outnumber the cores, and nobody else has much to do."""
-    usable = min(cores.cores or 1, cores.quota_cores or cores.cores or 1)
-    others = cores.others_cores or 0.0
-    return ready_threads(cores) >= usable + _ONE_MORE and others < LEAST_OTHERS * (cores.cores or 1)
-
-
-def ready_threads(cores: CoreShare) -> float:
-    """Threads of the program that had a core or waited for one, on average."""
-    waiting = (cores.thread_wait_fraction or 0.0) + (cores.pool_waiting or 0.0) + (cores.workers_waiting or 0.0)
-    return (cores.got_cores or 0.0) + waiting
 
 
 def _by_quota(cores: CoreShare) -> tuple[str, str] | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
+from gpulab.analysis.host.core_time import is_own_doing
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.core_wait import core_loss, is_own_doing, ready_threads
-from gpulab.formatting import duration, number, percent, plural
+from gpulab.diagnosis.rules.core_wait import core_loss
+from gpulab.formatting import duration, number, plural
 
 
 def cpu_oversubscribed(context: RuleContext) -> Finding | None:
@@ -21,15 +20,10 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
     most = max(1, math.ceil(cores))
     if threads <= most:
         return _by_own_processes(context, threads)
-    load, usable = _load(context), plural(cores, "CPU core")
-    busy = f", which {'is' if cores == 1 else 'are'} {percent(load)} busy during the steps (mean)" if load else ""
     return Finding(
         "cpu_oversubscribed",
-        f"CPU oversubscription: {threads} compute threads on {usable}.",
-        (
-            Evidence(f"{threads} compute threads on {usable}{busy}"),
-            Evidence("one run doesn't show the cost: try fewer threads"),
-        ),
+        f"CPU oversubscription: {threads} compute threads on {plural(cores, 'CPU core')}.",
+        (Evidence("one run doesn't show the cost: try fewer threads"),),
         None,
         "likely",
         parts=("compute/threads",),
@@ -45,7 +39,7 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
         return None
     if loss.total_us < context.thresholds.core_wait_notice * (context.step_us or 0.0):
         return None
-    count = number(round(ready_threads(share), 1))
+    count = number(round(share.ready_threads, 1))
     fewer = "one compute thread (torch.set_num_threads(1))" if threads > 1 else "fewer workers"
     return Finding(
         "cpu_oversubscribed",
@@ -60,16 +54,6 @@ def _by_own_processes(context: RuleContext, threads: int) -> Finding | None:
         settings=(("compute_threads", "1"),) if threads > 1 else (),
         cure=f"Use {fewer}, and one thread per worker (torch.set_num_threads in worker_init_fn).",
     )
-
-
-def _load(context: RuleContext) -> float | None:
-    """Mean load of the usable cores during the steps, 1 where all are busy; None where it was not measured."""
-    run = context.facts.run
-    curve = run.samples.get("cpu_pct")
-    if curve is None or not len(run.steps):
-        return None
-    inside = (curve.t_ns >= run.steps.start_ns[0]) & (curve.t_ns < run.steps.end_ns[-1])
-    return float(np.mean(curve.value[inside])) / 100 if inside.sum() >= 2 else None
 
 
 FINDINGS = (FindingKind("cpu_oversubscribed", "CPU oversubscription", cpu_oversubscribed),)

@@ -6,17 +6,14 @@ import math
 
 from msgspec import Struct
 
-from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts, mostly_waits, times_by_cause, waiting_for_core_us
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.dataloader_evidence import (
     line_of_loading,
     making,
-    mostly_waits,
     sampler_line,
     source_of_loading,
-    times_by_cause,
-    waiting_for_core_us,
 )
 from gpulab.diagnosis.rules.own_batches import makes_own_batches, making_own_batches
 from gpulab.formatting import decapitalized, duration, percent, plural
@@ -31,7 +28,7 @@ def data_starved(context: RuleContext) -> Finding | Undetermined | None:
     Of the unprofiled steps where there are any; on a GPU only what its work does not hide, from the accounting.
     """
     if makes_own_batches(context):
-        return making_own_batches(context, "data_starved")
+        return making_own_batches(context)
     wait = _waiting(context)
     if isinstance(wait, Undetermined):
         return wait
@@ -201,8 +198,8 @@ def _longest_wait(context: RuleContext) -> tuple[int, int] | None:
 
 def _inside(context: RuleContext, key: str) -> Finding | Undetermined | None:
     """The finding of that cause, where the step waits for data and this takes most of the time to make a batch."""
-    if makes_own_batches(context):
-        return making_own_batches(context, key)  # no DataLoader made them
+    if makes_own_batches(context):  # no DataLoader made them
+        return None
     wait, inside = _waiting(context), context.facts.loading
     if not isinstance(wait, _Wait):
         return None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.host.dataloader import LoadingFacts
+from gpulab.analysis.host.dataloader import LoadingFacts, times_by_cause, waiting_for_core_us
 from gpulab.analysis.host.hot_line import hot_line_of_loading, loading_lines
 from gpulab.analysis.host.source_lines import LineShare, SourceLine, line_only_at, lines_beside_cost
 from gpulab.diagnosis.context import RuleContext
@@ -10,33 +10,8 @@ from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, intersect, subtract
 from gpulab.timeline import spans
 
-_MOST = 0.5  # ours: what takes half of a batch's time decides what its workers need
 _BESIDE_MAKING = ("slow_hand_over", "slow_sampler")
 _PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
-
-
-def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
-    """µs per batch by cause. Waiting for a core is part of what computes; other waiting is not ready for one."""
-    waited = inside.read_us * (inside.read_waited_fraction or 0.0)
-    waited += inside.transform_us * (inside.transform_waited_fraction or 0.0)
-    working, free = inside.read_us + inside.transform_us - waited, 1 - (inside.core_wait_fraction or 0.0)
-    return {
-        "cpu_preprocessing": working * free,
-        "storage_bound": waited,
-        "slow_collate": inside.collate_us * free,
-    }
-
-
-def waiting_for_core_us(inside: LoadingFacts) -> float:
-    """Of a batch: ready to compute, but without a core."""
-    waited_us = times_by_cause(inside)["storage_bound"]
-    computing_us = inside.read_us + inside.transform_us - waited_us + inside.collate_us
-    return computing_us * (inside.core_wait_fraction or 0.0)
-
-
-def mostly_waits(inside: LoadingFacts) -> bool:
-    """At least half of the time to make a batch is waiting for a disk, a network or a lock: it needs no core."""
-    return times_by_cause(inside)["storage_bound"] >= _MOST * inside.batch_us
 
 
 def making(inside: LoadingFacts) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
 from gpulab.analysis.gpu.kernels import short_count_fraction
+from gpulab.analysis.gpu.memory_use import memory_fraction_at_most, peak_is_hidden
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -103,7 +104,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
     idle = idle_us(context)
     if idle < limits.idle_notice * _step(context):
         return None
-    memory, small = memory_fraction_at_most(context), small_kernels_fraction(work)
+    memory, small = memory_fraction_at_most(context.facts.run), small_kernels_fraction(work)
     if memory is not None and memory > limits.memory_underused:
         return None
     half_idle = 1 - idle / _step(context) <= limits.utilization_low
@@ -201,27 +202,11 @@ def idle_us(context: RuleContext) -> float:
     return (context.idle or 0.0) * _step(context)
 
 
-def memory_fraction(context: RuleContext) -> float | None:
-    """The peak of what tensors took, of the GPU's memory; None where either is not known."""
-    memory, total = context.facts.run.memory, context.facts.run.device.memory_total_bytes
-    total = memory.total_bytes or total
-    return memory.peak_allocated_bytes / total if memory.peak_allocated_bytes and total else None
-
-
-def memory_fraction_at_most(context: RuleContext) -> float | None:
-    """The same where the peak is exact; None where an earlier run hides it, so that it may have been higher."""
-    return None if _peak_is_hidden(context) else memory_fraction(context)
-
-
 def how_to_know_memory(context: RuleContext) -> str:
     """What would tell the peak of the GPU's memory."""
-    if _peak_is_hidden(context) and context.facts.run.memory.peak_allocated_bytes:
+    if peak_is_hidden(context.facts.run) and context.facts.run.memory.peak_allocated_bytes:
         return "Run it in a restarted kernel: an earlier run of this process took more memory and hides this one's peak"
     return "Run it under gpulab, or record the trace with profile_memory=True"
-
-
-def _peak_is_hidden(context: RuleContext) -> bool:
-    return any(m.key == "memory" for m in context.facts.run.missing)
 
 
 def _launching_us(context: RuleContext) -> float:
@@ -252,16 +237,6 @@ def _larger(context: RuleContext) -> tuple[tuple[str, str], ...]:
 
 
 FINDINGS = (
-    FindingKind(
-        "launch_bound",
-        "kernel launch overhead",
-        launch_bound,
-        lesson="09_host",
-    ),
-    FindingKind(
-        "small_batch",
-        "small batches",
-        small_batch,
-        lesson="05_batch_size",
-    ),
+    FindingKind("launch_bound", "kernel launch overhead", launch_bound, lesson="09_host"),
+    FindingKind("small_batch", "small batches", small_batch, lesson="05_batch_size"),
 )

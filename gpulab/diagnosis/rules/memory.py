@@ -6,17 +6,11 @@ import re
 
 import numpy as np
 
+from gpulab.analysis.gpu.memory_use import memory_fraction, memory_fraction_at_most
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.launches import (
-    how_to_know_memory,
-    idle_us,
-    memory_fraction,
-    memory_fraction_at_most,
-    starves,
-)
+from gpulab.diagnosis.rules.launches import how_to_know_memory, idle_us, starves
 from gpulab.formatting import duration, number, percent, size
-from gpulab.run import Int64
 from gpulab.timeline import spans
 
 
@@ -28,7 +22,8 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     t = work.timeline
     calling = spans.runtime_calls(t) & spans.named(t, spans.starting_with(*spans.ALLOCATING))
     calls = np.flatnonzero(calling)
-    per_step = _median_count(t.start_ns[calls], work.host_windows)
+    calls_before = np.searchsorted(t.start_ns[calls], work.host_windows)
+    per_step = float(np.median(calls_before[:, 1] - calls_before[:, 0])) if len(calls_before) else 0.0
     least = context.thresholds.silence * (context.step_us or 0.0)
     if not per_step:
         return None
@@ -62,7 +57,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
 def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
     """Memory is nearly full, of the GPU or of the machine: a hint, unless something shows that it was too little."""
     run, full = context.facts.run, context.thresholds.memory_full
-    fraction = memory_fraction(context) if context.on_gpu else None
+    fraction = memory_fraction(context.facts.run) if context.on_gpu else None
     total = run.memory.total_bytes or run.device.memory_total_bytes
     short = _too_little(context)
     if fraction is not None and fraction >= full and total:
@@ -77,7 +72,7 @@ def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
 
 def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
-    fraction, filled = memory_fraction_at_most(context), _filled(context)
+    fraction, filled = memory_fraction_at_most(context.facts.run), _filled(context)
     if not context.on_gpu or filled is None or filled[0] >= context.thresholds.sm_active_low or starves(context):
         return None
     working = 1 - idle_us(context) / (context.step_us or 1.0)
@@ -145,18 +140,8 @@ def _filled(context: RuleContext) -> tuple[float, str] | None:
     return None if share is None else (min(1.0, share / working), basis)
 
 
-def _median_count(starts: Int64, windows: Int64) -> float:
-    counts = np.searchsorted(starts, windows[:, 1]) - np.searchsorted(starts, windows[:, 0])
-    return float(np.median(counts)) if len(counts) else 0.0
-
-
 FINDINGS = (
     FindingKind("allocator_thrash", "allocator thrash", allocator_thrash, lesson="06_memory"),
     FindingKind("memory_pressure", "nearly full memory", memory_pressure, lesson="06_memory"),
-    FindingKind(
-        "memory_underused",
-        "unused GPU memory",
-        memory_underused,
-        lesson="05_batch_size",
-    ),
+    FindingKind("memory_underused", "unused GPU memory", memory_underused, lesson="05_batch_size"),
 )

@@ -12,6 +12,7 @@ from gpulab.analysis.gpu.chains import attention_chains, attention_on_cpu, point
 from gpulab.analysis.gpu.device_work import DeviceWork
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.rules.calls import leading_part, with_part
 from gpulab.diagnosis.rules.launches import is_replayed
 from gpulab.formatting import duration, number, percent
 from gpulab.intervals import Intervals
@@ -73,7 +74,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None
-    return Finding(
+    chained = Finding(
         "memory_bound_ops",
         f"Memory-bound: chains of unfused pointwise operators take {percent(_share(context, chains.share))} of "
         f"{_computing(context)}.",
@@ -91,6 +92,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         cure="model = torch.compile(model), which fuses each chain.",
         source_line=_line(context, chains.span),
     )
+    return chained if chained.source_line else with_part(context, chained, leading_part(context))
 
 
 def layout(context: RuleContext) -> Finding | None:

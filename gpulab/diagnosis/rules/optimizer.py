@@ -145,11 +145,5 @@ def _cure(work: OptimizerWork, updating: bool, zeroing: bool) -> str:
 
 
 FINDINGS = (
-    FindingKind(
-        "unfused_optimizer",
-        "unfused optimizer",
-        unfused_optimizer,
-        lesson="08_fused_kernels",
-        is_bound=True,
-    ),
+    FindingKind("unfused_optimizer", "unfused optimizer", unfused_optimizer, lesson="08_fused_kernels", is_bound=True),
 )

@@ -34,23 +34,16 @@ def makes_own_batches(context: RuleContext) -> bool:
     return _unprofiled(context) is not None or (account is not None and bool(account.prepared_ns))
 
 
-def own_batches_finding(context: RuleContext) -> Finding | None:
-    """What is said of making batches, whatever its key."""
-    keys = _BECAUSE if makes_own_batches(context) else ()
-    return next((f for key in keys if (f := making_own_batches(context, key)) is not None), None)
-
-
-def making_own_batches(context: RuleContext, key: str) -> Finding | None:
-    """A part of each step goes to the lines that make what the model is called with; None where another key says it."""
+def making_own_batches(context: RuleContext) -> Finding | None:
+    """A part of each step goes to the lines that make what the model is called with."""
     account, step_us = context.facts.breakdown, context.step_us
-    if account is None or not step_us or context.withheld("idle_causes") is not None:
-        return None
-    if key != _cause(context, account):
+    if not makes_own_batches(context) or account is None or not step_us or context.withheld("idle_causes") is not None:
         return None
     times = intersect(union_of(account.prepared_ns), account.host_covered)
     share = context.share("data_wait")
     if share < context.thresholds.data_wait_notice:
         return None
+    key = _cause(context, account)
     summary = (
         f"{'Input-bound: ' if share >= context.thresholds.data_wait_bad else ''}{percent(share)} of {context.unit} "
         "goes to making the next batch"

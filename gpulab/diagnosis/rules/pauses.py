@@ -12,20 +12,17 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.host.calls import has_looks
+from gpulab.analysis.host.pauses import length_ns, paused_time
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.diagnosis.rules.calls import call_in_steps
-from gpulab.diagnosis.rules.own_batches import own_batches_finding
+from gpulab.diagnosis.rules.own_batches import making_own_batches
 from gpulab.formatting import duration, percent
-from gpulab.intervals import Intervals, clip, intersect, measure, subtract, union, union_of
 from gpulab.prediction.removal import Pauses
-from gpulab.run import BESIDE_KINDS, Pause, PauseKind, Phase
+from gpulab.run import BESIDE_KINDS, PauseKind
 
-# Where one lies within another its time belongs to the first of these: garbage is collected in all of them.
-_ORDER: tuple[PauseKind, ...] = ("compile", "checkpoint_save", "evaluation", "logging", "callback", "gc")
 _OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # where another finding is about the batches
 _MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
-_LEAST = 2  # ours: one pause may be chance
 _GC_CURE = (
     "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
     "gc.collect() once per epoch."
@@ -49,10 +46,9 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     pauses = (
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
-        _finding(context, key, "callback", context.thresholds.pause_notice),
     )
     exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
-    call = call_in_steps(context, key, _OTHERS if own_batches_finding(context) is not None else BESIDE_KINDS)
+    call = call_in_steps(context, key, _OTHERS if making_own_batches(context) is not None else BESIDE_KINDS)
     named = _larger(call, exactly)
     return named or _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
 
@@ -113,12 +109,6 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
             "Evaluate less often or on a subset, under torch.inference_mode and with larger batches.",
             "evaluation",
         ),
-        "callback": _Words(
-            "Callbacks and schedulers take {share} of the training time.",
-            "training paused {times} in a callback or a scheduler, {each} each",
-            "Do that work every 100 steps or once per epoch, or drop the callback.",
-            "callbacks and schedulers",
-        ),
         "compile": _Words(
             "Recompilation takes {share} of the training time.",
             "recompiled {times} after warm-up, {each} each",
@@ -135,13 +125,15 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
     """None where pauses of that kind take less than `least_share` of the time, or would if the longest one, which may
     be one of a kind, were like the others.
     """
-    paused, words = _paused(context, kind), _WORDS[kind]
-    if paused is None or paused.share * _regular(paused.pauses) < least_share:
+    whole_us = context.whole_us
+    paused = paused_time(context.facts.run, kind, context.step_us, whole_us, context.idle)
+    words = _WORDS[kind]
+    if paused is None or paused.share * paused.regular_fraction < least_share:
         return None
     cost_us = paused.within_us + paused.between_us
     host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
-    longest = max(paused.pauses, key=_length_ns)
-    median_us = float(np.median([_length_ns(p) for p in paused.pauses])) / 1e3
+    longest = max(paused.pauses, key=length_ns)
+    median_us = float(np.median([length_ns(p) for p in paused.pauses])) / 1e3
     evidence = words.evidence.format(times=f"{len(paused.pauses):,} times", each=f"{duration(median_us)} (median)")
     whole = Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns))
     return Finding(
@@ -158,66 +150,6 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
         removed_ns=pairs(paused.times_ns),
         title=words.title,
     )
-
-
-# -- how long it takes -------------------------------------------------------------------------------------------------
-
-
-class _Paused(Struct, frozen=True):
-    """Pauses of one kind after the warm-up, spread over the steps (µs): in the typical step, and besides it."""
-
-    pauses: list[Pause]
-    times_ns: Intervals  # when, without other kinds that count before it
-    within_us: float
-    between_us: float
-    share: float  # of all time from the warm-up on
-
-
-def _paused(context: RuleContext, kind: PauseKind) -> _Paused | None:
-    """None where there were none, too few to tell from chance, or no steps to spread them over."""
-    run, step = context.facts.run, context.step_us
-    first = np.flatnonzero(run.steps.phase != Phase.WARMUP)
-    if not step or not len(first):
-        return None
-    since, until = int(run.steps.start_ns[first[0]]), int(run.steps.end_ns[-1])
-    pauses = [p for p in run.pauses if p.kind == kind and since <= p.start_ns < until]
-    if len(pauses) < _LEAST:
-        return None
-    outer = [p for p in run.pauses if _ORDER.index(p.kind) < _ORDER.index(kind)]
-    times = clip(subtract(_covered(pauses), _covered(outer)), since, until)
-    count = len(run.steps) - int(first[0])
-    mean_us = measure(times) / count / 1e3
-    within_us = min(mean_us, _typical_us(context, times, int(first[0])))  # of steps with and without one chance picks
-    between_us = mean_us - within_us
-    if context.idle is not None:
-        within_us = min(within_us, context.idle * step)
-    share = (within_us + between_us) / max(context.whole_us or 0.0, step + between_us)
-    return _Paused(pauses, times, within_us, between_us, share)
-
-
-def _length_ns(pause: Pause) -> int:
-    return pause.end_ns - pause.start_ns
-
-
-def _regular(pauses: list[Pause]) -> float:
-    """The time of pauses if the longest of them were like the others, over the time that they took."""
-    total, longest = sum(map(_length_ns, pauses)), max(map(_length_ns, pauses))
-    return (total - longest) / max(1, total) * len(pauses) / (len(pauses) - 1)
-
-
-def _covered(pauses: list[Pause]) -> Intervals:
-    return union_of((p.start_ns, p.end_ns) for p in pauses)
-
-
-def _typical_us(context: RuleContext, times: Intervals, first: int) -> float:
-    """Median over the steps of how long one stands still; 0 where fewer than half of them do."""
-    steps = context.facts.run.steps
-    windows = np.stack((steps.start_ns[first:], steps.end_ns[first:]), axis=1)
-    inside = intersect(times, union(windows[:, 0], windows[:, 1]))
-    at = np.searchsorted(windows[:, 0], inside[:, 0], side="right") - 1
-    per_step = np.zeros(len(windows), dtype=np.int64)
-    np.add.at(per_step, at, inside[:, 1] - inside[:, 0])
-    return float(np.median(per_step)) / 1e3
 
 
 def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | None:
@@ -245,7 +177,7 @@ FINDINGS = (
         "logging, evaluation and callbacks",
         logging_or_eval,
         lesson="09_host",
-        removal=Pauses(("logging", "evaluation", "callback")),
+        removal=Pauses(("logging", "evaluation")),
         asked_again=True,
     ),
     FindingKind("recompilation", "recompilation", recompilation, removal=Pauses(("compile",))),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from gpulab.analysis.gpu.clock import slowed_fraction
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import percent, plural
@@ -45,7 +46,7 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
     bits = reasons.value.astype(np.int64)
     often = {name: float(((bits & bit) != 0).mean()) for bit, name in THROTTLE_NAMES.items()}
     limits = {name: share for name, share in often.items() if share >= context.thresholds.readings_notice}
-    slower = _slower(context)
+    slower = slowed_fraction(context.facts.run)
     if not limits or (
         set(limits) == {THROTTLE_NAMES[_POWER_CAP]} and (slower is None or slower < context.thresholds.slowed_notice)
     ):
@@ -64,19 +65,6 @@ def throttled(context: RuleContext) -> Finding | Undetermined | None:
         cure="Better cooling, a higher power limit (nvidia-smi -pl, as administrator), or another GPU. No code change "
         "helps.",
     )
-
-
-def _slower(context: RuleContext) -> float | None:
-    """How far the clock was below its own highest reading while the limits held; None where it was not read."""
-    clock = context.facts.run.samples.get("sm_clock_mhz")
-    if clock is None or not len(clock.value) or clock.value.max() <= 0:
-        return None
-    reasons = context.facts.run.samples.get("throttle_reasons")
-    assert reasons is not None
-    bits = reasons.value.astype(np.int64)
-    after = np.searchsorted(reasons.t_ns, clock.t_ns, side="right") - 1
-    held = (bits[np.maximum(after, 0)] & sum(THROTTLE_NAMES)) != 0
-    return float(1 - clock.value[held].mean() / clock.value.max()) if held.any() else None
 
 
 def _unread(context: RuleContext, key: str, what: str, label: str) -> Undetermined | None:

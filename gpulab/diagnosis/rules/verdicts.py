@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
@@ -19,9 +18,8 @@ from gpulab.formatting import capitalized, duration, percent, plural, size
 from gpulab.intervals import measure
 
 _UNUSED = 0.3  # ours, of a step: time in operators without CPU time that needs an explanation
-_MOST = 0.5  # ours: what holds less of some time does not say where it is
-
 _FEW_SAMPLES = 2  # ours: so small a batch is seldom meant for speed
+_MOST = 0.5  # ours: what holds less of some time does not say where it is
 
 
 def cannot_tell(context: RuleContext) -> Finding | None:
@@ -232,7 +230,7 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
 
 def _tiny_batch(context: RuleContext) -> Finding | None:
     """With a sample or two nothing shows whether more of them would cost more: the operators are long all the same."""
-    size = _samples(context)
+    size = context.facts.samples_per_step
     if size is None or size > _FEW_SAMPLES or context.facts.breakdown is None:
         return None
     sizes = ",".join(str(size * factor) for factor in (1, 2, 4, 8))
@@ -242,13 +240,6 @@ def _tiny_batch(context: RuleContext) -> Finding | None:
         f"Too few samples to show it: measure with %%gpuprofile --sweep batch_size={sizes}, which changes the "
         f"training, too. {_basis(context, context.facts.breakdown)}",
     )
-
-
-def _samples(context: RuleContext) -> int | None:
-    """In a typical step; None where that is not known."""
-    counted = context.facts.run.steps.sample_count[context.facts.selection.rows]
-    samples = counted[counted >= 0]
-    return int(np.median(samples)) if len(samples) and 2 * len(samples) >= len(counted) else None
 
 
 _REASONS: tuple[Callable[[RuleContext], Finding | None], ...] = (

@@ -58,6 +58,8 @@ def test_what_takes_most_of_the_forward_pass(kind: str) -> None:
         assert part is None, "the only line, which calls the model"
         inside = Place("cell", 7, "", "h = self.cell(x, h)", (Unit(6, 8, "for x in xs:"),))
         part = costliest_part(replace(run, places=(inside,)), None)
+        of_model = Place("cell", 7, "Encoder.forward", "vectors = self.words(tokens)")
+        assert costliest_part(replace(run, places=(of_model,)), None) is not None, "one layer of the model"
     assert part is not None and (part.share, part.line.line) == (0.6, 7)
     assert part.callee == ("json.dumps" if kind == "own" else "")
     assert costliest_part(looked("own", 60), None) is None, "an older run, which keeps no looks at the model"
