@@ -157,7 +157,12 @@ _OF_RULES = (
     Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
     Switch("a compiled model has no chains", f"{_RULES}operations:_is_compiled", _no),
     Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
-    Switch("the peak of memory is hidden by an earlier run", f"{_RULES}launches:peak_is_hidden", _no, needs_gpu=True),
+    Switch(
+        "the peak of memory is hidden by an earlier run",
+        "gpulab.analysis.gpu.memory_use:peak_is_hidden",
+        _no,
+        needs_gpu=True,
+    ),
     Switch("a part of the model computes on the CPU", f"{_RULES}placement:_partly", _nothing, needs_gpu=True),
     Switch("a GPU that training did not use", f"{_RULES}placement:_unused", _nothing, needs_gpu=True),
     Switch("no names of formats", f"{_RULES}precision:_unknown_formats", _nothing, needs_gpu=True),

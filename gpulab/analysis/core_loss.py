@@ -20,8 +20,9 @@ class CoreLoss(Struct, frozen=True):
         return self.thread_us + self.pool_us + self.loading_us
 
 
-def core_loss_of(facts: Facts, step_us: float | None, least: float) -> CoreLoss | None:
-    """None where the system does not tell, or there is no step; compute threads from that share of the step on.
+def core_loss_of(facts: Facts, step_us: float | None, least_pool_share: float) -> CoreLoss | None:
+    """None where the system does not tell, or there is no step. Waiting of compute threads for less than
+    `least_pool_share` of the step counts as none.
 
     On a GPU only what its work does not hide. While the training thread waits for its other compute threads it sleeps
     or spins: at most all that it does not wait for a core itself.
@@ -38,4 +39,4 @@ def core_loss_of(facts: Facts, step_us: float | None, least: float) -> CoreLoss 
     threads = facts.run.environment.compute_threads or 1
     each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
     pool_us = 0.0 if shares is None else each * shares.of("compute", "optimizer", "launch") * step_us
-    return CoreLoss(thread_us, pool_us if pool_us >= least * step_us else 0.0, loading_us)
+    return CoreLoss(thread_us, pool_us if pool_us >= least_pool_share * step_us else 0.0, loading_us)

@@ -357,8 +357,8 @@ def _curve(series: Series, values: Float64) -> CurveFact:
     )
 
 
-def ended_early(run: Run) -> str:
-    """Where the run came neither to the end of its code nor to the number of steps that was asked for."""
+def early_end_sentence(run: Run) -> str:
+    """How the run ended, where that was before its code and the number of steps asked for; else empty."""
     count = len(run.steps)
     how = _EARLY.get(run.outcome) if run.source != "trace" else None
     asked = run.settings.steps

@@ -38,7 +38,7 @@ class RuleContext(Struct, frozen=True):
 
     @property
     def whole_us(self) -> float | None:
-        """The same with all that lies between steps, as `Facts.whole_us` has it; never less than `step_us`."""
+        """Mean time per step with all that lies between steps (`Facts.whole_us`); at least `step_us`."""
         whole = self.facts.whole_us
         return None if whole is None else max(whole, self.step_us or 0.0)
 

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.facts import Facts, ended_early
+from gpulab.analysis.facts import Facts, early_end_sentence
 from gpulab.analysis.step_shares import own_shares
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
@@ -59,7 +59,7 @@ def diagnose(
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
         alarm=" ".join(filter(None, (_measured_beside(ranked), _alarm(facts, ranked[0])))),
-        ended=ended_early(facts.run),
+        ended=early_end_sentence(facts.run),
         few_steps=facts.few_steps,
     )
 
@@ -94,7 +94,7 @@ def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[s
 def _once_cured(context: RuleContext, findings: Sequence[Finding]) -> list[Finding]:
     """Pauses that hardly matter beside the first cause, and do once it is cured: they come after it."""
     first, total = findings[0], total_us(context, findings)
-    cured_us = first.recoverable_us_per_step or 0.0
+    cured_us = first.cost_us
     if not total or cured_us < context.thresholds.idle_notice * total:
         return []
     left, limits = max(0.0, 1 - cured_us / total), context.thresholds
@@ -116,7 +116,9 @@ def _answer(kind: FindingKind, context: RuleContext) -> Finding | Undetermined |
         answer = kind.rule(context)
     except Exception as e:
         return Undetermined(kind.key, f"Anything about {kind.title}", f"{FAULT} ({type(e).__name__}: {e})")
-    return replace(answer, lesson=answer.lesson or kind.lesson) if isinstance(answer, Finding) else answer
+    if not isinstance(answer, Finding) or answer.lesson:
+        return answer
+    return replace(answer, lesson=kind_of(answer.key).lesson)
 
 
 NOTHING_GAINED = 0.99  # ours, of today's time: half of what a comparison can tell (2 %)
@@ -227,7 +229,7 @@ def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) 
     """Whether it may stand before the verdict: not a small cost beside more that is unknown, nor what faster kernels
     save a little of where a CPU computes.
     """
-    if (finding.recoverable_us_per_step or 0.0) >= _LEAST * (context.step_us or 0.0):
+    if finding.cost_us >= _LEAST * (context.step_us or 0.0):
         return True
     if any(v.parts == ("unknown",) for v in verdicts) and "unknown" not in map(_base, finding.parts):
         return False
@@ -329,7 +331,7 @@ def _worth(finding: Finding, time_us: float | None) -> tuple[float, float]:
 
 def _claimed_between(finding: Finding) -> float:
     """Of its time what lies beside the typical step: all of it where no part of the step is named."""
-    own = finding.recoverable_us_per_step or 0.0
+    own = finding.cost_us
     if not any(_base(p) == BETWEEN for p in finding.parts):
         return 0.0
     return min(own, finding.between_us_per_step) if len({_base(p) for p in finding.parts}) > 1 else own
@@ -359,6 +361,6 @@ def _with_sequels(context: RuleContext, ranked: list[Finding]) -> list[Finding]:
 def _after(context: RuleContext, left_us: float, following: Finding | None) -> str:
     if following is None:
         return f"No other known cause costs {percent(context.thresholds.silence)} of {context.unit} or more."
-    rest = left_us - (following.recoverable_us_per_step or 0.0)
+    rest = left_us - following.cost_us
     gain = f"at most {factor(left_us / rest)}×" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}×"
     return f"Then {title_for(following)}: fixing it too speeds up the rest by {gain}."

@@ -63,6 +63,11 @@ class Finding(Struct, frozen=True):
     source: tuple[SourceLine, ...] = ()  # the lines around `source_line`, each with its share of the time in question
 
     @property
+    def cost_us(self) -> float:
+        """The recoverable time per step; 0 where that cannot be told."""
+        return self.recoverable_us_per_step or 0.0
+
+    @property
     def knob(self) -> str | None:
         """The cure as `--set` takes it ("workers=2"); None where no knob does it."""
         return ", ".join(f"{name}={value}" for name, value in self.settings) or None

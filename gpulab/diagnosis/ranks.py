@@ -52,14 +52,14 @@ def diagnose_ranks(
     )
     if slowest is not None and comparison.straggler is not None:
         slowest = uneven_data(comparison, slowest, comparison.straggler, thresholds) or slowest
-    exposed = exposed_between_ranks(comparison, thresholds, slowest.recoverable_us_per_step or 0.0 if slowest else 0.0)
+    exposed = exposed_between_ranks(comparison, thresholds, slowest.cost_us if slowest else 0.0)
     if exposed is not None:
         exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
         exposed = small_collectives(comparison, thresholds, exposed) or exposed
     if slowest is None:  # in the traced steps; others may have pauses up to that notice, which are not told
         slowest = _paused_alone(each or {}, (thresholds.skew_notice + thresholds.pause_notice) * step_us)
     findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
-    causes = _with_sequels(sorted(findings, key=lambda f: -(f.recoverable_us_per_step or 0.0)))
+    causes = _with_sequels(sorted(findings, key=lambda f: -f.cost_us))
     return Diagnosis(causes or (_in_step(comparison, each or {}, thresholds),), (), step_us, step_us)
 
 
@@ -127,7 +127,7 @@ def _is_pause(finding: Finding) -> bool:
 
 
 def _cost_us(finding: Finding | None) -> float:
-    return (finding.recoverable_us_per_step or 0.0) if finding is not None else 0.0
+    return finding.cost_us if finding is not None else 0.0
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:
@@ -143,7 +143,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
     if not keys or 2 * keys.most_common(1)[0][1] <= len(comparison.ranks):
         return None
     key, count = keys.most_common(1)[0]
-    ranked = sorted((f.recoverable_us_per_step or 0.0, rank) for rank, f in first.items() if f.key == key)
+    ranked = sorted((f.cost_us, rank) for rank, f in first.items() if f.key == key)
     time_us, rank = ranked[len(ranked) // 2]
     own, alone = first[rank], len(comparison.ranks) == 1
     where = "all ranks" if count == len(comparison.ranks) else f"{count} of the {len(comparison.ranks)} ranks"

@@ -70,23 +70,28 @@ def test_only_copies_that_rearrange_count() -> None:
     assert found.span == (50 * US, 250 * US)
 
 
-@pytest.mark.parametrize(("first", "then"), [(40, 40), (80, 80), (80, 90)])
-def test_what_an_operator_calls_in_a_loop_is_no_call_of_the_code(first: int, then: int) -> None:
-    """As a GRU for each time step, which more samples do not change, or an embedding's renormalization row by row."""
-    spans, small_us = [], 0
-    for start, calls in ((0, first), (400, then)):
-        spans += [op("aten::loop", start, start + 400)]
-        spans += [op("aten::mul", start + 4 * i, start + 4 * i + 3) for i in range(calls)]
-        small_us += 3 * calls
+@pytest.mark.parametrize(
+    ("name", "calls", "is_calling", "is_fixed"),
+    [
+        ("aten::embedding_renorm_", 80, False, False), ("aten::gru", 80, False, True),
+        ("aten::embedding_renorm_", 40, True, True), ("aten::stack", 80, True, True),
+    ],
+)  # fmt: skip
+def test_what_an_operator_calls_in_a_loop_is_no_call_of_the_code(
+    name: str, calls: int, is_calling: bool, is_fixed: bool
+) -> None:
+    """But for a list, which the code made; and more samples do not make an RNN's loop longer."""
+    spans = [op(name, 0, 400), *(op("aten::mul", 4 * i, 4 * i + 3) for i in range(calls))]
     for i in range(40):
-        spans += [op("autograd::engine::evaluate_function: MulBackward0", 800 + 5 * i, 804 + 5 * i)]
-        spans += [op("aten::sum", 801 + 5 * i, 803 + 5 * i)]
+        spans += [op("autograd::engine::evaluate_function: MulBackward0", 400 + 5 * i, 404 + 5 * i)]
+        spans += [op("aten::mul", 401 + 5 * i, 403 + 5 * i)]
+    spans += [op("Optimizer.step#SGD.step", 600, 990, MARK)]
+    spans += [op("aten::mul_", 600 + 4 * i, 603 + 4 * i) for i in range(90)]  # says nothing of the forward pass
     found = host_operators(timeline(spans), accounted(1000))
-    assert found is not None and found.short_count == first + then + 2 * 40
-    calling_us = small_us + 4 * 40 + 40  # and between the nodes
-    loops = min(first, then) > 64
-    assert found.calling_share == pytest.approx((40 if loops else calling_us) / 1000)
-    assert found.fixed_share == pytest.approx((40 if loops and first != then else calling_us) / 1000)
+    assert found is not None and found.short_count == calls + 2 * 40 + 90
+    all_us, of_loops_us = 1000 - (400 - 3 * calls), 3 * calls + 4 * 40
+    assert found.calling_share == pytest.approx((all_us if is_calling else all_us - of_loops_us) / 1000)
+    assert found.fixed_share == pytest.approx((all_us if is_fixed else all_us - of_loops_us) / 1000)
 
 
 def test_nothing_is_said_without_steps_or_operators() -> None:

@@ -455,6 +455,7 @@ CASES: dict[str, Case] = table(
         {
             "evaluation in every second step": (paused("evaluation", SECONDS, 12.0), 6e3, 0.1),
             "logging": (paused("logging", range(60), 6.0, HALF_PAUSED), 6e3),
+            "callbacks": (paused("callback", range(60), 6.0, HALF_PAUSED), 6e3),
             "evaluation": (paused("evaluation", range(60), 6.0, HALF_PAUSED), 6e3),
         },
     ),

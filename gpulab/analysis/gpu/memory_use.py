@@ -11,7 +11,7 @@ def memory_fraction(run: Run) -> float | None:
     return run.memory.peak_allocated_bytes / total if run.memory.peak_allocated_bytes and total else None
 
 
-def memory_fraction_at_most(run: Run) -> float | None:
+def exact_memory_fraction(run: Run) -> float | None:
     """The same where the peak is exact; None where an earlier run hides it, so that it may have been higher."""
     return None if peak_is_hidden(run) else memory_fraction(run)
 

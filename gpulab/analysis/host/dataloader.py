@@ -283,7 +283,7 @@ def _copy_us(run: Run) -> float | None:
 
 
 def times_by_cause(inside: LoadingFacts) -> dict[str, float]:
-    """µs per batch by cause. Waiting for a core is part of what computes; other waiting is not ready for one."""
+    """µs per batch by cause. Waiting for a core is left out; waiting for I/O or a lock needs none."""
     waited = inside.read_us * (inside.read_waited_fraction or 0.0)
     waited += inside.transform_us * (inside.transform_waited_fraction or 0.0)
     working, free = inside.read_us + inside.transform_us - waited, 1 - (inside.core_wait_fraction or 0.0)

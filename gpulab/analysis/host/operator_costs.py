@@ -20,6 +20,8 @@ SHORT_NS = 20_000
 LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
 LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
 _LOOP = 64  # ours, direct calls of one operator: what is composed of others calls about ten
+_OVER_LISTS = ("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
+_IN_TIME = spans.starting_with("aten::gru", "aten::lstm", "aten::rnn_")
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
 _BACKWARD = re.compile(r"(\w+?)Backward\d*$")
@@ -29,9 +31,9 @@ class HostOperators(Struct, frozen=True):
     """Of the profiled steps. `calling_share`: of their time what no operator of `SHORT_NS` or more of its own computes,
     without waiting for data, calls beside the training (`calls_share`) and gaps of more than `LONGEST_GAP_NS`;
     `fixed_share`: the same with such calls and with gaps of up to `LONGEST_LOOP_NS`, in which a training loop goes from
-    batch to batch; `count` of operators per step, `short_count` of them the short ones. What an operator calls in a
-    loop of its own, as for each time step or row, is no call of the user's code, and fixed only if all loops are
-    equally long.
+    batch to batch; `count` of operators per step, `short_count` of them the short ones. No share has what an operator
+    calls in a loop of its own of `_LOOP` calls or more, as for each row: the code makes no such call. Where the loop is
+    over time, as an LSTM's, it is fixed cost: more samples do not make it longer.
 
     `rearranging_share`: of their time copies that give a tensor another order in memory and nothing else,
     `rearranging_count` per step; `span` of the longest.
@@ -71,16 +73,16 @@ def host_operators(
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
     waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
 
-    def left(limit_ns: int, beside: float, *, varying: bool) -> float:
-        looped = inside & _called_in_loops(timeline, tree, varying=varying)
+    def remaining_share(limit_ns: int, beside: float, *, by_samples: bool) -> float:
+        looped = inside & _called_in_loops(timeline, tree, by_samples=by_samples)
         computing = float(own[long | looped].sum()) + waiting
         return max(0.0, 1 - computing / wall - max(beside, _elsewhere_ns(timeline, windows, limit_ns) / wall))
 
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=left(LONGEST_GAP_NS, calls_share, varying=False),
-        fixed_share=left(LONGEST_LOOP_NS, batches_share, varying=True),
+        calling_share=remaining_share(LONGEST_GAP_NS, calls_share, by_samples=False),
+        fixed_share=remaining_share(LONGEST_LOOP_NS, batches_share, by_samples=True),
         calls_share=calls_share,
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
@@ -88,29 +90,33 @@ def host_operators(
     )
 
 
-def _called_in_loops(timeline: Timeline, tree: CallTree, *, varying: bool = False) -> spans.Mask:
-    """Which operators another one calls in a loop; and the backward pass of kinds of which most are such.
+def _called_in_loops(timeline: Timeline, tree: CallTree, *, by_samples: bool = False) -> spans.Mask:
+    """Operators that another one calls in a loop of its own, and the backward nodes of operators that mostly are such.
 
-    `varying`: only loops of operators that do not always make as many calls, as where the data tell how many.
+    `by_samples`: only loops that more samples make longer, so no steps in time.
     """
-    kind = timeline.name_id[tree.rows]
+    kind, begin = timeline.name_id[tree.rows], timeline.start_ns[tree.rows]
     calls = np.bincount(tree.parent[tree.parent >= 0], minlength=len(tree.rows))
-    loops = spans.named(timeline, spans.starting_with("aten::"))[tree.rows] & (calls >= _LOOP)
-    loops &= ~covers(spans.update_times(timeline), timeline.start_ns[tree.rows])  # over the parameters
-    if varying:
-        loops &= np.isin(kind, [k for k in np.unique(kind[loops]) if len(np.unique(calls[loops & (kind == k)])) > 1])
-    looped = _below(tree, loops)
+    loops = spans.named(timeline, _may_loop)[tree.rows] & (calls >= _LOOP)
+    loops &= ~covers(spans.update_times(timeline), begin)  # over the parameters
+    looped = _below(tree, loops & ~spans.named(timeline, _IN_TIME)[tree.rows] if by_samples else loops)
     if not looped.any():
         return looped
-    nodes = [_BACKWARD.search(name) for name in timeline.names]
-    forward = ~_below(tree, np.array([n is not None for n in nodes], bool)[kind])
-    met, of_loops = Counter[str](), Counter[str]()
-    for counts, rows in ((met, forward), (of_loops, forward & looped)):
+    nodes = spans.named(timeline, spans.is_autograd_node)[tree.rows]
+    forward = ~(nodes | _below(tree, nodes) | covers(spans.update_times(timeline), begin))
+    forward_count, looped_count = Counter[str](), Counter[str]()
+    for counts, rows in ((forward_count, forward), (looped_count, forward & looped)):
         for i, count in zip(*np.unique(kind[rows], return_counts=True), strict=True):
             counts[_plain(timeline.names[i])] += int(count)
-    mostly = np.array([n is not None and 2 * of_loops[_plain(n[1])] > met[_plain(n[1])] for n in nodes], bool)
-    backward: spans.Mask = mostly[kind] | _below(tree, mostly[kind])
+    of = [_plain(node[1]) if (node := _BACKWARD.search(name)) else "" for name in timeline.names]
+    mostly = np.array([2 * looped_count[name] > forward_count[name] for name in of], bool)[kind]
+    backward: spans.Mask = mostly | _below(tree, mostly)
     return looped | backward
+
+
+def _may_loop(name: str) -> bool:
+    """Not over a list of tensors: that the code made."""
+    return name.startswith("aten::") and not name.startswith(_OVER_LISTS)
 
 
 def _plain(name: str) -> str:
@@ -120,10 +126,15 @@ def _plain(name: str) -> str:
 
 def _below(tree: CallTree, rows: spans.Mask) -> spans.Mask:
     """What lies within such rows, however deep."""
-    below, above = np.zeros(len(tree.rows), dtype=bool), tree.parent
-    while (above >= 0).any():
-        below |= (above >= 0) & rows[above]
-        above = np.where(above >= 0, tree.parent[above], -1)
+    below = np.zeros(len(tree.rows), dtype=bool)
+    at = np.flatnonzero(tree.parent >= 0)
+    above = tree.parent[at]
+    while len(at):
+        hit = rows[above]
+        below[at[hit]] = True
+        above = tree.parent[above]
+        goes_on = (above >= 0) & ~hit
+        at, above = at[goes_on], above[goes_on]
     return below
 
 

@@ -8,7 +8,7 @@ from gpulab.analysis.host.core_time import is_own_doing
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.core_wait import core_loss
-from gpulab.formatting import duration, number, plural
+from gpulab.formatting import duration, number, percent, plural
 
 
 def cpu_oversubscribed(context: RuleContext) -> Finding | None:
@@ -20,10 +20,12 @@ def cpu_oversubscribed(context: RuleContext) -> Finding | None:
     most = max(1, math.ceil(cores))
     if threads <= most:
         return _by_own_processes(context, threads)
+    busy = next((c.step_mean for c in context.facts.curves if c.name == "cpu_pct"), None)
+    load = "" if busy is None else f"; the cores are {percent(busy / 100)} busy (mean)"
     return Finding(
         "cpu_oversubscribed",
         f"CPU oversubscription: {threads} compute threads on {plural(cores, 'CPU core')}.",
-        (Evidence("one run doesn't show the cost: try fewer threads"),),
+        (Evidence(f"one run doesn't show the cost: try fewer threads{load}"),),
         None,
         "likely",
         parts=("compute/threads",),

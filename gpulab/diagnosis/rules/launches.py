@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
 from gpulab.analysis.gpu.kernels import short_count_fraction
-from gpulab.analysis.gpu.memory_use import memory_fraction_at_most, peak_is_hidden
+from gpulab.analysis.gpu.memory_use import exact_memory_fraction, peak_is_hidden
 from gpulab.analysis.host.operator_costs import SHORT_NS
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
@@ -104,7 +104,7 @@ def small_batch(context: RuleContext) -> Finding | Undetermined | None:
     idle = idle_us(context)
     if idle < limits.idle_notice * _step(context):
         return None
-    memory, small = memory_fraction_at_most(context.facts.run), small_kernels_fraction(work)
+    memory, small = exact_memory_fraction(context.facts.run), small_kernels_fraction(work)
     if memory is not None and memory > limits.memory_underused:
         return None
     half_idle = 1 - idle / _step(context) <= limits.utilization_low

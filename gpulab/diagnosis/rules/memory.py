@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpulab.analysis.gpu.memory_use import memory_fraction, memory_fraction_at_most
+from gpulab.analysis.gpu.memory_use import exact_memory_fraction, memory_fraction
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launches import how_to_know_memory, idle_us, starves
@@ -72,7 +72,7 @@ def memory_pressure(context: RuleContext) -> Finding | Undetermined | None:
 
 def memory_underused(context: RuleContext) -> Finding | Undetermined | None:
     """Half of the memory is free, and the operations do not fill the GPU: a hint, never while it waits for data."""
-    fraction, filled = memory_fraction_at_most(context.facts.run), _filled(context)
+    fraction, filled = exact_memory_fraction(context.facts.run), _filled(context)
     if not context.on_gpu or filled is None or filled[0] >= context.thresholds.sm_active_low or starves(context):
         return None
     working = 1 - idle_us(context) / (context.step_us or 1.0)

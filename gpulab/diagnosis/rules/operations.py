@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+from msgspec.structs import replace
 
 from gpulab.analysis.gpu.alignment import alignment
 from gpulab.analysis.gpu.chains import attention_chains, attention_on_cpu, pointwise_chains, pointwise_on_cpu
@@ -74,7 +75,7 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         or (not context.on_gpu and chains.saved_share < context.thresholds.pointwise_cpu_notice)
     ):
         return None
-    chained = Finding(
+    chains_finding = Finding(
         "memory_bound_ops",
         f"Memory-bound: chains of unfused pointwise operators take {percent(_share(context, chains.share))} of "
         f"{_computing(context)}.",
@@ -92,7 +93,8 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         cure="model = torch.compile(model), which fuses each chain.",
         source_line=_line(context, chains.span),
     )
-    return chained if chained.source_line else with_part(context, chained, leading_part(context))
+    finding = with_part(context, chains_finding, None if chains_finding.source_line else leading_part(context))
+    return replace(finding, source_line=chains_finding.source_line)  # that the chains lie in that part is not known
 
 
 def layout(context: RuleContext) -> Finding | None:

@@ -46,8 +46,9 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
     pauses = (
         _finding(context, key, "logging", context.thresholds.pause_notice),
         _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
+        _finding(context, key, "callback", context.thresholds.pause_notice),
     )
-    exactly = max((f for f in pauses if f is not None), key=_cost_us, default=None)
+    exactly = max((f for f in pauses if f is not None), key=lambda f: f.cost_us, default=None)
     call = call_in_steps(context, key, _OTHERS if making_own_batches(context) is not None else BESIDE_KINDS)
     named = _larger(call, exactly)
     return named or _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
@@ -55,12 +56,8 @@ def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
 
 def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
     """The pauses, whose name is known, unless the call does much more than they hold."""
-    much = call is not None and (exactly is None or _cost_us(call) > _MUCH_MORE * _cost_us(exactly))
+    much = call is not None and (exactly is None or call.cost_us > _MUCH_MORE * exactly.cost_us)
     return call if much else exactly
-
-
-def _cost_us(finding: Finding) -> float:
-    return finding.recoverable_us_per_step or 0.0
 
 
 def recompilation(context: RuleContext) -> Finding | Undetermined | None:
@@ -109,6 +106,12 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
             "Evaluate less often or on a subset, under torch.inference_mode and with larger batches.",
             "evaluation",
         ),
+        "callback": _Words(
+            "Callbacks and schedulers take {share} of the training time.",
+            "training paused {times} in a callback or a scheduler, {each} each",
+            "Do that work every 100 steps or once per epoch, or drop the callback.",
+            "callbacks and schedulers",
+        ),
         "compile": _Words(
             "Recompilation takes {share} of the training time.",
             "recompiled {times} after warm-up, {each} each",
@@ -125,9 +128,7 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
     """None where pauses of that kind take less than `least_share` of the time, or would if the longest one, which may
     be one of a kind, were like the others.
     """
-    whole_us = context.whole_us
-    paused = paused_time(context.facts.run, kind, context.step_us, whole_us, context.idle)
-    words = _WORDS[kind]
+    paused, words = paused_time(context.facts.run, kind, context.step_us, context.whole_us, context.idle), _WORDS[kind]
     if paused is None or paused.share * paused.regular_fraction < least_share:
         return None
     cost_us = paused.within_us + paused.between_us
@@ -177,7 +178,7 @@ FINDINGS = (
         "logging, evaluation and callbacks",
         logging_or_eval,
         lesson="09_host",
-        removal=Pauses(("logging", "evaluation")),
+        removal=Pauses(("logging", "evaluation", "callback")),
         asked_again=True,
     ),
     FindingKind("recompilation", "recompilation", recompilation, removal=Pauses(("compile",))),

@@ -8,7 +8,6 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.host.core_time import LEAST_OTHERS
-from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.rules.calls import leading_part, with_part
@@ -150,7 +149,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         )
     return cannot_tell_because(
         f"No trace: a {context.facts.step_name} takes {duration(step.median)}, but where that time goes is unknown.",
-        f"Median of {_steps(step)}{fed}. Run it with the profiler, which gpulab uses unless told otherwise",
+        f"Median of {plural(step.count, 'step')}{fed}. Run it with the profiler, which is on unless told otherwise",
     )
 
 
@@ -270,13 +269,9 @@ def _basis(context: RuleContext, account: Breakdown) -> str:
     if step is not None:
         if step.count == 1:
             return f"The one measured step took {duration(step.median)}"
-        return f"A step took {duration(step.median)} (median of {_steps(step)})"
+        return f"A step took {duration(step.median)} (median of {plural(step.count, 'step')})"
     start_ns, end_ns = account.span_ns
     return f"This was measured over {duration((end_ns - start_ns) / 1e3)}"
-
-
-def _steps(step: Spread) -> str:
-    return plural(step.count, "step")
 
 
 FINDINGS = (
