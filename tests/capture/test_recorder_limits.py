@@ -197,7 +197,8 @@ def test_optimizers_that_step_within_the_backward_pass(marked_by: str) -> None:
         (missing,) = [m for m in run.missing if m.key == "breakdown"]
         assert "backward" in missing.reason
     else:
-        assert run.traced_numbers and p.report.facts.breakdown is not None
+        assert run.traced_numbers, (run.missing, run.observer)
+        assert p.report.facts.breakdown is not None
 
 
 def test_a_long_step_is_cut_where_it_stands(monkeypatch: pytest.MonkeyPatch) -> None:

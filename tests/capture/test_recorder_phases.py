@@ -324,9 +324,11 @@ def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest
     assert loop.finish().traced == (6, 7)
 
 
-def test_windows_neither_open_nor_end_in_a_graph_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["in_graph_capture", "in_backward"])
+def test_windows_rest_where_the_profiler_must_not_be_touched(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But later, where it may be touched again."""
     capturing = [False]
-    monkeypatch.setattr(gpus_in_use, "in_graph_capture", lambda: capturing[0])
+    monkeypatch.setattr(windows if where == "in_backward" else gpus_in_use, where, lambda: capturing[0])
     early = ON_GPU[0]
     loop = Loop(on_gpu=True).steps(early.after - 1)
     capturing[0] = True
