@@ -27,7 +27,6 @@ from planted.catalogue import FOLDER
 from planted.judge import HOT_MARK, score_of_line
 
 LINES = FOLDER / "lines"
-_INNER = "most of it at "
 SHARED = ("common", "tokenizer")  # what cases import
 CASES = tuple(sorted(path.stem for path in LINES.glob("*.py") if path.stem not in SHARED))
 LEAST_SHARE = 0.7  # of a case's time, by the stopwatch; else the case has no hot line
@@ -74,7 +73,7 @@ def rows_of(case: str) -> dict[str, Any]:
 
 
 def _named(module: Any, workers: int) -> str:
-    """The first line that the findings of a run name, the innermost of a call's; empty for none."""
+    """The first line that the findings of a run name; empty for none."""
     import gpulab
 
     with tempfile.TemporaryDirectory() as folder:
@@ -86,11 +85,8 @@ def _named(module: Any, workers: int) -> str:
                 module.main(workers)
         finally:
             os.chdir(here)
-    finding = next((f for f in gpulab.diagnose(profiled.run).findings if f.source_line), None)
-    if finding is None:
-        return ""
-    inner = (e.words.removeprefix(_INNER) for e in finding.evidence if e.words.startswith(_INNER))
-    return next(inner, finding.source_line)
+    findings = gpulab.diagnose(profiled.run).findings
+    return next((finding.source_line for finding in findings if finding.source_line), "")
 
 
 # -- the stopwatch around the marked statement -------------------------------------------------------------------------

@@ -145,7 +145,7 @@ class Phases:
     def begin(self, before: int, done: int) -> bool:
         """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
         planned = self._due(before, done) if self._window is None else None
-        self._postponed = None if _may_touch() else planned
+        self._postponed = planned if planned is not None and not _may_touch() else None
         if planned is None or not self._start(TRACE_HARD_LIMIT_S):
             return False
         self._planned = replace(planned, after=done)

@@ -14,13 +14,14 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.gpu.chains import pointwise_chains
+from gpulab.analysis.host.calls import Call
 from gpulab.analysis.host.needless_work import EVALUATING
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.diagnosis.rules import distributed, launches, memory, operations, precision, sharing, transfers
 from gpulab.diagnosis.rules import optimizer as optimizing
-from gpulab.run import Category, Damage, Loader, Memory, Missing, Run, Samples, Series
+from gpulab.run import Category, Damage, Loader, Memory, Missing, Place, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
 from gpulab.trace.load import load_run
 from tests.support import synthetic
@@ -593,3 +594,15 @@ def test_zeroing_the_gradients_of_a_real_resnet() -> None:
     updating = traced("v100_resnet50_workers0").optimizer
     assert updating is not None and updating.zeroing == 161
     assert updating.zero_idle_us == pytest.approx(5_800, rel=0.02)
+
+
+def test_chains_stand_beside_what_takes_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether they lie in it is not known: their own evidence comes first, and no line is theirs."""
+    alone = operations.memory_bound_ops(on_cpu(CHAIN)())
+    line = Place("cell", 6, "", "pairs = match(x)")
+    part = Call(line, "match", 37, 100, 0.37, (0.3, 0.44), 100.0, np.empty((0, 2), np.int64))
+    monkeypatch.setattr(operations, "leading_part", lambda _: part)
+    beside = operations.memory_bound_ops(on_cpu(CHAIN)())
+    assert alone is not None and beside is not None and not beside.source_line
+    assert beside.summary == f"{alone.summary} `match`, called in your line 6, takes 37 % of each step."
+    assert beside.evidence[:-2] == alone.evidence and beside.recoverable_us_per_step == alone.recoverable_us_per_step

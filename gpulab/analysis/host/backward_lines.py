@@ -19,7 +19,12 @@ from gpulab.run import Place, Run
 from gpulab.timeline import spans
 
 _FEWEST = 3  # ours: of fewer looks within an operator it is chance whose it is
-_NODE = re.compile(r"(\w+?)Backward\d*$")
+NODE = re.compile(r"(\w+?)Backward\d*$")  # its operator, as `plain_name` spells it
+
+
+def plain_name(name: str) -> str:
+    """An operator as autograd spells it, without signs and capitals: `aten::add_` is of AddBackward0."""
+    return name.rpartition("::")[2].replace("_", "").lower()
 
 
 def backward_share(run: Run, account: Breakdown | None, places: Collection[Place]) -> float:
@@ -31,15 +36,15 @@ def backward_share(run: Run, account: Breakdown | None, places: Collection[Place
     steps = union(windows[:, 0], windows[:, 1])
     operators = defaultdict[str, list[int]](list)
     for i, name in enumerate(timeline.names):
-        operators[name.rpartition("::")[2].replace("_", "").lower()].append(i)
+        operators[plain_name(name)].append(i)
     backward = spans.covered(timeline, spans.named(timeline, spans.is_autograd_node))
     mine = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
     total = 0.0
     for i, name in enumerate(timeline.names):
-        node = _NODE.search(name) if name.startswith(EVALUATING) else None
+        node = NODE.search(name) if name.startswith(EVALUATING) else None
         if node is None:
             continue
-        within = spans.covered(timeline, np.isin(timeline.name_id, operators[node[1].lower()]))
+        within = spans.covered(timeline, np.isin(timeline.name_id, operators[plain_name(node[1])]))
         met = covers(subtract(within, backward), stack.t_ns)
         if met.sum() >= _FEWEST:
             evaluated = spans.covered(timeline, timeline.name_id == i)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 
 import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.host.backward_lines import NODE, plain_name
 from gpulab.intervals import Intervals, closed, covers, joined, measure, subtract, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans
@@ -20,11 +20,11 @@ SHORT_NS = 20_000
 LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
 LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
 _LOOP = 64  # ours, direct calls of one operator: what is composed of others calls about ten
-_OVER_LISTS = ("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
+_OPERATOR = spans.starting_with("aten::")
+_OVER_LISTS = spans.starting_with("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
 _IN_TIME = spans.starting_with("aten::gru", "aten::lstm", "aten::rnn_")
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
-_BACKWARD = re.compile(r"(\w+?)Backward\d*$")
 
 
 class HostOperators(Struct, frozen=True):
@@ -72,17 +72,20 @@ def host_operators(
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
     waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
+    loops = _loops(timeline, tree)
 
-    def remaining_share(limit_ns: int, beside: float, *, by_samples: bool) -> float:
-        looped = inside & _called_in_loops(timeline, tree, by_samples=by_samples)
+    def remaining_share(limit_ns: int, beside: float, loops: spans.Mask) -> float:
+        looped = inside & _called_in(timeline, tree, loops)
         computing = float(own[long | looped].sum()) + waiting
         return max(0.0, 1 - computing / wall - max(beside, _elsewhere_ns(timeline, windows, limit_ns) / wall))
 
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
-        calling_share=remaining_share(LONGEST_GAP_NS, calls_share, by_samples=False),
-        fixed_share=remaining_share(LONGEST_LOOP_NS, batches_share, by_samples=True),
+        calling_share=remaining_share(LONGEST_GAP_NS, calls_share, loops),
+        fixed_share=remaining_share(
+            LONGEST_LOOP_NS, batches_share, loops & ~spans.named(timeline, _IN_TIME)[tree.rows]
+        ),
         calls_share=calls_share,
         rearranging_share=_share(timeline, moved_rows, wall),
         rearranging_count=float(moved.sum()) / steps,
@@ -90,38 +93,30 @@ def host_operators(
     )
 
 
-def _called_in_loops(timeline: Timeline, tree: CallTree, *, by_samples: bool = False) -> spans.Mask:
-    """Operators that another one calls in a loop of its own, and the backward nodes of operators that mostly are such.
-
-    `by_samples`: only loops that more samples make longer, so no steps in time.
-    """
-    kind, begin = timeline.name_id[tree.rows], timeline.start_ns[tree.rows]
+def _loops(timeline: Timeline, tree: CallTree) -> spans.Mask:
+    """Operators that call others in a loop of their own, but not over a list that the code made."""
     calls = np.bincount(tree.parent[tree.parent >= 0], minlength=len(tree.rows))
-    loops = spans.named(timeline, _may_loop)[tree.rows] & (calls >= _LOOP)
-    loops &= ~covers(spans.update_times(timeline), begin)  # over the parameters
-    looped = _below(tree, loops & ~spans.named(timeline, _IN_TIME)[tree.rows] if by_samples else loops)
+    may_loop = spans.named(timeline, _OPERATOR) & ~spans.named(timeline, _OVER_LISTS)
+    return np.asarray(may_loop[tree.rows] & (calls >= _LOOP))
+
+
+def _called_in(timeline: Timeline, tree: CallTree, loops: spans.Mask) -> spans.Mask:
+    """What runs within these loops, and the backward nodes of operators that mostly do."""
+    looped = _below(tree, loops)
     if not looped.any():
         return looped
+    kind = timeline.name_id[tree.rows]
     nodes = spans.named(timeline, spans.is_autograd_node)[tree.rows]
-    forward = ~(nodes | _below(tree, nodes) | covers(spans.update_times(timeline), begin))
+    updating = covers(spans.update_times(timeline), timeline.start_ns[tree.rows])
+    forward = ~(nodes | _below(tree, nodes) | updating)
     forward_count, looped_count = Counter[str](), Counter[str]()
     for counts, rows in ((forward_count, forward), (looped_count, forward & looped)):
         for i, count in zip(*np.unique(kind[rows], return_counts=True), strict=True):
-            counts[_plain(timeline.names[i])] += int(count)
-    of = [_plain(node[1]) if (node := _BACKWARD.search(name)) else "" for name in timeline.names]
-    mostly = np.array([2 * looped_count[name] > forward_count[name] for name in of], bool)[kind]
+            counts[plain_name(timeline.names[i])] += int(count)
+    operators = [plain_name(node[1]) if (node := NODE.search(name)) else "" for name in timeline.names]
+    mostly = np.array([2 * looped_count[name] > forward_count[name] for name in operators], bool)[kind]
     backward: spans.Mask = mostly | _below(tree, mostly)
     return looped | backward
-
-
-def _may_loop(name: str) -> bool:
-    """Not over a list of tensors: that the code made."""
-    return name.startswith("aten::") and not name.startswith(_OVER_LISTS)
-
-
-def _plain(name: str) -> str:
-    """An operator as autograd spells it: `aten::add_` is of AddBackward0."""
-    return name.removeprefix("aten::").replace("_", "").lower()
 
 
 def _below(tree: CallTree, rows: spans.Mask) -> spans.Mask:

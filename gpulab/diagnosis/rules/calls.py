@@ -98,7 +98,8 @@ def with_part(context: RuleContext, finding: Finding, part: Call | None) -> Find
     """The finding, and what takes most of the forward pass."""
     if part is None:
         return finding
-    backward = f", with its backward pass {percent(part.whole_share)}" if part.backward_share else ""
+    whole = percent(part.whole_share)
+    backward = f", with its backward pass {whole}" if whole != percent(part.share) else ""
     words = f"{duration(part.cost_us)} per step (mean) in the forward pass: {_looks(part)}"
     return replace(
         finding,

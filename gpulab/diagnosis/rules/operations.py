@@ -93,8 +93,9 @@ def memory_bound_ops(context: RuleContext) -> Finding | None:
         cure="model = torch.compile(model), which fuses each chain.",
         source_line=_line(context, chains.span),
     )
-    finding = with_part(context, chains_finding, None if chains_finding.source_line else leading_part(context))
-    return replace(finding, source_line=chains_finding.source_line)  # that the chains lie in that part is not known
+    part = None if chains_finding.source_line else leading_part(context)
+    beside = with_part(context, replace(chains_finding, evidence=()), part)  # whether the chains lie there is not known
+    return replace(chains_finding, summary=beside.summary, evidence=(*chains_finding.evidence, *beside.evidence))
 
 
 def layout(context: RuleContext) -> Finding | None:

@@ -14,9 +14,7 @@ def wrong_device(context: RuleContext) -> Finding | None:
     chosen = next((c for c in context.facts.run.choices if c.what == "device" and c.value == "CPU"), None)
     if chosen is not None:
         return _unused(context, chosen.reason)
-    if not context.on_gpu or context.facts.breakdown is None:
-        return None
-    return _partly(context)
+    return _partly(context) if context.on_gpu else None
 
 
 def _unused(context: RuleContext, reason: str) -> Finding:

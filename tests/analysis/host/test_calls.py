@@ -7,11 +7,14 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.host.calls import costliest_call, costliest_part
+from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules import verdicts
-from gpulab.diagnosis.rules.calls import leading_part
+from gpulab.diagnosis.rules.calls import leading_part, with_part
 from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
 from tests.support import synthetic
 from tests.support.rule_cases import case_of, run_of
+
+CHAINS = Finding("memory_bound_ops", "Memory-bound.", (), 1.0, "likely")
 
 
 def looked(kind: str, met: int, count: int = 100) -> Run:
@@ -77,6 +80,9 @@ def test_a_healthy_run_names_what_takes_most(
     assert leading_part(case_of(replace(run, device=run_of(gpu=True).device))) is None, (
         "the host's time is not the GPU's"
     )
+    for backward, is_named in ((0.004, False), (0.2, True)):
+        whole = with_part(case_of(run_of()), CHAINS, replace(part, backward_share=backward))
+        assert ("with its backward pass" in whole.summary) is is_named, "no figure is said twice"
     monkeypatch.setattr(verdicts, "leading_part", lambda _: part)
     verdict = verdicts.healthy(case_of(run_of()))
     assert verdict is not None and verdict.summary.startswith(starts) and verdict.level == level
