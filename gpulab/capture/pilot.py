@@ -25,8 +25,8 @@ from gpulab.capture.dataloader.facts import Loaders, Workers, death
 from gpulab.capture.job import current_job
 from gpulab.capture.lines.batch_lines import BatchLines
 from gpulab.capture.lines.update_line import UpdateLine
-from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.gpu import PeakWatch
+from gpulab.capture.meters.sampler import CoreWatch
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader

@@ -23,7 +23,7 @@ from msgspec import field
 
 from gpulab.capture.lines.samples import StackWatch
 from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
 from gpulab.run import Int64
 from gpulab.torch_hooks.patching import replaced
@@ -102,7 +102,7 @@ class Window:
             activities.append(ProfilerActivity.CUDA)
             self._asks_teardown = _ask_teardown()
         try:
-            gpus_in_use.synchronize()
+            gpus.synchronize()
             with _quiet():
                 self._profile = profile(
                     activities=activities,
@@ -250,7 +250,7 @@ def _without_inductor() -> Iterator[None]:
 def _end(profile: Any) -> None:
     """End a session of the profiler, also after an error of the GPU that stays."""
     with _quiet():
-        gpus_in_use.lost()  # waits for the GPUs in use
+        gpus.lost()  # waits for the GPUs in use
         profile.profiler.use_device = None  # its own waiting starts CUDA, and raises on a GPU whose error stays
         profile.stop()
 
@@ -263,11 +263,11 @@ def _sacrifice() -> None:
     global _sessions
     _sessions += 1
     with torch.no_grad(), torch._C.DisableTorchFunction(), _disable_current_modes():
-        for index in gpus_in_use.in_use():
+        for index in gpus.in_use():
             lost = torch.zeros(1, device=f"cuda:{index}")
             for _ in range(SACRIFICED + _sessions):
                 lost.add_(1)
-    gpus_in_use.synchronize()
+    gpus.synchronize()
 
 
 @contextmanager
@@ -317,7 +317,7 @@ class StepEvents:
     def updated(self, optimizer: Any) -> None:
         """An optimizer has stepped: the step's events belong where its parameters are."""
         index = gpu_of(optimizer)
-        if index is None or self._broken or gpus_in_use.in_graph_capture():
+        if index is None or self._broken or gpus.in_graph_capture():
             return
         if index != self.index:  # events of another GPU cannot be set against those to come
             self._pending.clear()
@@ -329,7 +329,7 @@ class StepEvents:
 
     def mark(self, t_ns: int) -> None:
         """A boundary is here, at `t_ns` of the host's clock."""
-        if self._broken or gpus_in_use.in_graph_capture():
+        if self._broken or gpus.in_graph_capture():
             return
         try:
             if self._ready():
@@ -372,7 +372,7 @@ class StepEvents:
         """
         if self.index is None:
             self._tries += 1
-            used = gpus_in_use.in_use() if self._tries & (self._tries - 1) == 0 else []
+            used = gpus.in_use() if self._tries & (self._tries - 1) == 0 else []
             self.index = used[0] if len(used) == 1 else None
         return self.index is not None
 

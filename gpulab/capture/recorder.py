@@ -23,9 +23,8 @@ from gpulab.capture.lines.places import Naming, lines_above
 from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
 from gpulab.capture.main_thread import WORDS, Deadline, Terminations
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
-from gpulab.capture.meters.core_watch import CoreWatch
 from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
-from gpulab.capture.meters.sampler import Sampler
+from gpulab.capture.meters.sampler import CoreWatch, Sampler
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.profiler import Window, stays

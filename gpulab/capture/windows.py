@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from gpulab.capture.main_thread import Deadline
 from gpulab.capture.profiler import ProfilerUnavailable, Watched, Window, in_backward
 from gpulab.capture.session_memory import MIB, SessionMemory, give_back
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.formatting import duration, plural, size
 from gpulab.live_feed import CapturePhase
 from gpulab.run import Choice, Missing, Phase, Settings, Timeline
@@ -251,7 +251,7 @@ class Phases:
         if in_backward():
             self._hindered = "its steps end within backward passes, where torch's profiler cannot be started"
             return False
-        if gpus_in_use.in_graph_capture():
+        if gpus.in_graph_capture():
             self._hindered = "the code captured a CUDA graph just then, which the profiler's start would have broken"
             return False
         window = self._new_window()
@@ -331,7 +331,7 @@ class Phases:
 
 def _may_touch() -> bool:
     """Whether the profiler may be started or stopped here: not inside a backward pass nor a graph capture."""
-    return not in_backward() and not gpus_in_use.in_graph_capture()
+    return not in_backward() and not gpus.in_graph_capture()
 
 
 class PlannedWindow(Struct, frozen=True):

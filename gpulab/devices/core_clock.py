@@ -1,7 +1,7 @@
 """What the system counts of processor cores: who had one, who was ready and had none, and who else took them.
 
 Each reading counts from some fixed time; the difference of two is what a caller wants. -1: the system does not tell.
-`root` stands for "/" (tests give a folder).
+`root` stands for "/" (tests give a folder). Workers of a DataLoader import this: it stays light.
 """
 
 from __future__ import annotations
@@ -15,9 +15,53 @@ from time import clock_gettime_ns, process_time_ns, thread_time_ns
 from msgspec import Struct
 
 from gpulab.devices.cgroups import ROOT, quota_periods
-from gpulab.devices.core_wait import OWN, CoreWait
-from gpulab.devices.host import children_of
+from gpulab.devices.meters import children_of
 from gpulab.devices.own_processes import is_gpulabs
+
+with suppress(ImportError):  # Windows
+    import resource
+
+
+OWN = "/proc/thread-self/schedstat"
+
+
+class CoreWait:
+    """How long the kernel has kept a thread from a core while it was ready to run; Linux tells."""
+
+    def __init__(self, file: str = OWN) -> None:
+        self._file = -1
+        with suppress(OSError):
+            self._file = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> int:
+        """In ns since the thread began; -1: not known."""
+        return self.times()[1]
+
+    def times(self) -> tuple[int, int]:
+        """CPU time up to the system's last tick, and that; -1: not known."""
+        if self._file < 0:
+            return -1, -1
+        try:
+            cpu, wait, *_ = os.pread(self._file, 64, 0).split()
+            return int(cpu), int(wait)
+        except (OSError, ValueError):
+            return -1, -1
+
+    def close(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+    __del__ = close
+
+
+def voluntary_switches() -> int:
+    """How often the calling thread has gone to sleep: for a disk, a lock, a network, a while. -1: not known."""
+    try:
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+    except (NameError, AttributeError):  # not Linux
+        return -1
+
 
 _BUSY = (0, 1, 2, 5, 6, 7)  # of a "cpu" line of /proc/stat: user, nice, system, irq, softirq, steal
 _STEAL = 7

@@ -14,9 +14,9 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gpulab.devices import cuda_probe, machine, nvml
+from gpulab.devices import gpus, machine, nvml
 from gpulab.devices.cgroups import memory_limit_bytes
-from gpulab.devices.cuda_probe import ProbeResult
+from gpulab.devices.gpus import ProbeResult
 from gpulab.formatting import number, plural, size
 
 State = Literal["ok", "limited", "refused", "absent"]
@@ -37,7 +37,7 @@ class Check(Struct, frozen=True):
 def examine(
     store: Path | None = None,
     nvml_module: ModuleType | None = None,
-    try_tracing: Callable[[], ProbeResult] = cuda_probe.try_tracing,
+    try_tracing: Callable[[], ProbeResult] = gpus.try_tracing,
 ) -> tuple[Check, ...]:
     """Look at everything that decides what can be measured here. Never raises; imports torch where it is installed.
 
@@ -150,7 +150,7 @@ def _kernels_in_trace(try_tracing: Callable[[], ProbeResult]) -> Check:
         return Check(what, "absent", "not tried: PyTorch does not use the GPU" if unused else "not tried: no GPU")
     trial = try_tracing()
     if trial.kernels:
-        return Check(what, "ok", f"{trial.kernels} of {cuda_probe.LAUNCHED} test kernels were traced (CUPTI)")
+        return Check(what, "ok", f"{trial.kernels} of {gpus.LAUNCHED} test kernels were traced (CUPTI)")
     return Check(what, "refused", f"refused: {trial.reason}", _against(trial.reason))
 
 

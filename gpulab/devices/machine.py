@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gpulab.devices import cuda_probe
+from gpulab.devices import gpus
 from gpulab.devices.cgroups import ROOT, core_quotas, memory_limit_bytes
-from gpulab.devices.cuda_visible_devices import Gpu, driver_cuda, visible_gpus
+from gpulab.devices.gpus import Gpu, driver_cuda, visible_gpus
 from gpulab.devices.nvml import nvml_index_for, session
 from gpulab.devices.packages import package_versions
 from gpulab.errors import UsageError
@@ -144,13 +144,13 @@ def _gpus(torch: ModuleType) -> list[Gpu]:
     """The GPUs this PyTorch can use, as it numbers them: once CUDA runs here by its own word, before that by NVML's."""
     if torch.cuda.is_initialized():
         with contextlib.suppress(RuntimeError):  # an error of the GPU stays: NVML still tells what is there
-            return [cuda_probe.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
+            return [gpus.described(torch.cuda.get_device_properties(i)) for i in range(torch.cuda.device_count())]
     if torch.version.cuda is None and torch.version.hip is None:
         return []
     if torch.version.cuda is not None and _driver_is_too_old(torch):
         return []
     visible = visible_gpus() if torch.version.cuda is not None else None
-    return cuda_probe.gpus() if visible is None else visible
+    return gpus.gpus_by_cuda() if visible is None else visible
 
 
 def _driver_is_too_old(torch: ModuleType) -> bool:

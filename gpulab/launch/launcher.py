@@ -130,7 +130,7 @@ class RankProcesses:
 
     def kill(self) -> None:
         """End all of them at once, with what they have started: each rank has a process group of its own."""
-        from gpulab.devices.host import children_of
+        from gpulab.devices.meters import children_of
 
         groups = {self._process.pid}
         for pid in children_of(self._process.pid) or ():

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath
 from gpulab.snapshot.iterators import position
 from gpulab.snapshot.rng import Randomness, Undo, undo_of
@@ -96,7 +96,7 @@ class State:
         Raises DeviceLost, and touches nothing then, where an error of a GPU stays.
         """
         could_not = [*self._close_loaders(), *self._beyond()]
-        gpus_in_use.synchronize()
+        gpus.synchronize()
         taken_from = self._taken_from()
         left = [*taken_from, *(x.place for x in self._reached.lengths if x.changed())]
         put_back: list[ObjectPath] = []

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.errors import GpulabError
 from gpulab.formatting import size
@@ -150,16 +150,16 @@ class Tensors:
         """Remember all values, once the GPUs in use have computed them. Raises TooLarge and DeviceLost."""
         import torch
 
-        gpus_in_use.synchronize(self._gpus)
+        gpus.synchronize(self._gpus)
         sums = _sums((p.gpu, p.bytes) for p in self._pieces)
-        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * gpus_in_use.free_bytes(gpu)}
+        roomy = {gpu for gpu, n in sums.items() if gpu is not None and n <= GPU_SHARE * gpus.free_bytes(gpu)}
         needed, free = sum(n for gpu, n in sums.items() if gpu not in roomy), free_host_bytes()
         if free is not None and needed > free:
             raise TooLarge(needed, free)
         with torch.no_grad():
             for piece in self._pieces:
                 piece.copy(to_host=piece.gpu not in roomy)
-        gpus_in_use.synchronize(self._gpus)  # the code may use another stream
+        gpus.synchronize(self._gpus)  # the code may use another stream
         kept = _sums((p.kept_on, p.bytes) for p in self._pieces)
         self.gpu_bytes = {gpu: n for gpu, n in kept.items() if gpu is not None}
 
@@ -177,7 +177,7 @@ class Tensors:
         import torch
 
         failed = []
-        gpus_in_use.synchronize(self._gpus)
+        gpus.synchronize(self._gpus)
         with torch.no_grad():
             for form in self._forms:
                 try:
@@ -186,7 +186,7 @@ class Tensors:
                     failed.append(f"`{form.met.place}`: {str(e).partition(chr(10))[0]}")
             for live, copies in _grouped(p.pair() for p in self._pieces):
                 torch._foreach_copy_(live, copies)
-        gpus_in_use.synchronize(self._gpus)
+        gpus.synchronize(self._gpus)
         self._others = [(m, _version(m.tensor)) for m, _ in self._others]
         self._watched = [(m, _version(m.tensor)) for m, _ in self._watched]
         return failed

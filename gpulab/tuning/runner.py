@@ -17,7 +17,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import exclusive
 from gpulab.capture.windows import TRACED
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, GpulabError, UsageError
 from gpulab.formatting import duration, plural, size, while_s
@@ -247,7 +247,7 @@ class Runner:
 
     def _let_go(self, error: Exception) -> None:
         """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
-        lost = gpus_in_use.lost()
+        lost = gpus.lost()
         if lost is None:
             release(error)
         else:

@@ -11,7 +11,7 @@ import torch
 
 from gpulab.capture.profiler import StepEvents
 from gpulab.capture.steps.weights import WeightWatch
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
 from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
@@ -29,8 +29,8 @@ def test_only_gpus_in_use_are_waited_for(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.enqueue(7_000_000)
-    assert gpus_in_use.in_use() == [1]
-    gpus_in_use.synchronize()
+    assert gpus.in_use() == [1]
+    gpus.synchronize()
     assert fake_cuda.calls == ["launch", "synchronize"] and fake_cuda.clock_ns == 7_000_000
     assert fake_cuda.contexts == []
 
@@ -41,7 +41,7 @@ def test_an_allocator_that_counts_nothing(fake_cuda: FakeCuda, monkeypatch: pyte
 
     monkeypatch.setattr(torch.cuda, "memory_reserved", refuse)
     fake_cuda.start(1)
-    assert gpus_in_use.in_use() == [1]
+    assert gpus.in_use() == [1]
 
 
 def test_a_training_is_put_back_without_a_context_on_another_gpu(fake_cuda: FakeCuda) -> None:
@@ -113,7 +113,7 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
     fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_cuda.start()
-    assert gpus_in_use.lost() is None
+    assert gpus.lost() is None
     late, wait = [RuntimeError("CUDA error: invalid configuration argument")], torch.cuda.synchronize
 
     def once(device: torch.device | str | int | None = None) -> None:
@@ -122,12 +122,12 @@ def test_an_error_that_stays_is_told_from_one_that_came_late(
         wait(device)
 
     monkeypatch.setattr(torch.cuda, "synchronize", once)
-    assert gpus_in_use.lost() is None
+    assert gpus.lost() is None
     fake_cuda.error = ILLEGAL_ACCESS
     with pytest.raises(
         DeviceLost, match=r"illegal memory access was encountered\. Restart the kernel: after this error the CUDA con"
     ):
-        gpus_in_use.synchronize()
+        gpus.synchronize()
 
 
 def test_a_training_on_a_lost_gpu_is_not_touched(fake_cuda: FakeCuda) -> None:

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from gpulab.capture import session_memory, windows
 from gpulab.capture.profiler import ProfilerUnavailable
 from gpulab.capture.windows import Phases
-from gpulab.devices import gpus_in_use
+from gpulab.devices import gpus
 from gpulab.run import Phase, Settings
 
 EARLY, LATE = windows.plan(Settings(), None).windows
@@ -328,7 +328,7 @@ def test_on_a_gpu_long_steps_do_not_put_the_first_window_off(monkeypatch: pytest
 def test_windows_rest_where_the_profiler_must_not_be_touched(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """But later, where it may be touched again."""
     capturing = [False]
-    monkeypatch.setattr(windows if where == "in_backward" else gpus_in_use, where, lambda: capturing[0])
+    monkeypatch.setattr(windows if where == "in_backward" else gpus, where, lambda: capturing[0])
     early = ON_GPU[0]
     loop = Loop(on_gpu=True).steps(early.after - 1)
     capturing[0] = True

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from gpulab.api.doctor import Examination, render
-from gpulab.devices import cuda_probe, doctor, machine, nvml
-from gpulab.devices.cuda_visible_devices import visible_gpus
+from gpulab.devices import doctor, gpus, machine, nvml
+from gpulab.devices.gpus import visible_gpus
 from gpulab.errors import UsageError
 from tests.devices.test_cgroups import written
 from tests.support import fake_nvml as fakes
@@ -112,9 +112,9 @@ def with_torch(
     module = fakes.fake_nvml(script)
     monkeypatch.setattr(machine, "_torch", lambda: torch)
     monkeypatch.setattr(nvml, "load_nvml", lambda: module)
-    monkeypatch.setattr(cuda_probe, "ask", lambda question: pytest.fail("no other process is needed"))
-    cuda_probe._gpus.cache_clear()
-    for name in cuda_probe.DECIDING:
+    monkeypatch.setattr(gpus, "ask", lambda question: pytest.fail("no other process is needed"))
+    gpus._gpus.cache_clear()
+    for name in gpus.DECIDING:
         monkeypatch.delenv(name, raising=False)
 
 
@@ -229,7 +229,7 @@ def test_why_a_gpu_cannot_be_used_is_said(
     said: str,
 ) -> None:
     with_torch(monkeypatch, script, cuda=cuda)
-    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/no-such-device",))
+    monkeypatch.setattr(gpus, "DEVICE_FILES", ("/dev/no-such-device",))
     for name, value in environ.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=said):
@@ -269,20 +269,20 @@ def test_the_order_of_different_gpus_follows_the_bus(monkeypatch: pytest.MonkeyP
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, stdout: str, stderr: str = "", code: int = 0) -> None:
     """The other process's answer, without the process."""
-    cuda_probe._gpus.cache_clear()
-    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/null",))
+    gpus._gpus.cache_clear()
+    monkeypatch.setattr(gpus, "DEVICE_FILES", ("/dev/null",))
     done = subprocess.CompletedProcess([], code, f"a line of another library\n{stdout}\n", stderr)
-    monkeypatch.setattr(cuda_probe, "ask", lambda question: done)
+    monkeypatch.setattr(gpus, "ask", lambda question: done)
 
 
 def test_the_other_process_really_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    monkeypatch.setattr(cuda_probe, "DEVICE_FILES", ("/dev/null",))
-    cuda_probe._gpus.cache_clear()
-    assert cuda_probe.gpus() == []
-    done = cuda_probe.ask("gpus")
+    monkeypatch.setattr(gpus, "DEVICE_FILES", ("/dev/null",))
+    gpus._gpus.cache_clear()
+    assert gpus.gpus_by_cuda() == []
+    done = gpus.ask("gpus")
     assert done is not None and (done.returncode, done.stdout) == (0, '{"gpus": []}\n'), done
-    trial = cuda_probe.try_tracing()
+    trial = gpus.try_tracing()
     assert trial.kernels == 0 and "Error" in trial.reason, trial
 
 
@@ -334,7 +334,7 @@ def test_copies_and_waits_are_no_kernels_of_the_trial() -> None:
         return SimpleNamespace(name=name, device_type=SimpleNamespace(name=device))
 
     others = [event("Memset (Device)"), event("Memcpy HtoD"), event("Context Sync"), event("aten::add", "CPU")]
-    assert cuda_probe.kernels_among([*others, *[event("vectorized_elementwise_kernel<4, …>")] * 3]) == 3
+    assert gpus.kernels_among([*others, *[event("vectorized_elementwise_kernel<4, …>")] * 3]) == 3
 
 
 def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,7 +342,7 @@ def test_a_trial_that_does_not_end_is_a_reason(monkeypatch: pytest.MonkeyPatch) 
         raise subprocess.TimeoutExpired("python", 1.0)
 
     monkeypatch.setattr(subprocess, "run", slow)
-    assert cuda_probe.try_tracing() == cuda_probe.ProbeResult(0, "the trial did not end within 60 s")
+    assert gpus.try_tracing() == gpus.ProbeResult(0, "the trial did not end within 60 s")
 
 
 @pytest.mark.skipif(machine.nvml_sees_a_gpu(), reason="this machine has a GPU")

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gpulab
-from gpulab.devices.host import host_meter
+from gpulab.devices.meters import host_meter
 from gpulab.devices.own_processes import import_path, is_gpulabs, marked
 
 _WITH_A_CHILD = (

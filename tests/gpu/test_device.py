@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
-from gpulab.devices import cuda_probe, doctor  # noqa: E402
+from gpulab.devices import doctor, gpus  # noqa: E402
 from gpulab.devices.machine import detect_device  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -58,7 +58,7 @@ def test_device_detection_starts_no_cuda_and_survives_a_fork() -> None:
 
 
 def test_another_process_describes_the_same_gpus() -> None:
-    theirs = cuda_probe.gpus()
+    theirs = gpus.gpus_by_cuda()
     assert len(theirs) == torch.cuda.device_count()
     torch.zeros(1, device="cuda")
     here = detect_device("cuda:0")
@@ -67,8 +67,8 @@ def test_another_process_describes_the_same_gpus() -> None:
 
 
 def test_the_doctor_tries_cupti() -> None:
-    trial = cuda_probe.try_tracing()
-    assert 60 <= trial.kernels <= cuda_probe.LAUNCHED, trial  # a few of a session's first ones may be lost
+    trial = gpus.try_tracing()
+    assert 60 <= trial.kernels <= gpus.LAUNCHED, trial  # a few of a session's first ones may be lost
     checks = {check.name: check for check in doctor.examine()}
     assert checks["GPU work in the trace"].state == "ok"
     assert checks["PyTorch"].state == "ok" and torch.cuda.get_device_name() in checks["PyTorch"].evidence

@@ -24,7 +24,7 @@ from threading import get_ident
 from time import perf_counter_ns, process_time_ns
 from typing import Any
 
-from gpulab.devices.core_wait import CoreWait, voluntary_switches
+from gpulab.devices.core_clock import CoreWait, voluntary_switches
 
 TRANSFORMS = ("transform", "transforms", "target_transform")
 _INNER = ("dataset", "datasets")  # of a Subset, a ConcatDataset

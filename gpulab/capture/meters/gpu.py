@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.devices.gpus_in_use import torch_with_cuda
+from gpulab.devices.gpus import torch_with_cuda
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.formatting import size

@@ -25,8 +25,7 @@ from msgspec import Struct
 from msgspec.structs import astuple
 
 from gpulab.devices.core_clock import MachineClock, ThreadClock
-from gpulab.devices.host import host_meter
-from gpulab.devices.meters import Meter, Unavailable
+from gpulab.devices.meters import Meter, Unavailable, host_meter
 from gpulab.devices.nvml import nvml_meter
 from gpulab.devices.packages import package_versions
 

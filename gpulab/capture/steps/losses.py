@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from gpulab.capture.hooks import losses_heard
-from gpulab.devices.gpus_in_use import in_graph_capture
+from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import Steps
 
 LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes

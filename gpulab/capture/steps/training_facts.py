@@ -19,7 +19,7 @@ from msgspec import Struct, field
 
 from gpulab.capture.stacks.watcher import Looks
 from gpulab.capture.steps.weights import some_values
-from gpulab.devices.gpus_in_use import in_graph_capture
+from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import BackwardPass, DenseGradient, Steps, TrainingFacts
 
 EARLY, LATE = range(4, 9), range(16, 20)  # backward passes; ours: those of a step or two, and of one 12 passes later

@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpulab.devices.gpus_in_use import in_graph_capture
+from gpulab.devices.gpus import in_graph_capture
 
 _VALUES = 16
 _NODES = 1000

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.capture.meters import core_watch
-from gpulab.capture.meters.core_watch import CoreWatch
+from gpulab.capture.meters import sampler
+from gpulab.capture.meters.sampler import CoreWatch
 from gpulab.devices.core_clock import MachineReading
 from tests.support.synthetic import MS
 
@@ -41,7 +41,7 @@ def script() -> CoreWatch:
 def now_ns(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The time, which the test sets."""
     time = [SECOND_NS]
-    monkeypatch.setattr(core_watch, "perf_counter_ns", lambda: time[0])
+    monkeypatch.setattr(sampler, "perf_counter_ns", lambda: time[0])
     return time
 
 
@@ -72,7 +72,7 @@ def test_the_profilers_own_time_is_marked(now_ns: list[int]) -> None:
 
 
 def test_a_long_run_keeps_a_bounded_count_evenly(now_ns: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_watch, "MOST_READINGS", 64)
+    monkeypatch.setattr(sampler, "MOST_READINGS", 64)
     watch = script()
     watch.begin()
     for i in range(1, 3000):

@@ -20,7 +20,7 @@ import pytest
 
 from gpulab.capture.meters import sampler as sampling
 from gpulab.capture.meters.sampler import Sampler
-from gpulab.devices.host import host_meter
+from gpulab.devices.meters import host_meter
 from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import Device, Float32
@@ -253,7 +253,7 @@ def alive(pid: int) -> bool:
 
 def test_the_child_imports_nothing_heavy() -> None:
     program = (
-        "import sys, gpulab.capture.meters.sampler_process, gpulab.devices.host, gpulab.devices.nvml;"
+        "import sys, gpulab.capture.meters.sampler_process, gpulab.devices.meters, gpulab.devices.nvml;"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
