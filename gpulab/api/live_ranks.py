@@ -16,8 +16,8 @@ from gpulab.errors import StoreError
 from gpulab.run import Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, RUNNING_PREFIX, Store
-from gpulab.store.table_file import Tail
 from gpulab.store.run_format import ARRIVALS, MARKS, READINGS
+from gpulab.store.table_file import Tail
 from gpulab.tape.step_finder import StepFinder
 from gpulab.thresholds import DEFAULT
 from gpulab.views.running import live_ranks as view
