@@ -127,7 +127,7 @@ def _interleaved(kind: str, pairs: int) -> dict[str, Any]:
 
 
 def _sequential(kind: str, pairs: int) -> dict[str, Any]:
-    from gpulab.tuning.compare.sequential import compare_runs
+    from gpulab.tuning.compare.blocks import compare_runs
 
     names = _notebook(KINDS[kind])
     before, after = (_plain_run(CELL, names, BLOCK_STEPS * pairs) for _ in range(2))

@@ -45,13 +45,12 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
-    from gpulab.api.ranked_experiment import RankedExperiment
-    from gpulab.api.ranks_sweep import RanksSweep
+    from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
     from gpulab.knobs.observe.watch import Observed
     from gpulab.run import Ranks
-    from gpulab.tuning.function_code import TextCode
+    from gpulab.tuning.code import TextCode
+    from gpulab.tuning.execute import Changing
     from gpulab.tuning.plan import Code, Plan, PlanRequest
-    from gpulab.tuning.single_run import Changing
     from gpulab.views.comparison.comparison import Compared
     from gpulab.views.scaling import ScalingView
 
@@ -213,11 +212,11 @@ def _observed() -> Iterator[Observed | None]:
 
 def _remember(code: Code, seen: Observed, profiler: profile) -> None:
     """What the cell has as written, where it came as far as to train. A fault of ours costs only the bench's values."""
-    from gpulab.tuning import single_run
+    from gpulab.tuning import execute
 
     with suppress(Exception):
         if len(profiler.run.steps):
-            single_run.remember(code, seen.observation(profiler.run))
+            execute.remember(code, seen.observation(profiler.run))
 
 
 def _changing(options: argparse.Namespace, code: Code) -> Changing | None:
@@ -225,8 +224,8 @@ def _changing(options: argparse.Namespace, code: Code) -> Changing | None:
     if not options.set:
         return None
     from gpulab.knobs.catalogue import parse_settings
+    from gpulab.tuning.execute import Changing
     from gpulab.tuning.plan import Arm
-    from gpulab.tuning.single_run import Changing
 
     names = code.variables
     changing = Changing(Arm(parse_settings(options.set, names.has, names.names)), code)
@@ -316,7 +315,7 @@ class GPUProfile(Magics):
             options, statement = self._read(line, cell)
             if statement is None:
                 return None
-            from gpulab.tuning.function_code import TextCode
+            from gpulab.tuning.code import TextCode
 
             source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
             parsed = cell_code.parsed(self.shell, statement)
@@ -366,7 +365,7 @@ class GPUProfile(Magics):
         local_ns: dict[str, Any] | None,
     ) -> Ranked:
         from gpulab.api.cell_ranks import RankedCell
-        from gpulab.api.ranks_sweep import NAME, RanksSweep, counts_of
+        from gpulab.api.ranked_experiment import NAME, RanksSweep, counts_of
 
         counts = counts_of(options.sweep or []) if not code.variables.has(NAME) else None
         if counts is not None and (options.ab or options.seeds or options.no_save):

@@ -23,7 +23,7 @@ from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
 from gpulab.snapshot import restorable
 from gpulab.tuning import cell_code
-from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
 from tests.support.fork_server import python_with_torch
 from tests.support.shell import shell_with_gpulab

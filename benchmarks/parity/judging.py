@@ -12,7 +12,7 @@ from benchmarks.parity.limits import Limits
 from benchmarks.parity.search import SEEDS, measured
 from benchmarks.parity.staging import Staged
 from gpulab.knobs.catalogue import parsed_value
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.code import TextCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Side
 from gpulab.tuning.runner import Runner

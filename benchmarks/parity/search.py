@@ -17,12 +17,12 @@ from benchmarks.parity.settings import COMPILE, Settings, alone, together, words
 from benchmarks.parity.staging import Staged
 from gpulab.devices.machine import usable_cores
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.tuning.climb.acceptance import KEEPING
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.climb_policy import KEEPING
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Trial
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.trial import Trial
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 SEEDS = 3  # as a climb has them
@@ -220,6 +220,6 @@ def _distinct(many: Sequence[Settings]) -> list[Settings]:
 
 
 def _step_ms(trial: Trial) -> float | None:
-    from gpulab.tuning.schedule import step_s
+    from gpulab.tuning.plan import step_s
 
     return 1e3 * step_s(trial.run) if len(trial.run.steps) else None

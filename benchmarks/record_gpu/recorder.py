@@ -32,7 +32,7 @@ from gpulab.devices.machine import environment
 from gpulab.live_feed import Feed
 from gpulab.run import Outcome, Run, Settings
 from gpulab.store import folders
-from gpulab.tuning.function_code import FunctionCode
+from gpulab.tuning.code import FunctionCode
 from gpulab.user_code import CELL_WITHOUT_IPYTHON
 
 SECONDS = 2.5  # after the warm-up, so that the meters have something to say

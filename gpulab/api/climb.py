@@ -26,8 +26,8 @@ from gpulab.options import (
 )
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
-from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
+from gpulab.tuning.climb import Climber
+from gpulab.tuning.climb_record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb.climb import Climbed, Climbing
 from gpulab.views.running.progress import RESTORED, STOPPED_BY

@@ -15,13 +15,11 @@ from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
-from gpulab.tuning.function_code import FunctionCode, TextCode
-from gpulab.tuning.plan import Arm, Code, Listener, Plan
+from gpulab.tuning.code import FunctionCode, TextCode
+from gpulab.tuning.execute import Trial, observation_of
+from gpulab.tuning.plan import Arm, Code, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner, check
-from gpulab.tuning.schedule import step_s
-from gpulab.tuning.single_run import observation_of
-from gpulab.tuning.trial import Trial
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.comparison_progress import Comparing
 

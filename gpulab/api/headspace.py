@@ -16,7 +16,7 @@ from gpulab.options import (
     check_whole_number,
     seconds_type,
 )
-from gpulab.tuning.headspace.headspace import Differential
+from gpulab.tuning.headspace import Differential
 from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.running.progress import RESTORED, STOPPED_BY, Stoppable

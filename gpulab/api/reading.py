@@ -84,7 +84,7 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
     a million samples cost. Raises UsageError for fewer than two or one and itself, StoreError or TraceError for one
     that cannot be read.
     """
-    from gpulab.tuning.compare.sequential import compare_runs  # with the knobs: a report does without
+    from gpulab.tuning.compare.blocks import compare_runs  # with the knobs: a report does without
     from gpulab.views.comparison.comparison import Compared
 
     opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]

@@ -1,7 +1,7 @@
-"""The bench's place in a notebook: the widget, and before it the same as HTML, which is saved.
+"""The bench's place in a notebook: its widget, and before it the same as HTML, which is saved.
 
 A widget in a saved notebook is an error message without its kernel. The HTML stands in its place then; while the widget
-lives, its script hides the HTML.
+lives, its script hides the HTML. The widget may be renewed from any thread.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import cache
 from html import escape
 from threading import get_ident
-from typing import Any
+from typing import Any, cast
 
 from msgspec import Struct
 
 from gpulab.tuning import cell_code
+from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.html_bars import static
 from gpulab.views.running.live_plot import WIDGET_VIEW
+from gpulab.views.running.progress import Status
+from gpulab.views.running.widgets import Renewed
 
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
@@ -202,3 +207,54 @@ def interruptible() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+MODULE = PACKAGE_FOLDER / "views" / "static" / "bench.js"
+Heard = Callable[[str, Mapping[str, Any]], None]
+
+
+class BenchWidget(Renewed):
+    """`root` is displayed. `heard` is called with what a click asks for, and with its words."""
+
+    def __init__(self, key: str, run_key: str, cell: str, code: str, heard: Heard) -> None:
+        root = _widget_class()(
+            key=key,
+            run_key=run_key,
+            cell=cell,
+            code=code,
+            css=static("rows.css") + static("bench.css"),
+            status=Status().sent(),
+        )
+        super().__init__(root)
+        self.root.on_msg(lambda _widget, content, _buffers: heard(str(content.get("do", "")), content))
+
+    @property
+    def marks(self) -> list[str]:
+        return list(self.root.marks)
+
+
+@cache
+def _widget_class() -> Callable[..., Any]:
+    import anywidget
+    import traitlets
+
+    class BenchView(anywidget.AnyWidget):
+        """A view of frontend/src/bench.js."""
+
+        _esm = MODULE.read_text(encoding="utf-8")
+        key = traitlets.Unicode().tag(sync=True)
+        run_key = traitlets.Unicode().tag(sync=True)
+        cell = traitlets.Unicode().tag(sync=True)
+        code = traitlets.Unicode().tag(sync=True)
+        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
+        toggles: Any = traitlets.List().tag(sync=True)
+        unexpected = traitlets.Unicode().tag(sync=True)
+        status = traitlets.Dict().tag(sync=True)
+        table = traitlets.Unicode().tag(sync=True)
+        marks: Any = traitlets.List().tag(sync=True)
+        charts: Any = traitlets.List().tag(sync=True)
+        detail = traitlets.Unicode().tag(sync=True)
+        prints = traitlets.Unicode().tag(sync=True)
+        edit = traitlets.Dict().tag(sync=True)
+
+    return cast("Callable[..., Any]", BenchView)

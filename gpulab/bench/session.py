@@ -23,9 +23,8 @@ from gpulab.api import climb as climbs
 from gpulab.api.experiment import edited, remember_experiment, remember_speed, remember_trials, run_before
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
-from gpulab.bench.output import BenchOutput, KeptPrints, MainThread, interruptible, prints_kept
+from gpulab.bench.output import BenchOutput, BenchWidget, KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.toggles import Toggle, data, toggles_of
-from gpulab.bench.widget import BenchWidget
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
@@ -36,13 +35,12 @@ from gpulab.store.folders import new_id
 from gpulab.tuning import bench as rows_of
 from gpulab.tuning import cell_code
 from gpulab.tuning.bench import Bench, Row
-from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.record import Bounds, Climb
+from gpulab.tuning.climb import Climber
+from gpulab.tuning.climb_record import Bounds, Climb
+from gpulab.tuning.execute import Trial, observation_of
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
 from gpulab.tuning.record import BASELINE, Experiment, Side
 from gpulab.tuning.runner import Runner, check_plan
-from gpulab.tuning.single_run import observation_of
-from gpulab.tuning.trial import Trial
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side

@@ -23,7 +23,7 @@ from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict_from
 from gpulab.prediction.prediction import Prediction
 from gpulab.prediction.step import plan_of
-from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
+from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
 

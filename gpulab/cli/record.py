@@ -35,8 +35,8 @@ from gpulab.views.report.sections import has_no_step
 from gpulab.views.running.waiting import FIRST_S, TerminalLine, waiting
 
 if TYPE_CHECKING:
-    from gpulab.tuning.function_code import TextCode
-    from gpulab.tuning.single_run import Changing
+    from gpulab.tuning.code import TextCode
+    from gpulab.tuning.execute import Changing
     from gpulab.views.comparison.comparison import Compared
 
 runs_users_code(__file__)
@@ -282,8 +282,8 @@ class _Script:
     def change(self, settings: Sequence[str]) -> None:
         """Let it, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
         from gpulab.knobs.catalogue import parse_settings
+        from gpulab.tuning.execute import Changing
         from gpulab.tuning.plan import Arm
-        from gpulab.tuning.single_run import Changing
 
         code = self.code()
         names = code.variables

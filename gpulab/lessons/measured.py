@@ -24,8 +24,7 @@ from gpulab.options import is_quick
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning import cell_code as cells
-from gpulab.tuning.compare.blocks import pair_ratios
-from gpulab.tuning.compare.sequential import compare_runs
+from gpulab.tuning.compare.blocks import compare_runs, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import chosen_unit, counted
 from gpulab.tuning.plan import PlanRequest

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gpulab.tuning.headspace.headspace import Headspace
+    from gpulab.tuning.headspace import Headspace
 
 Storage = Literal["files", "memmap", "hdf5", "shards", "memory"]
 Sample = tuple[Tensor, Tensor]

@@ -17,11 +17,11 @@ from gpulab.analysis.facts import Facts
 from gpulab.knobs.edits import ELSEWHERE, diff
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Change
-from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, is_decided_early, pair_ratios
+from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.headline import disturbed
 from gpulab.tuning.compare.parts import run_agrees, run_us
-from gpulab.tuning.compare.setup_cost import SetupCost, cell_steps, setup_cost
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import Unit, with_times
 from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side

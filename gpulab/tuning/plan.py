@@ -1,15 +1,25 @@
-"""What an experiment is to do: its arms, how long its blocks are and how much time it may take."""
+"""What an experiment is to do: its arms, the length and order of its blocks, and the time that it may take."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, MutableMapping
+import math
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal, Protocol
 
+import numpy as np
 from msgspec import Struct, field
 
+from gpulab.analysis.steps import select
+from gpulab.formatting import while_s
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
+from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S
+from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.record import BASELINE
 
 
@@ -137,3 +147,192 @@ class PlanRequest(Struct, frozen=True):
             trace=self.trace,
             save=self.save,
         )
+
+
+WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer
+COUNTED = (5, 10)  # steps; definitions.md, "Honest comparison" 3
+LEAST_BLOCK_S = 0.2  # a block of very short steps gets more of them, or one hiccup is most of it
+MOST_STEPS = 200
+PAIRS = (10, 30)
+SHORTEST_FULL_RUN, FULL_RUN = 13, 40  # steps: enough for a profiled window, and as many as are wanted
+STARTING_S = 2.0  # of a full run, beside its steps: the meters, the profiler, reading the trace
+RESTORING_S = 0.02  # before a block
+SCREENING_TURNS, SCREENED = 2, 3  # turns until the slower half drops out; how many stay to the end
+FEWEST_TURNS = 4  # where no budget ends it sooner; definitions.md, "Honest comparison" 3
+
+
+class Size(Struct, frozen=True):
+    """Of a block, in steps: those dropped at its start, those that count."""
+
+    warmup: int
+    counted: int
+
+    @property
+    def total(self) -> int:
+        return self.warmup + self.counted
+
+
+def block_size(
+    runs: Sequence[Run], counted: int | None = None, rounds: Sequence[int] = (), loaders: Sequence[Loader] = ()
+) -> Size:
+    """The size that suits all arms, given one run of each, or the loader of one that did not run. `counted`: asked for.
+
+    `rounds` are numbers of steps after which something recurs (accumulation): a block counts whole ones.
+
+    Where workers load, batches come in rounds of as many as there are workers: a block counts whole rounds. A cell
+    that ends by itself after fewer steps has shorter blocks, with at least as many counted as dropped. Where batches
+    read ahead would be among the counted ones, all steps count: the wait for these is in the first.
+    """
+    longest_s = max(step_s(run) for run in runs)
+    loaders = [*loaders, *(run.loader for run in runs if run.loader is not None)]
+    workers = [loader.num_workers for loader in loaders if loader.num_workers]
+    buffered = max(map(_buffered, loaders), default=0)
+    warmup = max(WARMUP, buffered)
+    if counted is None:
+        counted = _counted(longest_s)
+        counted = _rounded_up(counted, math.lcm(*workers, *rounds))
+    warmup = _rounded_up(warmup, math.lcm(*rounds))
+    available = min((len(run.steps) for run in runs if run.outcome == "completed"), default=warmup + counted)
+    if warmup + counted > available:
+        warmup = 0 if buffered > available // 2 else min(warmup, available // 2)
+        counted = max(1, available - warmup)
+    return Size(warmup, counted)
+
+
+def _rounded_up(count: int, whole: int) -> int:
+    return math.ceil(count / whole) * whole
+
+
+def pairs_within(budget_s: float, turn_s: float, asked: int | None = None) -> int:
+    """How many turns are wanted: as many as fit, at least four; or as many as were asked for."""
+    if asked is not None:
+        return asked
+    return max(FEWEST_TURNS, min(PAIRS[1], int(budget_s / max(turn_s, 1e-6))))
+
+
+def turn_s(runs: Sequence[Run], size: Size) -> float:
+    """What a turn takes as far as these runs tell, of which the first runs twice."""
+    steps_s = [step_s(run) for run in runs]
+    return size.total * (sum(steps_s) + steps_s[0])
+
+
+class Expected(Struct, frozen=True):
+    """What an experiment takes in all, before it begins."""
+
+    least_s: float
+    about_s: float
+
+
+def expected(one_s: float, arms: int, pairs: int | None = None) -> Expected:
+    """From `one_s`, the step of an earlier run. `arms` beside the baseline, whose steps take about the same."""
+    turn = (arms + 2) * ((WARMUP + _counted(one_s)) * one_s + RESTORING_S)
+    shortest, full = (STARTING_S + steps * one_s for steps in (SHORTEST_FULL_RUN, FULL_RUN))
+    turns = (FEWEST_TURNS, PAIRS[1]) if pairs is None else (pairs, pairs)
+    return Expected((arms + 1) * shortest + turns[0] * turn, (arms + 1) * full + turns[1] * turn)
+
+
+def turn_order(arm_count: int, random_order: random.Random, *, early: bool = False) -> list[int]:
+    """One turn: A twice, for A against A, and every other arm once, in random order; `early`: the second A last."""
+    order = [0, *range(arm_count)][early:]
+    random_order.shuffle(order)
+    return [*order, 0] if early else order
+
+
+def counted_rows(steps: Steps, size: Size) -> np.ndarray:
+    """Rows of a block's steps that count: after its warm-up, whole, and nothing compiled in them."""
+    flags = steps.flags
+    fit = ((flags & StepFlag.PARTIAL) == 0) & ((flags & StepFlag.COMPILE) == 0)
+    rows = np.flatnonzero(fit)
+    return rows[rows >= size.warmup][: size.counted]
+
+
+def _counted(one_s: float) -> int:
+    counted = COUNTED[1] if one_s < 0.2 else COUNTED[0]
+    return max(counted, min(MOST_STEPS, math.ceil(LEAST_BLOCK_S / one_s)))
+
+
+def step_s(run: Run) -> float:
+    """The mean of its steps that count."""
+    rows = select(run).rows
+    wall_ns = run.steps.time_ns[rows] if len(rows) else run.steps.time_ns
+    return max(1e-6, float(np.mean(wall_ns)) / 1e9) if len(wall_ns) else 1.0
+
+
+def _buffered(loader: Loader) -> int:
+    if not loader.num_workers:
+        return 0
+    return loader.num_workers * (loader.prefetch_factor or 2) + 2
+
+
+Clock = Callable[[], float]  # seconds, never backwards
+
+MOST_TIMES = 5  # times the default: longer than this nobody waits who has not asked for it
+FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
+LEAST_FULL_RUN_S = 1.0
+ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
+WATCHED_S = 0.5
+
+
+def default_budget_s(plan: Plan) -> float:
+    """Of a plan without a budget of its own: more settings take longer."""
+    if not plan.interleaved:
+        return math.inf
+    return (ROW_BUDGET_S if plan.early else DEFAULT_BUDGET_S) + FURTHER_BUDGET_S * max(0, len(plan.arms) - 1)
+
+
+class Budget:
+    """Counts from when it is made. One that was asked for is kept; without one gpulab takes what the least needs."""
+
+    def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
+        self.asked = plan.budget_s is not None
+        self.limit_s = plan.budget_s if plan.budget_s is not None else default_budget_s(plan)
+        self._most_s = self.limit_s if self.asked else MOST_TIMES * self.limit_s
+        self._full_runs_s = self.limit_s * (FULL_RUNS_SHARE if plan.interleaved else 1.0)
+        self._clock = clock
+        self._began_s = clock()
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._began_s
+
+    @property
+    def left_s(self) -> float:
+        """For measuring: what the result then takes, to be worked out and shown, is kept."""
+        return self.limit_s - min(ENDING_S, ENDING_SHARE * self.limit_s) - self.elapsed_s
+
+    @property
+    def over(self) -> bool:
+        return self.left_s <= 0
+
+    def full_run_s(self, runs_left: int) -> float:
+        """How long the next of so many full runs may take."""
+        return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs_left))
+
+    def extend_to(self, needed_s: float) -> bool:
+        """Make room for what the least takes in all, where no budget was asked for. False where there is no room."""
+        if not self.asked:
+            self.limit_s = min(self._most_s, max(self.limit_s, needed_s + ENDING_S))
+        return needed_s <= self.limit_s
+
+    @property
+    def words(self) -> str:
+        """ "20 s"."""
+        return while_s(self.limit_s)
+
+
+@contextmanager
+def watched(look: Callable[[], None]) -> Iterator[None]:
+    """Inside, `look` is called again and again on a thread of its own."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(WATCHED_S):
+            look()
+
+    thread = threading.Thread(target=watch, name="gpulab-budget", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()

@@ -43,24 +43,13 @@ from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
-from gpulab.tuning import schedule, single_run
+from gpulab.tuning import execute
+from gpulab.tuning import plan as schedule
 from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
 from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
-from gpulab.tuning.predictions import ArmPredictions, keep
-from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import (
-    ResolvedArm,
-    ResolvedSetting,
-    changes,
-    check_names,
-    resolve_arm,
-    resolve_beforehand,
-)
-from gpulab.tuning.schedule import Budget, Clock, watched
-from gpulab.tuning.trial import (
+from gpulab.tuning.execute import (
     TRIAL_LIMIT_S,
     Setting,
     Stopper,
@@ -70,6 +59,17 @@ from gpulab.tuning.trial import (
     release,
     seeded,
     short_trial,
+)
+from gpulab.tuning.plan import Arm, Budget, Clock, Code, Listener, Plan, Progress, watched
+from gpulab.tuning.predictions import ArmPredictions, keep
+from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
+from gpulab.tuning.resolve import (
+    ResolvedArm,
+    ResolvedSetting,
+    changes,
+    check_names,
+    resolve_arm,
+    resolve_beforehand,
 )
 
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
@@ -455,7 +455,7 @@ class Runner:
         self._step_s = schedule.step_s(trial.run) if len(trial.run.steps) else self._step_s
         as_written = not arm.arm.settings
         if as_written:
-            single_run.remember(self._code, trial.observation)
+            execute.remember(self._code, trial.observation)
         if error is None or (as_written and isinstance(error, Exception)):
             arm.trial = trial
         if error is not None:
@@ -780,7 +780,7 @@ def check(code: Code, plan: Plan) -> None:
 
 def _without_effect(arm: Arm, code: Code) -> str:
     """As far as the objects that are there tell, and what an earlier run of the code was seen to use."""
-    observation = single_run.observation_of(code)
+    observation = execute.observation_of(code)
     if observation is None:
         return resolve_beforehand(arm, None, code).unchanged()
     decided = resolve_arm(arm, observation, code)

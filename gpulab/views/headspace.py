@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
-from gpulab.tuning.headspace.headspace import Headspace
+from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
 from gpulab.views import html_bars, html_rows

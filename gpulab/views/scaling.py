@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.finding import Level
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import duration, percent, plain_values, plural
-from gpulab.tuning.compare.scaling import ScalingPoint
+from gpulab.tuning.compare.statistics import ScalingPoint
 from gpulab.views.layout import Section, leading, numbers, present
 from gpulab.views.view import View
 

@@ -15,7 +15,7 @@ from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
 from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
-from gpulab.tuning.trial import release, seeded
+from gpulab.tuning.execute import release, seeded
 from tests.support.fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
 

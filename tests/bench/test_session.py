@@ -19,7 +19,7 @@ from gpulab.api.experiment import NO_CELL
 from gpulab.api.reading import report, runs
 from gpulab.bench import file
 from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
-from gpulab.bench.output import KeptPrints, MainThread, interruptible, prints_kept
+from gpulab.bench.output import BenchWidget, KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.session import (
     BUSY,
     INTERRUPTED,
@@ -29,13 +29,12 @@ from gpulab.bench.session import (
     BenchSession,
     first_line,
 )
-from gpulab.bench.widget import BenchWidget
 from gpulab.errors import UsageError
-from gpulab.tuning import single_run
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning import execute
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Trial
 from gpulab.tuning.plan import Arm, Code, Listener, Plan
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.trial import Trial
 from gpulab.views import bench as view
 from gpulab.views.wording import lesson_path
 from tests.support.scripted_runs import ScriptedRuns
@@ -199,7 +198,7 @@ def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: p
     monkeypatch.setenv(file.NOTEBOOK, "other.ipynb")
     file.save(replace(kept, code="of_another()"))
     monkeypatch.setattr(runs, "_own", {})
-    monkeypatch.setattr(single_run, "_observations", {})
+    monkeypatch.setattr(execute, "_observations", {})
     assert lab().code.text == "of_another()"
     monkeypatch.setenv(file.NOTEBOOK, "this.ipynb")
     assert lab().code.text == CODE.text and lab().rows == kept.rows

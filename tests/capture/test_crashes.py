@@ -22,10 +22,10 @@ from gpulab.capture.recorder import Capture
 from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.dataloader.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Setting, Stopper, short_trial
+from gpulab.tuning.plan import Size
 from gpulab.tuning.record import Block, Experiment
-from gpulab.tuning.schedule import Size
-from gpulab.tuning.trial import Setting, Stopper, short_trial
 from tests.support.fake_cuda import ASSERT, FakeCuda
 
 SETUP = """

@@ -12,7 +12,7 @@ from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
 from gpulab.knobs.variables import setting_names
 from gpulab.run import Loader, Run
-from gpulab.tuning.function_code import FunctionCode, TextCode
+from gpulab.tuning.code import FunctionCode, TextCode
 from gpulab.tuning.resolve import outside_of
 from tests.support.synthetic import no_step_case
 

@@ -11,7 +11,7 @@ from gpulab.lessons.catalogue import LESSONS
 from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
 from gpulab.lessons.search import Trial, endless, run_trials
 from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
-from gpulab.tuning.function_code import FunctionCode
+from gpulab.tuning.code import FunctionCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import Runner
 from tests.lessons.whole import chosen

@@ -12,13 +12,13 @@ from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
-from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.record import Bounds, Climb
+from gpulab.tuning.climb import Climber
+from gpulab.tuning.climb_record import Bounds, Climb
+from gpulab.tuning.code import TextCode
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.execute import Trial
 from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.record import Experiment, Side
-from gpulab.tuning.trial import Trial
 from tests.support.comparisons import blocks, facts_with, loss_curve
 
 Settings = Mapping[str, str]

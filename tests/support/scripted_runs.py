@@ -11,11 +11,10 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.run import Run, Settings
-from gpulab.tuning.plan import Plan, Progress
+from gpulab.tuning.execute import TRIAL_LIMIT_S, Setting, Stopper, Trial
+from gpulab.tuning.plan import Plan, Progress, Size
 from gpulab.tuning.record import Block, Experiment
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.schedule import Size
-from gpulab.tuning.trial import TRIAL_LIMIT_S, Setting, Stopper, Trial
 from tests.support.comparisons import facts_with
 from tests.support.scripted_climb import SCENE
 

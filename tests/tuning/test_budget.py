@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from gpulab.tuning import schedule
-from gpulab.tuning.function_code import TextCode
-from gpulab.tuning.plan import Arm, Plan, Progress
+from gpulab.tuning import plan
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.plan import ENDING_S, Arm, Budget, Plan, Progress, default_budget_s
 from gpulab.tuning.record import Experiment
-from gpulab.tuning.schedule import ENDING_S, Budget, default_budget_s
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 
 CODE = TextCode.parsed("workers = 0\n", {})
@@ -45,7 +44,7 @@ def test_the_budget_is_all_that_the_user_waits(
     ("asked", "step_s", "pairs"),
     [
         ({"pairs": 30}, 0.05, 30),
-        ({}, 1.0, schedule.FEWEST_TURNS),  # slow steps get the least without a budget
+        ({}, 1.0, plan.FEWEST_TURNS),  # slow steps get the least without a budget
         ({"budget_s": 20.0, "pairs": 30}, 0.05, None),
     ],
 )

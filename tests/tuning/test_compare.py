@@ -16,8 +16,17 @@ from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Float64, Missing, Phase, Samples, Series, StepFlag, Steps
-from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios, same_ratios
+from gpulab.tuning.compare.blocks import (
+    block_steps,
+    compare_blocks,
+    compare_runs,
+    compare_sequential,
+    is_decided_early,
+    pair_ratios,
+    same_ratios,
+)
 from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.differences import compare_losses
 from gpulab.tuning.compare.headline import (
     DISTURBED,
     NOT_CLEAR,
@@ -27,9 +36,7 @@ from gpulab.tuning.compare.headline import (
     comparison_headline,
     experiment_headline,
 )
-from gpulab.tuning.compare.loss import compare_losses
 from gpulab.tuning.compare.parts import LABELS, ONE_RUN_EACH, _grew, most_changed, part_changes, typical_steps
-from gpulab.tuning.compare.sequential import block_steps, compare_runs, compare_sequential
 from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import differences
 from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side

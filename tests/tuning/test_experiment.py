@@ -161,7 +161,7 @@ def test_an_error_under_a_knob_is_a_result(names: dict[str, Any]) -> None:
 
 def interrupted_at(what: str, names: dict[str, Any]) -> Any:
     from gpulab.api.experiment import conduct
-    from gpulab.tuning.function_code import TextCode
+    from gpulab.tuning.code import TextCode
     from gpulab.tuning.plan import Arm, Plan
 
     def tell(progress: Progress) -> None:
@@ -272,7 +272,7 @@ def test_the_record_of_a_run_holds_the_threads_it_was_given(names: dict[str, Any
 
 
 def test_steps_that_were_asked_for_make_a_single_run_longer(names: dict[str, Any]) -> None:
-    from gpulab.tuning.function_code import TextCode
+    from gpulab.tuning.code import TextCode
     from gpulab.tuning.plan import Arm, Plan
     from gpulab.tuning.runner import Runner
 

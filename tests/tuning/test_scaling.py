@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.api.ranks_sweep import counts_of
+from gpulab.api.ranked_experiment import counts_of
 from gpulab.errors import UsageError
-from gpulab.tuning.compare.scaling import scaling
+from gpulab.tuning.compare.statistics import scaling
 from gpulab.views.scaling import ScalingView
 
 

@@ -14,13 +14,13 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.run import Change, Run
-from gpulab.tuning import single_run
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning import execute
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Changing
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.resolve import check_names, refusals, resolve_arm
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.single_run import Changing
 from tests.tuning.cells import CELL as LOOP
 
 NO_READER = TextCode.parsed("lr = 0.1", {})
@@ -80,10 +80,10 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
     refused = Changing(Arm({"batch_size": 8}), code).decided.refused
     assert "its own batch_sampler" in refused
     observation = changing_scene(code)
-    single_run.remember(code, observation)
-    assert single_run.observation_of(code) is observation
+    execute.remember(code, observation)
+    assert execute.observation_of(code) is observation
     names["loader"] = names["DataLoader"](names["data"], batch_size=16)
-    assert single_run.observation_of(code) is None, "the cell reads another loader now"
+    assert execute.observation_of(code) is None, "the cell reads another loader now"
     (change,) = ran(LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
 
@@ -91,10 +91,8 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
 def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
     code = TextCode.parsed(LOOP, names)
     observation = changing_scene(code)
-    single_run.remember(
-        code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),))
-    )
-    assert single_run.observation_of(code) is not None
+    execute.remember(code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),)))
+    assert execute.observation_of(code) is not None
     assert not Changing(Arm({"batch_size": 8}), code).decided.refused
 
 

@@ -13,7 +13,7 @@ import gpulab
 from gpulab.errors import UsageError
 from gpulab.knobs.dataloader import loader_options
 from gpulab.run import Device
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.code import TextCode
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.runner import check
 from tests.support.scripted_runs import ScriptedRuns

@@ -13,8 +13,8 @@ from gpulab.diagnosis.finding import Diagnosis, Evidence
 from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Steps
-from gpulab.tuning.climb.record import Attempt, Climb
-from gpulab.tuning.headspace.headspace import Headspace
+from gpulab.tuning.climb_record import Attempt, Climb
+from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.climb.climb import Climbed
 from gpulab.views.comparison.comparison import Compared

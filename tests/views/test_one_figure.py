@@ -28,8 +28,7 @@ from gpulab.store.folders import read
 from gpulab.store.lookup import Entry
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.bench import Bench, Row, baseline_row, between, row_of, rows_of, with_run
-from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.compare.sequential import UNPROFILED, compare_runs, judged_by
+from gpulab.tuning.compare.blocks import UNPROFILED, compare_blocks, compare_runs, judged_by
 from gpulab.tuning.record import BASELINE, Comparison, Side
 from gpulab.views import bench as view
 from gpulab.views import side_by_side

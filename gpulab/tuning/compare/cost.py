@@ -1,11 +1,21 @@
-"""What a million samples take of time, energy and money."""
+"""What a setting costs: a million samples in time, energy and money, and what it takes once before its steps.
+
+Filling a cache, compiling and starting workers are taken once; no speedup shows them (definitions.md, "One-time cost").
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from msgspec import Struct
 
-from gpulab.tuning.record import Side
+from gpulab.analysis.facts import Facts
+from gpulab.analysis.steps import LEAST_SETUP_S
+from gpulab.formatting import capitalized, duration
+from gpulab.tuning.record import Comparison, Side
+from gpulab.verdict import Verdict
 
 MILLION = 1e6
 LEAST_S = 2.0  # power is a mean over 1 s on Ampere and newer (pitfalls.md, "NVML"), and energy needs seconds
@@ -52,3 +62,87 @@ def _power(side: Side) -> tuple[float | None, str]:
     if end - start < LEAST_S * 1e9 or within.sum() < LEAST_READINGS:
         return None, f"the untraced steps took less than {LEAST_S:g} s"
     return float(power.value[within].mean()), ""
+
+
+class SetupCost(Struct, frozen=True):
+    """`steps` of the baseline, with their 95 % interval, save these `seconds`; None: it is not faster for certain."""
+
+    seconds: float
+    steps: float | None
+    interval: tuple[float, float] | None
+    cell_steps: int | None  # that the cell runs; None: not known
+
+    @property
+    def pays(self) -> bool:
+        """Whether the cell runs as many steps, as far as that is known."""
+        return self.steps is None or self.cell_steps is None or self.steps <= self.cell_steps
+
+    @property
+    def words(self) -> str:
+        """ "one-time cost 18.0 s, pays off after 150 steps (140–170)"."""
+        cost = f"one-time cost {duration(self.seconds * 1e6)}"
+        if self.steps is None or self.interval is None:
+            return cost
+        low, high = (f"{math.ceil(end):,}" for end in self.interval)
+        after = f"after {math.ceil(self.steps):,} steps" + (f" ({low}–{high})" if low != high else "")
+        if self.pays:
+            return f"{cost}, pays off {after}"
+        return f"{cost} pays off only {after}; the cell runs {self.cell_steps:,}"
+
+
+def setup_s(a: Side, b: Side) -> float | None:
+    """What B took more than A before its steps when it ran first, in full or as a block: later runs keep a cache.
+
+    0 where a start of A took as long; None where it was not measured.
+    """
+    of_a = [block.setup_ns for block in a.blocks if block.setup_ns is not None]
+    of_b = [ns for ns in (b.setup_ns, *(block.setup_ns for block in b.blocks[:1])) if ns is not None]
+    if not of_a or not of_b:
+        return None
+    seconds = (max(of_b) - float(np.median(of_a))) / 1e9
+    return seconds if seconds >= LEAST_SETUP_S and max(of_b) > max(of_a) else 0.0
+
+
+def setup_cost(
+    seconds: float | None,
+    step_us: float | None,
+    ratio: float | None,
+    interval: tuple[float, float] | None,
+    verdict: Verdict,
+    cell_steps: int | None,
+) -> SetupCost | None:
+    """Of a setting with this ratio of times to a baseline with this step; None where there is none to speak of."""
+    if not seconds or seconds < LEAST_SETUP_S:
+        return None
+    if verdict != "faster" or not step_us or ratio is None or interval is None:
+        return SetupCost(seconds, None, None, cell_steps)
+    steps, low, high = (seconds * 1e6 / (step_us * (1 - r)) for r in (ratio, *interval))
+    return SetupCost(seconds, steps, (low, high), cell_steps)
+
+
+def cost_of(comparison: Comparison) -> SetupCost | None:
+    a, c = comparison.a, comparison
+    return setup_cost(c.setup_s, a.us_per_step, c.ratio, c.interval, c.verdict, cell_steps(a.facts))
+
+
+def cost_sentence(comparison: Comparison) -> str:
+    """To follow another; empty for nothing."""
+    cost = cost_of(comparison)
+    return f" {capitalized(cost.words)}." if cost is not None else ""
+
+
+def cell_steps(figures: Facts | None) -> int | None:
+    """How many steps the cell has when nobody ends it."""
+    run = figures.run if figures is not None else None
+    return len(run.steps) if run is not None and run.outcome == "completed" else None
+
+
+def fastest(comparisons: Sequence[Comparison]) -> Comparison | None:
+    """Of those that are faster for certain; of these one that pays off within the cell, where there is one."""
+    faster = [c for c in comparisons if c.verdict == "faster"]
+    return min(faster, key=lambda c: (not pays(c), c.ratio or 1.0), default=None)
+
+
+def pays(comparison: Comparison) -> bool:
+    cost = cost_of(comparison)
+    return cost is None or cost.pays

@@ -11,8 +11,8 @@ from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag
+from gpulab.tuning.compare.cost import cost_sentence, fastest, pays
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us, change_us, most_changed
-from gpulab.tuning.compare.setup_cost import cost_sentence, fastest, pays
 from gpulab.tuning.compare.statistics import Estimate, pairs_to_decide
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Comparison, Experiment, Side
 from gpulab.verdict import EQUIVALENT, TOO_FEW

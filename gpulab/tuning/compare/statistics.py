@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from msgspec import Struct
@@ -158,3 +159,38 @@ def _welch(a: Float64, b: Float64) -> tuple[float, float]:
     below = spread_a**2 / (len(a) - 1) + spread_b**2 / (len(b) - 1)
     freedom = (spread_a + spread_b) ** 2 / below if below > 0 else 1
     return _student(float(b.mean() - a.mean()), float(spread_a + spread_b), freedom)
+
+
+class ScalingPoint(Struct, frozen=True):
+    """One number of ranks. `efficiency` is 1 where each rank does as much in a second as each of the fewest ranks.
+
+    `interval` is its 95 % interval, None with fewer than two rounds, and of the fewest ranks.
+    `speedup`: the work done in a second, over that of the fewest ranks.
+    """
+
+    ranks: int
+    step_us: float  # median over the rounds
+    efficiency: float
+    interval: tuple[float, float] | None
+    speedup: float
+
+
+def scaling(step_us: Mapping[int, Sequence[float]]) -> tuple[ScalingPoint, ...]:
+    """From the step of the slowest rank in each round, by the number of ranks, in order; each ran once in a round."""
+    counts = sorted(step_us)
+    if not counts:
+        return ()
+    fewest = np.asarray(step_us[counts[0]], dtype=np.float64)
+    points = []
+    for count in counts:
+        times = np.asarray(step_us[count], dtype=np.float64)
+        rounds = min(len(times), len(fewest))
+        estimate = paired(times[:rounds] / fewest[:rounds])
+        if estimate is None:
+            continue
+        spread = None if count == counts[0] else estimate.interval  # the fewest are what all are compared with
+        interval = None if spread is None else (1 / spread[1], 1 / spread[0])
+        efficiency = 1 / estimate.ratio
+        speedup = efficiency * count / counts[0]
+        points.append(ScalingPoint(count, float(np.median(times)), efficiency, interval, speedup))
+    return tuple(points)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, durations, factor, gib, percent, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
-from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.wording import plain

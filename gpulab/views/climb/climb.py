@@ -12,7 +12,7 @@ from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run
-from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
 from gpulab.views import bench, html

@@ -10,10 +10,10 @@ from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import decapitalized, duration, factor, plural, speed_within
-from gpulab.tuning.climb.acceptance import KEEPING
-from gpulab.tuning.climb.record import Attempt, Climb
+from gpulab.tuning.climb_policy import KEEPING
+from gpulab.tuning.climb_record import Attempt, Climb
+from gpulab.tuning.compare.cost import cost_of, cost_sentence, pays
 from gpulab.tuning.compare.headline import comparison_headline
-from gpulab.tuning.compare.setup_cost import cost_of, cost_sentence, pays
 from gpulab.views.climb.attempts import NONE, ladder
 from gpulab.views.comparison.sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present

@@ -6,9 +6,8 @@ import math
 from collections.abc import Sequence
 
 from gpulab.formatting import plain_values
-from gpulab.tuning.compare.cost import spending
+from gpulab.tuning.compare.cost import cell_steps, cost_of, spending
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
-from gpulab.tuning.compare.setup_cost import cell_steps, cost_of
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.verdict import EQUIVALENT
 from gpulab.views.comparison.sections import keep_faster

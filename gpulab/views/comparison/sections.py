@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, percent, plural
 from gpulab.tuning.bench import rows_of
+from gpulab.tuning.compare.cost import SetupCost, cost_of
 from gpulab.tuning.compare.parts import ONE_RUN_EACH, both_us
-from gpulab.tuning.compare.setup_cost import SetupCost, cost_of
 from gpulab.tuning.compare.statistics import LEAST_FOR_BOOTSTRAP
 from gpulab.tuning.compare.verdicts import usable
 from gpulab.tuning.record import Comparison, Side

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import duration, gib, plural, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
-from gpulab.tuning.compare.setup_cost import fastest
+from gpulab.tuning.compare.cost import fastest
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.views.comparison import prediction
 from gpulab.views.comparison.sections import checks, device_of, first, how_measured, keep_faster, never_ran

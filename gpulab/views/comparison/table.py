@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 from gpulab.formatting import NOT_MEASURABLE, capitalized, duration, gib, number, percent, reading, speed_within
 from gpulab.tuning.bench import peak_bytes
+from gpulab.tuning.compare.blocks import UNPROFILED, judged_by
 from gpulab.tuning.compare.cost import spending
-from gpulab.tuning.compare.sequential import UNPROFILED, judged_by
 from gpulab.tuning.record import Comparison, Side
 from gpulab.views.layout import Column, Section, numbers
 from gpulab.views.wording import plain, shortened

@@ -26,7 +26,7 @@ from gpulab.capture.stacks.watcher import own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
 from gpulab.timeline.spans import loading_times
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.code import TextCode
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
 from tests.support.paths import ROOT

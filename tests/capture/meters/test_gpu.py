@@ -15,8 +15,8 @@ import torch
 from gpulab.capture.meters import gpu
 from gpulab.capture.meters.gpu import Moved, PeakWatch, count_anew, moved, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
-from gpulab.tuning.function_code import TextCode
-from gpulab.tuning.trial import Setting, Stopper, full_trial
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Setting, Stopper, full_trial
 from tests.support.fake_cuda import FakeCuda
 from tests.support.timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
 

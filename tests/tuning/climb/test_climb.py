@@ -23,13 +23,21 @@ from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Memory
-from gpulab.tuning.climb.acceptance import broken_loss, judged
-from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, promising, together, ways_back
-from gpulab.tuning.climb.record import Bounds
-from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.compare.sequential import compare_sequential
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.climb import Climber
+from gpulab.tuning.climb_policy import (
+    Candidate,
+    ClimbState,
+    Tried,
+    broken_loss,
+    candidates,
+    judged,
+    promising,
+    together,
+    ways_back,
+)
+from gpulab.tuning.climb_record import Bounds
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.compare.blocks import compare_blocks, compare_sequential
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment, LossComparison, Side
 from gpulab.views.climb.climb import Climbed

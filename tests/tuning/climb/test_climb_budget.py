@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.tuning.climb.climb import Climber
-from gpulab.tuning.climb.record import Bounds, Climb
-from gpulab.tuning.function_code import TextCode
+from gpulab.tuning.climb import Climber
+from gpulab.tuning.climb_record import Bounds, Climb
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.execute import Trial
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.trial import Trial
 from gpulab.views.climb.climb import Climbed
 from tests.support.scripted_climb import finding, nothing_foretold
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns

@@ -18,10 +18,10 @@ from torch.utils.data import DataLoader
 
 import gpulab
 from gpulab.errors import UsageError
-from gpulab.tuning.function_code import TextCode
-from gpulab.tuning.headspace import cold_files
-from gpulab.tuning.headspace.headspace import Differential, Headspace
-from gpulab.tuning.headspace.kept_batches import KEPT, kept_batches
+from gpulab.tuning import headspace_data
+from gpulab.tuning.code import TextCode
+from gpulab.tuning.headspace import Differential, Headspace
+from gpulab.tuning.headspace_data import KEPT, kept_batches
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
 from gpulab.views.headspace import HeadspaceReport
@@ -73,7 +73,7 @@ def test_a_planted_wait_is_what_a_perfect_loader_would_take_away() -> None:
     assert found.ideal_us is not None and found.step_us is not None and report.ceiling is not None
     assert found.ideal_us < found.step_us / 2 and report.ceiling > 2
     assert found.preparation_share is not None and found.preparation_share > 0.5
-    assert found.cold_us is None and found.reasons["cold"] == cold_files.NO_FILE
+    assert found.cold_us is None and found.reasons["cold"] == headspace_data.NO_FILE
     assert torch.equal(given["model"].weight, before) and torch.equal(torch.get_rng_state(), state)
     for shown in (report.text(full=True), report.html(), report.fragment()):
         assert "perfect DataLoader" in shown and "read from the disk" in shown
@@ -84,18 +84,18 @@ def test_a_planted_wait_is_what_a_perfect_loader_would_take_away() -> None:
 def test_files_that_the_steps_read_are_dropped_from_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Files(tmp_path)
     dropped: list[int] = []
-    drop = cold_files.drop
+    drop = headspace_data.drop
 
     def noted(paths: Sequence[str]) -> None:
         dropped.append(len(paths))
         drop(paths)
 
-    monkeypatch.setattr(cold_files, "drop", noted)
+    monkeypatch.setattr(headspace_data, "drop", noted)
     test = Differential(TextCode.parsed(CELL, names(DataLoader(dataset, batch_size=4))), budget_s=600, steps=3, pairs=2)
     found = test.headspace()
     assert {str(tmp_path / f"{i}.bin") for i in range(12)} <= set(test._files)
-    if cold_files.why_not(test._files):
-        assert found.reasons["cold"] in (cold_files.IN_MEMORY, cold_files.NO_ADVICE)
+    if headspace_data.why_not(test._files):
+        assert found.reasons["cold"] in (headspace_data.IN_MEMORY, headspace_data.NO_ADVICE)
     else:
         assert found.cold_us is not None and "cold" not in found.reasons
         assert len(dropped) == 2 + 2, "asked twice whether it can be done, and before each block"
@@ -130,7 +130,7 @@ def test_a_cell_that_cannot_run_on_kept_batches_says_so() -> None:
 def test_batches_too_large_for_the_device_stay_in_host_memory(
     fits: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulab.tuning.headspace.headspace._torch_name", lambda device: "elsewhere")
+    monkeypatch.setattr("gpulab.tuning.headspace._torch_name", lambda device: "elsewhere")
     test = Differential(
         TextCode.parsed(CELL, names(DataLoader(Planted(64), batch_size=4))), budget_s=200, steps=3, pairs=2
     )
@@ -189,7 +189,7 @@ def test_kept_batches_of_a_stream_go_on() -> None:
 def test_containers_are_made_anew_and_keep_their_kind() -> None:
     from collections import OrderedDict, namedtuple
 
-    from gpulab.tuning.headspace.kept_batches import _copied
+    from gpulab.tuning.headspace_data import _copied
 
     Pair = namedtuple("Pair", "x y")
     batch: dict[str, Any] = {
@@ -214,7 +214,7 @@ def test_files_opened_in_each_way_are_seen_unless_written(tmp_path: Path) -> Non
     for path in paths:
         path.write_bytes(b"" if path.name == "empty" else b"x" * 100)
     before = builtins.open, io.open, os.open
-    with cold_files.watched() as opened:
+    with headspace_data.watched() as opened:
         open(paths[0]).close()
         paths[1].read_bytes()
         os.close(os.open(paths[2], os.O_RDONLY))
@@ -228,16 +228,22 @@ def test_files_opened_in_each_way_are_seen_unless_written(tmp_path: Path) -> Non
 def test_a_dropped_file_is_not_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "data"
     path.write_bytes(os.urandom(1 << 20))
-    assert cold_files.resident_fraction(str(path)) in (1.0, None)
-    why = cold_files.why_not([str(path)])
+    assert headspace_data.resident_fraction(str(path)) in (1.0, None)
+    why = headspace_data.why_not([str(path)])
     if not why:
-        assert cold_files.resident_fraction(str(path)) in (0.0, None)
-    assert why in ("", cold_files.IN_MEMORY, cold_files.NO_ADVICE) and cold_files.why_not([]) == cold_files.NO_FILE
-    monkeypatch.setattr(cold_files, "drop", lambda paths: None)
+        assert headspace_data.resident_fraction(str(path)) in (0.0, None)
+    assert (
+        why in ("", headspace_data.IN_MEMORY, headspace_data.NO_ADVICE)
+        and headspace_data.why_not([]) == headspace_data.NO_FILE
+    )
+    monkeypatch.setattr(headspace_data, "drop", lambda paths: None)
     path.read_bytes()
-    assert cold_files.why_not([str(path)]) in (cold_files.IN_MEMORY, "" if cold_files._mincore() is None else "-")
+    assert headspace_data.why_not([str(path)]) in (
+        headspace_data.IN_MEMORY,
+        "" if headspace_data._mincore() is None else "-",
+    )
     monkeypatch.delattr(os, "posix_fadvise")
-    assert cold_files.why_not([str(path)]) == cold_files.NO_ADVICE
+    assert headspace_data.why_not([str(path)]) == headspace_data.NO_ADVICE
 
 
 # -- words -----------------------------------------------------------------------------------------------------------
@@ -254,7 +260,7 @@ def measured(
         Headspace(
             made.run_of(found.a), experiment, 297e3, ideal_us, None, ceiling, interval,
             None if ideal_us is None else 297e3 - ideal_us, None,
-            {"ideal": said}, {"cold": cold_files.NO_FILE}, notes,
+            {"ideal": said}, {"cold": headspace_data.NO_FILE}, notes,
         )
     )  # fmt: skip
 

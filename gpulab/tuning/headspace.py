@@ -18,13 +18,13 @@ from gpulab.knobs.dataloader.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observe.observation import Observation
 from gpulab.run import Device, Run
-from gpulab.tuning import schedule
-from gpulab.tuning.headspace import cold_files
-from gpulab.tuning.headspace.kept_batches import kept_batches
+from gpulab.tuning import headspace_data
+from gpulab.tuning import plan as schedule
+from gpulab.tuning.execute import Setting, short_trial
+from gpulab.tuning.headspace_data import kept_batches
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.trial import Setting, short_trial
 from gpulab.verdict import Verdict
 
 IDEAL = Arm({"batches": "kept on the device"})
@@ -150,7 +150,7 @@ class Differential(Runner):
 
     @contextmanager
     def _coldly(self) -> Iterator[None]:
-        cold_files.drop(self._files)
+        headspace_data.drop(self._files)
         yield
 
     # -- before the blocks ---------------------------------------------------------------------------------------
@@ -197,19 +197,19 @@ class Differential(Runner):
     def _prepare_cold(self, run: Run, size: schedule.Size) -> None:
         """See which files the first steps read: all runs read the same ones."""
         arm = next(a for a in self._arms if a.arm is COLD)
-        opened = cold_files.Opened()
+        opened = headspace_data.Opened()
 
         @contextmanager
         def looking() -> Iterator[None]:
             nonlocal opened
-            with overriding("num_workers", 0, KnobEffects()), cold_files.watched() as opened:
+            with overriding("num_workers", 0, KnobEffects()), headspace_data.watched() as opened:
                 yield
 
         error = self._probe(looking, size, "looking for files")
         if error is not None:
             self._let_go(error)
         self._files = opened.data
-        arm.failure = cold_files.why_not(self._files)
+        arm.failure = headspace_data.why_not(self._files)
 
     def _probe(
         self, within: Callable[[], AbstractContextManager[object]], size: schedule.Size, what: str

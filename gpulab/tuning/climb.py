@@ -18,15 +18,25 @@ from gpulab.knobs.variables import Plain
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT
 from gpulab.tuning.cell_code import interrupts_heard
-from gpulab.tuning.climb.acceptance import judged, spoiled, unsure
-from gpulab.tuning.climb.policy import Candidate, ClimbState, Tried, candidates, others, promising, together, ways_back
-from gpulab.tuning.climb.record import Attempt, Bounds, Climb, Ending, Passed
-from gpulab.tuning.compare.loss import compare_losses
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.climb_policy import (
+    Candidate,
+    ClimbState,
+    Tried,
+    candidates,
+    judged,
+    others,
+    promising,
+    spoiled,
+    together,
+    unsure,
+    ways_back,
+)
+from gpulab.tuning.climb_record import Attempt, Bounds, Climb, Ending, Passed
+from gpulab.tuning.compare.differences import compare_losses
+from gpulab.tuning.execute import Trial
+from gpulab.tuning.plan import Arm, Clock, Code, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
-from gpulab.tuning.schedule import Clock
-from gpulab.tuning.trial import Trial
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 BLOCKS_S = 30.0  # for the blocks of one try

@@ -1,8 +1,13 @@
-"""Which setting a climb tries next: what the diagnosis names, then other knobs against the same cause. Pure."""
+"""Which setting a climb tries next, and whether it is kept. Pure.
+
+It tries what the diagnosis names, then other knobs against the same cause. It keeps what is faster for certain where
+the training stays the same.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import TypeGuard
 
@@ -11,18 +16,18 @@ from msgspec import Struct, field
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
-from gpulab.formatting import factor, plural
+from gpulab.formatting import decapitalized, factor, percent, plural, speed_within
 from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
 from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value
 from gpulab.knobs.observe.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
-from gpulab.tuning.climb.record import Outcome, Passed
-from gpulab.tuning.plan import Arm
-from gpulab.tuning.record import Experiment, Side
-from gpulab.tuning.schedule import SCREENING_TURNS
-from gpulab.verdict import LEAST_EFFECT
+from gpulab.thresholds import DEFAULT
+from gpulab.tuning.climb_record import Outcome, Passed
+from gpulab.tuning.plan import SCREENING_TURNS, Arm
+from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
+from gpulab.verdict import LEAST_EFFECT, TOO_FEW
 
 ANOTHER_TRAINING = "{why}: --allow {names} lets it be tried"
 NUMBERS_SCREENED = 2  # values of a knob that is a number: the likeliest is now and then one too many
@@ -313,3 +318,122 @@ def _is_number(value: object) -> TypeGuard[int]:
 def _times(state: ClimbState) -> StepTimes:
     wait = state.facts.data_wait_us
     return StepTimes(state.cores, _step_us(state.facts), wait.median if wait is not None else None)
+
+
+WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a second time
+KEEPING = ("same", "within the band")
+
+
+class Judged(Struct, frozen=True):
+    """What becomes of a try, and why: a sentence without a full stop."""
+
+    outcome: Outcome
+    words: str
+
+
+def spoiled(comparison: Comparison, names: Collection[str]) -> Judged | None:
+    """What one full run of a try is enough to tell; None: it takes blocks. `names` are the knobs that it set."""
+    if comparison.b.failure:
+        return Judged("failed", comparison.b.failure)
+    broken = broken_loss(comparison.a.losses, comparison.b.losses)
+    if broken:
+        return Judged("loss broken", broken)
+    idle = [c for c in comparison.b.checks if c.name in names and c.state == "no effect"]
+    if idle and len(idle) == len(names):
+        return Judged("no effect", f"it had no effect: {idle[0].evidence}")
+    return None
+
+
+def judged(
+    comparison: Comparison,
+    loss: LossComparison | None,
+    names: Collection[str],
+    allow: Collection[str],
+    memory_full: float = DEFAULT.memory_full,
+) -> Judged:
+    """The verdict on one try. `names` are the knobs it set, `allow` those that may change the training.
+
+    From `memory_full` on, a fraction of the device's memory, a faster setting is not kept.
+    """
+    early = spoiled(comparison, names)
+    if early is not None:
+        return early
+    if comparison.evidence == "sequential" and comparison.verdict != "not comparable":
+        return Judged("unsure", "undecided, the budget left no time for interleaved blocks")
+    if comparison.verdict != "faster":
+        return _not_faster(comparison)
+    full = _memory_full(comparison.b, memory_full)
+    if full:
+        return Judged("memory", full)
+    if loss is None or loss.verdict == "not measurable":
+        return _not_known(names, allow)
+    if loss.verdict not in KEEPING:
+        words = decapitalized(loss.words).rstrip(".")
+        if set(names) & set(allow):
+            return Judged("kept", f"faster; {words}: kept because --allow says so")
+        return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
+    return Judged("kept", f"faster, {_of_loss(loss)}")
+
+
+def unsure(comparison: Comparison) -> bool:
+    """Undecided, and the measurements lie too far apart to exclude a gain worth having."""
+    if comparison.verdict != "undecided":
+        return False
+    return comparison.interval is None or comparison.pairs < TOO_FEW or comparison.interval[0] < 1 - WORTH_HAVING
+
+
+def broken_loss(a: Sequence[float], b: Sequence[float]) -> str:
+    """From which step on B's loss is not a number, or infinite, where A's is finite; empty where it is not.
+
+    The last step of a run may have been cut off before its loss.
+    """
+    for step, (of_a, of_b) in enumerate(zip(a[:-1], b[:-1], strict=False), start=1):
+        if math.isfinite(of_a) and not math.isfinite(of_b):
+            kind = "not a number (NaN)" if math.isnan(of_b) else "infinite"
+            return f"the loss is {kind} from step {step} on"
+    return ""
+
+
+def _not_faster(comparison: Comparison) -> Judged:
+    if comparison.verdict == "slower":
+        return Judged("slower", "it is slower")
+    if comparison.verdict == "not comparable" or comparison.ratio is None:
+        why = comparison.notes[0] if comparison.notes else "the two cannot be compared"
+        return Judged("not comparable", why.rstrip("."))
+    if comparison.verdict == "no measurable difference":
+        return Judged("no gain", "no measurable difference")
+    if comparison.interval is None or comparison.pairs < TOO_FEW:
+        return Judged("unsure", f"undecided, too few pairs of blocks ({comparison.pairs}) to tell")
+    fastest = 1 / comparison.interval[0]
+    if fastest < 1 + LEAST_EFFECT:
+        return Judged("no gain", f"the speedup is at most {factor(fastest)}×")
+    middle, around = speed_within(comparison.ratio, comparison.interval)
+    return Judged("unsure", f"undecided: {middle}× speedup, 95 % interval {around}")
+
+
+def _memory_full(side: Side, memory_full: float) -> str:
+    memory = side.facts.run.memory if side.facts is not None else None
+    if memory is None or not memory.total_bytes:
+        return ""
+    peak = memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0
+    share = peak / memory.total_bytes
+    if share < memory_full:
+        return ""
+    return f"it takes {percent(share)} of the device's memory: the next larger batch would not fit"
+
+
+def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
+    """A loss that cannot be compared allows only what cannot change it."""
+    changing = [name for name in names if name not in KNOBS or not KNOBS[name].same_training]
+    if not changing:
+        return Judged("kept", "faster; the loss could not be compared, and this changes only how data arrives")
+    if set(changing) <= set(allow):
+        return Judged("kept", "faster; the effect on the loss could not be measured: kept because --allow says so")
+    words = "faster, but whether the loss stays the same could not be measured"
+    return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
+
+
+def _of_loss(loss: LossComparison) -> str:
+    if loss.verdict == "same":
+        return "and the loss is the same"
+    return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"

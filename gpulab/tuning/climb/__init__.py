@@ -1,1 +1,0 @@
-"""Knob after knob: try the best cure, keep what is faster for certain."""

@@ -1,1 +1,0 @@
-"""How much faster a cell could be if its data cost nothing."""
