@@ -146,8 +146,8 @@ _RULES = "gpulab.diagnosis.rules."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
-    Switch("one pause may be chance", "gpulab.analysis.host.pauses:_LEAST", 1),
-    Switch("a pause in most steps is part of the step", "gpulab.analysis.host.pauses:_typical_us", _zero),
+    Switch("one pause may be chance", "gpulab.analysis.calls:_LEAST", 1),
+    Switch("a pause in most steps is part of the step", "gpulab.analysis.calls:_typical_us", _zero),
     Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
     Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_of_whole_batches", _no_words),
     Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
@@ -159,7 +159,7 @@ _OF_RULES = (
     Switch("Python without a name is an open question", f"{_RULES}verdicts:_unexplained", _nothing),
     Switch(
         "the peak of memory is hidden by an earlier run",
-        "gpulab.analysis.gpu.memory_use:peak_is_hidden",
+        "gpulab.analysis.device_peaks:peak_is_hidden",
         _no,
         needs_gpu=True,
     ),
@@ -238,9 +238,7 @@ _OF_PREDICTIONS = (
 
 _OF_FIGURES = (
     Switch("steps that wait by turns count by rounds", "gpulab.analysis.facts:steps_per_round", _one),
-    Switch(
-        "more operators around a softmax than scale, mask, cast and dropout", "gpulab.analysis.gpu.chains:_BETWEEN", 4
-    ),
+    Switch("more operators around a softmax than scale, mask, cast and dropout", "gpulab.analysis.chains:_BETWEEN", 4),
     Switch(
         "library names in a trace other than torch and gpulab",
         "gpulab.user_code:LIBRARIES",

@@ -278,7 +278,7 @@ def options_in_the_guide(root: Path) -> Iterator[Fault]:
 
 
 def hardware_table(root: Path) -> Iterator[Fault]:
-    from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
+    from gpulab.analysis.device_peaks import Peaks, peaks_of
 
     page = root / "docs" / "definitions.md"
     section = text_of(page).partition("## Hardware table")[2].partition("\n## ")[0]

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis.gpu.device_peaks import peaks_of
+from gpulab.analysis.device_peaks import peaks_of
 from gpulab.devices.machine import detect_device
 from gpulab.devices.nvml import nvml_meter
 from tests.support.fake_nvml import fake_nvml, h100

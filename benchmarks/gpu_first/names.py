@@ -24,7 +24,7 @@ from torch.profiler import profile
 from benchmarks.gpu_first.answer import Answer, listed
 from benchmarks.gpu_first.networks import NETWORKS
 from benchmarks.gpu_first.stage import Stage
-from gpulab.analysis.gpu.device_work import class_of
+from gpulab.analysis.kernels import class_of
 from gpulab.timeline.kernel_names import reading
 
 WARMUPS = 2

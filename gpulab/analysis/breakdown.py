@@ -16,13 +16,13 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.host import core_time
+from gpulab.analysis import cores
+from gpulab.analysis.loader import loads_itself, prepared
 from gpulab.intervals import EMPTY, Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
 from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
 from gpulab.timeline import spans
-from gpulab.timeline.device_steps import device_windows, host_steps
-from gpulab.timeline.launches import replay_times, unrecorded_times
-from gpulab.timeline.start_up import start_up
+from gpulab.timeline.launches import device_windows, host_steps, replay_times, unrecorded_times
+from gpulab.timeline.trace_steps import start_up
 
 PARTS = (
     "compute",
@@ -261,16 +261,11 @@ def _working_parts(index: int | None) -> tuple[str, ...]:
     return (*computing, "optimizer", "launch", "other", "unknown")
 
 
-def loads_itself(run: Run) -> bool:
-    """Whether the training thread makes the batches, as far as the run tells: then it misses cores there, too."""
-    return run.own_batches is not None if run.loader is None else run.loader.num_workers == 0
-
-
 def _waited_for_core_ns(
     run: Run, totals: Int64, givers: tuple[str, ...], host: Intervals, index: int | None
 ) -> Float64:
     """Of each step. On a GPU what its work hides is no loss: its idle time holds as large a share as the loop."""
-    waited_ns = core_time.waited_ns(run.core_times, host)
+    waited_ns = cores.waited_ns(run.core_times, host)
     wall_ns = np.maximum(1, host[:, 1] - host[:, 0])
     if index is None:
         loading_ns = totals[:, PARTS.index("data_wait")] if loads_itself(run) else 0
@@ -280,7 +275,7 @@ def _waited_for_core_ns(
 
 
 def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) -> Int64:
-    return core_time.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
+    return cores.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
 
 
 def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
@@ -446,28 +441,3 @@ def _summed(pieces: Pieces, windows: Int64) -> Int64:
     window = np.searchsorted(windows[:, 0], pieces.start_ns, side="right") - 1
     np.add.at(totals, (window, pieces.part), pieces.end_ns - pieces.start_ns)
     return totals
-
-
-LEAST_LOOKS = 8  # ours: of fewer in the profiled time, chance speaks
-LEAST_PREPARING = 3
-LEAST_BESIDE = 40  # ours, beside the profiled time: a share of fewer is right to a sixth at best, in 19 of 20 cases
-
-
-def prepared(run: Run) -> tuple[tuple[int, int], ...]:
-    """The times, as [start, end); empty where a DataLoader feeds the steps, and without looks enough."""
-    stack = run.stack
-    if stack is None or run.steps.batch_count.any() or len(stack.prepares_batch) != len(stack.t_ns):
-        return ()
-    rows = stack.prepares_batch == 1
-    if len(stack.t_ns) < LEAST_LOOKS or rows.sum() < LEAST_PREPARING:
-        return ()
-    times = union(stack.since_ns[rows], stack.t_ns[rows])
-    return tuple((start, end) for start, end in times.tolist())
-
-
-def share_beside(run: Run) -> float | None:
-    """Of the time beside the profiler, what goes to making batches; None where too few looks tell."""
-    own = run.own_batches
-    if own is None or own.looks < LEAST_BESIDE or own.looked_ns <= 0:
-        return None
-    return own.preparing_ns / own.looked_ns

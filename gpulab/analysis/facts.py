@@ -8,18 +8,25 @@ from functools import cached_property
 import numpy as np
 from msgspec import Struct
 
+from gpulab.analysis import kernels as gpu
+from gpulab.analysis.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.breakdown import Breakdown, breakdowns
+from gpulab.analysis.calls import share_of_calls
 from gpulab.analysis.collectives import CollectiveFacts
-from gpulab.analysis.gpu import kernels as gpu
-from gpulab.analysis.gpu.blocking_calls import BlockingCalls, blocking_calls
-from gpulab.analysis.gpu.device_work import DeviceWork, device_work
-from gpulab.analysis.host.calls import share_of_calls
-from gpulab.analysis.host.core_time import CoreShare, core_share
-from gpulab.analysis.host.dataloader import LoadingFacts, loading
-from gpulab.analysis.host.operator_costs import HostOperators, host_operators
-from gpulab.analysis.host.optimizer_work import OptimizerWork, optimizer_work
+from gpulab.analysis.cores import CoreShare, core_share
 from gpulab.analysis.integrity import Integrity, integrity
-from gpulab.analysis.operators import Annotated, CostRow, kernels, operators, unknown_by_annotation
+from gpulab.analysis.kernels import DeviceWork, device_work
+from gpulab.analysis.loader import LoadingFacts, loading
+from gpulab.analysis.operators import (
+    Annotated,
+    CostRow,
+    HostOperators,
+    host_operators,
+    kernels,
+    operators,
+    unknown_by_annotation,
+)
+from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpulab.formatting import duration
 from gpulab.run import Int64, Run, Timeline
 from gpulab.timeline import spans
-from gpulab.timeline.device_steps import device_windows, host_steps
+from gpulab.timeline.launches import device_windows, host_steps
 from gpulab.timeline.trace_steps import FoundSteps, find_steps
 
 State = Literal["ok", "degraded", "unusable"]

@@ -13,7 +13,9 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown, loads_itself, share_beside
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
+from gpulab.analysis.cores import core_wait_in_loading, core_wait_within_data_wait
+from gpulab.analysis.loader import loads_itself, share_beside
 
 if TYPE_CHECKING:
     from gpulab.analysis.facts import Facts
@@ -109,28 +111,6 @@ def _waits(facts: Facts, waited: float, core_wait: float) -> dict[str, float]:
         loading = waited * core_wait_in_loading(facts) if loads_itself(facts.run) else 0.0
         core_wait = min(missed - loading, (1 - waited) * missed / ready) if ready > 0 else 0.0
     return {"data_wait": waited, "core_wait": min(max(0.0, core_wait), 1 - waited)}
-
-
-def core_wait_in_loading(facts: Facts) -> float:
-    """Of the wait for data, the share in which who makes the batch was ready to go on and had no core."""
-    inside, cores = facts.loading, facts.cores
-    if inside is not None and inside.core_wait_fraction is not None:
-        return inside.core_wait_fraction * (1 if loads_itself(facts.run) else 1 - inside.handing_over)
-    own = cores.thread_wait_fraction if cores is not None and loads_itself(facts.run) else None
-    return own or 0.0
-
-
-def core_wait_within_data_wait(facts: Facts) -> float:
-    """Of the step: the same, and while the batch was made already and the training thread was to have it."""
-    shares, cores, inside = facts.shares, facts.cores, facts.loading
-    waited = 0.0 if shares is None else shares.of("data_wait")
-    lost = waited * core_wait_in_loading(facts)
-    if shares is None or cores is None or cores.thread_wait_fraction is None:
-        return lost
-    missed = max(0.0, cores.thread_wait_fraction - shares.of("core_wait"))
-    if loads_itself(facts.run):  # one thread: no more than it lacked a core in all
-        return min(lost, missed)
-    return lost + min(waited * (0.0 if inside is None else inside.handing_over), missed)
 
 
 def own_shares(facts: Facts) -> StepShares | None:

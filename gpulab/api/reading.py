@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.run_row import COLUMNS, run_row
-from gpulab.analysis.step_change import step_change
+from gpulab.analysis.steps import step_change
 from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
@@ -23,7 +23,7 @@ from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.jobs import SeveralJobs, job_of
 from gpulab.store.runs import Figures, Runs
-from gpulab.trace import ranks
+from gpulab.trace import files
 from gpulab.views import wording
 from gpulab.views.report.ranks import RankedReport, job_opening
 from gpulab.views.report.report import Diagnosed, Report
@@ -150,4 +150,4 @@ def load(path: str | Path) -> Run | Ranks:
     Raises TraceError or StoreError, in one sentence with the next step, where there is nothing to read.
     """
     with waiting(f"reading {wording.plain(str(path))}") as wait:
-        return ranks.load(path, wait.tell)
+        return files.load(path, wait.tell)

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.source_lines import line_of, sees_python
+from gpulab.analysis.source_lines import line_of, sees_python
 from gpulab.analysis.step_shares import StepShares
 from gpulab.diagnosis.finding import Finding, Undetermined
 from gpulab.formatting import capitalized, duration

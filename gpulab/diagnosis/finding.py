@@ -6,7 +6,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from gpulab.analysis.host.source_lines import SourceLine
+from gpulab.analysis.source_lines import SourceLine
 from gpulab.intervals import Intervals
 from gpulab.prediction.prediction import Prediction
 

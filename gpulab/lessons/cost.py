@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import facts
-from gpulab.analysis.gpu.device_peaks import peaks_of
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.lessons.figures import plot

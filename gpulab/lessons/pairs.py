@@ -15,7 +15,7 @@ from collections.abc import Callable
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.host.core_time import LEAST_OTHERS
+from gpulab.analysis.cores import LEAST_OTHERS
 from gpulab.devices.core_clock import MachineClock
 from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import QUIETER, Checked, right, undecided, wrong

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
 
-from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare, core_share
+from gpulab.analysis.cores import LEAST_OTHERS, CoreShare, core_share
 from gpulab.formatting import percent, plural
 from gpulab.lessons.check import QUIETER, Checked, NoAnswer, Table, exercise, right, unanswered, undecided, wrong
 from gpulab.lessons.figures import WIDTH_IN, plot

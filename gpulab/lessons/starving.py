@@ -13,8 +13,8 @@ import torch
 from msgspec import Struct
 from torch.utils.data import Dataset
 
+from gpulab.analysis.cores import LEAST_OTHERS
 from gpulab.analysis.facts import facts
-from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.capture.pilot import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent, plural

@@ -8,7 +8,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.gpu.device_work import DeviceWork, device_work
+from gpulab.analysis.kernels import DeviceWork, device_work
 from gpulab.analysis.steps import Spread
 from gpulab.intervals import intersect, measure
 from gpulab.prediction.calibration import (

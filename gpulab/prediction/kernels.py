@@ -12,7 +12,7 @@ import re
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.analysis.gpu.device_peaks import Peaks, peaks_of
+from gpulab.analysis.device_peaks import Peaks, peaks_of
 from gpulab.formatting import factor
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Refused, is_on, training_spans_us

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.host.optimizer_work import ADD, SCALE, OptimizerWork, bytes_of, optimizer_work
+from gpulab.analysis.optimizer_work import ADD, SCALE, OptimizerWork, bytes_of, optimizer_work
 from gpulab.formatting import duration, percent
 from gpulab.intervals import covers
 from gpulab.prediction.baseline import Baseline, Refused, at_least, is_on

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
+from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.gpu.blocking_calls import Direction
 from gpulab.formatting import capitalized, duration, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
 from gpulab.prediction.baseline import Baseline, Refused

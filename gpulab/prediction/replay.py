@@ -26,7 +26,7 @@ from gpulab.prediction.calibration import (
 )
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, Timeline
 from gpulab.timeline import spans
-from gpulab.timeline.device_steps import called_ns, device_windows, host_steps, main_stream
+from gpulab.timeline.launches import called_ns, device_windows, host_steps, main_stream
 
 Factors = npt.NDArray[np.float64]
 Rows = npt.NDArray[np.intp]

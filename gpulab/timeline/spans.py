@@ -25,9 +25,10 @@ PACKED_FROM = 1 << 20  # spans: from there a mask is kept as bits, and unpacked 
 KEPT_TIMELINES = 2  # a comparison reads two; a notebook keeps twenty runs, whose masks would weigh more than they do
 _kept_of: WeakKeyDictionary[Timeline, dict[Hashable, Any]] = WeakKeyDictionary()
 _ADDING = "torch::autograd::AccumulateGrad"
-_EVALUATING = "autograd::engine::evaluate_function: "
+EVALUATING = "autograd::engine::evaluate_function: "
 _WAIT = re.compile(r"(?<![Aa])[Ss]ync(?!hronizationPolicy)|^(?!.*Enqueue).*(Finish|Wait)$")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")
+OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # as `plain_name` spells it
 LAUNCHING = (Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
 HOST_CATEGORIES = (Category.CPU_OP, *LAUNCHING)
 
@@ -97,6 +98,11 @@ def is_compiling(name: str) -> bool:
 def is_autograd_node(name: str) -> bool:
     """An evaluation of a node of autograd's graph; torch before 1.9 names only the node (`AddBackward0`)."""
     return name.startswith("autograd::engine") or _NODE.search(name) is not None
+
+
+def plain_name(name: str) -> str:
+    """An operator as autograd spells it, without signs and capitals: `aten::add_` is of AddBackward0."""
+    return name.rpartition("::")[2].replace("_", "").lower()
 
 
 def differentiates_twice(run: Run) -> bool:
@@ -271,7 +277,7 @@ def _calls_within(start: Int64, end: Int64, called: Int64) -> Mask:
 
 
 def _hook_times(timeline: Timeline, around: Mask) -> Intervals:
-    nodes = around & named(timeline, starting_with(f"{_EVALUATING}{_ADDING}"))
+    nodes = around & named(timeline, starting_with(f"{EVALUATING}{_ADDING}"))
     adding = training_operators(timeline) & named(timeline, starting_with(_ADDING))
     start, end = timeline.start_ns[nodes], timeline.end_ns[nodes]
     if not len(start) or not adding.any():

@@ -6,8 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown, StepParts
-from gpulab.analysis.host.operator_costs import host_operators
-from gpulab.analysis.host.optimizer_work import optimizer_work
+from gpulab.analysis.operators import host_operators
+from gpulab.analysis.optimizer_work import optimizer_work
 from gpulab.run import Category
 from tests.support.rule_cases import case_of, run_of
 from tests.support.timelines import MAIN, Span, timeline

@@ -17,7 +17,7 @@ from gpulab.intervals import measure
 from gpulab.run import Ranks, Run
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline import spans
-from gpulab.trace import ranks
+from gpulab.trace import files
 from tests.support import loaded_traces, real_traces
 from tests.support.paths import TESTS
 
@@ -35,7 +35,7 @@ HTA_CUTS_PCT = {
 
 @functools.cache
 def figures(name: str) -> Facts:
-    run = ranks.load(real_traces.path(name))
+    run = files.load(real_traces.path(name))
     assert isinstance(run, Run)
     return facts(run)
 
@@ -69,7 +69,7 @@ def test_idle_time_of_hta(name: str) -> None:
 
 def test_overlap_of_hta() -> None:
     """The share of communication that computing hides, of each rank of a job."""
-    job = ranks.load(real_traces.path(real_traces.RANKS[0]).parent)
+    job = files.load(real_traces.path(real_traces.RANKS[0]).parent)
     assert isinstance(job, Ranks)
     compared = compare_ranks({rank: facts(run) for rank, run in job.runs.items()}, skew_notice=DEFAULT.skew_notice)
     ours = {r.rank: 100 * r.overlapped_us / r.communication_us for r in compared.ranks}

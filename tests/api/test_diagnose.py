@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab import cli
-from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US
-from gpulab.analysis.host.dataloader import WaitParts, WorkerRow
+from gpulab.analysis.kernels import SHORT_KERNEL_US
+from gpulab.analysis.loader import WaitParts, WorkerRow
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.headline import headline

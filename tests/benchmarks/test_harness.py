@@ -161,7 +161,7 @@ def test_what_was_measured_too_briefly_is_measured_again() -> None:
 
 # -- ablation ----------------------------------------------------------------------------------------------------------
 
-NO_GC = Switch("garbage collections count", "gpulab.analysis.host.pauses:_LEAST", 1_000_000)
+NO_GC = Switch("garbage collections count", "gpulab.analysis.calls:_LEAST", 1_000_000)
 NO_LAYOUT = Switch("layout counts", "gpulab.diagnosis.rules.operations:_layout_on_cpu", lambda context: None)
 
 

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.analysis.step_change import step_change
+from gpulab.analysis.steps import step_change
 from gpulab.api.reading import report
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.headline import Headline, headline

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.analysis.host.core_time import core_share
-from gpulab.analysis.host.dataloader import loading
+from gpulab.analysis.cores import core_share
+from gpulab.analysis.loader import loading
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Batches, Run
 from tests.support.core_readings import with_cores

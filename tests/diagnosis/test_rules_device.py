@@ -12,10 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpulab.analysis.calls import Call
+from gpulab.analysis.chains import pointwise_chains
 from gpulab.analysis.facts import Facts, facts
-from gpulab.analysis.gpu.chains import pointwise_chains
-from gpulab.analysis.host.calls import Call
-from gpulab.analysis.host.needless_work import EVALUATING
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Undetermined
@@ -23,6 +22,7 @@ from gpulab.diagnosis.rules import distributed, launches, memory, operations, pr
 from gpulab.diagnosis.rules import optimizer as optimizing
 from gpulab.run import Category, Damage, Loader, Memory, Missing, Place, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
+from gpulab.timeline.spans import EVALUATING
 from gpulab.trace.load import load_run
 from tests.support import synthetic
 from tests.support.loops import Machine, loop

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.core_time import core_share
-from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.analysis.host.operator_costs import HostOperators
-from gpulab.analysis.host.optimizer_work import OptimizerWork
+from gpulab.analysis.cores import core_share
 from gpulab.analysis.integrity import Check, Integrity
+from gpulab.analysis.loader import LoadingFacts
+from gpulab.analysis.operators import HostOperators
+from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, Undetermined

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.core_time import core_share
+from gpulab.analysis.cores import core_share
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules import needless

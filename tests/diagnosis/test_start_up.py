@@ -12,8 +12,7 @@ from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.intervals import measure
 from gpulab.run import Category
-from gpulab.timeline.start_up import start_up
-from gpulab.timeline.trace_steps import find_steps
+from gpulab.timeline.trace_steps import find_steps, start_up
 from gpulab.trace.load import load_run
 from gpulab.views.report.sections import sections
 from tests.support.loops import Machine

@@ -10,7 +10,7 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
-from gpulab.analysis.host.core_time import CoreShare
+from gpulab.analysis.cores import CoreShare
 from gpulab.lessons import split_model
 from gpulab.lessons.split_model import (
     check_micro_batches,

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
+from gpulab.analysis import device_peaks
+from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
-from gpulab.analysis.gpu import device_peaks
-from gpulab.analysis.gpu.device_peaks import peaks_of
-from gpulab.analysis.host.dataloader import LoadingFacts
-from gpulab.analysis.host.operator_costs import HostOperators
-from gpulab.analysis.host.optimizer_work import OptimizerWork
+from gpulab.analysis.loader import LoadingFacts
+from gpulab.analysis.operators import HostOperators
+from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose, with_predictions

@@ -9,7 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.dataloader import LoadingFacts, WaitParts
+from gpulab.analysis.loader import LoadingFacts, WaitParts
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag

@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from gpulab.analysis.gpu.device_work import CLASSES, class_of
-from gpulab.analysis.gpu.kernels import kernels
+from gpulab.analysis.kernels import CLASSES, class_of, kernels
 from gpulab.run import Category
 from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import KERNELS, PRODUCTS, Reading, reading

@@ -9,7 +9,7 @@ import pytest
 
 import gpulab
 from gpulab.run import Run
-from gpulab.trace import cache, load, ranks
+from gpulab.trace import files, load
 from tests.support import trace_files as made
 from tests.support.strategies import assert_same
 
@@ -18,20 +18,20 @@ TEXT = made.text([*made.step(3), *made.step(4, 1000.0)])
 
 @pytest.fixture(autouse=True)
 def small_files_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "KEPT_FROM_BYTES", 1)
+    monkeypatch.setattr(files, "KEPT_FROM_BYTES", 1)
 
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The files that were really read."""
-    files: list[Path] = []
+    read: list[Path] = []
 
     def reading(path: Path, *more: object) -> Run:
-        files.append(path)
+        read.append(path)
         return load.load_run(path)
 
-    monkeypatch.setattr(ranks, "load_run", reading)
-    return files
+    monkeypatch.setattr(files, "load_run", reading)
+    return read
 
 
 def opened(path: Path) -> Run:
@@ -42,9 +42,9 @@ def opened(path: Path) -> Run:
 
 def test_a_file_is_read_once(tmp_path: Path, readings: list[Path]) -> None:
     path = made.write(tmp_path, TEXT)
-    assert cache.find(path) is None
+    assert files.cached(path) is None
     first = opened(path)
-    assert cache.find(path) is not None
+    assert files.cached(path) is not None
     assert_same(first, opened(path))
     assert readings == [path]
 
@@ -82,15 +82,15 @@ def test_what_a_run_says_of_its_file_is_of_this_reading(tmp_path: Path, monkeypa
 def test_what_is_not_kept_is_read_again(tmp_path: Path, readings: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     path = made.write(tmp_path, TEXT)
     with monkeypatch.context() as patch:
-        patch.setattr(cache, "KEPT_FROM_BYTES", 1 << 20)
+        patch.setattr(files, "KEPT_FROM_BYTES", 1 << 20)
         first = opened(path)
-        assert not cache.folder().exists(), "a small file"
+        assert not files.cache_folder().exists(), "a small file"
     (tmp_path / "file").write_text("in the way")
     with monkeypatch.context() as patch:
         patch.setenv("GPULAB_CACHE_DIR", str(tmp_path / "file"))
         assert_same(first, opened(path))
     opened(path)
-    monkeypatch.setattr(cache, "_READERS", ("run.py",))  # other files than before: gpulab was updated
+    monkeypatch.setattr(files, "_READERS", ("run.py",))  # other files than before: gpulab was updated
     opened(path)
     assert len(readings) == 4
 
@@ -100,7 +100,7 @@ def test_what_is_not_kept_is_read_again(tmp_path: Path, readings: list[Path], mo
 def test_what_is_damaged_is_read_again(tmp_path: Path, readings: list[Path], file: str, content: bytes) -> None:
     path = made.write(tmp_path, TEXT)
     first = opened(path)
-    (kept,) = cache.folder().iterdir()
+    (kept,) = files.cache_folder().iterdir()
     (kept / file).write_bytes(content)
     assert_same(first, opened(path))
     assert_same(first, opened(path))
@@ -111,21 +111,21 @@ def test_what_was_not_opened_for_longest_goes(tmp_path: Path, monkeypatch: pytes
     paths = [made.write(tmp_path, TEXT, f"{name}.json") for name in "abc"]
     for moment, path in enumerate(paths[:2]):
         opened(path)
-        (new,) = [f for f in cache.folder().iterdir() if f.stat().st_mtime > 1e9]
+        (new,) = [f for f in files.cache_folder().iterdir() if f.stat().st_mtime > 1e9]
         os.utime(new, (moment, moment))
     opened(paths[0])  # as it was kept: the other one is the oldest now
-    (kept, _) = sorted(cache.folder().iterdir(), key=lambda f: -f.stat().st_mtime)
+    (kept, _) = sorted(files.cache_folder().iterdir(), key=lambda f: -f.stat().st_mtime)
     size = sum(f.stat().st_size for f in kept.iterdir())
-    monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
+    monkeypatch.setattr(files, "MOST_BYTES", int(2.5 * size))
     opened(paths[2])
-    assert [cache.find(path) is not None for path in paths] == [True, False, True]
-    assert not [f for f in cache.folder().iterdir() if f.name.startswith(".")]
+    assert [files.cached(path) is not None for path in paths] == [True, False, True]
+    assert not [f for f in files.cache_folder().iterdir() if f.name.startswith(".")]
 
 
 def test_the_place_is_the_users_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GPULAB_CACHE_DIR")
     monkeypatch.setattr("sys.platform", "linux")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert cache.folder() == Path("/somewhere/gpulab/traces")
+    assert files.cache_folder() == Path("/somewhere/gpulab/traces")
     monkeypatch.delenv("XDG_CACHE_HOME")
-    assert cache.folder() == Path.home() / ".cache" / "gpulab" / "traces"
+    assert files.cache_folder() == Path.home() / ".cache" / "gpulab" / "traces"

@@ -12,8 +12,8 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
 from gpulab.run import Ranks
+from gpulab.trace.files import load
 from gpulab.trace.load import load_run
-from gpulab.trace.ranks import load
 from gpulab.views.report.report import Report
 from tests.support import real_traces
 from tests.support import trace_files as made

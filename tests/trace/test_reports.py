@@ -15,7 +15,7 @@ from gpulab.analysis.facts import facts
 from gpulab.cli import main
 from gpulab.errors import TraceError
 from gpulab.run import Ranks, Run
-from gpulab.trace import ranks as rank_loading
+from gpulab.trace import files as rank_loading
 from tests.support import real_traces
 from tests.support import trace_files as made
 from tests.support.paths import TESTS

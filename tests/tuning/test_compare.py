@@ -11,8 +11,8 @@ import pytest
 from msgspec.structs import replace
 
 import gpulab
+from gpulab.analysis.cores import CoreShare
 from gpulab.analysis.facts import facts
-from gpulab.analysis.host.core_time import CoreShare
 from gpulab.errors import UsageError
 from gpulab.formatting import duration, factor_within
 from gpulab.run import Change, Float64, Missing, Phase, Samples, Series, StepFlag, Steps

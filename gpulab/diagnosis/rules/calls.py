@@ -7,7 +7,7 @@ from collections.abc import Collection
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.host.calls import LOOP, Call, costliest_call, costliest_part
+from gpulab.analysis.calls import LOOP, Call, costliest_call, costliest_part
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.formatting import capitalized, duration, percent, plural

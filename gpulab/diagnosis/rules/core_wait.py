@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.core_loss import CoreLoss, core_loss_of
-from gpulab.analysis.host.core_time import LEAST_OTHERS, CoreShare, is_own_doing
+from gpulab.analysis.cores import LEAST_OTHERS, CoreLoss, CoreShare, core_loss_of, is_own_doing
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import duration, number, percent, plural

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from gpulab.analysis.host.core_time import is_own_doing
+from gpulab.analysis.cores import is_own_doing
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.core_wait import core_loss

@@ -6,7 +6,7 @@ import math
 
 from msgspec import Struct
 
-from gpulab.analysis.host.dataloader import LoadingFacts, mostly_waits, times_by_cause, waiting_for_core_us
+from gpulab.analysis.loader import LoadingFacts, mostly_waits, times_by_cause, waiting_for_core_us
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.dataloader_evidence import (

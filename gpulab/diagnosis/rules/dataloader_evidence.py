@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.host.dataloader import LoadingFacts, times_by_cause, waiting_for_core_us
-from gpulab.analysis.host.hot_line import hot_line_of_loading, loading_lines
-from gpulab.analysis.host.source_lines import LineShare, SourceLine, line_only_at, lines_beside_cost
+from gpulab.analysis.loader import LoadingFacts, times_by_cause, waiting_for_core_us
+from gpulab.analysis.source_lines import (
+    LineShare,
+    SourceLine,
+    hot_line_of_loading,
+    line_only_at,
+    lines_beside_cost,
+    loading_lines,
+)
 from gpulab.diagnosis.context import RuleContext
 from gpulab.formatting import duration, percent
 from gpulab.intervals import EMPTY, Intervals, intersect, subtract

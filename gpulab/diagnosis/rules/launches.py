@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.gpu.device_work import idle_within_us, not_launching_us, replayed_fraction, small_kernels_fraction
-from gpulab.analysis.gpu.kernels import short_count_fraction
-from gpulab.analysis.gpu.memory_use import exact_memory_fraction, peak_is_hidden
-from gpulab.analysis.host.operator_costs import SHORT_NS
+from gpulab.analysis.device_peaks import exact_memory_fraction, peak_is_hidden
+from gpulab.analysis.kernels import (
+    idle_within_us,
+    not_launching_us,
+    replayed_fraction,
+    short_count_fraction,
+    small_kernels_fraction,
+)
+from gpulab.analysis.operators import SHORT_NS
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.calls import leading_part, with_part

@@ -6,7 +6,7 @@ import re
 
 import numpy as np
 
-from gpulab.analysis.gpu.memory_use import exact_memory_fraction, memory_fraction
+from gpulab.analysis.device_peaks import exact_memory_fraction, memory_fraction
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.launches import how_to_know_memory, idle_us, starves

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from gpulab.analysis.host.needless_work import DIVISIBLE_NS, EVALUATING, divisible_share, share_of, unused_share
+from gpulab.analysis.operators import DIVISIBLE_NS, divisible_share, share_of, unused_share
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Confidence, Evidence, Finding
 from gpulab.formatting import duration, number, percent, plural, size
@@ -20,7 +20,7 @@ _NOTHING = TrainingFacts()
 _UNKNOWN = (Evidence("its cost was not measured: try without it"),)
 _COMPUTING = ("compute", "optimizer")
 _CHECKED = spans.among("aten::isnan", "aten::_is_any_true", "aten::any")
-_TABLES = spans.among(f"{EVALUATING}EmbeddingBackward0", f"{EVALUATING}EmbeddingBagBackward0")
+_TABLES = spans.among(f"{spans.EVALUATING}EmbeddingBackward0", f"{spans.EVALUATING}EmbeddingBagBackward0")
 
 
 def idle_cores(context: RuleContext) -> Finding | None:

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.analysis.gpu.alignment import alignment
-from gpulab.analysis.gpu.chains import attention_chains, attention_on_cpu, pointwise_chains, pointwise_on_cpu
-from gpulab.analysis.gpu.device_work import DeviceWork
+from gpulab.analysis.chains import attention_chains, attention_on_cpu, pointwise_chains, pointwise_on_cpu
+from gpulab.analysis.device_peaks import alignment
+from gpulab.analysis.kernels import DeviceWork
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.diagnosis.rules.calls import leading_part, with_part

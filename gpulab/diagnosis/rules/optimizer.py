@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.host.optimizer_work import OptimizerWork
+from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.rules.launches import idle_us

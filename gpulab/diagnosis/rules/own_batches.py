@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.breakdown import Breakdown, share_beside
-from gpulab.analysis.host.hot_line import lower_share
+from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.loader import share_beside
+from gpulab.analysis.source_lines import lower_share
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.rules.calls import batch_call

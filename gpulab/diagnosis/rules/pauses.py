@@ -11,8 +11,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
-from gpulab.analysis.host.calls import has_looks
-from gpulab.analysis.host.pauses import length_ns, paused_time
+from gpulab.analysis.calls import has_looks, length_ns, paused_time
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, pairs
 from gpulab.diagnosis.rules.calls import call_in_steps

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.gpu.cpu_work import computing_on_cpu
+from gpulab.analysis.blocking_calls import computing_on_cpu
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent

@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.gpu.device_peaks import BF16_SINCE, compute_capability, has_units, narrow_ratio, tf32_ratio
-from gpulab.analysis.gpu.precision_use import PrecisionUse, precision_use
+from gpulab.analysis.device_peaks import (
+    BF16_SINCE,
+    PrecisionUse,
+    compute_capability,
+    has_units,
+    narrow_ratio,
+    precision_use,
+    tf32_ratio,
+)
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import factor, percent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from gpulab.analysis.gpu.clock import slowed_fraction
+from gpulab.analysis.device_peaks import slowed_fraction
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
 from gpulab.diagnosis.finding import Evidence, Finding
 from gpulab.formatting import percent, plural

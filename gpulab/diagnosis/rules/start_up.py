@@ -5,8 +5,8 @@ from __future__ import annotations
 from gpulab.diagnosis.context import FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.formatting import duration, percent
-from gpulab.timeline.start_up import WORKERS, StartUp
-from gpulab.timeline.start_up import start_up as start_up_of
+from gpulab.timeline.trace_steps import WORKERS, StartUp
+from gpulab.timeline.trace_steps import start_up as start_up_of
 
 _NAMED = 3  # ours: the longest calls; more would not be read
 _CURE = (

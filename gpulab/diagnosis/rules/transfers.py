@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulab.analysis.gpu.blocking_calls import BlockingCalls
-from gpulab.analysis.gpu.device_work import exposed_upload_us
+from gpulab.analysis.blocking_calls import BlockingCalls
+from gpulab.analysis.kernels import exposed_upload_us
 from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
 from gpulab.diagnosis.finding import Evidence, Finding, pairs
 from gpulab.diagnosis.rules.launches import idle_us, idle_within_replays_us

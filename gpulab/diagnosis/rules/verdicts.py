@@ -7,7 +7,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.host.core_time import LEAST_OTHERS
+from gpulab.analysis.cores import LEAST_OTHERS
 from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
 from gpulab.diagnosis.finding import Evidence, Finding, Level
 from gpulab.diagnosis.rules.calls import leading_part, with_part

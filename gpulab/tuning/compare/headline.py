@@ -6,8 +6,8 @@ import math
 
 import numpy as np
 
+from gpulab.analysis.cores import LEAST_OTHERS
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.core_time import LEAST_OTHERS
 from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import capitalized, decapitalized, durations, factor_within, percent, plural, speed_within
 from gpulab.run import Phase, StepFlag

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.dataloader import LoadingFacts, WorkerRow
+from gpulab.analysis.loader import LoadingFacts, WorkerRow
 from gpulab.diagnosis.rules.dataloader_evidence import sampled
 from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section, numbers

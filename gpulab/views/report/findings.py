@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from gpulab.analysis.host.source_lines import SourceLine
+from gpulab.analysis.source_lines import SourceLine
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
 from gpulab.diagnosis.headline import figures, summary
 from gpulab.diagnosis.rules.catalogue import kind_of, title_for, title_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.step_change import StepChange
+from gpulab.analysis.steps import StepChange
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
 from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import capitalized, duration, plural, speedup

@@ -8,8 +8,8 @@ from types import MappingProxyType
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
+from gpulab.analysis.cores import CoreShare
 from gpulab.analysis.facts import Facts, is_long_enough, too_few
-from gpulab.analysis.host.core_time import CoreShare
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread

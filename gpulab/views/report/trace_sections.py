@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 
 from gpulab.analysis.collectives import CollectiveFacts
 from gpulab.analysis.facts import Facts, TraceFacts
-from gpulab.analysis.gpu.kernels import SHORT_KERNEL_US, CopyRow, Kernels
 from gpulab.analysis.integrity import Integrity
+from gpulab.analysis.kernels import SHORT_KERNEL_US, CopyRow, Kernels
 from gpulab.analysis.step_shares import shares_on
 from gpulab.formatting import NOT_MEASURABLE, duration, number, percent, plural, reading, size
 from gpulab.run import Damage

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from gpulab.analysis.cores import core_share
 from gpulab.analysis.facts import Facts
-from gpulab.analysis.host.core_time import core_share
 from gpulab.run import Pause, PauseSum, Run, Steps
 from gpulab.views.report.sections import core_section, pause_sections
 from tests.support.core_readings import with_cores

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.source_lines import SourceLine
+from gpulab.analysis.source_lines import SourceLine
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.diagnosis.headline import Headline
 from gpulab.views import html, text

@@ -1,13 +1,24 @@
-"""A folder of traces, one per rank, as one object: read side by side in processes of their own."""
+"""Opens a trace file, a stored run, or a folder with one trace per rank; what was read before opens at once.
+
+The ranks of a folder are read side by side, in processes of their own. The columns of a large file are kept under the
+user's cache folder: `$GPULAB_CACHE_DIR`, else `gpulab` in the user's cache folder, which may be deleted at any time. A
+trace itself is never written to, nor is anything put beside it. A file is known by its place on the disk, its size and
+its times, so that a changed one is read again; so is every file after an update of gpulab.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import re
+import shutil
 import sys
+import zlib
 from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
@@ -15,8 +26,10 @@ from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
 from gpulab.store.folders import COLUMNS, DOCUMENT, read
-from gpulab.trace import cache
 from gpulab.trace.load import READERS, Tell, load_run
+
+if TYPE_CHECKING:
+    from gpulab.run import Run
 
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
@@ -25,7 +38,7 @@ _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", r
 _WORKER = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from gpulab.trace.ranks import write_run
+from gpulab.trace.files import write_run
 sys.exit(write_run(sys.argv[2], sys.argv[3]))
 """
 
@@ -48,10 +61,10 @@ def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
 
 def _opened(path: Path, tell: Tell = lambda _: None) -> Run:
     """A trace file's run: as it was read before, else read now and kept."""
-    run = cache.find(path)
+    run = cached(path)
     if run is None:
         run = load_run(path, tell)
-        cache.keep(path, run)
+        cache(path, run)
     return run
 
 
@@ -97,7 +110,7 @@ def _read_here(file: Path) -> Run | str:
 
 def _read_apart(file: Path, folder: Path) -> Run | str:
     """In a process of its own, which hands the record over as the store writes it; not where it was read before."""
-    run = cache.find(file)
+    run = cached(file)
     if run is not None:
         return run
     folder.mkdir()
@@ -112,7 +125,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
             run = run_format.decode((folder / DOCUMENT).read_bytes(), columns)
     except (OSError, StoreError) as e:
         return f"{file} was read and could not be handed over: {e}"
-    cache.keep(file, run)
+    cache(file, run)
     return run
 
 
@@ -194,3 +207,105 @@ def _apart(one: Run, other: Run) -> str | None:
         return "one holds a GPU's work and the other does not"
     steps = [set(r.steps.number.tolist()) for r in (one, other)]
     return "they have no step in common" if all(steps) and steps[0].isdisjoint(steps[1]) else None
+
+
+KEPT_FROM_BYTES = 1 << 20  # of the file: a smaller one is read again as fast
+MOST_BYTES = 2 << 30  # of the whole folder: what was not opened for longest goes first
+_PACKAGE = Path(__file__).parent.parent
+_READERS = ("run.py", "trace", "timeline", "store/run_format.py", "store/table_file.py")  # what makes a run of a file
+
+
+def cache_folder() -> Path:
+    """Where traces are kept."""
+    named = os.environ.get("GPULAB_CACHE_DIR")
+    if named:
+        return Path(named) / "traces"
+    home = Path.home()
+    if sys.platform == "darwin":
+        return home / "Library" / "Caches" / "gpulab" / "traces"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA") or home / "AppData" / "Local") / "gpulab" / "traces"
+    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "gpulab" / "traces"
+
+
+def cached(path: Path) -> Run | None:
+    """The run of this file, as it was read before; None where it was not, or what was kept is damaged."""
+    from msgspec.structs import replace
+
+    from gpulab.errors import StoreError
+    from gpulab.store import run_format
+    from gpulab.store.folders import COLUMNS, DOCUMENT
+
+    key = _key(path)
+    if key is None:
+        return None
+    kept = cache_folder() / key
+    try:
+        with (kept / COLUMNS).open("rb") as columns:
+            run = run_format.decode((kept / DOCUMENT).read_bytes(), columns)
+        os.utime(kept)
+    except FileNotFoundError:
+        return None
+    except (OSError, StoreError):
+        shutil.rmtree(kept, ignore_errors=True)
+        return None
+    return run if run.origin is None else replace(run, origin=replace(run.origin, path=str(path)))
+
+
+def cache(path: Path, run: Run) -> None:
+    """Keep the columns of a large file. Where that fails, it will be read again."""
+    from gpulab.store import run_format
+    from gpulab.store.folders import COLUMNS, DOCUMENT
+
+    key = _key(path)
+    if key is None:
+        return
+    root = cache_folder()
+    unfinished = root / f".saving-{os.urandom(6).hex()}"
+    with contextlib.suppress(OSError):
+        root.mkdir(parents=True, exist_ok=True, mode=0o700)
+        try:
+            unfinished.mkdir(mode=0o700)
+            with (unfinished / COLUMNS).open("xb") as columns:
+                document = run_format.encode_into(run, columns)
+            (unfinished / DOCUMENT).write_bytes(document)
+            os.rename(unfinished, root / key)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+        _make_room(root)
+
+
+def _key(path: str | Path) -> str | None:
+    """None for a small file, and for what is no file."""
+    try:
+        state = os.stat(path)
+    except OSError:
+        return None
+    if state.st_size < KEPT_FROM_BYTES or not os.path.isfile(path):
+        return None
+    name = zlib.crc32(os.path.basename(path).encode("utf-8", "surrogateescape"))  # which names the run
+    times = f"{state.st_size:x}-{state.st_mtime_ns:x}-{state.st_ctime_ns:x}"
+    return f"{state.st_dev:x}-{state.st_ino:x}-{times}-{name:x}-{_readers():x}"
+
+
+def _readers() -> int:
+    """Changes with whatever turns a file into a run."""
+    files = [file for name in _READERS for file in _files(_PACKAGE / name)]
+    states = [(os.path.basename(file), *os.stat(file)[6:9:2]) for file in files]
+    return zlib.crc32(repr(sorted(states)).encode())
+
+
+def _files(path: Path) -> list[str]:
+    return [entry.path for entry in os.scandir(path) if entry.name.endswith(".py")] if path.is_dir() else [str(path)]
+
+
+def _make_room(root: Path) -> None:
+    from gpulab.store.files import size_bytes
+
+    entries = sorted((e for e in root.iterdir() if e.is_dir()), key=lambda e: e.stat().st_mtime)
+    sizes = {entry: size_bytes(entry) for entry in entries}
+    for entry in entries:
+        if sum(sizes.values()) <= MOST_BYTES:
+            return
+        shutil.rmtree(entry, ignore_errors=True)
+        del sizes[entry]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.gpu.device_work import CLASSES, POINTWISE_OPERATORS, DeviceWork
+from gpulab.analysis.kernels import CLASSES, POINTWISE_OPERATORS, DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
 from gpulab.timeline import spans

@@ -11,8 +11,8 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.gpu.device_work import DeviceWork, median_per_step_us
-from gpulab.analysis.host.operator_costs import SHORT_NS
+from gpulab.analysis.kernels import DeviceWork, median_per_step_us
+from gpulab.analysis.operators import SHORT_NS
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Category, Int64, Timeline
 from gpulab.timeline import spans

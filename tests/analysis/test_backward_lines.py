@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.backward_lines import backward_share
-from gpulab.analysis.host.needless_work import EVALUATING
+from gpulab.analysis.source_lines import backward_share
 from gpulab.run import Category, Place, Run, StackSamples
+from gpulab.timeline.spans import EVALUATING
 from tests.support.rule_cases import run_of
 from tests.support.timelines import MAIN, Span, timeline
 

@@ -6,8 +6,14 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.hot_line import LineCount, hot_line_of_loading, hot_place, lower_share
-from gpulab.analysis.host.source_lines import line_of, lines_beside_cost
+from gpulab.analysis.source_lines import (
+    LineCount,
+    hot_line_of_loading,
+    hot_place,
+    line_of,
+    lines_beside_cost,
+    lower_share,
+)
 from gpulab.run import Excerpt, LoadingLooks, Place, Run, StackSamples, Unit
 from tests.support import synthetic
 

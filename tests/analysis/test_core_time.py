@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from gpulab.analysis import cores
 from gpulab.analysis.breakdown import DEVICE_PARTS, breakdown
-from gpulab.analysis.host import core_time
-from gpulab.analysis.host.core_time import core_share
+from gpulab.analysis.cores import core_share
 from gpulab.run import CoreTimes, Run
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import loader, run_of
@@ -92,7 +92,7 @@ def test_windows_get_no_more_than_was_waited(edges: list[int], rate: float, skip
     zero = np.zeros(len(t_ns), np.int64)
     readings = CoreTimes(t_ns, zero, wait, zero, zero.astype(np.uint8))
     windows = np.stack((t_ns[:-1], t_ns[:-1] + (np.diff(t_ns) * skipped).astype(np.int64)), axis=1)
-    waited = core_time.waited_ns(readings, windows)
+    waited = cores.waited_ns(readings, windows)
     assert (waited >= 0).all() and (waited <= windows[:, 1] - windows[:, 0]).all()
     assert waited.sum() <= wait[-1] + len(windows)
 
@@ -100,7 +100,7 @@ def test_windows_get_no_more_than_was_waited(edges: list[int], rate: float, skip
 @given(st.lists(st.lists(st.integers(0, 10**9), min_size=4, max_size=4), min_size=1), st.floats(0, 3e9))
 def test_moving_time_keeps_each_step_whole(rows: list[list[int]], taken_ns: float) -> None:
     totals = np.array(rows, np.int64)
-    after = core_time.moved(totals, [0, 1], 3, np.full(len(rows), taken_ns))
+    after = cores.moved(totals, [0, 1], 3, np.full(len(rows), taken_ns))
     assert (after >= 0).all() and (after.sum(axis=1) == totals.sum(axis=1)).all()
     assert (after[:, 2] == totals[:, 2]).all()
     left = np.maximum(totals[:, :2].sum(axis=1) - taken_ns, 0)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from gpulab.analysis.host.calls import costliest_call, costliest_part
+from gpulab.analysis.calls import costliest_call, costliest_part
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules import verdicts
 from gpulab.diagnosis.rules.calls import leading_part, with_part

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.analysis.gpu.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
+from gpulab.analysis.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
 from gpulab.timeline.launches import CallTree, launch_of, open_at_start

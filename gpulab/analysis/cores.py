@@ -1,13 +1,19 @@
-"""How much of the processor a run got, and who had the rest."""
+"""How much of the processor a run got, who had the rest, and how long each part of a step goes without a core."""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING
 
 import numpy as np
 from msgspec import Struct
 
+from gpulab.analysis.loader import loads_itself
 from gpulab.analysis.steps import select
 from gpulab.intervals import Intervals, measure
 from gpulab.run import CoreTimes, CoreUse, Float64, Int64, Phase, Run
+
+if TYPE_CHECKING:
+    from gpulab.analysis.facts import Facts
 
 LEAST_OTHERS = 0.15  # ours, of the cores: a system's own services take less
 _ONE_MORE = 0.5  # ours: as many threads more than cores, on average, are the program's own doing
@@ -168,3 +174,59 @@ def moved(totals: Int64, givers: list[int], taker: int, taken_ns: Float64) -> In
     after[:, givers] -= given
     after[:, taker] += given.sum(axis=1)
     return after
+
+
+def core_wait_in_loading(facts: Facts) -> float:
+    """Of the wait for data, the share in which who makes the batch was ready to go on and had no core."""
+    inside, cores = facts.loading, facts.cores
+    if inside is not None and inside.core_wait_fraction is not None:
+        return inside.core_wait_fraction * (1 if loads_itself(facts.run) else 1 - inside.handing_over)
+    own = cores.thread_wait_fraction if cores is not None and loads_itself(facts.run) else None
+    return own or 0.0
+
+
+def core_wait_within_data_wait(facts: Facts) -> float:
+    """Of the step: the same, and while the batch was made already and the training thread was to have it."""
+    shares, cores, inside = facts.shares, facts.cores, facts.loading
+    waited = 0.0 if shares is None else shares.of("data_wait")
+    lost = waited * core_wait_in_loading(facts)
+    if shares is None or cores is None or cores.thread_wait_fraction is None:
+        return lost
+    missed = max(0.0, cores.thread_wait_fraction - shares.of("core_wait"))
+    if loads_itself(facts.run):  # one thread: no more than it lacked a core in all
+        return min(lost, missed)
+    return lost + min(waited * (0.0 if inside is None else inside.handing_over), missed)
+
+
+class CoreLoss(Struct, frozen=True):
+    """µs per step that go to waiting for a core: in the training thread, in its compute threads, in loading for it."""
+
+    thread_us: float
+    pool_us: float
+    loading_us: float
+
+    @property
+    def total_us(self) -> float:
+        return self.thread_us + self.pool_us + self.loading_us
+
+
+def core_loss_of(facts: Facts, step_us: float | None, least_pool_share: float) -> CoreLoss | None:
+    """None where the system does not tell, or there is no step. Waiting of compute threads for less than
+    `least_pool_share` of the step counts as none.
+
+    On a GPU only what its work does not hide. While the training thread waits for its other compute threads it sleeps
+    or spins: at most all that it does not wait for a core itself.
+    """
+    cores = facts.cores
+    if cores is None or cores.thread_wait_fraction is None or not step_us:
+        return None
+    on_gpu = facts.run.device.kind == "cuda"
+    shares, unknown = facts.shares, 0.0 if on_gpu else cores.thread_wait_fraction
+    thread_us = (unknown if shares is None else shares.of("core_wait")) * step_us
+    loading_us = core_wait_within_data_wait(facts) * step_us
+    if on_gpu:
+        return CoreLoss(thread_us, 0.0, loading_us)
+    threads = facts.run.environment.compute_threads or 1
+    each = min(1.0, (cores.pool_waiting or 0.0) / (threads - 1)) if threads > 1 else 0.0
+    pool_us = 0.0 if shares is None else each * shares.of("compute", "optimizer", "launch") * step_us
+    return CoreLoss(thread_us, pool_us if pool_us >= least_pool_share * step_us else 0.0, loading_us)

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.analysis.host.optimizer_work import UpdateBytes, bytes_of_update
+from gpulab.analysis.optimizer_work import UpdateBytes, bytes_of_update
 from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.finding import Finding
 from gpulab.diagnosis.rules.optimizer import unfused_optimizer

@@ -1,7 +1,8 @@
-"""Calls in which the training loop waits for the GPU: results read back, uploads from ordinary memory, plain waits.
+"""Where one of CPU and GPU waits for the other: calls that block on the GPU, and operators that the CPU computes alone.
 
-While the host waits it prepares nothing, so the device runs dry after each such call. What a call can cost is
-bounded twice: by the host's time in it, and by the device's idle time for which no wait for data accounts.
+Blocking calls read results back, upload from ordinary memory, or plainly wait. While the host waits it prepares
+nothing, so the device runs dry after each such call. What a call can cost is bounded twice: by the host's time in it,
+and by the device's idle time for which no wait for data accounts.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.gpu.device_work import DeviceWork
+from gpulab.analysis.kernels import DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, joined, subtract, union
-from gpulab.run import Category, Int64
+from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.timeline import spans
 from gpulab.timeline.launches import replay_times
 
@@ -148,3 +149,27 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
     replays = joined(*(replay_times(t, index) for index in spans.devices(t)))
     return subtract(subtract(dry, spans.loading_times(t)), replays)
+
+
+# What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
+_HEAVY = (
+    "aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::mkldnn_convolution", "aten::_convolution",
+    "aten::convolution_backward", "aten::mkldnn_linear", "aten::native_batch_norm", "aten::native_layer_norm",
+    "aten::_scaled_dot_product_flash_attention_for_cpu", "aten::embedding_dense_backward", "aten::_softmax",
+)  # fmt: skip
+
+
+def computing_on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
+    """When the training computes on the CPU while no GPU works, and the operator that takes most of it."""
+    heavy = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
+    rows = np.flatnonzero(heavy & spans.named(timeline, spans.among(*_HEAVY)))
+    calls = np.sort(timeline.start_ns[spans.runtime_calls(timeline)])
+    started = np.searchsorted(calls, timeline.end_ns[rows]) - np.searchsorted(calls, timeline.start_ns[rows])
+    rows = rows[started == 0]
+    if not len(rows):
+        return np.empty((0, 2), np.int64), ""
+    loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
+    busy = spans.covered(timeline, spans.in_category(timeline, *DEVICE_CATEGORIES))
+    computing = union(timeline.start_ns[rows], timeline.end_ns[rows])
+    totals = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
+    return subtract(subtract(computing, loading), busy), timeline.names[int(totals.argmax())]

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.analysis.host.source_lines import line_of, lines_of
+from gpulab.analysis.source_lines import line_of, lines_of
 from gpulab.capture.lines.places import Naming, users_spot
 from gpulab.capture.lines.samples import StackSampler, users_lines
 from gpulab.capture.stacks.stack import Spot
@@ -194,7 +194,7 @@ import sys, time, torch
 sys.path[:0] = [".", {str(ROOT)!r}]
 import numpy as np
 import gpulab
-from gpulab.analysis.host.source_lines import line_of
+from gpulab.analysis.source_lines import line_of
 from torch import nn
 from torch.utils.data import DataLoader
 from slow_items import Slow

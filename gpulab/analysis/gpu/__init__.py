@@ -1,1 +1,0 @@
-"""What only a GPU's trace tells: kernels, copies, launches, matrix units."""
