@@ -8,7 +8,7 @@ import subprocess
 from gpulab.cli.output import write
 from gpulab.formatting import plural
 from gpulab.lessons.catalogue import lesson_named
-from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command
+from gpulab.lessons.editions import copy_lessons, jupyterlab_command
 from gpulab.views.wording import plain
 
 

@@ -18,11 +18,22 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import percent, plural, speedup
-from gpulab.lessons.check import Checked, NoAnswer, Note, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.check import (
+    Checked,
+    NoAnswer,
+    Note,
+    exercise,
+    judge_speed,
+    right,
+    seconds_of,
+    time_pairs,
+    unanswered,
+    undecided,
+    wrong,
+)
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.lessons.starving import DistantDigits
 from gpulab.run import Run
 from gpulab.tuning.record import Comparison

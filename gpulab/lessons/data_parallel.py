@@ -15,7 +15,7 @@ from gpulab.formatting import percent, plural
 from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
 from gpulab.lessons.guesses import Question, share, times, times_between
 from gpulab.lessons.measured import waiting_share
-from gpulab.lessons.rank_threads import Deadlock, Ended, ThreadRank, run_ranks
+from gpulab.lessons.ranks import Deadlock, Ended, ThreadRank, run_ranks
 from gpulab.views.running.waiting import waiting
 
 RANK_COUNTS = (2, 3, 4)

@@ -17,11 +17,21 @@ from torch.utils._pytree import tree_flatten
 from torch.utils.flop_counter import flop_registry
 
 from gpulab.formatting import duration, percent, speedup
-from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, wrong
+from gpulab.lessons.check import (
+    Checked,
+    NoAnswer,
+    Note,
+    Table,
+    exercise,
+    judge_speed,
+    seconds_of,
+    time_pairs,
+    wait_for_gpu,
+    wrong,
+)
 from gpulab.lessons.figures import Block, Lane, plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs, wait_for_gpu
 from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS

@@ -14,9 +14,8 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpulab.formatting import plural
-from gpulab.lessons.check import Checked, NoAnswer, exercise, right, wrong
+from gpulab.lessons.check import Checked, NoAnswer, exercise, judge_speed, right, seconds_of, time_pairs, wrong
 from gpulab.lessons.guesses import Question, times
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 
 WANTED = 2.0  # speedup: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16

@@ -2,6 +2,11 @@
 
 A lesson's module has its questions (`QUESTIONS`) and exercises (`EXERCISES`) by name. The parameters of an exercise's
 check are names of the notebook, so that a check that is run too early can say which cell comes first.
+
+
+A sentence after a cell that failed as cells do in every class: run too early, misspelt, a package missing.
+
+An answer that never ends must not take the check with it: a limit for what runs on the main thread.
 """
 
 from __future__ import annotations
@@ -11,10 +16,16 @@ import html
 import importlib
 import importlib.util
 import inspect
+import signal
 import sys
-from collections.abc import Mapping, MutableMapping
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -27,14 +38,12 @@ from gpulab.formatting import plural
 from gpulab.lessons.catalogue import Entry, lesson_named
 from gpulab.lessons.check import Checked, Exercise, Note, unanswered, wrong
 from gpulab.lessons.figures import png
-from gpulab.lessons.guess_input import GuessInput
-from gpulab.lessons.guesses import Question, Revealed, reveal
-from gpulab.lessons.hints import Hints, what_failed
+from gpulab.lessons.guesses import GuessInput, Question, Revealed, reveal
 from gpulab.lessons.measured import left_open
 from gpulab.lessons.progress import Line, Progress, class_outlets, learner, now
-from gpulab.lessons.time_limit import TimeLimit, time_limit
 from gpulab.options import QUICK_NOTE, is_quick
 from gpulab.tuning import cell_code
+from gpulab.user_code import is_users_file
 from gpulab.views.comparison.comparison import Compared
 from gpulab.views.running.waiting import waiting
 
@@ -268,3 +277,94 @@ def _show(note: Note) -> None:
     from IPython.display import display
 
     display(note)  # type: ignore[no-untyped-call]
+
+
+PACKAGES = {"PIL": "pillow", "cv2": "opencv-python", "skimage": "scikit-image", "sklearn": "scikit-learn"}  # by module
+
+
+class Hints:
+    """Listens to the notebook while a lesson is open."""
+
+    _events: Any = None
+
+    @classmethod
+    def start(cls) -> None:
+        """In a notebook; elsewhere nothing happens."""
+        shell: Any = cell_code.shell()
+        if cls._events is None and shell is not None:
+            cls._events = shell.events
+            cls._events.register("post_run_cell", _after_cell)
+
+    @classmethod
+    def stop(cls) -> None:
+        """Listen no more."""
+        events, cls._events = cls._events, None
+        if events is not None:
+            events.unregister("post_run_cell", _after_cell)
+
+
+def _after_cell(result: Any = None) -> None:
+    error = getattr(result, "error_before_exec", None) or getattr(result, "error_in_exec", None)
+    sentence = hint(error) if isinstance(error, BaseException) else None
+    if sentence:
+        from IPython.display import display
+
+        display(Note("A hint.", sentence))  # type: ignore[no-untyped-call]
+
+
+def hint(error: BaseException) -> str | None:
+    """What to do about an error; None where its own words say it all."""
+    if isinstance(error, ModuleNotFoundError) and error.name:
+        module = error.name.partition(".")[0]
+        package = PACKAGES.get(module, module)
+        return f"{package} is not installed here: run %pip install {package} in a cell, then this one again."
+    if isinstance(error, NameError) and error.name:
+        return (
+            f"`{error.name}` is not there yet: was a cell above left out? Run them from the top (menu Run, Run All "
+            "Above Selected Cell), then this one again. Or is it a typing "
+            "error, or a text that needs quotes?"
+        )
+    if isinstance(error, SyntaxError):
+        line = f" near line {error.lineno}" if error.lineno else ""
+        return f"Python could not read this cell{line}, so nothing of it ran: what was there before still is."
+    return None
+
+
+def what_failed(error: Exception) -> str:
+    """The error in its own words, and the last line of the learner's own code on its way."""
+    words = f"{type(error).__name__}: {error}".rstrip(": ")
+    own = [entry for entry in traceback.extract_tb(error.__traceback__) if is_users_file(entry.filename)]
+    line = own[-1].line if own else ""
+    return f"{words} (in the line {line!r})" if line else words
+
+
+class TimeLimit(BaseException):
+    """Raised in the code that ran for too long; no Exception, so that an answer's own `except` does not take it."""
+
+
+@contextmanager
+def time_limit(limit_s: float) -> Iterator[None]:
+    """Raises TimeLimit in the block after `limit_s` seconds, on the main thread of Linux or macOS; elsewhere: no limit.
+
+    A timer that somebody else has set goes on afterwards; where it rings sooner, there is no limit of ours.
+    """
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    others_s, began_s = signal.getitimer(signal.ITIMER_REAL)[0], time.monotonic()
+    if 0 < others_s <= limit_s:
+        yield
+        return
+
+    def over(_signal: int, _frame: FrameType | None) -> None:
+        raise TimeLimit
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.setitimer(signal.ITIMER_REAL, limit_s)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        if others_s:
+            signal.setitimer(signal.ITIMER_REAL, max(others_s - (time.monotonic() - began_s), 1e-3))

@@ -15,10 +15,9 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.formatting import duration, factor, size
-from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, seconds_of, time_pairs, wrong
 from gpulab.lessons.figures import A_MODEL, plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.pairs import seconds_of, time_pairs
 from gpulab.views.running.waiting import waiting
 from gpulab.views.wording import PARTS
 

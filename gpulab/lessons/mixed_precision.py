@@ -16,11 +16,10 @@ from torch.nn import functional
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.batch_size import DigitsInMemory
-from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.check import Checked, NoAnswer, Note, Speed, Table, exercise, right, seconds_of, time_pairs, wrong
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, facts_named
-from gpulab.lessons.pairs import Speed, seconds_of, time_pairs
 from gpulab.verdict import is_decided
 from gpulab.views.drawing import GREY
 from gpulab.views.running.waiting import waiting

@@ -24,10 +24,22 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from gpulab.api.headspace import headspaces
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import duration, plural, size
-from gpulab.lessons.check import BEGIN, Checked, NoAnswer, Note, Table, exercise, right, unanswered, wrong
+from gpulab.lessons.check import (
+    BEGIN,
+    Checked,
+    NoAnswer,
+    Note,
+    Table,
+    exercise,
+    judge_speed,
+    right,
+    seconds_of,
+    time_pairs,
+    unanswered,
+    wrong,
+)
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, times
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.store.folders import default_root
 from gpulab.verdict import is_decided
 from gpulab.views.drawing import GREY

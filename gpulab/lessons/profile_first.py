@@ -17,11 +17,21 @@ from gpulab.api.reading import diagnose, runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent, speedup
-from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.check import (
+    Checked,
+    NoAnswer,
+    Note,
+    Table,
+    exercise,
+    judge_speed,
+    right,
+    seconds_of,
+    time_pairs,
+    wrong,
+)
 from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, times_faster, working_share
-from gpulab.lessons.pairs import judge_speed, seconds_of, time_pairs
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.store import folders
 from gpulab.timeline import spans

@@ -19,7 +19,7 @@ from gpulab.lessons.figures import WIDTH_IN, plot
 from gpulab.lessons.guesses import Question, share, times_between
 from gpulab.lessons.measured import communicating_share, ranks_named, working_share
 from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, batches, bubble, play_pipeline
-from gpulab.lessons.stages import FORWARD, noted
+from gpulab.lessons.ranks import FORWARD, noted
 from gpulab.run import Run
 from gpulab.timeline import spans
 from gpulab.views.drawing import GREY

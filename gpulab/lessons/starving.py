@@ -18,10 +18,9 @@ from gpulab.analysis.facts import facts
 from gpulab.capture.pilot import ShortRun
 from gpulab.demo.digits import PIXEL_MEAN, PIXEL_STD, SAMPLE_PIXELS, DigitsFolder
 from gpulab.formatting import factor, percent, plural
-from gpulab.lessons.check import Checked, Note, is_unanswered, right, unanswered, wrong
+from gpulab.lessons.check import Checked, Note, Speed, is_unanswered, judge_speed, right, time_pairs, unanswered, wrong
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import check_enough, experiment_named, run_named, working_share
-from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
 from gpulab.verdict import is_decided
 from gpulab.views.running.waiting import waiting
 

@@ -12,7 +12,7 @@ import pytest
 @pytest.fixture(autouse=True)
 def undisturbed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whether an answer is slow does not depend here on what else this machine does."""
-    monkeypatch.setattr("gpulab.lessons.pairs.LEAST_OTHERS", math.inf)
+    monkeypatch.setattr("gpulab.lessons.check.LEAST_OTHERS", math.inf)
 
 
 @pytest.fixture(scope="session")

@@ -15,8 +15,7 @@ from typing import Any
 import pytest
 
 from gpulab.lessons.catalogue import LESSONS
-from gpulab.lessons.check import Checked, Exercise
-from gpulab.lessons.pairs import Speed
+from gpulab.lessons.check import Checked, Exercise, Speed
 
 ANSWERS = Path(__file__).parent / "answers"
 

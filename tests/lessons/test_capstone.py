@@ -23,8 +23,8 @@ from gpulab.lessons.capstone import (
     judge_order,
     what_is_left,
 )
+from gpulab.lessons.check import Speed
 from gpulab.lessons.figures import png
-from gpulab.lessons.pairs import Speed
 from gpulab.tuning.record import Experiment
 from gpulab.verdict import Verdict
 from tests.support.comparisons import a_comparison

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpulab.lessons.check import Checked, Note
-from gpulab.lessons.guess_input import GuessInput
-from gpulab.lessons.guesses import CHEAPER, Question, Revealed, reveal, share
+from gpulab.lessons.guesses import CHEAPER, GuessInput, Question, Revealed, reveal, share
 from gpulab.lessons.measured import Faster
 
 

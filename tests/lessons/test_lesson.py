@@ -18,9 +18,7 @@ from gpulab.lessons import lesson as lessons
 from gpulab.lessons import right, wrong
 from gpulab.lessons.catalogue import lesson_named
 from gpulab.lessons.check import Checked, Note
-from gpulab.lessons.hints import Hints, hint, what_failed
-from gpulab.lessons.lesson import Lesson, open_lesson
-from gpulab.lessons.time_limit import TimeLimit, time_limit
+from gpulab.lessons.lesson import Hints, Lesson, TimeLimit, hint, open_lesson, time_limit, what_failed
 from tests.support.paths import ROOT
 
 
@@ -174,7 +172,7 @@ def test_hints_are_taken_back(monkeypatch: pytest.MonkeyPatch) -> None:
         register=lambda name, function: registered.append(function),
         unregister=lambda name, function: registered.remove(function),
     )
-    monkeypatch.setattr("gpulab.lessons.hints.cell_code.shell", lambda: SimpleNamespace(events=events))
+    monkeypatch.setattr("gpulab.lessons.lesson.cell_code.shell", lambda: SimpleNamespace(events=events))
     Hints.start()
     Hints.start()
     assert len(registered) == 1

@@ -13,6 +13,7 @@ from msgspec.structs import force_setattr
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.operators import CostRow
 from gpulab.lessons import mixed_precision
+from gpulab.lessons.check import Speed
 from gpulab.lessons.mixed_precision import (
     FORMATS,
     SmallLoss,
@@ -25,7 +26,6 @@ from gpulab.lessons.mixed_precision import (
     product_share,
     products,
 )
-from gpulab.lessons.pairs import Speed
 
 DEVICE = on_device()
 

@@ -12,14 +12,14 @@ import pytest
 
 from gpulab import cli
 from gpulab.errors import StoreError, UsageError
-from gpulab.lessons import own_folder
-from gpulab.lessons.own_folder import copy_lessons, jupyterlab_command, notebooks
+from gpulab.lessons import editions
+from gpulab.lessons.editions import copy_lessons, jupyterlab_command, notebooks
 
 
 @pytest.fixture(autouse=True)
 def anybody(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who runs the tests may be root."""
-    monkeypatch.setattr(own_folder, "_is_superuser", lambda: False)
+    monkeypatch.setattr(editions, "_is_superuser", lambda: False)
 
 
 def test_a_learners_notebook_is_never_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,7 +45,7 @@ def test_a_copy_holds_no_output_that_tells_the_answer(tmp_path: Path) -> None:
 
 
 def test_root_is_told_how(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(own_folder, "_is_superuser", lambda: True)
+    monkeypatch.setattr(editions, "_is_superuser", lambda: True)
     assert cli.main(["lab", "--folder", str(tmp_path)]) == 2
     assert "gpulab lab -- --allow-root" in capsys.readouterr().err
     assert jupyterlab_command(tmp_path, "03_starving_gpu", ["--allow-root"])[-1] == "--allow-root"
@@ -66,8 +66,8 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_without_lessons_both_places_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_folder, "PACKAGE_FOLDER", tmp_path / "gpulab")
-    monkeypatch.setattr(own_folder, "INSTALLED", "share/no-such-folder")
+    monkeypatch.setattr(editions, "PACKAGE_FOLDER", tmp_path / "gpulab")
+    monkeypatch.setattr(editions, "INSTALLED", "share/no-such-folder")
     with pytest.raises(UsageError, match="no-such-folder"):
         notebooks()
 

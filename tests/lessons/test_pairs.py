@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpulab.devices.core_clock import MachineReading
-from gpulab.lessons.pairs import Speed, judge_speed, seconds_of, time_pairs
+from gpulab.lessons.check import Speed, judge_speed, seconds_of, time_pairs
 
 
 class Cores:
@@ -29,7 +29,7 @@ class Cores:
 
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(0.0))
+    monkeypatch.setattr("gpulab.lessons.check.MachineClock", lambda: Cores(0.0))
 
 
 def scripted(*seconds: float) -> Callable[[], float]:
@@ -44,9 +44,9 @@ def test_twice_as_fast_is_twice_as_fast() -> None:
 
 
 def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(1000.0))
-    monkeypatch.setattr("gpulab.lessons.pairs.LEAST_OTHERS", 0.15)
-    monkeypatch.setattr("gpulab.lessons.pairs._SHORTEST_S", 0.0)
+    monkeypatch.setattr("gpulab.lessons.check.MachineClock", lambda: Cores(1000.0))
+    monkeypatch.setattr("gpulab.lessons.check.LEAST_OTHERS", 0.15)
+    monkeypatch.setattr("gpulab.lessons.check._SHORTEST_S", 0.0)
     speed = time_pairs(scripted(0.2), scripted(0.1))
     assert speed.is_disturbed and judge_speed(speed, 1.5).state == "right"
     slow = judge_speed(replace(speed, others_fraction=0.62), 3, hint="Try more.")
@@ -56,8 +56,8 @@ def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("others_s", [0.0, None])
 def test_without_other_programs_slow_is_wrong(monkeypatch: pytest.MonkeyPatch, others_s: float | None) -> None:
-    monkeypatch.setattr("gpulab.lessons.pairs.MachineClock", lambda: Cores(others_s))
-    monkeypatch.setattr("gpulab.lessons.pairs._SHORTEST_S", 0.0)
+    monkeypatch.setattr("gpulab.lessons.check.MachineClock", lambda: Cores(others_s))
+    monkeypatch.setattr("gpulab.lessons.check._SHORTEST_S", 0.0)
     speed = time_pairs(scripted(0.2), scripted(0.1))
     assert speed.others_fraction == others_s and judge_speed(speed, 3).state == "wrong"
 

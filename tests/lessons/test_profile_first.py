@@ -13,9 +13,8 @@ import numpy.typing as npt
 import pytest
 
 from gpulab.lessons import profile_first
-from gpulab.lessons.check import Note, Table
+from gpulab.lessons.check import Note, Speed, Table
 from gpulab.lessons.measured import Faster
-from gpulab.lessons.pairs import Speed
 from gpulab.lessons.profile_first import (
     CULPRIT,
     SHAPES,

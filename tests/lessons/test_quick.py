@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from gpulab.api.profile import profile
 from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import LESSONS
-from gpulab.lessons.pairs import Speed, judge_speed, time_pairs
+from gpulab.lessons.check import Speed, judge_speed, time_pairs
 from gpulab.lessons.search import Trial, endless, run_trials
 from gpulab.options import QUICK_NOTE, QUICK_VARIABLE
 from gpulab.tuning.code import FunctionCode

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gpulab.lessons.rank_threads import Deadlock, ThreadRank, run_ranks
-from gpulab.lessons.time_limit import TimeLimit, time_limit
+from gpulab.lessons.lesson import TimeLimit, time_limit
+from gpulab.lessons.ranks import Deadlock, ThreadRank, run_ranks
 
 
 def test_a_message_passes_from_one_rank_to_another() -> None:

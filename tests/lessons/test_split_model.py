@@ -12,11 +12,11 @@ from torch import nn
 
 from gpulab.analysis.cores import CoreShare
 from gpulab.lessons import split_model
+from gpulab.lessons.ranks import Stage, kept_activations, local_bytes, note, noted, training_tensors
 from gpulab.lessons.split_model import (
     check_micro_batches,
     draw_bubbles,
 )
-from gpulab.lessons.stages import Stage, kept_activations, local_bytes, note, noted, training_tensors
 from gpulab.run import Run
 from tests.support import synthetic
 

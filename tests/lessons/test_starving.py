@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from gpulab.lessons import starving
-from gpulab.lessons.pairs import Speed
+from gpulab.lessons.check import Speed
 from gpulab.lessons.starving import (
     DistantDigits,
     Feeding,
