@@ -90,7 +90,28 @@ def _no_column(kind: type[np.generic]) -> Any:
     return field(default_factory=lambda: np.empty(0, kind))
 
 
-class Steps(Struct, frozen=True):
+class Columns(Struct, frozen=True):
+    """A table whose columns are its array fields, all of one length; a column with a default may be empty: unknown."""
+
+    def __len__(self) -> int:
+        return len(getattr(self, self.__struct_fields__[0]))
+
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns by name, in their order."""
+        return {name: value for name, value in asdict(self).items() if isinstance(value, np.ndarray)}
+
+    def to_frame(self) -> pd.DataFrame:
+        """A pandas DataFrame, one row per row of the table. Raises ImportError where pandas is missing."""
+        return _frame({name: column for name, column in self.columns().items() if len(column) == len(self)})
+
+    def check(self, what: str) -> None:
+        """Assert that no column is longer or shorter than the others. Raises AssertionError naming them."""
+        optional = self.__struct_fields__[len(self.__struct_fields__) - len(self.__struct_defaults__) :]
+        lengths = {name: len(column) for name, column in self.columns().items() if len(column) or name not in optional}
+        assert len(set(lengths.values())) <= 1, f"{what} columns differ in length: {lengths}"
+
+
+class Steps(Columns, frozen=True):
     """Columns, one row per step found, in order of time; all arrays have the same length.
 
     Steps do not overlap. Time between two steps (evaluation, a new epoch's first line) belongs to no step.
@@ -112,9 +133,6 @@ class Steps(Struct, frozen=True):
     # Values of all tensors that a model of several ranks was given; -1: unknown; empty: no such model was heard of
     input_values: Int64 = _no_column(np.int64)
 
-    def __len__(self) -> int:
-        return len(self.number)
-
     @property
     def wall_ns(self) -> Int64:
         """Wall time of each step on the host, which may be far ahead of a GPU."""
@@ -133,11 +151,6 @@ class Steps(Struct, frozen=True):
         """Columns without a row."""
         i, u = np.empty(0, np.int64), np.empty(0, np.uint8)
         return cls(i, i, i, i, i, i, i, u, u)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A pandas DataFrame, one row per step. Raises ImportError where pandas is missing."""
-        columns = asdict(self)
-        return _frame({name: column for name, column in columns.items() if len(column) == len(self)})
 
 
 class Series(Struct, frozen=True):
@@ -196,7 +209,7 @@ class Lane(Struct, frozen=True):
     label: str = ""
 
 
-class Timeline(Struct, frozen=True, eq=False, weakref=True):
+class Timeline(Columns, frozen=True, eq=False, weakref=True):
     """Spans of the profiled window as columns, sorted by start (ties: longer first, so parents precede children).
 
     `names[name_id]` is a span's name, `lanes[lane_id]` its thread or stream. `correlation` joins a launch
@@ -216,8 +229,10 @@ class Timeline(Struct, frozen=True, eq=False, weakref=True):
     training_lane: int | None  # index into lanes: the thread that runs the training loop
     extra: dict[str, Float64] = field(default_factory=dict)
 
-    def __len__(self) -> int:
-        return len(self.start_ns)
+    def columns(self) -> dict[str, npt.NDArray[Any]]:
+        """The columns by name, in their order, the optional ones last."""
+        optional = {f"extra.{index}": column for index, column in enumerate(self.extra.values())}
+        return {**super().columns(), **optional}
 
     @property
     def end_ns(self) -> Int64:
@@ -244,7 +259,7 @@ class Timeline(Struct, frozen=True, eq=False, weakref=True):
         return _frame({**columns, **self.extra})
 
 
-class MemoryEvents(Struct, frozen=True):
+class MemoryEvents(Columns, frozen=True):
     """What the allocators reported while the profiler ran: one row per allocation or release, in order of time.
 
     `bytes` is signed: a release is negative. Totals are the allocator's own, after the event; -1 where not recorded.
@@ -256,13 +271,6 @@ class MemoryEvents(Struct, frozen=True):
     total_allocated_bytes: Int64
     total_reserved_bytes: Int64
     device_index: Int32  # -1: host memory
-
-    def __len__(self) -> int:
-        return len(self.t_ns)
-
-    def to_frame(self) -> pd.DataFrame:
-        """A pandas DataFrame, one row per event. Raises ImportError where pandas is missing."""
-        return _frame(asdict(self))
 
 
 class Damage(Struct, frozen=True):
@@ -426,7 +434,7 @@ class Loader(Struct, frozen=True, eq=False):
         return tuple(getattr(self, name) for name in self.__struct_fields__[: last + 1])
 
 
-class Batches(Struct, frozen=True):
+class Batches(Columns, frozen=True):
     """What it took to make batches, timed in the process that made them; a row for each, in order of arrival.
 
     All of the first ones have one, later ones at random, so that timing them stays within a budget: none is not 0.
@@ -452,16 +460,13 @@ class Batches(Struct, frozen=True):
     # Batches that the row stands for: itself and those before it that were not timed; empty: each for itself
     stands_for: Int64 = _no_column(np.int64)
 
-    def __len__(self) -> int:
-        return len(self.worker)
-
     @property
     def weight(self) -> Int64:
         """`stands_for` in any case: sums over batches count each row as often."""
         return self.stands_for if len(self.stands_for) else np.ones(len(self), np.int64)
 
 
-class CoreTimes(Struct, frozen=True):
+class CoreTimes(Columns, frozen=True):
     """What the training thread had of the processor: readings some 10 ms apart, and around the profiler's window.
 
     All but `t_ns` and `profiler` count from some fixed time on: two readings make a stretch.
@@ -473,11 +478,8 @@ class CoreTimes(Struct, frozen=True):
     process_cpu_ns: Int64  # CPU time of all threads of the process
     profiler: UInt8  # 1: since the reading before, gpulab started or stopped the profiler
 
-    def __len__(self) -> int:
-        return len(self.t_ns)
 
-
-class CoreUse(Struct, frozen=True):
+class CoreUse(Columns, frozen=True):
     """Who used the cores that the process may use, at the run's beginning and end, and between.
 
     All but `t_ns` count from some fixed time on; -1: not known.
@@ -492,9 +494,6 @@ class CoreUse(Struct, frozen=True):
     pressure_ns: Int64  # some program of the machine was ready and had no core
     quota_periods: Int64  # periods of the control group's CPU quota
     throttled_periods: Int64  # of them, those in which the quota ran out
-
-    def __len__(self) -> int:
-        return len(self.t_ns)
 
 
 _GOES_ON = ("(", "[", "{", ",", "\\")  # a line that ends so is the first of several
@@ -569,7 +568,7 @@ class PauseSum(Struct, frozen=True):
     total_ns: int
 
 
-class StackSamples(Struct, frozen=True):
+class StackSamples(Columns, frozen=True):
     """Where the training thread was, looked at every few milliseconds while the profiler ran.
 
     Each row stands for the time since the one before it, the first for the time since `began_ns`. `exact`: another
@@ -609,7 +608,7 @@ CALL_KINDS: tuple[CallKind, ...] = get_args(CallKind)
 BESIDE_KINDS = CALL_KINDS[:4]  # the training itself
 
 
-class CallLooks(Struct, frozen=True):
+class CallLooks(Columns, frozen=True):
     """Calls that the training thread was seen in, looked at during the whole run, sparingly; one row per look.
 
     `kind`, of `CALL_KINDS`: a library's function; one of the user's; one from which the loss is not computed; one that
@@ -625,11 +624,8 @@ class CallLooks(Struct, frozen=True):
     exact: bool = True
     holds_lock: UInt8 = _no_column(np.uint8)  # 1: the thread held the interpreter's lock; empty: unknown
 
-    def __len__(self) -> int:
-        return len(self.t_ns)
 
-
-class LoadingLooks(Struct, frozen=True):
+class LoadingLooks(Columns, frozen=True):
     """Where the code was that makes the batches, in the training process or in workers, looked at from outside.
 
     One row per line. `count`: looks; `collating`: 1 within `collate_fn`.
@@ -638,9 +634,6 @@ class LoadingLooks(Struct, frozen=True):
     place: Int32  # of `Run.places`: the innermost line of the user's own code; -1: none
     collating: UInt8
     count: Int64
-
-    def __len__(self) -> int:
-        return len(self.place)
 
 
 class BackwardPass(Struct, frozen=True):
@@ -834,65 +827,57 @@ class Run(Struct, frozen=True):
 
     def check(self) -> None:
         """Assert the record's own arithmetic. Raises AssertionError naming the broken rule."""
+        for columns, what in (
+            (self.steps, "step"),
+            (self.timeline, "timeline"),
+            (self.memory_events, "memory"),
+            (self.batches, "batch"),
+            (self.core_times, "core time"),
+            (self.core_use, "core use"),
+            (self.stack, "stack"),
+            (self.call_looks, "call"),
+            (self.loading_looks, "loading"),
+        ):
+            if columns is not None:
+                columns.check(what)
         s = self.steps
-        lengths = {
-            len(column) for name, column in asdict(s).items() if name not in ("device_ns", "own_ns", "input_values")
-        }
-        assert len(lengths) == 1, f"step columns differ in length: {lengths}"
-        assert len(s.device_ns) in (0, len(s)), f"{len(s)} steps have {len(s.device_ns)} times on the GPU"
-        assert len(s.own_ns) in (0, len(s)), f"{len(s)} steps have {len(s.own_ns)} times of gpulab's own"
-        assert len(s.input_values) in (0, len(s)), f"{len(s)} steps have the values of {len(s.input_values)}"
         if len(s.own_ns):
             assert (s.own_ns >= 0).all() and (s.own_ns <= s.wall_ns).all(), "gpulab's own time exceeds its step"
         assert (s.end_ns >= s.start_ns).all(), "a step ends before it starts"
         assert (s.start_ns[1:] >= s.end_ns[:-1]).all(), "steps overlap"
         assert (s.data_wait_ns >= 0).all() and (s.data_wait_ns <= s.wall_ns).all(), "data wait exceeds its step"
         assert (s.optimizer_ns >= 0).all() and (s.optimizer_ns <= s.wall_ns).all(), "optimizer exceeds its step"
+        assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
         for series in self.samples.series:
             assert len(series.t_ns) == len(series.value), f"{series.name}: times and values differ in length"
-        t = self.timeline
-        if t is not None:
-            assert (t.start_ns[1:] >= t.start_ns[:-1]).all(), "timeline is not sorted"
-            assert (t.duration_ns >= 0).all(), "a span has a negative duration"
-            assert t.window_ns[0] <= t.window_ns[1], "the window ends before it starts"
-        for columns, what in (
-            (self.memory_events, "memory"),
-            (self.batches, "batch"),
-            (self.core_times, "core time"),
+        if self.timeline is not None:
+            assert (np.diff(self.timeline.start_ns) >= 0).all(), "timeline is not sorted"
+            assert (self.timeline.duration_ns >= 0).all(), "a span has a negative duration"
+            assert self.timeline.window_ns[0] <= self.timeline.window_ns[1], "the window ends before it starts"
+        for timed, what in (
+            (self.memory_events, "memory events"),
+            (self.core_times, "core times"),
             (self.core_use, "core use"),
         ):
-            if columns is not None:
-                rows = {name: len(column) for name, column in asdict(columns).items()}
-                if not rows.get("stands_for"):
-                    rows.pop("stands_for", None)
-                assert set(rows.values()) == {len(columns)}, f"{what} columns differ in length"
-        if self.memory_events is not None:
-            t_ns = self.memory_events.t_ns
-            assert (t_ns[1:] >= t_ns[:-1]).all(), "memory events are not sorted"
+            assert timed is None or (np.diff(timed.t_ns) >= 0).all(), f"{what} are not sorted"
         if self.batches is not None:
             assert (self.batches.end_ns >= self.batches.start_ns).all(), "a batch ends before it starts"
-        for readings in (self.core_times, self.core_use):
-            assert readings is None or (readings.t_ns[1:] >= readings.t_ns[:-1]).all(), "readings are not in order"
         for pause in self.pauses:
             assert pause.end_ns >= pause.start_ns, "a pause ends before it starts"
-            assert -1 <= pause.place < len(self.places), "a pause's place is out of range"
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Assert that every index into `places`, `callees` and the kinds of calls is one."""
+        place, callee, kind = len(self.places), len(self.callees), len(CALL_KINDS)
+        indices: list[tuple[npt.NDArray[Any], int]] = [(np.array([pause.place for pause in self.pauses]), place)]
         if self.stack is not None:
-            assert len(self.stack.t_ns) == len(self.stack.place), "stack columns differ in length"
-            assert ((self.stack.place >= -1) & (self.stack.place < len(self.places))).all(), "a place is out of range"
-        calls = self.call_looks
-        if calls is not None:
-            lengths = {len(calls.place), len(calls.callee), len(calls.within), len(calls.kind)}
-            assert lengths == {len(calls)}, "call columns differ in length"
-            assert len(calls.holds_lock) in (0, len(calls)), "call columns differ in length"
-            for column, count in ((calls.place, len(self.places)), (calls.within, len(self.places))):
-                assert ((column >= -1) & (column < count)).all(), "a place is out of range"
-            assert ((calls.callee >= -1) & (calls.callee < len(self.callees))).all(), "a callee is out of range"
-            assert (calls.kind < len(CALL_KINDS)).all(), "a kind of call is out of range"
-        looks = self.loading_looks
-        if looks is not None:
-            assert len(looks.place) == len(looks.count) == len(looks.collating), "loading columns differ in length"
-            assert ((looks.place >= -1) & (looks.place < len(self.places))).all(), "a place is out of range"
-        assert set(self.traced_numbers) <= set(s.number.tolist()), "a traced step is not among the steps"
+            indices += [(self.stack.place, place)]
+        if self.loading_looks is not None:
+            indices += [(self.loading_looks.place, place)]
+        if (calls := self.call_looks) is not None:
+            indices += [(calls.place, place), (calls.within, place), (calls.callee, callee), (calls.kind, kind)]
+        for index, count in indices:
+            assert ((index >= -1) & (index < count)).all(), "an index is out of range: of a place, a callee or a kind"
 
 
 class Ranks(Struct, frozen=True):

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from msgspec.structs import asdict, replace
 
 from gpulab.errors import StoreError
-from gpulab.run import SCHEMA, Category, Phase, Run, Samples, Series, StepFlag, Timeline
+from gpulab.run import SCHEMA, Category, Columns, Phase, Run, Samples, Series, StepFlag, Timeline
 from gpulab.store import table_file
 from gpulab.store.table_file import Table, Tables
 from gpulab.tape.marks import MARK
@@ -223,23 +223,13 @@ def _column(tables: Mapping[str, Column], skip: tuple[str, ...], hint: type, raw
 
 
 def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
-    yield from _arrays_of(run.steps, "steps")
+    for name, value in asdict(run).items():
+        if isinstance(value, Columns):
+            yield from ((f"{name}.{column}", array) for column, array in value.columns().items())
     for index, series in enumerate(run.samples.series):
-        yield from _arrays_of(series, f"samples.{index}")
-    if run.timeline is not None:
-        yield from _arrays_of(run.timeline, "timeline")
-        for index, array in enumerate(run.timeline.extra.values()):
-            yield f"timeline.extra.{index}", array
-    for name in ("memory_events", "batches", "stack", "core_times", "core_use", "loading_looks", "call_looks"):
-        record = getattr(run, name)
-        if record is not None:
-            yield from _arrays_of(record, name)
-
-
-def _arrays_of(record: msgspec.Struct, prefix: str) -> Iterator[tuple[str, Column]]:
-    for name, value in asdict(record).items():
-        if isinstance(value, np.ndarray):
-            yield f"{prefix}.{name}", value
+        yield from (
+            (f"samples.{index}.{name}", array) for name, array in (("t_ns", series.t_ns), ("value", series.value))
+        )
 
 
 def _valid_unicode(value: object) -> object:
@@ -253,9 +243,6 @@ def _valid_unicode(value: object) -> object:
 
 
 def _check_timeline(timeline: Timeline) -> None:
-    columns = [array for _, array in _arrays_of(timeline, "")] + list(timeline.extra.values())
-    if {len(array) for array in columns} != {len(timeline)}:
-        raise StoreError("the record contradicts itself: timeline columns differ in length")
     _within(timeline.name_id, len(timeline.names) - 1, "a span's name")
     _within(timeline.lane_id, len(timeline.lanes) - 1, "a span's lane")
     _within(timeline.category, max(Category), "a span's category")
