@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
     from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
-    from gpulab.knobs.observe.watch import Observed
+    from gpulab.knobs.observer import Observed
     from gpulab.run import Ranks
     from gpulab.tuning.code import TextCode
     from gpulab.tuning.execute import Changing
@@ -204,7 +204,7 @@ def _observed() -> Iterator[Observed | None]:
     if "torch" not in sys.modules:
         yield None
         return
-    from gpulab.knobs.observe.watch import observe
+    from gpulab.knobs.observer import observe
 
     with observe(times=LOOKS_AT_MODULES) as seen:
         yield seen

@@ -21,7 +21,7 @@ from gpulab import demo, user_code
 from gpulab.capture.lines.places import users_stack
 from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
-from gpulab.snapshot import restorable
+from gpulab.snapshot import walk
 from gpulab.tuning import cell_code
 from gpulab.tuning.code import FunctionCode, TextCode
 from gpulab.user_code import Owner, is_gpulabs_file, is_users_class, is_users_file, is_users_in_trace, owners
@@ -111,7 +111,7 @@ def test_files_that_a_trace_names() -> None:
 
 def test_libraries_of_restored_objects_are_libraries_in_traces() -> None:
     assert set(user_code.TRAINING_LIBRARIES) <= user_code.LIBRARIES
-    assert set(restorable.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
+    assert set(walk.OUTSIDE) <= user_code.LIBRARIES | sys.stdlib_module_names
 
 
 # -- what runs the user's code -----------------------------------------------------------------------------------------

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import combinations, product
 
 from gpulab.knobs.catalogue import KNOBS, changes_steps
-from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.observation import Observation
 
 Settings = dict[str, Value]
 

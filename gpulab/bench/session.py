@@ -29,7 +29,7 @@ from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
 from gpulab.knobs.knob import Value, written
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Run
 from gpulab.store.folders import new_id
 from gpulab.tuning import bench as rows_of

@@ -16,9 +16,9 @@ from gpulab.api.diagnose import diagnosis_for_report, learned_here
 from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.catalogue import KNOBS, knobs_against
-from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.observation import Observation
 from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict_from
 from gpulab.prediction.prediction import Prediction

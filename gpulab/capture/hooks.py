@@ -1,7 +1,7 @@
 """What is hooked in a training process to measure a cell: literal tables, and wrappers that write marks or time a call.
 
 Hooked elsewhere: the start of other ranks (`job`), fetches within workers (`dataloader`), what the panel shows of a
-cell (`knobs.observe`).
+cell (`knobs.observer`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from gpulab.capture.arguments import Arguments, Clock, Evidence
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.capture.steps.training_facts import TrainingFactsReader
 from gpulab.tape.marks import Kind, Tape
-from gpulab.torch_hooks.optimizer_step import step_hooks
+from gpulab.torch_hooks.hook_points import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
 
 

@@ -55,7 +55,7 @@ from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
-from gpulab.torch_hooks.user_lines import warnings_at_users_line
+from gpulab.torch_hooks.patching import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
 

@@ -15,23 +15,24 @@ from itertools import product
 from msgspec import Struct
 
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader.dataset_cache import CACHE
-from gpulab.knobs.dataloader.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
-from gpulab.knobs.distributed.comm_hook import COMM_HOOK
-from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
-from gpulab.knobs.distributed.fully_shard_options import RESHARD_AFTER_FORWARD
-from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.backend_settings import ANOMALY, ATTENTION, COMPUTE_THREADS, TF32, VALIDATE_ARGS
+from gpulab.knobs.compile import COMPILE
+from gpulab.knobs.dataset_cache import CACHE
+from gpulab.knobs.distributed import (
+    BUCKET_CAP_MB,
+    COMM_HOOK,
+    GRADIENT_AS_BUCKET_VIEW,
+    LOCAL_SGD,
+    RESHARD_AFTER_FORWARD,
+    STATIC_GRAPH,
+)
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.knob import Kind, Knob, Value
-from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.model.amp import AMP
-from gpulab.knobs.model.attention import ATTENTION
-from gpulab.knobs.model.checks import ANOMALY, VALIDATE_ARGS
-from gpulab.knobs.model.compile import COMPILE
-from gpulab.knobs.model.compute_threads import COMPUTE_THREADS
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
-from gpulab.knobs.model.memory_format import CHANNELS_LAST
-from gpulab.knobs.model.tf32 import TF32
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs.memory_format import CHANNELS_LAST
+from gpulab.knobs.mixed_precision import AMP
+from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Plain, is_plain, plain_value
 
 _LIST: tuple[Knob, ...] = (

@@ -16,7 +16,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from gpulab.errors import UsageError
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Environment, Run
 
 Value = bool | int | float | str

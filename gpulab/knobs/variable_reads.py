@@ -19,7 +19,7 @@ from typing import Any
 from gpulab.knobs.knob import KnobEffects, Verification
 from gpulab.knobs.variables import LOADS
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import step_hooks
+from gpulab.torch_hooks.hook_points import step_hooks
 
 STEPS_WATCHED = 2
 EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer

@@ -17,11 +17,10 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.devices import gpus
-from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath
-from gpulab.snapshot.iterators import position
-from gpulab.snapshot.rng import Randomness, Undo, undo_of
+from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath, position
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
+from gpulab.torch_hooks.randomness import Randomness, Undo, undo_of
 
 NAMED = 20  # at most, of a kind
 

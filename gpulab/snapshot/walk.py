@@ -1,8 +1,12 @@
 """Everything changeable that a cell's code can reach from its names: what a state has to remember.
 
-Followed are containers, attributes of the instances that `followed` names, bound methods, closures, defaults, and of
+Followed are containers, attributes of the instances that are put back, bound methods, closures, defaults, and of
 functions and classes that the user wrote the globals they use. Not entered are modules, arrays, and containers of more
 than LARGE elements, of which only the length is watched. Nothing of the user's is called.
+
+An object that stands for something outside of Python (an open file, a thread, a window) must not be turned back: the
+thing itself would not follow. So only three sorts are put back: what torch trains with, by its base class; objects of
+the libraries that people train with; and objects of classes that the user wrote.
 """
 
 from __future__ import annotations
@@ -14,7 +18,6 @@ from collections.abc import Iterable
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from gpulab.snapshot import restorable
 from gpulab.snapshot.containers import (
     ABSENT,
     SCALARS,
@@ -29,13 +32,14 @@ from gpulab.snapshot.containers import (
     ObjectPath,
     attributes,
     cell_value,
+    is_iterator,
+    position,
     slot_value,
     slots,
 )
-from gpulab.snapshot.iterators import is_iterator, position
-from gpulab.snapshot.rng import is_generator
 from gpulab.snapshot.tensors import Met
-from gpulab.user_code import is_users_class, is_users_code
+from gpulab.torch_hooks.randomness import imported_torch, is_generator
+from gpulab.user_code import TRAINING_LIBRARIES, is_users_class, is_users_code
 
 LARGE = 10_000  # elements; a dataset's list of files, not a training's list of parameters
 LONG = 1_000  # elements: looked at after all that is shorter
@@ -79,7 +83,7 @@ class Reachable:
             self.cut = True
             return
         self._seen[id(thing)] = thing
-        torch = restorable.imported_torch()
+        torch = imported_torch()
         if torch is not None and issubclass(kind, torch.Tensor):
             self.tensors[id(thing)] = Met(thing, place, training or thing.requires_grad)
             if thing.is_leaf and thing.grad is not None:
@@ -131,13 +135,13 @@ class Reachable:
     # -- instances -----------------------------------------------------------------------------------------------
 
     def _instance(self, owner: Any, kind: type, place: ObjectPath, training: bool) -> None:
-        is_module = issubclass(kind, restorable.modules())
-        plain = self._is_users(kind) or restorable.is_plain(kind)
+        is_module = issubclass(kind, modules())
+        plain = self._is_users(kind) or is_plain(kind)
         place = ObjectPath(place.piece, place.parent, place.users and plain and not is_module)
         self.kept.append(KeptAttributes(owner, place))
-        training = training or issubclass(kind, restorable.trainers())
+        training = training or issubclass(kind, trainers())
         held = dict(attributes(owner) or {})
-        if issubclass(kind, restorable.loaders()):
+        if issubclass(kind, loaders()):
             self.loaders.append((owner, held.get("_iterator"), place))
         if is_module:
             for name in _MODULE_DICTS:
@@ -213,7 +217,7 @@ class Reachable:
 
     def _is_put_back(self, kind: type) -> bool:
         if kind not in self._put_back:
-            self._put_back[kind] = restorable.is_put_back(kind)
+            self._put_back[kind] = is_put_back(kind)
         return self._put_back[kind]
 
     def _is_users(self, kind: type) -> bool:
@@ -238,3 +242,79 @@ def _global_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
             for names, more in zip((read, assigned), _global_names(inner), strict=True):
                 names.update(more)
     return frozenset(read), frozenset(assigned)
+
+
+TORCH_PARTS = ("torch.amp", "torch.cuda.amp", "torch.nn", "torch.optim", "torch.utils.data")
+OUTSIDE = (  # threads, processes, files, windows, kernels
+    *("IPython", "_io", "_thread", "asyncio", "concurrent", "ctypes", "enum", "io", "ipykernel", "ipywidgets"),
+    *("logging", "matplotlib", "multiprocessing", "pandas", "pathlib", "queue", "socket", "sqlite3", "ssl"),
+    *("subprocess", "tempfile", "threading", "traitlets", "zmq"),
+)
+OUTSIDE_PARTS = (
+    "accelerate.tracking",
+    "lightning.fabric.loggers",
+    "lightning.pytorch.callbacks.progress",
+    "lightning.pytorch.loggers",
+    "pytorch_lightning.callbacks.progress",
+    "pytorch_lightning.loggers",
+    "transformers.integrations",
+    "transformers.utils.notebook",
+)
+PLAIN = ("types.SimpleNamespace", "argparse.Namespace")
+
+
+def is_put_back(kind: type) -> bool:
+    """Whether objects of this type are put back attribute by attribute."""
+    if issubclass(kind, torch_bases()):
+        return True
+    if issubclass(kind, BaseException | type) or any(_package(base) in OUTSIDE for base in kind.__mro__):
+        return False
+    home = str(kind.__module__)
+    if is_plain(kind) or is_users_class(kind):
+        return True
+    if _part_of(home, TORCH_PARTS):
+        return all(base.__name__ != "_BaseDataLoaderIter" for base in kind.__mro__)
+    return _package(kind) in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
+
+
+def is_plain(kind: type) -> bool:
+    """Whether it is a bare holder of attributes."""
+    return f"{kind.__module__}.{kind.__qualname__}" in PLAIN
+
+
+def torch_bases() -> tuple[type, ...]:
+    """The base classes of what torch trains with; empty while torch is not imported."""
+    return (*modules(), *trainers(), *_data())
+
+
+def modules() -> tuple[type, ...]:
+    """`torch.nn.Module`, where torch is imported."""
+    torch = imported_torch()
+    return () if torch is None else (torch.nn.Module,)
+
+
+def trainers() -> tuple[type, ...]:
+    """Optimizers, schedulers of the learning rate, gradient scalers: each tensor of theirs is state."""
+    torch = imported_torch()
+    if torch is None:
+        return ()
+    return (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
+
+
+def loaders() -> tuple[type, ...]:
+    """`torch.utils.data.DataLoader`, where torch is imported."""
+    torch = imported_torch()
+    return () if torch is None else (torch.utils.data.DataLoader,)
+
+
+def _data() -> tuple[type, ...]:
+    torch = imported_torch()
+    return () if torch is None else (*loaders(), torch.utils.data.Dataset, torch.utils.data.Sampler)
+
+
+def _package(kind: type) -> str:
+    return str(kind.__module__).partition(".")[0]
+
+
+def _part_of(home: str, parts: tuple[str, ...]) -> bool:
+    return any(home == part or home.startswith(part + ".") for part in parts)

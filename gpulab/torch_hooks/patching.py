@@ -6,11 +6,15 @@ Who only wants to hear of a call uses `heard_before`, which passes the call thro
 from __future__ import annotations
 
 import functools
+import sys
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from threading import get_ident
 from typing import Any
+
+from gpulab.user_code import is_gpulabs_file, is_users_file
 
 Args = tuple[Any, ...]
 KeywordArgs = dict[str, Any]
@@ -90,3 +94,21 @@ class Shared:
                 self._users -= 1
                 if not self._users:
                     self._undo.close()
+
+
+def warnings_at_users_line() -> AbstractContextManager[None]:
+    """Inside, a warning about a line of gpulab's is shown as one about the user's line that led there."""
+
+    def wrap(shown: Callable[..., None]) -> Callable[..., None]:
+        def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+            if is_gpulabs_file(filename):
+                frame = sys._getframe(1)
+                while frame.f_back is not None and not is_users_file(frame.f_code.co_filename):
+                    frame = frame.f_back
+                if is_users_file(frame.f_code.co_filename):
+                    filename, lineno = frame.f_code.co_filename, frame.f_lineno
+            shown(message, category, filename, lineno, *rest, **named)
+
+        return show
+
+    return replaced(warnings, "showwarning", wrap)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.knobs.edits import ELSEWHERE, diff
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Change
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.compare.blocks import FEWEST_PAIRS, compare_blocks, is_decided_early, pair_ratios

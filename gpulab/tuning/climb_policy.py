@@ -18,9 +18,9 @@ from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.formatting import decapitalized, factor, percent, plural, speed_within
 from gpulab.knobs.catalogue import KNOBS, changes_steps, knobs_against
-from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import Knob, StepTimes, Value
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Plain, plain_value
 from gpulab.prediction.prediction import Prediction
 from gpulab.thresholds import DEFAULT

@@ -27,14 +27,14 @@ from gpulab.capture.steps.losses import Losses
 from gpulab.devices.core_clock import CoreWait
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs import preparation
-from gpulab.knobs.dataloader import randomness
 from gpulab.knobs.knob import Knob, KnobEffects, Value
-from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.observe.watch import Observed, observe
+from gpulab.knobs.observation import Observation
+from gpulab.knobs.observer import Observed, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import Plain, is_plain, setting_names
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
+from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
 from gpulab.tuning.plan import Arm, Code, Size, counted_rows
 from gpulab.tuning.record import Block
@@ -272,7 +272,7 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """All global random numbers begin at `seed` inside, and are put back: of torch, its GPUs, NumPy and Python."""
-    with randomness.kept():
+    with preserving_randomness():
         random.seed(seed)
         sys.modules["numpy"].random.seed(seed)
         sys.modules["torch"].manual_seed(seed)

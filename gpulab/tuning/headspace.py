@@ -14,9 +14,9 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader.changed_loader import overriding
+from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Device, Run
 from gpulab.tuning import headspace_data
 from gpulab.tuning import plan as schedule

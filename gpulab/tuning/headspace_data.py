@@ -27,7 +27,7 @@ from threading import get_ident
 from typing import Any
 
 from gpulab.capture.dataloader.facts import samples_in
-from gpulab.knobs.dataloader.changed_loader import overriding
+from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced
 from gpulab.user_code import PACKAGE_FOLDER

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts
 from gpulab.capture.meters.gpu import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
-from gpulab.knobs.dataloader.loader_options import BATCH_SIZE
+from gpulab.knobs.loader_options import BATCH_SIZE
 from gpulab.prediction.predict import PriorEvidence, knobs_named, predict, refused
 from gpulab.prediction.prediction import Prediction
 from gpulab.store import prediction_log

@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct, field
 
 from gpulab.analysis.facts import Facts
-from gpulab.knobs.observe.observation import StepInputs
+from gpulab.knobs.observation import StepInputs
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change
 from gpulab.verdict import Verdict

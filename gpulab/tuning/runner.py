@@ -21,11 +21,11 @@ from gpulab.devices import gpus
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, GpulabError, UsageError
 from gpulab.formatting import duration, plural, size, while_s
+from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.dataloader.loader_options import with_settings
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.observation import Observation
 from gpulab.options import (
     QUICK_MEASURED,
     QUICK_NOTE,

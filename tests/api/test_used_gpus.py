@@ -13,8 +13,8 @@ from gpulab.capture.profiler import StepEvents
 from gpulab.capture.steps.weights import WeightWatch
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
-from gpulab.knobs.dataloader import randomness
 from gpulab.snapshot.state import State
+from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.execute import release, seeded
 from tests.support.fake_cuda import ILLEGAL_ACCESS, FakeCuda
 
@@ -71,7 +71,7 @@ def test_weights_are_not_looked_at_while_a_graph_is_captured(fake_cuda: FakeCuda
     assert fake_cuda.captured == [] and watch.changed()
 
 
-@pytest.mark.parametrize("inside", [randomness.kept, lambda: seeded(3)], ids=["kept", "seeded"])
+@pytest.mark.parametrize("inside", [preserving_randomness, lambda: seeded(3)], ids=["kept", "seeded"])
 def test_cuda_is_not_started(fake_cuda: FakeCuda, inside: Callable[[], AbstractContextManager[None]]) -> None:
     state = State.of(trained(), None)
     with inside():
@@ -80,7 +80,7 @@ def test_cuda_is_not_started(fake_cuda: FakeCuda, inside: Callable[[], AbstractC
     assert fake_cuda.calls == [] and not fake_cuda.initialized
 
 
-@pytest.mark.parametrize("inside", [randomness.kept, lambda: seeded(3)], ids=["kept", "seeded"])
+@pytest.mark.parametrize("inside", [preserving_randomness, lambda: seeded(3)], ids=["kept", "seeded"])
 def test_the_users_error_passes_where_rng_cannot_be_restored(
     fake_cuda: FakeCuda, inside: Callable[[], AbstractContextManager[None]]
 ) -> None:
@@ -103,7 +103,7 @@ def test_a_lost_gpu_hinders_nothing_that_is_released(fake_cuda: FakeCuda) -> Non
 
 def test_random_numbers_of_gpus_are_put_back(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
-    for inside in (randomness.kept(), seeded(3)):
+    for inside in (preserving_randomness(), seeded(3)):
         with inside:
             fake_cuda.random_states = [state + 1 for state in fake_cuda.random_states]
         assert [int(state[0]) for state in fake_cuda.random_states] == [0, 1]

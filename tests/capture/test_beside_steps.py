@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from gpulab.capture.pilot import ShortRun
-from gpulab.knobs.dataloader.dataset_cache import DatasetCache
+from gpulab.knobs.dataset_cache import DatasetCache
 
 
 class Listening(Dataset[torch.Tensor]):

@@ -20,7 +20,7 @@ from gpulab.capture.pilot import Pilot
 from gpulab.capture.profiler import SACRIFICED, TEARDOWN, Window
 from gpulab.capture.recorder import Capture
 from gpulab.errors import DeviceLost, GpulabError, StoreError
-from gpulab.knobs.dataloader.loader_options import LoaderOption
+from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.execute import Setting, Stopper, short_trial

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.knobs.observe.watch import observe
+from gpulab.knobs.observer import observe
 from gpulab.run import Steps
 from gpulab.tape.marks import Kind
 from tests.support.rule_cases import run_of

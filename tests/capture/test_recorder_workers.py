@@ -275,7 +275,7 @@ def test_what_workers_can_get_is_not_foretold_to_fail(notebook: type, monkeypatc
 def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> None:
     code = """
         import multiprocessing, sys
-        from gpulab.knobs.observe.describe import start_method
+        from gpulab.knobs.description import start_method
         class Loader: multiprocessing_context = None
         print(start_method(Loader()), multiprocessing.get_start_method(allow_none=True))
     """

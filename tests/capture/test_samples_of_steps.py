@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from torch import nn
 
 import gpulab
-from gpulab.knobs.observe.observation import StepInputs
-from gpulab.knobs.observe.watch import observe
+from gpulab.knobs.observation import StepInputs
+from gpulab.knobs.observer import observe
 from gpulab.run import Change, Run
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, Side

@@ -23,7 +23,7 @@ from gpulab.diagnosis.rules import catalogue  # noqa: E402
 from gpulab.errors import TraceError, UsageError  # noqa: E402
 from gpulab.knobs.catalogue import KNOBS, parse_settings  # noqa: E402
 from gpulab.knobs.knob import Knob  # noqa: E402
-from gpulab.knobs.observe.observation import Observation  # noqa: E402
+from gpulab.knobs.observation import Observation  # noqa: E402
 from gpulab.prediction.predict import PREDICTORS  # noqa: E402
 from gpulab.run import Device, Run  # noqa: E402
 from gpulab.thresholds import DEFAULT, Thresholds  # noqa: E402

@@ -12,16 +12,15 @@ if not torch.cuda.is_available():
     pytest.skip("needs an NVIDIA GPU", allow_module_level=True)
 
 from gpulab.capture.recorder import Capture  # noqa: E402
+from gpulab.knobs.accumulation import ACCUMULATE  # noqa: E402
+from gpulab.knobs.backend_settings import ATTENTION, TF32  # noqa: E402
+from gpulab.knobs.compile import COMPILE  # noqa: E402
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
 from gpulab.knobs.knob import Knob, KnobEffects, Value, Verification  # noqa: E402
-from gpulab.knobs.model.accumulation import ACCUMULATE  # noqa: E402
-from gpulab.knobs.model.amp import AMP  # noqa: E402
-from gpulab.knobs.model.attention import ATTENTION  # noqa: E402
-from gpulab.knobs.model.compile import COMPILE  # noqa: E402
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER  # noqa: E402
-from gpulab.knobs.model.memory_format import CHANNELS_LAST  # noqa: E402
-from gpulab.knobs.model.tf32 import TF32  # noqa: E402
-from gpulab.knobs.observe.observation import Observation  # noqa: E402
-from gpulab.knobs.observe.watch import observe  # noqa: E402
+from gpulab.knobs.memory_format import CHANNELS_LAST  # noqa: E402
+from gpulab.knobs.mixed_precision import AMP  # noqa: E402
+from gpulab.knobs.observation import Observation  # noqa: E402
+from gpulab.knobs.observer import observe  # noqa: E402
 from gpulab.run import Run, Settings  # noqa: E402
 from tests.support.gpu_checks import Cell, apart_fraction, convolutions, product_error, products, switched_and_plain  # noqa: E402
 

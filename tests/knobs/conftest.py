@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Run
 from tests.support.knob_cells import new_cell, observation_of, traced
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpulab.knobs.observe.observation import (
+from gpulab.knobs.observation import (
     Observation,
     ObservedDataParallel,
     ObservedLoader,

@@ -12,7 +12,7 @@ from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, decide, grid, knobs_against, parse_settings, parse_sweeps, parsed_value
 from gpulab.knobs.knob import written
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import Variables
 from tests.knobs.scenes import NOTHING, SCENE
 

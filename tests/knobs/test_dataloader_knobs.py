@@ -28,11 +28,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from gpulab.knobs.dataloader import loader_options
-from gpulab.knobs.dataloader.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs import loader_options
+from gpulab.knobs.description import observed_loader
 from gpulab.knobs.knob import Knob, KnobEffects, Value
-from gpulab.knobs.observe.describe import observed_loader
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
+from gpulab.knobs.observation import Observation
 from gpulab.run import Device, Run
 from tests.support import cells_libraries
 from tests.support.knob_cells import captured, same

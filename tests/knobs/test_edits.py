@@ -13,12 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from gpulab.knobs.dataloader.dataset_cache import DatasetCache
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.dataset_cache import DatasetCache
 from gpulab.knobs.edits import Edit, edit, parse
 from gpulab.knobs.knob import CodeEdit, LoopEnd
-from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.model.amp import AMP
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.mixed_precision import AMP
+from gpulab.knobs.observation import Observation
 from gpulab.knobs.variables import code_edit
 from gpulab.run import Device
 

@@ -15,16 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.backend_settings import ATTENTION, TF32
 from gpulab.knobs.catalogue import KNOBS
+from gpulab.knobs.compile import COMPILE
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.knob import Knob, KnobEffects, Value
-from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.model.amp import AMP
-from gpulab.knobs.model.attention import ATTENTION
-from gpulab.knobs.model.compile import COMPILE
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
-from gpulab.knobs.model.memory_format import CHANNELS_LAST
-from gpulab.knobs.model.tf32 import TF32
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.memory_format import CHANNELS_LAST
+from gpulab.knobs.mixed_precision import AMP
+from gpulab.knobs.observation import Observation
 from gpulab.run import Run, StepFlag
 from tests.knobs.scenes import SCENE, calling
 from tests.knobs.test_optimizer_knobs import looks
@@ -440,7 +439,7 @@ def test_the_trace_shows_whether_it_was_off(monkeypatch: pytest.MonkeyPatch, pla
     compiled = calling(compiled=True)
 
     def verified(scene: Observation, *names: str) -> str:
-        monkeypatch.setattr("gpulab.knobs.observe.trace_counts.counts", lambda run: dict.fromkeys(names, 1))
+        monkeypatch.setattr("gpulab.knobs.compile.trace_counts", lambda run: dict.fromkeys(names, 1))
         return COMPILE.verify(scene, "off", log, plain_run).state
 
     with COMPILE.applied("off") as log:

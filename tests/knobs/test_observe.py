@@ -20,9 +20,9 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
-from gpulab.knobs.observe import watch
-from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.observe.watch import Observed, attention_backend, observe
+from gpulab.knobs import observer
+from gpulab.knobs.observation import Observation
+from gpulab.knobs.observer import Observed, attention_backend, observe
 from gpulab.run import Device, Run
 from tests.support import cells_libraries
 from tests.support import cells_plain as cells
@@ -393,15 +393,15 @@ def test_other_threads_are_not_watched() -> None:
 
 def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
     entered = Counter[str]()
-    enters = watch.Watch.enters
+    enters = observer.Watch.enters
 
     def counted(
-        self: watch.Watch, module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
+        self: observer.Watch, module: nn.Module, args: tuple[torch.Tensor, ...], kwargs: dict[str, torch.Tensor]
     ) -> None:
         entered[type(module).__name__] += 1
         enters(self, module, args, kwargs)
 
-    monkeypatch.setattr(watch.Watch, "enters", counted)
+    monkeypatch.setattr(observer.Watch, "enters", counted)
     untouched = vars(nn.Module)["__call__"]
     net = nn.Linear(8, 3)
     with observe():
@@ -409,7 +409,7 @@ def test_module_calls_are_watched_a_few_times_only(monkeypatch: pytest.MonkeyPat
         assert vars(nn.Module)["__call__"] is untouched
         for _ in range(100):
             cells.train(net, DataLoader(cells.data(8), batch_size=1))
-    assert 0 < sum(entered.values()) <= watch.CALLS_AT_A_TIME * watch.TIMES
+    assert 0 < sum(entered.values()) <= observer.CALLS_AT_A_TIME * observer.TIMES
 
 
 def test_steps_are_heard_a_few_at_a_time() -> None:
@@ -424,7 +424,7 @@ def test_steps_are_heard_a_few_at_a_time() -> None:
                 model(x).sum().backward()
                 optimizer.step()
                 heard.append(bool(hooks._global_optimizer_post_hooks))
-        for _ in range(watch.PASSES_AT_A_TIME + 1):  # and no optimizer steps
+        for _ in range(observer.PASSES_AT_A_TIME + 1):  # and no optimizer steps
             model(x).sum().backward()
         assert not hooks._global_optimizer_post_hooks
     assert [o.class_name for o in observed.optimizers.facts] == ["SGD", "Adam"]
@@ -433,7 +433,7 @@ def test_steps_are_heard_a_few_at_a_time() -> None:
 
 
 def test_the_death_of_a_worker_is_not_swallowed() -> None:
-    @watch.guarded
+    @observer.guarded
     def note() -> None:
         raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed.")
 
@@ -442,5 +442,5 @@ def test_the_death_of_a_worker_is_not_swallowed() -> None:
 
 
 def test_many_objects_are_not_all_kept() -> None:
-    found = observation(lambda: [list(DataLoader(cells.data(2))) for _ in range(watch.OBJECTS_KEPT + 8)])
-    assert len(found.loaders) == watch.OBJECTS_KEPT
+    found = observation(lambda: [list(DataLoader(cells.data(2))) for _ in range(observer.OBJECTS_KEPT + 8)])
+    assert len(found.loaders) == observer.OBJECTS_KEPT

@@ -11,11 +11,11 @@ import torch
 from msgspec.structs import replace
 from torch import nn
 
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.model.accumulation import ACCUMULATE
-from gpulab.knobs.model.amp import AMP
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.mixed_precision import AMP
+from gpulab.knobs.observation import Observation
 from gpulab.run import Run
 from tests.knobs.scenes import SCENE, optimizing
 from tests.support.knob_cells import Cell, new_cell, same, traced

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from gpulab.knobs.backend_settings import FP32_MATRIX_KERNELS, TF32, TF32_KERNELS
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.model.amp import AMP, KERNELS
-from gpulab.knobs.model.tf32 import FP32_MATRIX_KERNELS, TF32, TF32_KERNELS
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.mixed_precision import AMP, KERNELS
+from gpulab.knobs.observation import Observation
 from gpulab.run import Category, Run
 from tests.knobs.scenes import calling
 from tests.support.knob_cells import H100, Cell, new_cell, same, traced

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from gpulab.knobs import preparation
-from gpulab.knobs.model.compile import Compile
+from gpulab.knobs.compile import Compile
 from gpulab.knobs.preparation import PreparationEnded, endable
 
 

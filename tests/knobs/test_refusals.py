@@ -14,15 +14,13 @@ import torch
 from msgspec.structs import replace
 
 from gpulab.errors import UsageError
+from gpulab.knobs import loader_options
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.dataloader import loader_options
-from gpulab.knobs.dataloader.loader_options import NO_LOADER, WORKERS, with_settings
-from gpulab.knobs.distributed.comm_hook import GLOO_WAITS, HAS_ONE
-from gpulab.knobs.distributed.ddp_options import NO_DDP
-from gpulab.knobs.distributed.fully_shard_options import NONE_SHARDED
+from gpulab.knobs.compile import COMPILE
+from gpulab.knobs.distributed import GLOO_WAITS, HAS_ONE, NO_DDP, NONE_SHARDED
 from gpulab.knobs.knob import StepTimes, Value
-from gpulab.knobs.model.compile import COMPILE
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import NO_LOADER, WORKERS, with_settings
+from gpulab.knobs.observation import Observation
 from tests.knobs.scenes import NOTHING, SCENE, calling, in_parallel, loading, optimizing
 from tests.support.knob_cells import CPU, H100, T4
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.knobs.model.fused_optimizer import FUSED_OPTIMIZER
+from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.run import Category, Run, Timeline
 from gpulab.timeline import spans
 

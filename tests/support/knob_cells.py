@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from gpulab.capture.recorder import Capture
 from gpulab.knobs.knob import Knob, KnobEffects, Value
-from gpulab.knobs.observe.observation import Observation
-from gpulab.knobs.observe.watch import Observed, observe
+from gpulab.knobs.observation import Observation
+from gpulab.knobs.observer import Observed, observe
 from gpulab.run import Device, Run, Settings
 
 CPU = Device("cpu", "CPU")

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.knobs.observe.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.observation import Observation, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Device, Loader, Memory
 from gpulab.tuning.climb import Climber

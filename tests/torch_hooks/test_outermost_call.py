@@ -15,8 +15,7 @@ from torch import nn
 from torch._dynamo.variables import nn_module
 from torch.optim import Optimizer
 
-from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
-from gpulab.torch_hooks.outermost_call import Layer, around_outermost
+from gpulab.torch_hooks.hook_points import HookOrder, Layer, Watcher, around_outermost, around_steps
 from tests.support.knob_cells import Net, new_cell
 
 X = torch.ones(1, 3, 6, 6)

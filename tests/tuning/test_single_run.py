@@ -97,7 +97,7 @@ def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
 
 
 def changing_scene(code: TextCode) -> Any:
-    from gpulab.knobs.observe.watch import observe
+    from gpulab.knobs.observer import observe
 
     with gpulab.profile(live=False, save=False, show=False, device="cpu") as profile, observe() as seen:
         code.run()

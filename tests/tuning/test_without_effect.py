@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
 from gpulab.errors import UsageError
-from gpulab.knobs.dataloader import loader_options
+from gpulab.knobs import loader_options
 from gpulab.run import Device
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.plan import Arm, Plan

@@ -23,7 +23,7 @@ from msgspec import Struct
 from gpulab.capture.dataloader.fetch_clock import TRANSFORMS
 from gpulab.capture.stacks.stack import Spot
 from gpulab.formatting import plural
-from gpulab.knobs.observe.describe import (
+from gpulab.knobs.description import (
     as_written,
     defined_in_main,
     length_of,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from gpulab.formatting import difference, number, plural
-from gpulab.knobs.dataloader.loader_options import WORKERS
+from gpulab.knobs.loader_options import WORKERS
 from gpulab.run import THROTTLE_NAMES, Float64, Loader, Run
 from gpulab.tuning.compare.statistics import student_975
 from gpulab.tuning.record import LossComparison, LossVerdict, Side

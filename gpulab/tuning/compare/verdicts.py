@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import durations
 from gpulab.knobs.catalogue import changes_steps
-from gpulab.knobs.observe.observation import StepInputs
+from gpulab.knobs.observation import StepInputs
 from gpulab.run import Int64, Run, StepFlag
 from gpulab.tuning.compare.cost import setup_s
 from gpulab.tuning.compare.differences import compare_losses, differences

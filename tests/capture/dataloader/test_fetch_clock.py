@@ -27,7 +27,7 @@ from gpulab.capture.dataloader import batch_clock, fetch_clock
 from gpulab.capture.dataloader import worker as loading_worker
 from gpulab.capture.dataloader.fetch_clock import BUDGET, DISTURBANCE, FIRST, ComputeThreads, FetchClock, Pace
 from gpulab.capture.dataloader.rows import Rows, SharedRows, batches_of
-from gpulab.knobs.dataloader.changed_loader import overriding
+from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.run import Batches, Run
 from tests.support.leftovers import own_frames

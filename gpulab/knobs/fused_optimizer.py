@@ -9,10 +9,9 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
-from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Observation, ObservedOptimizer
+from gpulab.knobs.observation import Observation, ObservedOptimizer, trace_counts
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.hook_points import HookOrder, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +62,7 @@ class FusedOptimizer(Knob):
         if not changed:
             words = f"your code's optimizer is already {'fused' if value else 'not fused'}"
             return Verification("no effect", "; ".join(effects.refused) or words)
-        counts = trace_counts.counts(run)
+        counts = trace_counts(run)
         if counts is None:
             return Verification("cannot tell", f"set on {changed} optimizers, but there is no trace to show the effect")
         fused = [name for name in counts if IN_TRACE.search(name)]

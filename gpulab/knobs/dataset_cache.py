@@ -17,15 +17,14 @@ from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, number, percent, size, while_s
-from gpulab.knobs.dataloader.changed_loader import overriding
-from gpulab.knobs.dataloader.in_memory_dataset import served_for
-from gpulab.knobs.dataloader.loader_options import NO_LOADER, why_untouched
-from gpulab.knobs.dataloader.option_changes import OWN_AFFAIR, Left
-from gpulab.knobs.dataloader.randomness import kept, random_state
+from gpulab.knobs.changed_loader import OWN_AFFAIR, Left, overriding
+from gpulab.knobs.in_memory_dataset import served_for
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import NO_LOADER, why_untouched
+from gpulab.knobs.observation import Observation
 from gpulab.knobs.preparation import doing
 from gpulab.run import Run
+from gpulab.torch_hooks.randomness import Randomness, preserving_randomness
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -145,7 +144,7 @@ class _Application:
             raise Left(before[1])
         began = time.perf_counter()
         try:
-            with kept():
+            with preserving_randomness():
                 return self._items(_Loading(dataset), copies=1 + _copies(loader, workers))
         except Left as why:
             with suppress(TypeError):  # it cannot be referred to weakly
@@ -221,10 +220,10 @@ class _Loading:
         count = min(PROBED, self.length)
         for i in (self.length * k // count for k in range(count)):
             began = time.perf_counter()
-            before = random_state()
+            before = Randomness()
             (item,) = self.items([i])
             loading_s += time.perf_counter() - began
-            if not same(random_state(), before) or not same(item, self.items([i])[0]):
+            if not same(Randomness().states, before.states) or not same(item, self.items([i])[0]):
                 raise Left("items differ on each load (random augmentation), and a cache would freeze them")
             sizes.append(item_bytes(item))
             if time.perf_counter() > deadline:
@@ -264,7 +263,7 @@ def _still_true(load: _Loading, items: list[Any]) -> bool:
 
 def _copies(loader: DataLoader[Any], workers: int) -> int:
     """How many workers have the items a second time: forked ones share them with this process."""
-    from gpulab.knobs.observe.describe import observed_loader
+    from gpulab.knobs.description import observed_loader
 
     return 0 if not workers or observed_loader(loader).start_method == "fork" else workers
 

@@ -14,12 +14,16 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gpulab.knobs.distributed.comm_hook import COMM_HOOK
-from gpulab.knobs.distributed.ddp_options import BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH
-from gpulab.knobs.distributed.fully_shard_options import RESHARD_AFTER_FORWARD
-from gpulab.knobs.distributed.local_sgd import LOCAL_SGD
+from gpulab.knobs.accumulation import ACCUMULATE
+from gpulab.knobs.distributed import (
+    BUCKET_CAP_MB,
+    COMM_HOOK,
+    GRADIENT_AS_BUCKET_VIEW,
+    LOCAL_SGD,
+    RESHARD_AFTER_FORWARD,
+    STATIC_GRAPH,
+)
 from gpulab.knobs.knob import Knob, KnobEffects, Value
-from gpulab.knobs.model.accumulation import ACCUMULATE
 
 STEPS = 8
 

@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.describe import dtype_name, observed_loader, observed_module, observed_optimizer
-from gpulab.knobs.observe.observation import (
+from gpulab.knobs.description import dtype_name, observed_loader, observed_module, observed_optimizer
+from gpulab.knobs.observation import (
+    OPERATORS,
     Observation,
     ObservedLoader,
     ObservedModule,
     ObservedOptimizer,
     Shape,
     StepInputs,
+    trace_counts,
 )
 from gpulab.run import Device, Run
 from gpulab.timeline.spans import differentiates_twice
-from gpulab.torch_hooks.optimizer_step import step_hooks
-from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
+from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Observed:
 
     def observation(self, run: Run) -> Observation:
         """The observation of `run`, the run that was observed."""
-        counts = Counter(trace_counts.counts(run, trace_counts.OPERATORS) or {})
+        counts = Counter(trace_counts(run, OPERATORS) or {})
         return Observation(
             device=run.device,
             loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpulab.formatting import while_s
+from gpulab.knobs.description import is_compiled
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
-from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.describe import is_compiled
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation, trace_counts
 from gpulab.knobs.preparation import PreparationEnded, endable
 from gpulab.run import Run
-from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
+from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -146,7 +145,7 @@ class Compile(Knob):
         compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
         if compiled <= 0:
             return Verification("no effect", "; ".join(effects.refused) or "no module was called")
-        counts = trace_counts.counts(run)
+        counts = trace_counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{compiled} modules were compiled, but there is no trace to show that they ran"
@@ -180,7 +179,7 @@ def _eager() -> AbstractContextManager[object]:
 def _verified_off(observation: Observation, run: Run) -> Verification:
     if not any(m.compiled for m in observation.modules):
         return Verification("no effect", "the baseline compiles nothing")
-    counts = trace_counts.counts(run)
+    counts = trace_counts(run)
     if counts is None:
         return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")
     regions = [n for n in counts if IN_TRACE.search(n)]

@@ -16,17 +16,18 @@ from msgspec.structs import replace
 
 from gpulab.devices.machine import shared_memory_bytes
 from gpulab.formatting import number, size
-from gpulab.knobs.dataloader.changed_loader import Option, overriding
-from gpulab.knobs.dataloader.option_changes import (
+from gpulab.knobs.changed_loader import (
     NO_WORKERS,
     NOTHING_TO_PIN_FOR,
     OWN_AFFAIR,
     PREFETCH_OF_TORCH,
     UNFIT_FOR_SPAWN,
+    Option,
+    overriding,
     pins_nothing_here,
 )
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
-from gpulab.knobs.observe.observation import Observation, ObservedLoader
+from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
 
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies

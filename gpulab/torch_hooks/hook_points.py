@@ -1,8 +1,9 @@
-"""Finds the outermost module call of the user's code, so that several knobs can wrap it with one patch of torch.
+"""The two points of a training loop that several knobs hook at once: optimizer steps and outermost module calls.
 
-A call is outermost when no other module call of this thread is going on: the model, a loss module, each network of a
-GAN. Calls that the backward pass makes (activation checkpointing) are passed through, and so are calls within a
-function that torch.compile or torch.jit was given.
+Each is one patch of torch for all knobs, which come in an order of their own and not that of entering. A module call is
+outermost when no other module call of this thread is going on: the model, a loss module, each network of a GAN. Calls
+that the backward pass makes (activation checkpointing) are passed through, and so are calls within a function that
+torch.compile or torch.jit was given.
 """
 
 from __future__ import annotations
@@ -21,6 +22,93 @@ from gpulab.torch_hooks.patching import Shared, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module
+    from torch.optim import Optimizer
+
+StepHook = Callable[["Optimizer", tuple[Any, ...], dict[str, Any]], None]
+
+
+@contextmanager
+def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None]:
+    """Call `before` and `after` around each step of any optimizer, on whatever thread; `after` not where it raised."""
+    from torch.optim import optimizer as module
+
+    with ExitStack() as undo:
+        if before is not None:
+            undo.callback(module.register_optimizer_step_pre_hook(before).remove)
+        undo.callback(module.register_optimizer_step_post_hook(after).remove)
+        yield
+
+
+class HookOrder(IntEnum):
+    """Who comes first before a step; after it, the last comes first."""
+
+    LAYOUT = 0
+    SCALING = 1
+    ACCUMULATING = 2
+    OPTIONS = 3
+
+
+class Watcher:
+    """Who stands around the steps; what it leaves out does nothing."""
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """It is about to step; with a closure the gradients come only now."""
+
+    def after(self, optimizer: Optimizer) -> None:
+        """It has stepped; not called where the step raised."""
+
+
+class _StepsHere(threading.local):
+    def __init__(self) -> None:
+        self.watchers: list[tuple[HookOrder, int, Watcher]] = []
+        self.stepping: list[Optimizer] = []
+
+
+_steps_here = _StepsHere()
+_numbers = itertools.count()
+
+
+@contextmanager
+def around_steps(turn: HookOrder, watcher: Watcher) -> Iterator[None]:
+    """Have `watcher` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
+    entry = (turn, next(_numbers), watcher)
+    if not _steps_here.watchers:
+        _steps_here.stepping = []
+    _steps_here.watchers = sorted([*_steps_here.watchers, entry])
+    try:
+        with _shared_steps.held():
+            yield
+    finally:
+        _steps_here.watchers = [e for e in _steps_here.watchers if e is not entry]
+
+
+def _register(undo: ExitStack) -> None:
+    def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if not _steps_here.watchers:
+            return
+        stepping = _steps_here.stepping
+        if any(o is optimizer for o in stepping):  # its last step raised
+            stepping.clear()
+        stepping.append(optimizer)
+        if len(stepping) == 1:
+            closure = (args[1] if len(args) > 1 else None) or kwargs.get("closure")
+            for _, _, watcher in _steps_here.watchers:
+                watcher.before(optimizer, closure is not None)
+
+    def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        stepping = _steps_here.stepping
+        if not stepping or stepping[-1] is not optimizer:
+            return
+        stepping.pop()
+        if not stepping:
+            for _, _, watcher in reversed(_steps_here.watchers):
+                watcher.after(optimizer)
+
+    undo.enter_context(step_hooks(after, before))
+
+
+_shared_steps = Shared(_register)
+
 
 Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
 Around = Callable[["Module", Call, tuple[Any, ...], dict[str, Any]], Any]
@@ -34,15 +122,15 @@ class Layer(IntEnum):
     COMPILED = 2
 
 
-class _Here(threading.local):
+class _CallsHere(threading.local):
     def __init__(self) -> None:
         self.arounds: list[tuple[Layer, int, Around]] = []
         self.inside = False
         self.process = 0  # a worker that was forked meanwhile is another
 
 
-_here = _Here()
-_numbers = itertools.count()
+_calls_here = _CallsHere()
+_call_numbers = itertools.count()
 
 
 @contextmanager
@@ -51,15 +139,15 @@ def around_outermost(layer: Layer, around: Around) -> Iterator[None]:
 
     It returns what the user's code gets; `call(args, kwargs)` makes the call itself, or the next layer in.
     """
-    entry = (layer, next(_numbers), around)
-    if not _here.arounds:
-        _here.inside, _here.process = False, os.getpid()
-    _here.arounds = sorted([*_here.arounds, entry])
+    entry = (layer, next(_call_numbers), around)
+    if not _calls_here.arounds:
+        _calls_here.inside, _calls_here.process = False, os.getpid()
+    _calls_here.arounds = sorted([*_calls_here.arounds, entry])
     try:
-        with _shared.held():
+        with _shared_calls.held():
             yield
     finally:
-        _here.arounds = [e for e in _here.arounds if e is not entry]
+        _calls_here.arounds = [e for e in _calls_here.arounds if e is not entry]
 
 
 def _install(undo: ExitStack) -> None:
@@ -84,7 +172,7 @@ def _install(undo: ExitStack) -> None:
     _tell_dynamo(original, ours)
 
 
-_shared = Shared(_install)
+_shared_calls = Shared(_install)
 
 
 @cache
@@ -95,7 +183,7 @@ def _wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
     from torch._C._dynamo import eval_frame
     from torch.compiler import is_compiling
 
-    here = _here
+    here = _calls_here
     compiled_caller: Callable[[], object] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
     def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:
@@ -119,7 +207,7 @@ def _through(module: Module, original: Callable[..., Any], args: tuple[Any, ...]
         return original(module, *args, **kwargs)
 
     step: Call = call
-    for _, _, around in reversed(_here.arounds):
+    for _, _, around in reversed(_calls_here.arounds):
         step = partial(around, module, step)
     return step(args, kwargs)
 

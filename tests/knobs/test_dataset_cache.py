@@ -14,12 +14,12 @@ import torch
 from msgspec.structs import replace
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from gpulab.knobs.dataloader import dataset_cache
-from gpulab.knobs.dataloader.dataset_cache import DatasetCache, item_bytes, same
-from gpulab.knobs.dataloader.loader_options import WORKERS
+from gpulab.knobs import dataset_cache
+from gpulab.knobs.dataset_cache import DatasetCache, item_bytes, same
+from gpulab.knobs.description import observed_loader
 from gpulab.knobs.knob import KnobEffects
-from gpulab.knobs.observe.describe import observed_loader
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.loader_options import WORKERS
+from gpulab.knobs.observation import Observation
 from gpulab.run import Device
 from tests.support.knob_cells import captured
 

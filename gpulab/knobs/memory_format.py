@@ -6,13 +6,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
+from gpulab.knobs.accumulation import laid_out_like
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
-from gpulab.knobs.model.accumulation import laid_out_like
-from gpulab.knobs.observe import trace_counts
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation, kernel_names
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
-from gpulab.torch_hooks.outermost_call import Call, Layer, around_outermost
+from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, Watcher, around_outermost, around_steps
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +64,7 @@ class ChannelsLast(Knob):
                 "no effect", "; ".join(effects.refused) or self._why_nothing(observation, value, wanted)
             )
         words = [f"{weights} weights and {inputs} inputs were converted to {wanted}"]
-        kernel = next((n for n in trace_counts.kernels(run) if "nhwc" in n.lower()), None)
+        kernel = next((n for n in kernel_names(run) if "nhwc" in n.lower()), None)
         if value and kernel is not None:
             words.append(f"kernel {kernel[:60]}")
         return Verification("took effect", "; ".join([*words, *effects.refused]))

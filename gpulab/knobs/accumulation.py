@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from msgspec import Struct, field
 
-from gpulab.knobs.distributed.local_sgd import average, kept_local
+from gpulab.knobs.distributed import average, kept_local
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
-from gpulab.knobs.observe.observation import Observation
+from gpulab.knobs.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.optimizer_step import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.hook_points import HookOrder, Watcher, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from gpulab.snapshot.restorable import imported_torch
-
 Undo = Callable[[], object]
+
+
+def imported_torch() -> Any:
+    """torch, if somebody imported it, completely; else None."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "optim") and hasattr(torch, "utils") else None
 
 
 class Randomness:
@@ -27,6 +32,11 @@ class Randomness:
         self._torch = None if torch is None else torch.get_rng_state()
         started = torch is not None and torch.cuda.is_initialized()
         self._cuda = torch.cuda.get_rng_state_all() if started else None
+
+    @property
+    def states(self) -> tuple[Any, ...]:
+        """To be compared: it differs once a number was drawn."""
+        return self._python, self._numpy, self._torch, self._cuda
 
     def put_back(self) -> str | None:
         """Put all back; says what could not be."""
@@ -44,6 +54,17 @@ class Randomness:
         elif torch.cuda.is_initialized():  # since: torch had given the GPUs the CPU's seed
             torch.cuda.manual_seed_all(torch.initial_seed())
         return None
+
+
+@contextmanager
+def preserving_randomness() -> Iterator[None]:
+    """Put all global generators back at the end."""
+    before = Randomness()
+    try:
+        yield
+    finally:
+        with suppress(RuntimeError):  # a GPU whose error stays takes nothing; the user's own error is to pass
+            before.put_back()
 
 
 def is_generator(kind: type) -> bool:

@@ -11,8 +11,8 @@ import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.dataloader.in_memory_dataset import Served
-from gpulab.knobs.observe.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
+from gpulab.knobs.in_memory_dataset import Served
+from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.knobs.variables import LOOKED_AT, walk
 from gpulab.run import Loader
 

@@ -1,1 +1,0 @@
-"""Knobs of training in several ranks."""

@@ -1,1 +1,0 @@
-"""Knobs of the model, its optimizer and the back ends."""

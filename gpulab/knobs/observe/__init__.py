@@ -1,1 +1,0 @@
-"""What a cell was seen to use: DataLoaders, optimizers, modules."""
