@@ -26,7 +26,7 @@ from IPython.core.magic import (
 from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
-from gpulab.capture import exclusive
+from gpulab.capture import threads
 from gpulab.errors import GpulabError, RankError, UsageError
 from gpulab.options import (
     DEFAULT_BUDGET_S,
@@ -298,7 +298,7 @@ class GPUProfile(Magics):
             raise
         except BaseException as error:
             hide_gpulabs_frames(error)
-            if not exclusive.is_mine():
+            if not threads.measures_here():
                 cell_code.show_as_bare(self.shell, error)
             raise
         return profiler.run if give else value
@@ -322,7 +322,7 @@ class GPUProfile(Magics):
             give = options.give and not (parsed.silent and cell is not None)
             _check_combination(options)
             code = TextCode.of_cell(self.shell, statement, parsed, source, local_ns)
-            if exclusive.is_mine():
+            if threads.measures_here():
                 return Inner.of(options, code)
             if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
                 return self._ranked(options, code, parsed, give, local_ns)

@@ -18,7 +18,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import gpulab
 from gpulab import demo, user_code
-from gpulab.capture.lines.places import users_stack
+from gpulab.capture.places import users_stack
 from gpulab.capture.recorder import Capture
 from gpulab.demo import digits
 from gpulab.snapshot import walk

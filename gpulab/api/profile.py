@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from gpulab.api.fleet import keep_summaries
 from gpulab.api.reading import report, runs
 from gpulab.api.summary import summarize
-from gpulab.capture.dataloader.facts import deaths_unheard
 from gpulab.capture.job import JOB, current_job
+from gpulab.capture.loader_facts import deaths_unheard
 from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.errors import GpulabError, StoreError, UsageError

@@ -1,14 +1,20 @@
-"""What marks are about: arguments that must be asked for while the loop runs, as nobody can tell them afterwards."""
+"""The arguments of marks, which must be read while the loop runs: which loader, samples, weights changed by hand.
+
+Where no optimizer steps, a change of the weights by hand is what makes a batch a training step.
+"""
 
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from gpulab.capture.dataloader.facts import death, samples_in
-from gpulab.capture.steps.training_facts import TrainingFactsReader
-from gpulab.capture.steps.weights import UpdateWatch, WeightWatch
+from msgspec import Struct
+
+from gpulab.capture.loader_facts import death, samples_in
+from gpulab.capture.training_facts import TrainingFactsReader, some_values
+from gpulab.devices.gpus import in_graph_capture
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.patching import Args, KeywordArgs
 
@@ -147,3 +153,171 @@ def _samples_of_any(batch: Any) -> int:
             raise
         return -1
     return -1 if count is None else count
+
+
+_NODES = 1000
+_WATCHED = 4  # tensors, until one of them changes: the gradient of the last bias may be zero
+_PATIENCE = 16  # backward passes after which another tensor is watched, where none of them has changed
+_ALIKE = 4  # updates with equally many backward passes: that is how the loop goes
+
+
+class WeightWatch:
+    """Remembers a few values of one trained tensor: the nearest to the loss, whose gradient is seldom zero."""
+
+    def __init__(self, leaf: Any) -> None:
+        self._leaf = weakref.ref(leaf)
+        self._seen = some_values(leaf)
+
+    @classmethod
+    def of(cls, root: Any) -> WeightWatch | None:
+        """WeightWatch what the backward pass from `root` (a tensor or several) trains.
+
+        None where there is nothing, and while a CUDA graph is captured: the values would be those of its replay.
+        """
+        try:
+            leaf = None if in_graph_capture() else _nearest_leaf(root)
+            return None if leaf is None else cls(leaf)
+        except Exception:  # a user's tensor type may refuse anything
+            return None
+
+    def changed(self) -> bool:
+        """Whether the values differ from those seen first. On a GPU this waits for the device, but in no capture."""
+        leaf = self._leaf()
+        try:
+            return leaf is not None and not in_graph_capture() and bool((some_values(leaf) != self._seen).any())
+        except Exception:
+            return False
+
+
+class _Seen(Struct, frozen=True):
+    """A tensor as it was: its version, which its `.data` does not share, and a few of its values."""
+
+    leaf: Callable[[], Any]
+    version: int
+    values: Any
+
+    @classmethod
+    def of(cls, leaf: Any) -> _Seen:
+        return cls(weakref.ref(leaf), leaf._version, some_values(leaf))
+
+    def changed(self) -> bool:
+        leaf = self.leaf()
+        return leaf is None or leaf._version != self.version or bool((some_values(leaf) != self.values).any())
+
+
+class UpdateWatch:
+    """Tells at each backward pass whether weights were changed since the one before.
+
+    Watched is the first of the nearest tensors that changes, or that another one takes the place of (functional
+    updates). On a GPU reading values waits for the device: once `Rhythm` has shown how many backward passes an update
+    has, they are only counted there.
+    """
+
+    def __init__(self) -> None:
+        self._seen: list[_Seen] = []
+        self._met: dict[int, Callable[[], Any]] = {}  # by identity: leaves of a loop with several networks come again
+        self._rhythm = Rhythm()
+        self._unchanged = 0
+
+    def before(self, root: Any) -> bool:
+        """A backward pass from `root` (a tensor or several) is about to begin. Not in a graph's capture."""
+        try:
+            return not in_graph_capture() and self._look(root)
+        except Exception:  # a user's tensor type may refuse anything
+            return False
+
+    def _look(self, root: Any) -> bool:
+        watched = self._seen[0].leaf() if self._seen else None
+        if watched is not None and watched.is_cuda and self._rhythm.size:
+            return self._rhythm.counted()
+        nearest = _nearest_leaves(root, _WATCHED)
+        if not self._seen:
+            self._watch(nearest)
+            return False
+        changed = self._changed(nearest)
+        self._rhythm.heard(changed)
+        return changed
+
+    def _changed(self, nearest: list[Any]) -> bool:
+        replaced = bool(nearest) and self._is_new(nearest[0])
+        changed = [s for s in self._seen if s.changed()]
+        if not changed and not replaced:
+            self._unchanged += 1
+            if self._unchanged > _PATIENCE:
+                self._watch(nearest)
+            return False
+        watched = changed[0].leaf() if changed else None
+        self._watch(nearest if replaced or watched is None else [watched])
+        return True
+
+    def _is_new(self, leaf: Any) -> bool:
+        """Never met before, in the place of another: parameters that a functional update has made anew."""
+        from torch.nn import Parameter
+
+        watched = self._seen[0].leaf()
+        is_met = self._met.get(id(leaf), _no_tensor)() is leaf  # an id returns when its object is gone
+        alike = watched is None or leaf.shape == watched.shape
+        return not is_met and alike and not isinstance(leaf, Parameter)
+
+    def _watch(self, leaves: list[Any]) -> None:
+        self._unchanged = 0
+        self._seen = [_Seen.of(leaf) for leaf in leaves]
+        self._met |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
+
+
+class Rhythm:
+    """How many backward passes make an update, once that was the same a few times. Pure."""
+
+    def __init__(self) -> None:
+        self.size = 0  # 0: not known
+        self._sizes: deque[int] = deque(maxlen=_ALIKE)
+        self._passes = 1
+
+    def heard(self, changed: bool) -> None:
+        """A backward pass, the first after an update or not."""
+        if not changed:
+            self._passes += 1
+            return
+        self._sizes.append(self._passes)
+        self._passes = 1
+        if len(self._sizes) == _ALIKE and len(set(self._sizes)) == 1:
+            self.size = self._sizes[0]
+
+    def counted(self) -> bool:
+        """A backward pass, without a look: whether it is the first after an update."""
+        first = self._passes >= self.size
+        self._passes = 1 if first else self._passes + 1
+        return first
+
+
+def _no_tensor() -> None:
+    """No tensor is watched."""
+
+
+def _nearest_leaf(root: Any) -> Any | None:
+    return next(iter(_nearest_leaves(root, 1)), None)
+
+
+def _nearest_leaves(root: Any, most: int) -> list[Any]:
+    """Breadth first through autograd's graph to the first tensors that accumulate a gradient."""
+    roots = [root] if hasattr(root, "grad_fn") else list(root)
+    waiting = deque(r.grad_fn for r in roots if r.grad_fn is not None)
+    leaves: list[Any] = []
+    for _ in range(_NODES):
+        if not waiting or len(leaves) == most:
+            break
+        node = waiting.popleft()
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            leaves.append(_as_written(leaf))
+        waiting.extend(following for following, _ in node.next_functions if following is not None)
+    return leaves
+
+
+def _as_written(leaf: Any) -> Any:
+    """The user's own tensor, of which `torch.func.grad` makes another one in each call."""
+    from torch._C import _functorch
+
+    while _functorch.is_gradtrackingtensor(leaf):
+        leaf = _functorch.get_unwrapped(leaf)
+    return leaf

@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from gpulab.capture.arguments import Arguments, Clock, Evidence
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
-from gpulab.capture.steps.training_facts import TrainingFactsReader
+from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.hook_points import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
@@ -147,29 +147,6 @@ def wrap(table: Iterable[tuple[str, str, str, str]], wrappers: object, undo: Exi
     """Replace what the table names by what its method of `wrappers` makes of it. Raises AttributeError for neither."""
     for module, owner, name, method in table:
         undo.enter_context(replaced(_owner(module, owner), name, getattr(wrappers, method)))
-
-
-@contextmanager
-def losses_heard(backward: Callable[[Any], None], scaled: Callable[[Any, Any], None]) -> Iterator[None]:
-    """Tell `backward` of what each backward pass of this thread begins from, `scaled` of what GradScaler made of it."""
-    thread = get_ident()
-
-    def wrap_scale(original: Any) -> Any:
-        @functools.wraps(original)
-        def scale(scaler: Any, outputs: Any) -> Any:
-            result = original(scaler, outputs)
-            if get_ident() == thread:
-                scaled(result, outputs)
-            return result
-
-        return scale
-
-    def hear(args: Args, kwargs: KeywordArgs) -> None:
-        backward(args[0] if args else kwargs.get("tensors"))
-
-    autograd, scaler = _owner("torch.autograd"), _owner("torch.amp", "GradScaler")
-    with heard_before(autograd, "backward", hear), replaced(scaler, "scale", wrap_scale):
-        yield
 
 
 def _owner(module: str, name: str = "") -> Any:

@@ -20,8 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpulab.capture.lines.places import Stack, users_spot
-from gpulab.capture.stacks.stack import Spot
+from gpulab.capture.places import users_spot
+from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.intervals import Intervals
 from gpulab.run import PauseKind, PauseSum
 from gpulab.tape.marks import Kind, Marks

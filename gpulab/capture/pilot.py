@@ -20,24 +20,23 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec.structs import replace
 
 from gpulab.capture import hooks
-from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.facts import Loaders, Workers, death
+from gpulab.capture.batch_clock import LoadingClock
+from gpulab.capture.batch_lines import BatchLines
 from gpulab.capture.job import current_job
-from gpulab.capture.lines.batch_lines import BatchLines
-from gpulab.capture.lines.update_line import UpdateLine
+from gpulab.capture.loader_facts import Loaders, Workers, death
 from gpulab.capture.meters.gpu import PeakWatch
 from gpulab.capture.meters.sampler import CoreWatch
 from gpulab.capture.pauses import Pauses
+from gpulab.capture.places import UpdateLine
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
-from gpulab.capture.steps.model_inputs import ModelInputs
-from gpulab.capture.steps.training_facts import TrainingFactsReader
+from gpulab.capture.step_values import ModelInputs
+from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, Steps
-from gpulab.tape.calibration import mark_cost_ns
-from gpulab.tape.marks import NEVER, Kind, Tape
+from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
 
 if TYPE_CHECKING:

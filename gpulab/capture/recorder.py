@@ -13,23 +13,22 @@ from typing import Literal
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.capture import exclusive
-from gpulab.capture.dataloader.batch_clock import LoadingClock
-from gpulab.capture.dataloader.facts import deaths_unheard
+from gpulab.capture import threads
+from gpulab.capture.batch_clock import LoadingClock
+from gpulab.capture.calls import OUTSIDE, WITHIN, call_looks, loading_looks_of, own_batches, stack_samples
 from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
-from gpulab.capture.lines.calls import OUTSIDE, WITHIN, call_looks, own_batches
-from gpulab.capture.lines.places import Naming, lines_above
-from gpulab.capture.lines.samples import StackWatch, loading_looks_of, stack_samples
-from gpulab.capture.main_thread import WORDS, Deadline, Terminations
+from gpulab.capture.loader_facts import deaths_unheard
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
 from gpulab.capture.meters.sampler import CoreWatch, Sampler
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
+from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
-from gpulab.capture.stacks.watcher import StackWatcher
-from gpulab.capture.steps.training_facts import TrainingFactsReader
+from gpulab.capture.stack_sampler import StackWatch, StackWatcher
+from gpulab.capture.threads import WORDS, Deadline, Terminations
+from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
 from gpulab.formatting import capitalized
@@ -111,7 +110,7 @@ class Capture:
         """Begin. Raises UsageError for an impossible device, or where another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
-        exclusive.take()
+        threads.begin_measuring()
         self._turn = True
         self._pid = os.getpid()
         self._origin_ns = perf_counter_ns()
@@ -176,7 +175,7 @@ class Capture:
             self._stacks.stop()
             if self._turn:
                 self._turn = False
-                exclusive.give_back()
+                threads.end_measuring()
 
     def close(self) -> None:
         """The run is stored, or is not to be. If the process was asked to end, that happens now."""

@@ -11,9 +11,16 @@ from time import perf_counter
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.capture.main_thread import Deadline
-from gpulab.capture.profiler import ProfilerUnavailable, Watched, Window, in_backward
-from gpulab.capture.session_memory import MIB, SessionMemory, give_back
+from gpulab.capture.profiler import (
+    MIB,
+    ProfilerUnavailable,
+    SessionMemory,
+    Watched,
+    Window,
+    in_backward,
+    return_free_memory,
+)
+from gpulab.capture.threads import Deadline
 from gpulab.devices import gpus
 from gpulab.formatting import duration, plural, size
 from gpulab.live_feed import CapturePhase
@@ -323,7 +330,7 @@ class Phases:
 
     def _give_back(self) -> None:
         if self._memory is not None and self._memory.event_bytes > self._limit_bytes // 4:
-            give_back()  # of less it costs more than it brings
+            return_free_memory()  # of less it costs more than it brings
 
     def _lack(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))

@@ -9,7 +9,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.capture import exclusive
+from gpulab.capture import threads
 from gpulab.devices.machine import usable_cores
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -103,7 +103,7 @@ class Climber:
     def run(self) -> Climb:
         """All of it. Raises UsageError before anything runs: another thread measures, or the plan cannot work."""
         self._began = self._clock()
-        with exclusive.taken(), interrupts_heard(self.stop) as heard:
+        with threads.measuring(), interrupts_heard(self.stop) as heard:
             whole: Comparison | None = None
             ended: Ending = "error"
             try:

@@ -23,7 +23,7 @@ from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.meters.gpu import count_anew
 from gpulab.capture.pilot import ShortRun, stop_behind
 from gpulab.capture.recorder import Capture
-from gpulab.capture.steps.losses import Losses
+from gpulab.capture.step_values import Losses
 from gpulab.devices.core_clock import CoreWait
 from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs import preparation

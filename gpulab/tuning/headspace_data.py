@@ -26,7 +26,7 @@ from pathlib import Path
 from threading import get_ident
 from typing import Any
 
-from gpulab.capture.dataloader.facts import samples_in
+from gpulab.capture.loader_facts import samples_in
 from gpulab.knobs.changed_loader import overriding
 from gpulab.knobs.knob import KnobEffects
 from gpulab.torch_hooks.patching import replaced

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import loaded_ahead
-from gpulab.capture import exclusive
+from gpulab.capture import threads
 from gpulab.capture.windows import TRACED
 from gpulab.devices import gpus
 from gpulab.devices.machine import detect_device
@@ -165,7 +165,7 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with exclusive.taken(), interrupts_heard(self.stop) as heard, watched(self._look):
+        with threads.measuring(), interrupts_heard(self.stop) as heard, watched(self._look):
             self._check()
             detect_device(self._plan.device)
             experiment = self._run()
@@ -774,7 +774,7 @@ def check(code: Code, plan: Plan) -> None:
     if all(reasons):
         raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
     detect_device(plan.device)
-    with exclusive.taken():
+    with threads.measuring():
         pass
 
 

@@ -19,10 +19,10 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.source_lines import line_of, lines_of
-from gpulab.capture.lines.places import Naming, users_spot
-from gpulab.capture.lines.samples import StackSampler, users_lines
-from gpulab.capture.stacks.stack import Spot
-from gpulab.capture.stacks.watcher import own_layout
+from gpulab.capture.calls import users_lines
+from gpulab.capture.places import Naming, users_spot
+from gpulab.capture.stack_reader import Spot
+from gpulab.capture.stack_sampler import StackSampler, own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
 from gpulab.timeline.spans import loading_times

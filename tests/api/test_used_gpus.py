@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
+from gpulab.capture.arguments import WeightWatch
 from gpulab.capture.profiler import StepEvents
-from gpulab.capture.steps.weights import WeightWatch
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
 from gpulab.snapshot.state import State
@@ -25,7 +25,7 @@ def trained() -> dict[str, Any]:
     return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)}
 
 
-def test_only_gpus_in_use_are_waited_for(fake_cuda: FakeCuda) -> None:
+def test_only_gpus_are_waited_for(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.enqueue(7_000_000)

@@ -106,7 +106,7 @@ def test_a_window_on_a_lost_gpu(fake_cuda: FakeCuda) -> None:
     assert "aten::add" in recording.timeline(0).names, "what was recorded of the host is kept"
 
 
-def test_a_window_waits_for_the_gpus_in_use_only(fake_cuda: FakeCuda) -> None:
+def test_a_window_waits_for_the_gpus_only(fake_cuda: FakeCuda) -> None:
     fake_cuda.clock_ns = 0
     fake_cuda.start(1)
     fake_cuda.current = 0  # the code says cuda:1 wherever it means it

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from gpulab.capture import main_thread
-from gpulab.capture.main_thread import Deadline
+from gpulab.capture import threads
+from gpulab.capture.threads import Deadline
 
 
 def nothing() -> None:
@@ -39,7 +39,7 @@ def test_a_run_that_ends_while_stop_begins_leaves_no_thread(monkeypatch: pytest.
 
 
 def test_what_is_full_is_over_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_thread, "RETRY_S", 0.01)
+    monkeypatch.setattr(threads, "RETRY_S", 0.01)
     looks, called = list[int](), threading.Event()
 
     def full() -> bool:

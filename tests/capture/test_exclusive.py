@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import gpulab
-from gpulab.capture import exclusive
+from gpulab.capture import threads
 from gpulab.errors import UsageError
 
 
@@ -68,5 +68,5 @@ def test_the_place_is_free_again_after_an_error(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_thread_that_has_ended_holds_nothing() -> None:
-    assert on_another_thread(exclusive.take) is None
+    assert on_another_thread(threads.begin_measuring) is None
     profiled()

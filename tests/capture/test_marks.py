@@ -18,8 +18,8 @@ from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from gpulab.capture import arguments, hooks
-from gpulab.capture.dataloader.facts import samples_in
-from gpulab.capture.steps.weights import WeightWatch
+from gpulab.capture.arguments import WeightWatch
+from gpulab.capture.loader_facts import samples_in
 from gpulab.capture.windows import EARLY_TRACED, plan
 from gpulab.run import Settings
 

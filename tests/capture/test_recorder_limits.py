@@ -15,8 +15,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gpulab
 from gpulab.api import reading as doors
-from gpulab.capture import main_thread, windows
-from gpulab.capture.main_thread import Deadline
+from gpulab.capture import threads, windows
+from gpulab.capture.threads import Deadline
 from gpulab.run import Run
 from gpulab.user_code import Owner, owners
 from gpulab.views.report import sections
@@ -27,12 +27,12 @@ LIMIT_S = 0.2
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(windows, "TRACE_STEPLESS_LIMIT_S", LIMIT_S)
-    monkeypatch.setattr(main_thread, "RETRY_S", 0.02)
-    threads = torch.get_num_threads()
+    monkeypatch.setattr(threads, "RETRY_S", 0.02)
+    before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(threads)
-    assert not main_thread._waiting, "the main thread still has something to call"
+    torch.set_num_threads(before)
+    assert not threads._waiting, "the main thread still has something to call"
     assert not torch._C._autograd._profiler_enabled()
 
 
@@ -236,7 +236,7 @@ def test_a_deadline_calls_on_the_main_thread_until_cancelled() -> None:
     limit.start()
     spin(lambda: len(called) >= 3)
     limit.cancel()
-    spin(lambda: not main_thread._waiting)
+    spin(lambda: not threads._waiting)
     count = len(called)
     time.sleep(0.1)
     assert set(called) == {threading.main_thread()} and len(called) == count
@@ -254,7 +254,7 @@ def test_code_of_the_capture_is_not_interrupted_by_itself(monkeypatch: pytest.Mo
     monkeypatch.undo()
     spin(lambda: called)
     limit.cancel()
-    spin(lambda: not main_thread._waiting)
+    spin(lambda: not threads._waiting)
 
 
 def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
@@ -274,4 +274,4 @@ def test_an_interrupt_that_arrives_meanwhile_reaches_the_user() -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     limit.cancel()
-    spin(lambda: not main_thread._waiting)
+    spin(lambda: not threads._waiting)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import Struct, field
 
-from gpulab.capture import session_memory, windows
+from gpulab.capture import profiler, windows
 from gpulab.capture.profiler import ProfilerUnavailable
 from gpulab.capture.windows import Phases
 from gpulab.devices import gpus
@@ -189,8 +189,8 @@ def test_a_window_ends_when_its_events_take_much_memory(
     on_gpu: bool, deadlines: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resident, given_back, clock_ns = [0], list[bool](), [0]
-    monkeypatch.setattr(session_memory, "resident_bytes", lambda: resident[0])
-    monkeypatch.setattr(session_memory, "perf_counter_ns", lambda: clock_ns[0])
+    monkeypatch.setattr(profiler, "resident_bytes", lambda: resident[0])
+    monkeypatch.setattr(profiler, "perf_counter_ns", lambda: clock_ns[0])
     monkeypatch.setattr(windows, "give_back", lambda: given_back.append(True))
     guessed = Loop(on_gpu=on_gpu)
     guessed.phases.profile_whole()

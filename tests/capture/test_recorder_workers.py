@@ -20,8 +20,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Subset
 
 import gpulab
-from gpulab.capture import arguments
-from gpulab.capture.dataloader import facts
+from gpulab.capture import arguments, loader_facts
 from gpulab.run import Missing, Run
 from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
@@ -146,8 +145,8 @@ def test_a_lost_worker_of_an_earlier_cell_costs_no_report(capsys: pytest.Capture
 
 def test_which_errors_are_deaths() -> None:
     for error in ("DataLoader timed out after 5 seconds", "CUDA error", ""):
-        assert facts.death(error) is None
-    death = facts.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly")
+        assert loader_facts.death(error) is None
+    death = loader_facts.death("DataLoader worker (pid(s) 4, 51) exited unexpectedly")
     assert death == "worker processes 4, 51 exited unexpectedly"
 
 
@@ -252,7 +251,7 @@ def test_what_a_notebook_defines_is_found_however_it_is_held(notebook: type) -> 
         (Held(Plain(), collate_fn=mine.method), "Mine"),
         (Held(Plain(), worker_init_fn=function("seed")), "seed"),
     ):
-        why = facts.cannot_start(loader)
+        why = loader_facts.cannot_start(loader)
         assert why is not None and f"will not find {name}:" in why
 
 
@@ -267,9 +266,9 @@ def test_what_workers_can_get_is_not_foretold_to_fail(notebook: type, monkeypatc
         Held(mine, multiprocessing_context=fork),
         Held(mine, _iterator=object()),  # persistent workers that have started
     ):
-        assert facts.cannot_start(loader) is None
+        assert loader_facts.cannot_start(loader) is None
     monkeypatch.setattr(sys.modules["__main__"], "__file__", "train.py", raising=False)
-    assert facts.cannot_start(Held(mine)) is None
+    assert loader_facts.cannot_start(Held(mine)) is None
 
 
 def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> None:
@@ -284,7 +283,7 @@ def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> 
 
 
 def test_a_prophecy_that_does_not_come_true_is_not_in_the_record(notebook: type, capsys: Any) -> None:
-    met = facts.Workers()
+    met = loader_facts.Workers()
     met.meet(Held(notebook()), 5)
     met.meet(Held(notebook()), 6)
     assert capsys.readouterr().err.count("gpulab:") == 1, "said once"

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import gpulab
-from gpulab.capture import session_memory
-from gpulab.capture.session_memory import MIB, SessionMemory, give_back, resident_bytes
+from gpulab.capture import profiler
+from gpulab.capture.profiler import MIB, SessionMemory, resident_bytes, return_free_memory
 
 
 @pytest.mark.parametrize(
@@ -23,8 +23,8 @@ def test_what_grows_steadily_is_of_events(
     grows_mib: list[int], events_mib: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     resident, clock_ns = [1000 * MIB], [0]
-    monkeypatch.setattr(session_memory, "resident_bytes", lambda: resident[0])
-    monkeypatch.setattr(session_memory, "perf_counter_ns", lambda: clock_ns[0])
+    monkeypatch.setattr(profiler, "resident_bytes", lambda: resident[0])
+    monkeypatch.setattr(profiler, "perf_counter_ns", lambda: clock_ns[0])
     memory = SessionMemory()
     for grown in grows_mib:
         clock_ns[0] += 100_000_000
@@ -36,7 +36,7 @@ def test_what_grows_steadily_is_of_events(
 
 def test_memory_is_read_and_given_back() -> None:
     assert resident_bytes() > 50 * MIB
-    give_back()
+    return_free_memory()
 
 
 @pytest.mark.parametrize(("code", "profiled"), [("model.learn(10)", False), ("loss.backward()", False), ("f(x)", True)])

@@ -12,7 +12,7 @@ from torch.nn.functional import mse_loss
 from torch.utils.data import DataLoader, TensorDataset
 
 import gpulab
-from gpulab.capture.steps.weights import Rhythm
+from gpulab.capture.arguments import Rhythm
 from gpulab.run import Run, StepFlag
 from tests.support.tapes import Told
 

@@ -13,9 +13,9 @@ from types import FrameType
 
 import pytest
 
-from gpulab.capture import main_thread
-from gpulab.capture.main_thread import Terminations
+from gpulab.capture import threads
 from gpulab.capture.recorder import Capture
+from gpulab.capture.threads import Terminations
 from gpulab.run import Settings
 from gpulab.store.folders import RUNNING_PREFIX, Store
 from tests.support.fork_server import python_with_torch
@@ -98,7 +98,7 @@ def test_a_thread_hears_it_too_and_asks_again_in_vain_of_none(
     handler_before: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where no step comes, the second signal is ours."""
-    monkeypatch.setattr(main_thread, "GRACE_S", 0.01)
+    monkeypatch.setattr(threads, "GRACE_S", 0.01)
     heard, told, second = list[int](), list[str](), threading.Event()
 
     def at_once() -> None:
@@ -116,7 +116,7 @@ def test_a_thread_hears_it_too_and_asks_again_in_vain_of_none(
 
 
 def test_a_run_that_is_being_finished_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(main_thread, "GRACE_S", 0.0)
+    monkeypatch.setattr(threads, "GRACE_S", 0.0)
     told, terminations = begun()
     terminations.be_patient()
     signal.raise_signal(TERM)

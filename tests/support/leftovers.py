@@ -54,7 +54,7 @@ def leftovers(*, sweep: bool = True) -> list[str]:
     """
     recorder = sys.modules.get("gpulab.capture.recorder")
     active = ["a capture is active"] if recorder is not None and recorder.active is not None else []
-    turn = sys.modules.get("gpulab.capture.exclusive")
+    turn = sys.modules.get("gpulab.capture.threads")
     held = ["a thread's turn to measure"] if turn is not None and any(t.is_alive() for t in turn._owners) else []
     in_torch = (*_replaced(sweep=sweep), *_global_hooks(), *_profilers(), *_callbacks())
     return [*active, *held, *_signals(), *_threads(), *_processes(), *in_torch]

@@ -10,7 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpulab.capture.stacks.watcher import Looks
+from gpulab.capture.stack_sampler import Looks
 
 PERIOD_S = 0.002
 _sleep = time.sleep

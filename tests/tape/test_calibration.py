@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gpulab.tape.calibration import cost_ns, mark_cost_ns
-from gpulab.tape.marks import Kind, Tape
+from gpulab.tape.marks import Kind, Tape, cost_ns, mark_cost_ns
 
 
 class Clock:

@@ -1,0 +1,297 @@
+"""Which lines of the user's loop make the batch, where no DataLoader does: what the loss is computed from, backwards.
+
+From the statement that asks for the backward pass, names are followed to the statements that gave them their values.
+A statement whose values need gradients, or that uses a network or something computed by one, is the model's work; what
+is left makes the data. Where a name cannot be followed nothing is said of it. Frames are read once, and nothing of the
+user's is kept but names and numbers.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import sys
+from collections import UserDict
+from collections.abc import Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, MethodType
+from typing import Any
+
+from msgspec import Struct
+
+from gpulab.capture.stack_reader import Spot, Stack
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
+
+_TRIES = 8  # backward passes that are looked at: the first may be asked for by another loop
+_CALLERS = 8  # functions outwards
+_INSIDE = 32  # values of a container that are looked at
+_DEEP = 3  # functions of the user's that a function calls
+_UNREADABLE = frozenset({"locals", "vars", "exec", "eval"})  # who uses these may keep hold of what a look would change
+
+_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+_SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
+
+
+class BatchLines:
+    """Learns from the first backward passes of a run; `code` is that of a cell without a file."""
+
+    def __init__(self, code: str = "") -> None:
+        self._code = code
+        self._tries = 0
+        self._lines: frozenset[Spot] = frozenset()
+        self.needed: set[Spot] = set()  # lines that the loss is computed from; empty: unknown
+
+    def met(self, frame: FrameType | None) -> None:
+        """A backward pass is asked for from here. A fault of ours, or code that cannot be read, tells nothing."""
+        if self._lines or self._tries >= _TRIES:
+            return
+        self._tries += 1
+        try:
+            self._lines = frozenset(_lines(frame, self._code, self.needed))
+        except Exception:
+            self._tries = _TRIES
+            self.needed.clear()
+
+    @property
+    def are_known(self) -> bool:
+        """Whether there are such lines."""
+        return bool(self._lines)
+
+    def is_aside(self, spot: Spot) -> bool:
+        """Whether the loss is not computed from this line, in a function that was followed."""
+        return spot not in self.needed and any(spot[::2] == line[::2] for line in self.needed)
+
+    def at(self, stack: Stack) -> bool:
+        """Whether this stack is at work on the next batch."""
+        return bool(self._lines) and not self._lines.isdisjoint(stack)
+
+
+def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
+    """From the innermost function outwards, as long as what is followed comes in as an argument.
+
+    `needed` gets the lines of the model's work, too.
+    """
+    wanted: set[str] = set()
+    for depth, user in enumerate(_users(frame)):
+        tree = _tree(user.f_code.co_filename, code)
+        scope = _scope(tree, user.f_code)
+        if scope is None or depth == _CALLERS or not _UNREADABLE.isdisjoint(user.f_code.co_names):
+            return
+        statements = tuple(_statements(scope))
+        here = [s for s in statements if s.first <= user.f_lineno <= s.last]
+        if not here:
+            return
+        wanted = set().union(*(s.reads for s in here))
+        names = _Names(user)
+        chosen, wanted = _slice(statements, wanted, names)
+        names.close()
+        chosen -= {line for s in here for line in range(s.first, s.last + 1)}
+        called = user.f_code.co_filename, user.f_code.co_qualname
+        for s in (*here, *(s for s in statements if not wanted.isdisjoint(s.gives))):
+            needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))
+        for line in chosen:
+            yield user.f_code.co_filename, line, user.f_code.co_qualname
+        wanted &= set(_arguments(user.f_code))
+        if not wanted:
+            return
+
+
+def _users(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
+        if owners[frame.f_code.co_filename] is Owner.USER:
+            yield frame
+        frame = frame.f_back
+
+
+def _arguments(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+# -- the source --------------------------------------------------------------------------------------------------------
+
+
+class Statement(Struct, frozen=True):
+    """What one statement, or the head of a compound one, reads and gives a value to."""
+
+    first: int
+    last: int
+    reads: frozenset[str]
+    gives: frozenset[str]
+
+
+def _tree(file: str, code: str) -> ast.Module:
+    return ast.parse(code if file == CELL_WITHOUT_IPYTHON else "".join(linecache.getlines(file)))
+
+
+def _scope(tree: ast.Module, code: CodeType) -> ast.AST | None:
+    """The body that runs as this code."""
+    if code.co_name == "<module>":
+        return tree
+    return next(
+        (n for n in ast.walk(tree) if isinstance(n, _FUNCTIONS) and n.name == code.co_name and _begins(n, code)), None
+    )
+
+
+def _begins(node: ast.FunctionDef | ast.AsyncFunctionDef, code: CodeType) -> bool:
+    return code.co_firstlineno in (node.lineno, *(d.lineno for d in node.decorator_list))
+
+
+def _statements(scope: ast.AST) -> Iterator[Statement]:
+    for node in ast.iter_child_nodes(scope):
+        if isinstance(node, _SCOPES):
+            continue
+        if isinstance(node, ast.stmt):
+            yield from _statement(node)
+        yield from _statements(node)
+
+
+def _statement(node: ast.stmt) -> Iterator[Statement]:
+    """Nothing of a statement in whose head nothing is given a value, unless it may change what it is called on."""
+    if isinstance(node, ast.For | ast.AsyncFor):
+        yield _of([node.iter, node.target], [node.target], [node.iter])
+    elif isinstance(node, ast.With | ast.AsyncWith):
+        for item in node.items:
+            targets = [item.optional_vars] if item.optional_vars is not None else []
+            yield _of([item.context_expr], targets, [item.context_expr])
+    elif isinstance(node, ast.Assign):
+        yield _of([node], node.targets, [node.value, *(t for t in node.targets if not isinstance(t, ast.Name))])
+    elif isinstance(node, ast.AugAssign | ast.AnnAssign):
+        reads = [node.target] if isinstance(node, ast.AugAssign) else []
+        yield _of([node], [node.target], [*reads, *([node.value] if node.value is not None else [])])
+    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        called = node.value.func
+        changed = [called.value] if isinstance(called, ast.Attribute) else []
+        yield _of([node], changed, [node.value])
+    elif isinstance(node, ast.Expr | ast.Return):
+        yield _of([node], [], [node])
+
+
+def _of(where: list[ast.AST], gives: list[Any], reads: list[Any]) -> Statement:
+    first = min(node.lineno for node in where)  # type: ignore[attr-defined]  # statements and expressions alone
+    last = max(node.end_lineno or node.lineno for node in where)  # type: ignore[attr-defined]
+    return Statement(first, last, _names(reads), frozenset(n for g in gives for n in _given(g)))
+
+
+def _given(target: ast.AST) -> Iterator[str]:
+    """The names that a target gives a value to, or a part of whose value it changes."""
+    if isinstance(target, ast.Tuple | ast.List):
+        for element in target.elts:
+            yield from _given(element)
+    elif isinstance(target, ast.Starred | ast.Subscript):
+        yield from _given(target.value)
+    elif dotted := _dotted(target):
+        yield dotted
+
+
+def _names(nodes: Iterable[ast.AST]) -> frozenset[str]:
+    """All that is read: `self.model` as one name, for its parts are nothing by themselves."""
+    return frozenset(name for node in nodes for name in _read(node))
+
+
+def _read(node: ast.AST) -> Iterator[str]:
+    if dotted := _dotted(node):
+        yield dotted
+        parts = dotted.split(".")
+        yield from (".".join(parts[:i]) for i in range(1, len(parts)))
+        return
+    for child in ast.iter_child_nodes(node):
+        yield from _read(child)
+
+
+def _dotted(node: ast.AST) -> str:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (of := _dotted(node.value)):
+        return f"{of}.{node.attr}"
+    return ""
+
+
+# -- what is followed --------------------------------------------------------------------------------------------------
+
+
+def _slice(statements: tuple[Statement, ...], wanted: set[str], names: _Names) -> tuple[set[int], set[str]]:
+    """The lines that make the data that these names depend on, and all names met on the way."""
+    models = _of_models(statements, names)
+    met, waiting = set[str](), set(wanted)
+    lines, others = set[int](), set[int]()
+    while waiting:
+        name = waiting.pop()
+        met.add(name)
+        for s in statements:
+            if name not in s.gives:
+                continue
+            waiting |= s.reads - met
+            if s not in models:
+                lines.update(range(s.first, s.last + 1))
+    for s in models:
+        others.update(range(s.first, s.last + 1))
+    return lines - others, met
+
+
+def _of_models(statements: tuple[Statement, ...], names: _Names) -> set[Statement]:
+    """Statements that are part of the training itself: they touch a network, or what one has computed."""
+    models: set[Statement] = set()
+    tainted = {n for s in statements for n in s.reads | s.gives if names.trains(n)}
+    while True:
+        fresh = {s for s in statements if s not in models and not tainted.isdisjoint(s.reads | s.gives)}
+        if not fresh:
+            return models
+        models |= fresh
+        tainted |= {n for s in fresh for n in s.gives}
+
+
+class _Names:
+    """The values that names have in a frame, as long as this is open."""
+
+    def __init__(self, frame: FrameType) -> None:
+        self._globals = frame.f_globals
+        names: Any = frame.f_locals
+        self._locals: Any = names.data if isinstance(names, UserDict) else names  # it may note what the code reads
+        self._is_copy = type(self._locals) is dict and self._locals is not frame.f_globals
+
+    def close(self) -> None:
+        """Before Python 3.13 a frame keeps the copy that it has made, and with it the graph of a loss."""
+        if self._is_copy and sys.getrefcount(self._locals) <= 3:  # nobody else has asked for it
+            self._locals.clear()
+        self._locals = self._globals = {}
+
+    def trains(self, name: str) -> bool:
+        first, *rest = name.split(".")
+        value = self._locals.get(first, self._globals.get(first))
+        for attribute in rest:
+            if _trains(value):
+                return True
+            value = getattr(value, "__dict__", {}).get(attribute, getattr(type(value), attribute, None))
+        return _trains(value)
+
+
+def _trains(value: Any, depth: int = 0) -> bool:
+    """Whether that is a network, an optimizer, a tensor that needs gradients, or a function that uses such a thing."""
+    import torch
+
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad
+    if isinstance(value, torch.nn.Module):
+        return next(value.parameters(), None) is not None
+    if isinstance(value, torch.optim.Optimizer):
+        return True
+    if depth > _DEEP:
+        return False
+    if isinstance(value, MethodType):
+        return _trains(value.__self__, depth + 1) or _trains(value.__func__, depth + 1)
+    if isinstance(value, FunctionType):
+        return owners[value.__code__.co_filename] is Owner.USER and any(_trains(v, depth + 1) for v in _used(value))
+    if isinstance(value, list | tuple | dict):
+        inside = list(value.values() if isinstance(value, dict) else value)[:_INSIDE]
+        return any(_trains(v, depth + 1) for v in inside)
+    return False
+
+
+def _used(function: FunctionType) -> Iterator[Any]:
+    for name in function.__code__.co_names:
+        if name in function.__globals__:
+            yield function.__globals__[name]
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not given a value yet
+            continue

@@ -1,0 +1,374 @@
+"""Which call takes the training thread's time, whoever made the library: read off samples of its stack.
+
+What no list holds is still named: by the user's line, and the function below it. In a run with its trace another
+process samples, evenly, and twice as sparingly each time that the samples become many; else a thread of ours does.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from functools import lru_cache
+from itertools import zip_longest
+
+import numpy as np
+from msgspec import Struct
+
+from gpulab.capture.batch_lines import BatchLines
+from gpulab.capture.fetch_clock import is_collating
+from gpulab.capture.places import Naming, UpdateLine
+from gpulab.capture.stack_reader import Spot, Stack
+from gpulab.capture.stack_sampler import Looks, Pace, StackWatch
+from gpulab.intervals import Intervals, covers
+from gpulab.run import CALL_KINDS, CallKind, CallLooks, LoadingLooks, OwnBatches, Phase, StackSamples, Steps
+from gpulab.tape.marks import NEVER
+from gpulab.user_code import Owner, owners
+
+OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 looks a share's error is 1.6 points
+EXCERPTS = 3  # lines whose surroundings are kept, of the loop and of the loading each
+_NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its place
+_COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is the training's
+
+
+def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
+    """A few files and functions are asked about thousands of times."""
+    return lru_cache(4_096)(re.compile(pattern).search)
+
+
+_TRAINS = _search(r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py")
+_EXCHANGES = _search(  # between ranks; another rule tells of communication
+    r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|c10d_logger|_functional_collectives)\.py"
+)
+_RUNS = _search(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
+_MODULES = _search(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
+_TENSORS = _search(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
+_LOADS = _search(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
+_TORCH = re.compile(r"[/\\]torch[/\\]")
+_BESIDE = _search(  # what trains and computes nothing, though it is PyTorch's or a module
+    r"[/\\]torchmetrics[/\\]|"
+    r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
+)
+_UPDATES = _search(  # file: function
+    r"[/\\]torch[/\\](_tensor\.py:Tensor\.backward$|autograd[/\\]\w+\.py:(backward|grad|_engine_run_backward)$|"
+    r"optim[/\\](?!lr_scheduler)\w+\.py:.*(\.step|profile_hook_step.*)$)"
+)
+_CALLBACK = re.compile(r"(^|\.)on_\w+$")  # as trainers call them
+_ROOTS = re.compile(r"^.*[/\\](?:site-packages|dist-packages|lib[/\\]python3[^/\\]*)[/\\]")
+
+
+Function = tuple[str, str]  # file and name
+
+
+class _Call(Struct, frozen=True):
+    """`line` of the user's that calls, and what; empty: it takes the time by itself."""
+
+    line: Spot
+    callee: str
+    kind: CallKind
+
+
+class Training(Struct, frozen=True):
+    """Functions that hold a line from which an update or a loader was asked for (`loops`); from which a backward pass
+    or an optimizer's step was called (`path`); of the user's below which modules run with gradients (`computing`).
+    """
+
+    loops: Set[Function] = frozenset()
+    path: Set[Function] = frozenset()
+    computing: Set[Function] = frozenset()
+
+
+def call_looks(
+    watch: StackWatch,
+    origin_ns: int,
+    steps: Steps,
+    update: UpdateLine,
+    batches: BatchLines,
+    naming: Naming,
+    grad_off_ns: Intervals,
+) -> tuple[CallLooks | None, tuple[str, ...]]:
+    """What was seen from the first step to the last, on the run's clock, and the names of what was called.
+
+    `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the looks.
+    """
+    seen = watch.looks
+    if seen is None:
+        return None, ()
+    t_ns = np.array(seen.t_ns, np.int64)
+    at_ns = t_ns - origin_ns
+    rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
+    numbers = np.array(seen.stack, np.int64)[rows]
+    if not len(numbers):
+        return None, ()
+    states, of = np.unique(2 * numbers + covers(grad_off_ns, t_ns[rows]), return_inverse=True)
+    stacks = [(seen.stacks[state // 2], bool(state % 2)) for state in states.tolist()]
+    training = training_of(stacks, np.bincount(of).tolist(), update)
+    inner = [next(iter(users_lines(stack)), None) for stack, _ in stacks]
+    pairs = [calls_in(stack, training, update, batches, grad_off=off) for stack, off in stacks]
+    chosen = _chosen(pairs, inner, of.tolist())
+    calls = [call or training_line(stack) for call, (stack, _) in zip(chosen, stacks, strict=True)]
+    names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
+    within = [spot if call is not None else None for spot, call in zip(inner, calls, strict=True)]
+    looks = CallLooks(
+        t_ns=at_ns[rows],
+        place=np.array([-1 if c is None else naming.number(c.line) for c in calls], np.int32)[of],
+        callee=np.array([-1 if c is None else names.index(c.callee) for c in calls], np.int32)[of],
+        within=np.array([naming.number(spot) for spot in within], np.int32)[of],
+        kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in calls], np.uint8)[of],
+        exact=watch.is_exact,
+        holds_lock=np.array(seen.holds_lock, np.uint8)[rows] if seen.holds_lock else np.empty(0, np.uint8),
+    )
+    return looks, names
+
+
+def own_batches(looks: CallLooks | None, steps: Steps) -> OwnBatches | None:
+    """For how much of the steps without a profiler the loop makes its batches; None where nobody has looked."""
+    if looks is None or not (beside := steps.phase == Phase.MEASURED).any():
+        return None
+    took_ns = np.diff(looks.t_ns, prepend=looks.t_ns[:1])
+    rows = covers(np.stack((steps.start_ns[beside], steps.end_ns[beside]), axis=1), looks.t_ns)
+    makes = rows & (looks.place >= 0) & (looks.kind == CALL_KINDS.index("batch"))
+    return OwnBatches(int(rows.sum()), int(took_ns[rows].sum()), int(makes.sum()), int(took_ns[makes].sum()))
+
+
+def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], update: UpdateLine) -> Training:
+    """What stacks show of the training, each with whether gradients were off, and how often it was met."""
+    path: set[Function] = set()
+    met, computes = Counter[Function](), Counter[Function]()
+    for (stack, off), count in zip(stacks, counts, strict=True):
+        for i in reversed(range(len(stack))):
+            if _UPDATES(f"{stack[i][0]}:{stack[i][2]}"):
+                path.update(_function(spot) for spot in stack[i + 1 :])
+                break
+        users = dict[Function, bool]()
+        trains = beside = False
+        for spot, outer in zip_longest(stack, stack[1:]):
+            if owners[spot[0]] is Owner.USER:
+                trains |= outer is not None and spot[2].endswith(".forward") and _trains(outer)
+                users[_function(spot)] = users.get(_function(spot), False) or (trains and not beside and not off)
+            trains, beside = trains or _trains(spot), beside or _is_beside(spot)
+        met.update(dict.fromkeys(users, count))
+        computes.update({function: count for function, computing in users.items() if computing})
+    computing = {function for function, count in computes.items() if count >= _COMPUTES * met[function]}
+    loops = {_function(spot) for spot in (*update.step_lines, *update.lines)}
+    return Training(loops, path, computing)
+
+
+def calls_in(
+    stack: Stack, training: Training, update: UpdateLine, batches: BatchLines, *, grad_off: bool = False
+) -> tuple[_Call | None, _Call | None]:
+    """Of a whole stack: the library's function that the innermost line of the user's has called, and the user's
+    function, or line of the loop's, that takes the time. None where the call trains, loads, or is gpulab's.
+
+    Where a library holds the loop, what leaves its path to the updates is a call.
+    """
+    end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
+    stack = stack[:end]
+    users = [i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.USER]
+    if not users or is_ours(stack) or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
+        return None, None
+    makes_batch = batches.at(tuple(stack[i] for i in users))
+    kind: CallKind = "batch" if makes_batch else "own"
+    inner = users[0]
+    aside = next((i for i in range(inner) if _function(stack[i]) in training.path), inner)
+    below = stack[:aside][::-1]
+    library = None
+    of_library = aside < inner or stack[inner] not in update.step_lines
+    if of_library and not _is_training(below, grad_off) and (callee := callee_of(below)):
+        library = _Call(stack[inner], callee, "batch" if makes_batch else "library")
+    loop = next((i for i in users if _function(stack[i]) in training.loops), None)
+    if loop is None:
+        return library, None
+    for i in (i for i in users[::-1] if i < loop and not stack[i][2].endswith(">")):  # a comprehension is its line
+        caller = stack[next(j for j in users if j > i)]
+        if _is_callback(stack, i) or (not makes_batch and batches.is_aside(caller)):
+            return library, _Call(caller, _written(stack[i][2]), "aside")
+        if _function(stack[i]) not in training.path | training.computing:
+            return library, _Call(caller, _written(stack[i][2]), kind)
+    if library is None and stack[loop] not in update.step_lines and not _is_training(stack[:loop], grad_off):
+        return None, _Call(stack[loop], "", kind)
+    return library, None
+
+
+def training_line(stack: Stack) -> _Call | None:
+    """Of the training itself the innermost line of the user's; None within an update, which is all lines' work."""
+    line = next(iter(users_lines(stack)), None)
+    if line is None or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
+        return None
+    below = stack[: stack.index(line)]
+    update = next((spot[2] for spot in below[::-1] if _UPDATES(f"{spot[0]}:{spot[2]}")), "")
+    if update and update != "grad":
+        return None
+    return _Call(line, "", "layer" if any(_MODULES(spot[0]) for spot in below) else "operator")
+
+
+def _function(spot: Spot) -> Function:
+    return spot[0], spot[2]
+
+
+def _is_callback(stack: Stack, i: int) -> bool:
+    """Whether that frame is a function of the user's that a trainer calls beside its steps."""
+    return bool(
+        owners[stack[i][0]] is Owner.USER and _CALLBACK.search(stack[i][2]) and owners[stack[i + 1][0]] is Owner.LIBRARY
+    )
+
+
+def _is_training(frames: Sequence[Spot], grad_off: bool) -> bool:
+    """Whether modules run with gradients, or what updates the parameters, which needs none."""
+    trains = any(_trains(spot) and not (grad_off and _RUNS(spot[0])) for spot in frames)
+    return trains and not any(_is_beside(spot) for spot in frames)
+
+
+def _trains(spot: Spot) -> bool:
+    file, _, function = spot
+    if _TENSORS(file):
+        return function == "Tensor.backward"
+    return bool(_TRAINS(file)) and (not _MODULES(file) or "_call_impl" in function)
+
+
+def _is_beside(spot: Spot) -> bool:
+    """A scheduler's wrapper of the optimizer's own step is none."""
+    return bool(_BESIDE(spot[0])) and "<locals>" not in spot[2]
+
+
+def callee_of(frames: Sequence[Spot]) -> str:
+    """The library's function that a user's line has called, from the line inwards, as a user writes it: without what
+    wraps it; if all of them are private, the outermost. Empty where there is none, and for PyTorch, whose functions
+    compute.
+    """
+    named = [(spot, _module(spot[0])) for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
+    named = [(spot, module) for spot, module in named if module]
+    for spot, module in [pair for pair in named if _is_public(pair[0][2])] or named[:1]:
+        if not _TORCH.search(spot[0]) or _is_beside(spot):
+            return _public_name(module, spot[2])
+        if not any(_is_beside(s) for s in frames):
+            return ""
+    return ""
+
+
+def _is_public(function: str) -> bool:
+    return not any(re.match(r"_(?!_)", part) for part in function.split("."))
+
+
+def _module(file: str) -> str:
+    """The dotted name of a library's module, from its file."""
+    path = _ROOTS.sub("", file)
+    while (shorter := _ROOTS.sub("", path)) != path:
+        path = shorter
+    if path == file:
+        return ""
+    path = path.removeprefix(f"site-packages{os.sep}").removesuffix(".py")
+    return path.replace(os.sep, ".").removesuffix(".__init__")
+
+
+def _public_name(module: str, function: str) -> str:
+    """From the first package, from the outermost inwards, that holds it: `sklearn.metrics.roc_auc_score`."""
+    top, parts = function.partition(".")[0], module.split(".")
+    for count in range(1, len(parts) + 1):
+        package = ".".join(parts[:count])
+        if top in vars(sys.modules[package]) if package in sys.modules else False:
+            return _written(f"{package}.{function}")
+    return _written(f"{'.'.join(part for part in parts if not part.startswith('_'))}.{function}")
+
+
+def _written(function: str) -> str:
+    return function.replace("<locals>.", "").removesuffix(".__call__").removesuffix(".__init__")
+
+
+def _chosen(
+    pairs: Sequence[tuple[_Call | None, _Call | None]], inner: Sequence[Spot | None], numbers: Sequence[int]
+) -> Sequence[_Call | None]:
+    """One call for each stack: the user's function, unless nearly all of its looks are in one call of a library's.
+
+    Of a line and its calls what takes longest names all. `inner`: each innermost line of the user's.
+    """
+    counts: Counter[_Call] = Counter()
+    inside: Mapping[_Call, Counter[Spot]] = defaultdict(Counter)
+    for i in numbers:
+        library, own = pairs[i]
+        counts.update(call for call in {library, own} if call is not None)
+        if own is not None and (line := inner[i]) is not None:
+            inside[own][line] += 1
+    ours = sorted({library for library, _ in pairs if library is not None}, key=lambda call: counts[call])
+    by_line = {call.line: call for call in ours}
+    chosen: list[_Call | None] = []
+    for (library, own), innermost in zip(pairs, inner, strict=True):
+        line = None if library is None else library.line
+        if own is not None and not own.callee:
+            line = own.line
+            if line not in by_line or counts[by_line[line]] < counts[own]:
+                chosen.append(own)
+                continue
+        elif own is not None:
+            line = max(inside[own], key=lambda spot: inside[own][spot], default=None)
+            if line not in by_line or counts[by_line[line]] < _NEARLY_ALL * counts[own]:
+                chosen.append(own)
+                continue
+            line = line if line == innermost else None
+        chosen.append(None if line is None else by_line[line])
+    return chosen
+
+
+def stack_samples(watch: StackWatch | None, origin_ns: int, batches: BatchLines, naming: Naming) -> StackSamples | None:
+    """The looks on the run's clock, which starts at `origin_ns`."""
+    looks = watch.looks if watch is not None else None
+    if watch is None or looks is None or not len(looks.t_ns):
+        return None
+    users = [users_lines(stack) for stack in looks.stacks]
+    spots = [lines[0] if lines else None for lines in users]
+    keep_excerpts([spots[i] for i in looks.stack], naming)
+
+    def column(each: Iterable[int], dtype: type[np.integer]) -> np.ndarray:
+        return np.array(list(each), dtype)[np.asarray(looks.stack, np.int64)]
+
+    return StackSamples(
+        t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
+        place=column(map(naming.number, spots), np.int32),
+        began_ns=looks.began_ns - origin_ns,
+        exact=watch.is_exact,
+        prepares_batch=column(map(batches.at, users), np.uint8),
+    )
+
+
+def loading_looks_of(seen: Sequence[Looks], naming: Naming) -> LoadingLooks | None:
+    """How often each line was met by those who make the batches; None where nobody has looked at them."""
+    if not any(len(looks.t_ns) for looks in seen):
+        return None
+    counts: Counter[tuple[Spot | None, bool]] = Counter()
+    for looks in seen:
+        lines = [users_lines(stack) for stack in looks.stacks]
+        rows = [(line[0] if line else None, is_collating(s)) for line, s in zip(lines, looks.stacks, strict=True)]
+        counts.update(rows[i] for i in looks.stack if not is_ours(looks.stacks[i]))
+    keep_excerpts([spot for spot, _ in counts.elements()], naming)
+    return LoadingLooks(
+        place=np.array([naming.number(spot) for spot, _ in counts], np.int32),
+        collating=np.array([collating for _, collating in counts], np.uint8),
+        count=np.array(list(counts.values()), np.int64),
+    )
+
+
+def keep_excerpts(spots: Iterable[Spot | None], naming: Naming) -> None:
+    """Of the lines that most looks have met."""
+    for spot, _ in Counter(spot for spot in spots if spot is not None).most_common(EXCERPTS):
+        naming.excerpt(spot)
+
+
+def users_lines(stack: Stack) -> Stack:
+    """The user's own lines of a whole stack; what is outside of what runs the user's code is not profiled."""
+    lines: list[Spot] = []
+    if is_ours(stack):
+        return ()
+    for spot in stack:
+        owner = owners[spot[0]]
+        if owner is Owner.USER:
+            lines.append(spot)
+        elif owner is Owner.RUNNER:
+            break
+    return tuple(lines)
+
+
+def is_ours(stack: Stack) -> bool:
+    """Whether gpulab itself is at work there."""
+    return bool(stack) and owners[stack[0][0]] is Owner.GPULAB

@@ -1,1 +1,0 @@
-"""Where the DataLoader is timed, in the training process and in its workers."""

@@ -1,0 +1,254 @@
+"""Which line of the user's own code a stack stands at, how that line is called on screen, and which lines make a step.
+
+Only names and numbers are kept of a frame: no frame, no code object, nothing of the user's.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import linecache
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import FrameType
+
+from gpulab.capture.stack_reader import Spot, Stack
+from gpulab.run import Excerpt, Place, Unit
+from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, ipython_cells, is_cell, owners
+
+Lines = tuple[int, int]  # first and last
+
+CELL = "cell"
+_LONGEST = 200  # characters of a line
+_LONGEST_SOURCE = 50_000  # lines: a longer one is not looked at
+_LOOPS = (ast.For, ast.While, ast.AsyncFor)
+_COMPOUND = (*_LOOPS, ast.If, ast.With, ast.AsyncWith, ast.Try, ast.Match)
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+AROUND = 4  # lines that are kept above one that takes long, and below it
+
+
+def users_spot(frame: FrameType | None) -> Spot | None:
+    """The innermost line of the user's from this frame outwards; None where there is none."""
+    return next(_spots(frame), None)
+
+
+def users_stack(frame: FrameType | None) -> Stack:
+    """All lines of the user's from this frame outwards, the innermost first.
+
+    Libraries nest a hundred frames deep, and a look pays for each: so whose file it is takes one look-up.
+    """
+    spots: list[Spot] = []
+    owner_of, user, runner = owners, Owner.USER, Owner.RUNNER
+    while frame is not None:
+        code = frame.f_code
+        owner = owner_of[code.co_filename]
+        if owner is user:
+            spots.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
+        elif owner is runner:  # what is outside of it is not profiled
+            break
+        frame = frame.f_back
+    return tuple(spots)
+
+
+def _spots(frame: FrameType | None) -> Iterator[Spot]:
+    while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
+        code = frame.f_code
+        if owners[code.co_filename] is Owner.USER:
+            yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
+        frame = frame.f_back
+
+
+class Naming:
+    """Makes a `Place` of each spot once the run is over.
+
+    `code` is the profiled cell's text, below `above` lines (its magic) of the cell that the user sees: those count.
+    """
+
+    def __init__(self, code: str, above: int, step_lines: Iterable[Spot] = ()) -> None:
+        self._code = code.splitlines()
+        self._above = above
+        self._step_lines = {(file, line) for file, line, _ in step_lines}
+        self._excerpts: dict[tuple[str, int], str] = {}
+        self._places: dict[Place, int] = {}
+        self._numbers: dict[Spot, int] = {}
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        return tuple(self._places)
+
+    def number(self, spot: Spot | None) -> int:
+        """The position of this spot's place among `places`; -1 for none."""
+        if spot is None:
+            return -1
+        if spot not in self._numbers:
+            self._numbers[spot] = self._places.setdefault(self._place(*spot), len(self._places))
+        return self._numbers[spot]
+
+    def words(self, spot: Spot | None) -> str:
+        """The place in words, without keeping it; empty for none."""
+        return "" if spot is None else str(self._place(*spot))
+
+    def excerpt(self, spot: Spot) -> None:
+        """Keep the source around this line."""
+        file, line, _ = spot
+        shown, lines, above = self._source(file)
+        first, last = max(1, line - AROUND), min(len(lines), line + AROUND)
+        for number in range(first, last + 1):
+            self._excerpts[shown, number + above] = _cut(lines[number - 1].rstrip())
+
+    @property
+    def excerpts(self) -> tuple[Excerpt, ...]:
+        """What was kept, one for each stretch of lines."""
+        stretches: list[tuple[str, int, list[str]]] = []
+        for (file, number), text in sorted(self._excerpts.items()):
+            if not stretches or (stretches[-1][0], stretches[-1][1] + len(stretches[-1][2])) != (file, number):
+                stretches.append((file, number, []))
+            stretches[-1][2].append(text)
+        return tuple(Excerpt(file, first, tuple(lines)) for file, first, lines in stretches)
+
+    def _place(self, file: str, line: int, function: str) -> Place:
+        function = "" if function.startswith("<") and "." not in function else function.replace("<locals>.", "")
+        shown, lines, above = self._source(file)
+        units = tuple(
+            Unit(first + above, last + above, _text(lines, first))
+            for first, last in units_of(lines, line)
+            if not any(at == file and first <= number <= last for at, number in self._step_lines)
+        )
+        return Place(shown, line + above, function, _text(lines, line), units)
+
+    def _source(self, file: str) -> tuple[str, list[str], int]:
+        """The file as it is shown, its lines, and how many more stand above them where the user sees them."""
+        if file == CELL_WITHOUT_IPYTHON:
+            return CELL, self._code, 0
+        lines = linecache.getlines(file)
+        if not is_cell(file):
+            return file, lines, 0
+        if _alike(lines, self._code):
+            return CELL, lines, self._above + _blank(self._code) - _blank(lines)
+        number = ipython_cells().get(file)
+        return "another cell" if number is None else f"cell [{number}]", lines, 0
+
+
+def _text(lines: list[str], line: int) -> str:
+    return _cut(lines[line - 1].strip() if 0 < line <= len(lines) else "")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
+
+
+def _alike(compiled: list[str], code: list[str]) -> bool:
+    """Whether IPython has compiled this code as those lines: it drops empty ones above, and translates its own syntax.
+
+    A cell has no other name that a run in a thread, of a panel or of a later call would know, too.
+    """
+    a = [line.strip() for line in compiled[_blank(compiled) :]]
+    b = [line.strip() for line in code[_blank(code) :]]
+    while b and not b[-1]:
+        b.pop()
+    while a and not a[-1]:
+        a.pop()
+    if not a or len(a) != len(b):
+        return False
+    differ = [(x, y) for x, y in zip(a, b, strict=True) if x != y]
+    return all("get_ipython()" in x for x, _ in differ)
+
+
+def _blank(lines: list[str]) -> int:
+    """How many lines are empty before the first that is not."""
+    return next((i for i, line in enumerate(lines) if line.strip()), 0)
+
+
+def lines_above(code: str, source: str) -> int:
+    """How many lines stand above the code in the cell as the user sees it: its magic, and what is above that."""
+    if source != "cell":
+        return 0
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    history = getattr(getattr(shell, "history_manager", None), "input_hist_raw", None) or [""]
+    whole, below = history[-1].rstrip(), code.rstrip()
+    if below and whole.endswith("\n" + below):
+        return int(whole[: len(whole) - len(below)].count("\n"))
+    return 1
+
+
+def units_of(lines: Sequence[str], line: int) -> tuple[Lines, ...]:
+    """What encloses this line within its function, the innermost first: its statement of several lines, and loops."""
+    if len(lines) > _LONGEST_SOURCE:
+        return ()
+    within = [unit for unit in _units("".join(_ended(lines))) if unit[0] <= line <= unit[1]]
+    scope = max((unit for unit in within if unit[2] == "scope"), key=lambda unit: unit[0], default=(0, 0, "scope"))
+    return tuple(
+        sorted(((a, b) for a, b, kind in within if kind == "unit" and a > scope[0]), key=lambda u: u[1] - u[0])
+    )
+
+
+def _ended(lines: Sequence[str]) -> Iterator[str]:
+    return (line if line.endswith("\n") else line + "\n" for line in lines)
+
+
+@functools.lru_cache(maxsize=16)
+def _units(source: str) -> tuple[tuple[int, int, str], ...]:
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    return tuple(_of_tree(tree))
+
+
+def _of_tree(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.stmt) or node.end_lineno is None:
+            continue
+        if isinstance(node, _SCOPES):
+            yield node.lineno, node.end_lineno, "scope"
+        elif isinstance(node, _LOOPS) or (not isinstance(node, _COMPOUND) and node.end_lineno > node.lineno):
+            yield node.lineno, node.end_lineno, "unit"
+
+
+_MET = 32  # updates that are looked at: by then a loop has shown all its optimizers
+
+
+class UpdateLine:
+    """Learns from the first updates of a run where an iteration's last update of the parameters is asked for.
+
+    A loop without a DataLoader gives no other sign of where its iterations begin: what it does after the update, and
+    what prepares the next batch, lie in the same stretch between two updates.
+    """
+
+    def __init__(self) -> None:
+        self._latest: Stack = ()
+        self._met = 0
+        self.learned = False  # enough updates were looked at
+        self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
+
+    def met(self, frame: FrameType | None) -> None:
+        """An optimizer was just asked to step from here; of several in one function the last counts."""
+        if self.learned:
+            return
+        self._met += 1
+        self.learned = self._met >= _MET
+        stack = users_stack(frame)[::-1]
+        self.step_lines.update(stack)
+        if not self._latest or _later(stack, self._latest):
+            self._latest = stack
+
+    @property
+    def lines(self) -> Stack:
+        """From the loop to the update, the outermost first; empty without an optimizer."""
+        return self._latest
+
+    def asked(self, frame: FrameType | None) -> None:
+        """A loader was just asked for a new iterator from here."""
+        if len(self.step_lines) < _MET:
+            self.step_lines.update(users_stack(frame))
+
+
+def _later(stack: Stack, reference: Stack) -> bool:
+    """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
+    for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
+        if (file, function) != (its_file, its_function) or line < its_line:
+            return False
+        if line > its_line:
+            return True
+    return False

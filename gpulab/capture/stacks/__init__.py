@@ -1,1 +1,0 @@
-"""Where a thread stands in the user's code, read by another process: what the thread does cannot sway the answer."""

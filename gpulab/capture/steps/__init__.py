@@ -1,1 +1,0 @@
-"""What else is learned of each step: its losses, what the model is given, updates by hand."""

@@ -1,0 +1,323 @@
+"""Which thread measures, and what reaches the main thread amid the user's code: SIGTERM, and a call after a time.
+
+One thread measures at a time: torch has one profiler per process, and two trainings at once slow each other down.
+
+SIGTERM (`scancel`, a time limit, an eviction) first ends the run, then does what it would have done without gpulab.
+Whoever handles it in the user's code is asked after the run is written: a handler that was there before, or one that
+the code sets while it runs. Without one the process ends, by that signal.
+
+Python calls a handler between two of its own instructions, and a rank that waits in a collective may never come to the
+next. So a thread hears the signal as well, by the wakeup descriptor, unless something else uses that.
+
+torch's profiler can only be stopped by the thread that started it, and pure tensor code gives no mark. CPython offers
+one way to have that thread call something without a signal, a trace function or an exception in the user's code: a
+pending call, which the main thread makes between two bytecodes. Code on another thread cannot be reached so.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType
+from typing import Any
+
+from gpulab.errors import UsageError
+from gpulab.user_code import within_gpulab
+
+BUSY = (
+    "Another run is being measured in this process, on the thread {name!r}: wait for its end, or stop it. "
+    "Two at once would slow each other down."
+)
+
+_owners: list[threading.Thread] = []  # for each run under way one entry; those alive are of one thread
+_lock = threading.Lock()
+
+
+def begin_measuring() -> None:
+    """Begin to measure on this thread, also inside another run of it. Raises UsageError where another thread does."""
+    me = threading.current_thread()
+    with _lock:
+        _owners[:] = [owner for owner in _owners if owner.is_alive()]
+        other = next((owner for owner in _owners if owner is not me), None)
+        if other is not None:
+            raise UsageError(BUSY.format(name=other.name))
+        _owners.append(me)
+
+
+def measures_here() -> bool:
+    """Whether a run is under way on this thread."""
+    return threading.current_thread() in _owners
+
+
+def end_measuring() -> None:
+    """The innermost run of this thread has ended; nothing where there is none."""
+    with _lock:
+        if measures_here():
+            _owners.remove(threading.current_thread())
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """For all that runs inside. Raises UsageError."""
+    begin_measuring()
+    try:
+        yield
+    finally:
+        end_measuring()
+
+
+SIGNAL = signal.SIGTERM
+WORDS = "SIGTERM"
+# So long a step may take to its end: half of what Slurm (KillWait), Kubernetes and torchrun wait before SIGKILL.
+GRACE_S = 15.0
+ANSWER_S = 2.0  # within so long Python has called a handler, if it can
+_SET, _GET = signal.signal, signal.getsignal
+RETRY_S = 0.1  # of a call when a time has passed
+_END = b"\0"  # to our own thread; every other byte is the number of a signal
+
+
+class Terminations:
+    """Of one run, on the main thread only. `soon` is called at the first signal, `at_once` at the next.
+
+    `heard` is called at once on a thread of ours, and again when no step has come for `GRACE_S`. Then the process is
+    sent another signal; where it cannot answer and nobody handles the signal, it ends as it would have without gpulab.
+    """
+
+    def __init__(
+        self, soon: Callable[[], None], at_once: Callable[[], None], heard: Callable[[], None] = lambda: None
+    ) -> None:
+        self._soon = soon
+        self._at_once = at_once
+        self._heard = heard
+        self._theirs: Any = None
+        self._functions: tuple[Any, Any] = (_SET, _GET)  # as they were before
+        self._begun = False
+        self._pipe: tuple[int, int] | None = None
+        self._thread: threading.Thread | None = None
+        self._patient = threading.Event()  # no step is waited for any more
+        self.count = 0  # of signals
+
+    def begin(self) -> None:
+        """Listen. Does nothing on another thread, or where the process takes no notice of the signal."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        theirs = _GET(SIGNAL)
+        if theirs is None or theirs is signal.SIG_IGN:
+            return
+        self._theirs, self._begun = theirs, True
+        self._functions = signal.signal, signal.getsignal
+        _SET(SIGNAL, self._handle)
+        vars(signal).update(signal=self._signal, getsignal=self._getsignal)
+        self._listen()
+        _listening.append(weakref.ref(self))
+
+    def end(self) -> None:
+        """Everything is as the user's code left it. May be called twice."""
+        if not self._begun:
+            return
+        self._begun = False
+        if signal.signal == self._signal:
+            signal.signal, signal.getsignal = self._functions
+        if _GET(SIGNAL) == self._handle:
+            _SET(SIGNAL, self._theirs)
+        self._listen_no_more()
+        _listening[:] = [ref for ref in _listening if ref() not in (None, self)]
+
+    def be_patient(self) -> None:
+        """The run is being finished, which may take long: the process is not to be ended meanwhile."""
+        self._patient.set()
+
+    def deliver(self) -> None:
+        """After `end`: what the signal does without gpulab. Does nothing where none came."""
+        count, self.count = self.count, 0
+        if count:
+            os.kill(os.getpid(), SIGNAL)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self._theirs is signal.SIG_IGN:
+            return
+        self.count += 1
+        (self._soon if self.count == 1 else self._at_once)()
+
+    # -- where Python cannot call a handler ------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        if sys.platform == "win32":
+            return
+        reads, writes = self._pipe = os.pipe()
+        os.set_blocking(writes, False)
+        before = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
+        if before != -1:  # asyncio's, or that of a run around this one
+            signal.set_wakeup_fd(before)
+            self._close_pipe()
+            return
+        self._thread = threading.Thread(target=self._hear, args=(reads,), name="gpulab-terminations", daemon=True)
+        self._thread.start()
+
+    def _listen_no_more(self) -> None:
+        if self._pipe is None:
+            return
+        with suppress(ValueError):  # in a child that another thread has forked
+            present = signal.set_wakeup_fd(-1)
+            if present not in (-1, self._pipe[1]):  # the user's code has one
+                signal.set_wakeup_fd(present)
+        thread, self._thread = self._thread, None
+        if thread is not None and thread.is_alive():  # it is not, in a forked child
+            self._patient.set()
+            os.write(self._pipe[1], _END)
+            thread.join()
+        self._close_pipe()
+
+    def _close_pipe(self) -> None:
+        pipe, self._pipe = self._pipe, None
+        for end in pipe or ():
+            os.close(end)
+
+    def _hear(self, pipe: int) -> None:
+        """On our thread: every signal for which Python has a handler."""
+        while (numbers := os.read(pipe, 64)) and _END not in numbers:
+            if int(SIGNAL) not in numbers or self._theirs is signal.SIG_IGN:
+                continue
+            self._heard()
+            if not self._patient.wait(GRACE_S):
+                self._overdue()
+            return
+
+    def _overdue(self) -> None:
+        """No step has come."""
+        self._heard()
+        count, until_s = self.count, time.monotonic() + ANSWER_S
+        os.kill(os.getpid(), SIGNAL)
+        while time.monotonic() < until_s:
+            if self.count > count or self._patient.is_set():
+                return  # the run is being written
+            time.sleep(0.05)
+        if self._theirs == signal.SIG_DFL and not self._patient.is_set():
+            ctypes.CDLL(None).signal(int(SIGNAL), ctypes.c_void_p(None))  # Python's is for the main thread only
+            os.kill(os.getpid(), SIGNAL)
+
+    # -- signals as the user's code sees them ----------------------------------------------------------------------
+
+    def _signal(self, number: int, handler: Any) -> Any:
+        """The user's code sets a handler: it is called when the run is written."""
+        allowed = callable(handler) or handler in (signal.SIG_DFL, signal.SIG_IGN)
+        ours = number == SIGNAL and self._begun and _GET(SIGNAL) == self._handle
+        if not (ours and allowed and threading.current_thread() is threading.main_thread()):
+            return self._functions[0](number, handler)
+        before, self._theirs = self._theirs, handler
+        return before
+
+    def _getsignal(self, number: int) -> Any:
+        before = self._functions[1](number)
+        return self._theirs if before == self._handle else before
+
+
+_listening: list[weakref.ref[Terminations]] = []
+
+
+def _forget_all() -> None:
+    """In a forked child, a worker of a DataLoader for one: it is no run."""
+    for ref in reversed(_listening):
+        if (terminations := ref()) is not None:
+            terminations.end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_all)
+
+
+class Deadline:
+    """Ends something on the main thread after a time, also where the user's code gives no mark.
+
+    From `after_s` on, or once `full` says so, calls `due` on the main thread, again and again until it is cancelled.
+
+    Never within a call of gpulab's own, whose state `due` may change: there it tries again a little later. Started on
+    another thread than the main one, it calls `otherwise` once instead, on a third.
+    """
+
+    def __init__(
+        self,
+        after_s: float,
+        due: Callable[[], None],
+        otherwise: Callable[[], None],
+        full: Callable[[], bool] | None = None,
+    ) -> None:
+        self._after_s = after_s
+        self._due = due
+        self._full = full
+        self._otherwise = otherwise
+        self._reachable = threading.current_thread() is threading.main_thread()
+        self._over = threading.Event()
+        self._knocking = False
+        self._started = False
+        self._turn = threading.RLock()  # Stop comes from another thread than the end of the run
+        self._process = os.getpid()
+        self._thread = threading.Thread(target=self._wait, name="gpulab-deadline", daemon=True)
+
+    def start(self) -> None:
+        with self._turn:
+            if not self._started and not self._over.is_set():
+                self._started = True
+                self._thread.start()
+
+    def cancel(self) -> None:
+        """Call no more, leave no thread. Not from `otherwise`."""
+        self._over.set()
+        with self._turn:
+            runs = self._thread.is_alive()
+        if runs:
+            self._thread.join()
+
+    def _wait(self) -> None:
+        until_s, wait_s = time.monotonic() + self._after_s, RETRY_S if self._full is not None else self._after_s
+        while not self._over.wait(wait_s):
+            if self._full is not None and not self._full() and time.monotonic() < until_s:
+                continue
+            if not self._reachable:
+                return self._otherwise()
+            if not self._knocking:
+                self._knocking = _on_main_thread(self._knocked)
+            wait_s = RETRY_S
+
+    def _knocked(self) -> None:
+        self._knocking = False
+        if self._over.is_set() or os.getpid() != self._process:  # a forked worker inherits what is pending
+            return
+        knock = sys._getframe().f_back  # the frame of `_Knock.__bool__`
+        if not within_gpulab(knock.f_back if knock is not None else None):
+            self._due()
+
+
+_waiting: set[_Knock] = set()  # the interpreter keeps no reference of its own
+
+
+class _Knock:
+    """The main thread asks for its truth between two bytecodes. What is raised meanwhile, an interrupt, it raises."""
+
+    def __init__(self, task: Callable[[], None]) -> None:
+        self._task = task
+
+    def __bool__(self) -> bool:
+        _waiting.discard(self)
+        self._task()
+        return False
+
+
+def _on_main_thread(task: Callable[[], None]) -> bool:
+    """Whether the main thread will call `task` soon. PyObject_IsTrue has the signature of a pending call."""
+    add = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.py_object)(
+        ("Py_AddPendingCall", ctypes.pythonapi)  # a prototype of our own: nobody else's is changed
+    )
+    knock = _Knock(task)
+    _waiting.add(knock)
+    if add(ctypes.cast(ctypes.pythonapi.PyObject_IsTrue, ctypes.c_void_p), knock) == 0:
+        return True
+    _waiting.discard(knock)  # the interpreter's queue is full
+    return False
