@@ -100,9 +100,9 @@ def paint(windows: Intervals, layers: Sequence[Intervals]) -> npt.NDArray[np.int
     bare, length = _between(edges, windows), np.diff(edges)
     window = np.searchsorted(edges[:-1], windows[:, 0])  # each window begins at an edge
     for i, layer in enumerate(layers):
-        taken = bare & _between(edges, layer)
-        totals[:, i] = _sums(np.where(taken, length, 0), window)
-        bare &= ~taken
+        painted = bare & _between(edges, layer)
+        totals[:, i] = _sums(np.where(painted, length, 0), window)
+        bare &= ~painted
     totals[:, len(layers)] = _sums(np.where(bare, length, 0), window)
     return totals
 

@@ -41,8 +41,8 @@ _MOST_FILES = 100_000
 
 def _inside(*folders: str | None) -> tuple[str, ...]:
     """How the paths of all files in these folders begin."""
-    given = {folder for folder in folders if folder}
-    return tuple(os.path.join(folder, "") for folder in given | {os.path.realpath(folder) for folder in given})
+    named = {folder for folder in folders if folder}
+    return tuple(os.path.join(folder, "") for folder in named | {os.path.realpath(folder) for folder in named})
 
 
 _GPULAB = _inside(str(PACKAGE_FOLDER))
@@ -62,7 +62,7 @@ class _Owners(dict[str, Owner]):
     """By file name; each file is judged once, because samplers ask for every frame that they see."""
 
     def __missing__(self, file: str) -> Owner:
-        owner = _judged(file)
+        owner = _owner(file)
         if len(self) < _MOST_FILES:
             self[file] = owner
         return owner
@@ -86,7 +86,7 @@ def counts_as_users(file: str) -> None:
     owners.clear()
 
 
-def _judged(file: str) -> Owner:
+def _owner(file: str) -> Owner:
     if is_cell(file):
         return Owner.USER
     if not file or file.startswith("<"):  # generated: by a dataclass, by torch.compile
@@ -99,7 +99,7 @@ def _judged(file: str) -> Owner:
         return Owner.LIBRARY
     real = os.path.realpath(file)
     if real != file and real.startswith(_GPULAB):
-        return _judged(real)
+        return _owner(real)
     return Owner.LIBRARY if real.startswith(_STDLIB) else Owner.USER
 
 
@@ -164,16 +164,18 @@ def hide_gpulabs_frames(error: BaseException) -> None:
     The errors it was raised from or groups are treated likewise.
     """
     waiting: list[BaseException] = [error]
-    seen: set[int] = set()
+    visited: set[int] = set()
     while waiting:
         e = waiting.pop()
-        if id(e) in seen:
+        if id(e) in visited:
             continue
-        seen.add(id(e))
-        kept = [entry for entry in _entries(e.__traceback__) if not is_gpulabs_file(entry.tb_frame.f_code.co_filename)]
-        for entry, following in zip(kept, (*kept[1:], None), strict=False):
+        visited.add(id(e))
+        entries = [
+            entry for entry in _entries(e.__traceback__) if not is_gpulabs_file(entry.tb_frame.f_code.co_filename)
+        ]
+        for entry, following in zip(entries, (*entries[1:], None), strict=False):
             entry.tb_next = following
-        e.__traceback__ = kept[0] if kept else None
+        e.__traceback__ = entries[0] if entries else None
         grouped = e.exceptions if isinstance(e, BaseExceptionGroup) else ()
         waiting += [linked for linked in (e.__cause__, e.__context__, *grouped) if linked is not None]
 

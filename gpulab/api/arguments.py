@@ -12,7 +12,7 @@ from typing import NoReturn
 from gpulab.errors import UsageError
 from gpulab.options import meant_option
 from gpulab.store.folders import Store
-from gpulab.store.lookup import shown
+from gpulab.store.lookup import shortened
 
 
 def unknown_option(asked: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:
@@ -30,7 +30,7 @@ def unknown_option(asked: str, word: str, words: Sequence[str], valid: Collectio
         return f"{asked} has no option {option}; settings are --set {setting} or, to compare, --ab {setting}."
     near = meant_option(option, valid)
     hint = f"did you mean {near}?" if near else "--help lists them."
-    return f"{asked} has no option {shown(option)}; {hint}"
+    return f"{asked} has no option {shortened(option)}; {hint}"
 
 
 class Parser(argparse.ArgumentParser):
@@ -51,7 +51,7 @@ class Parser(argparse.ArgumentParser):
 
     def _unknown(self, word: str, words: Sequence[str]) -> str:
         if not word.startswith("-"):
-            return f"{self.prog}: unexpected argument {shown(word)!r}. Drop it, or see `{self.prog} --help`."
+            return f"{self.prog}: unexpected argument {shortened(word)!r}. Drop it, or see `{self.prog} --help`."
         return unknown_option(self.prog, word, words, self._option_string_actions)
 
 
@@ -65,7 +65,7 @@ def split(line: str, command: str) -> list[str]:
     try:
         return list(reader)
     except ValueError as e:
-        raise UsageError(f"{command} {shown(line)}: {str(e).lower()}.") from None
+        raise UsageError(f"{command} {shortened(line)}: {str(e).lower()}.") from None
 
 
 def take_store(words: Sequence[str], prog: str) -> tuple[Store, list[str]]:

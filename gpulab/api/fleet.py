@@ -20,7 +20,7 @@ from gpulab.formatting import percent, plural
 from gpulab.options import share_type
 from gpulab.run_summary import RunSummary
 from gpulab.store.folders import Store, default_root, read
-from gpulab.store.lookup import moment, shown, since_when
+from gpulab.store.lookup import moment, shortened, since_when
 from gpulab.store.summaries import Stored, keep_summary, stored_runs, stores_in
 from gpulab.views.fleet import FleetView
 from gpulab.views.running.waiting import waiting
@@ -133,7 +133,7 @@ def conditions(user: str, queue: str, since: str | datetime | timedelta, day: st
     try:
         first = datetime.combine(date.fromisoformat(day.strip()), datetime.min.time()).astimezone()
     except ValueError:
-        raise UsageError(f"{shown(day)!r} is not a date: write it as 2026-11-20.") from None
+        raise UsageError(f"{shortened(day)!r} is not a date: write it as 2026-11-20.") from None
     return Conditions(user, queue, first, first + timedelta(days=1))
 
 

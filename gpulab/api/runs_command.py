@@ -86,10 +86,10 @@ def _delete(runs: Runs, words: Sequence[str], prog: str) -> str:
     _add_conditions(parser)
     options = parser.read(words)
     chosen = _chosen(runs, options, ())
-    if bool(options.keys) == bool(chosen.asked):
+    if bool(options.keys) == bool(chosen.conditions):
         raise UsageError(f"{prog} expects runs or a filter, {'not both' if options.keys else 'at least one'}.")
     if not options.keys and not len(chosen):
-        return f"No run matches: {_short(chosen.asked)}. Nothing to delete."
+        return f"No run matches: {_short(chosen.conditions)}. Nothing to delete."
     if options.yes:
         return _deletion_words("Deleted", chosen.delete(*options.keys), "")
     return _deletion_words("Would delete", chosen.deletions(*options.keys), " Nothing is deleted yet: add --yes.")

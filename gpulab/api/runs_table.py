@@ -98,8 +98,8 @@ def _local_time(created: str) -> str:
 
 
 def _none(runs: Runs) -> str:
-    if runs.asked:
-        return f"No run matches: {cut(plain(runs.asked), WIDEST_ASKED)}."
+    if runs.conditions:
+        return f"No run matches: {cut(plain(runs.conditions), WIDEST_ASKED)}."
     return f"No run yet in {plain(str(runs.store.root))}."
 
 

@@ -24,8 +24,8 @@ from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.batch_lines import BatchLines
 from gpulab.capture.job import current_job
 from gpulab.capture.loader_facts import Loaders, Workers, death
-from gpulab.capture.meters.gpu import PeakWatch
-from gpulab.capture.meters.sampler import CoreWatch
+from gpulab.capture.meters.gpu import PeakMemory
+from gpulab.capture.meters.sampler import CoreReadings
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.places import UpdateLine
 from gpulab.capture.profiler import StepEvents, Window
@@ -136,8 +136,8 @@ class Pilot:
         self.counted = 0  # steps, at the last look
         self._starting_workers = 0  # of the loader that has given no batch yet
         self.events = StepEvents() if on_gpu else None
-        self.peaks: PeakWatch | None = None  # of a GPU's memory
-        self.cores: CoreWatch | None = None
+        self.peaks: PeakMemory | None = None  # of a GPU's memory
+        self.cores: CoreReadings | None = None
         self.tape.heed(RARE, self.act)
 
     @property

@@ -20,8 +20,8 @@ from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.loader_facts import deaths_unheard
 from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
-from gpulab.capture.meters.gpu import PeakWatch, moved, working_gpus
-from gpulab.capture.meters.sampler import CoreWatch, Sampler
+from gpulab.capture.meters.gpu import PeakMemory, moved, working_gpus
+from gpulab.capture.meters.sampler import CoreReadings, Sampler
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.places import Naming, lines_above
@@ -129,11 +129,11 @@ class Capture:
         self._journal_writer = JournalWriter(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
         )
-        cores = self._pilot.cores = CoreWatch(self._origin_ns)
+        cores = self._pilot.cores = CoreReadings(self._origin_ns)
         self._sampler = Sampler(self._pid, self.device, self._origin_ns, cores=cores)
         self._sampler.start()
         self._journal_writer.start()
-        self._pilot.peaks = PeakWatch() if on_gpu else None
+        self._pilot.peaks = PeakMemory() if on_gpu else None
         if on_gpu and stays():
             reason = (
                 "an earlier run of this process was traced; PyTorch's profiler stays attached, which makes CUDA "
@@ -249,7 +249,7 @@ class Capture:
         facts = self._pilot.facts
         loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
-        peaks, unknown_peaks = (self._pilot.peaks or PeakWatch()).peaks(self.device, extremes)
+        peaks, unknown_peaks = (self._pilot.peaks or PeakMemory()).peaks(self.device, extremes)
         run = Run(
             id=self._id,
             created=self._created.isoformat(timespec="seconds"),

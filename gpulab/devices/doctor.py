@@ -106,11 +106,11 @@ def _one_gpu(nv: ModuleType, index: int) -> Iterator[Check]:
     try:
         labels = [s.label for s in meter.series() if s.source.startswith("NVML") and "GPM" not in s.source]
         counters = [s.label for s in meter.series() if "GPM" in s.source]
-        refused = [m for m in meter.missing() if not set(m.what.split(", ")) & set(nvml.GPM_LABELS)]
+        unavailable = [m for m in meter.missing() if not set(m.what.split(", ")) & set(nvml.GPM_LABELS)]
         evidence = f"{nv.nvmlDeviceGetName(handle)}: {', '.join(labels) or 'nothing'}"
-        if refused:
-            evidence += "; not " + "; ".join(f"{m.what} ({m.reason})" for m in refused)
-        yield Check(f"{name} curves", "limited" if refused else "ok", evidence)
+        if unavailable:
+            evidence += "; not " + "; ".join(f"{m.what} ({m.reason})" for m in unavailable)
+        yield Check(f"{name} curves", "limited" if unavailable else "ok", evidence)
         yield _counters(name, counters, nvml.gpm_refusal(nv, handle))
         yield _neighbours(nv, handle, name)
     finally:

@@ -54,14 +54,14 @@ def visible_gpus(environ: Mapping[str, str] = os.environ, nvml: ModuleType | Non
     It cannot where different GPUs are counted (CUDA puts the fastest first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID),
     and where a GPU split by MIG is meant as a whole.
     """
-    asked = environ.get("CUDA_VISIBLE_DEVICES")
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
     try:
         with session(nvml) as nv:
-            if asked is not None and asked.startswith(("GPU-", "MIG-")):
-                chosen = _by_uuid(nv, asked.split(","))
+            if visible is not None and visible.startswith(("GPU-", "MIG-")):
+                chosen = _by_uuid(nv, visible.split(","))
             else:
                 by_bus = environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-                chosen = _by_number(nv, asked, by_bus=by_bus)
+                chosen = _by_number(nv, visible, by_bus=by_bus)
             return None if chosen is None else [_described(nv, handle) for handle in chosen]
     except Exception:  # no driver, or a GPU that does not answer
         return None
@@ -95,10 +95,10 @@ def _by_uuid(nv: ModuleType, words: Sequence[str]) -> list[object] | None:
     return [handles[uuid] for uuid in uuids] if len(set(uuids)) == len(uuids) else []
 
 
-def _by_number(nv: ModuleType, asked: str | None, *, by_bus: bool) -> list[object] | None:
+def _by_number(nv: ModuleType, visible: str | None, *, by_bus: bool) -> list[object] | None:
     """As CUDA reads a list of numbers; without one, every GPU."""
     wholes = _wholes(nv)
-    numbers = list(range(len(wholes))) if asked is None else _numbers(asked, len(wholes))
+    numbers = list(range(len(wholes))) if visible is None else _numbers(visible, len(wholes))
     if not numbers:
         return []
     alike = len({nv.nvmlDeviceGetName(handle) for handle in wholes}) == 1

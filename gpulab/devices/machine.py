@@ -111,8 +111,8 @@ def detect_device(requested: str = "auto") -> Device:
         raise UsageError(f'device "{requested}" is unknown: use "auto", "cpu", "cuda" or "cuda:<index>".')
     if kind == "cpu":
         return _cpu()
-    wanted = kind == "cuda" or "torch" in sys.modules or nvml_sees_a_gpu()
-    torch = _torch() if wanted else None
+    needs_torch = kind == "cuda" or "torch" in sys.modules or nvml_sees_a_gpu()
+    torch = _torch() if needs_torch else None
     gpus = _gpus(torch) if torch is not None else []
     if kind == "auto" and not gpus:
         return _cpu()

@@ -115,9 +115,9 @@ class Meter:
     def __init__(
         self, queries: Sequence[Query], missing: Sequence[Unavailable] = (), close: Callable[[], None] | None = None
     ) -> None:
-        refused = [(q, q.opens()) for q in queries]
-        self._queries = [q for q, why in refused if why is None]
-        self._refused = (*missing, *(why for _, why in refused if why is not None))
+        reasons = [(q, q.opens()) for q in queries]
+        self._queries = [q for q, why in reasons if why is None]
+        self._unavailable = (*missing, *(why for _, why in reasons if why is not None))
         self._close = close
 
     def series(self) -> tuple[SeriesInfo, ...]:
@@ -130,7 +130,7 @@ class Meter:
 
     def missing(self) -> tuple[Unavailable, ...]:
         """What cannot be read and why; grows when a series is lost in the middle."""
-        return (*self._refused, *(why for q in self._queries for why in q.lost.values()))
+        return (*self._unavailable, *(why for q in self._queries for why in q.lost.values()))
 
     def close(self) -> None:
         """Give back what the meter holds. May be called twice."""
@@ -188,7 +188,7 @@ class _Tree:
         self._members: dict[int, _Member] = {pid: _Member(self._root, _cpu_s(self._root), None)}
         self._read_s: float | None = None
         self._next_discovery_s = 0.0
-        self._judged: set[int] = set()  # seen twice: right after its start a child is a copy of us
+        self._users: set[int] = set()  # seen twice: right after its start a child is a copy of us
 
     def ask(self) -> list[Answer]:
         """CPU %, bytes and number of processes. Raises NoSuchProcess when the profiled process is gone."""
@@ -239,10 +239,10 @@ class _Tree:
         self._next_discovery_s = now_s + cost_s / DISCOVERY_SHARE
 
     def _without_gpulabs(self, children: set[int]) -> set[int]:
-        self._judged &= children
-        kept = {pid for pid in children if pid in self._judged or not is_gpulabs(pid)}
-        self._judged |= kept & self._members.keys()
-        return kept - {os.getpid()}
+        self._users &= children
+        users = {pid for pid in children if pid in self._users or not is_gpulabs(pid)}
+        self._users |= users & self._members.keys()
+        return users - {os.getpid()}
 
     def _add(self, pid: int) -> None:
         try:

@@ -279,7 +279,7 @@ class _Gpm:
         self._nv, self._place = nv, place
         self._owner = os.getpid()
         self._samples: list[object] = []
-        self._taken_s: float | None = None
+        self._sampled_s: float | None = None
         self._request = nv.c_nvmlGpmMetricsGet_t()
         self._request.version = nv.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(GPM_SERIES)
@@ -290,7 +290,7 @@ class _Gpm:
         """The averages since the last sample; all None until the two lie far enough apart."""
         nothing: list[Answer] = [None] * len(GPM_SERIES)
         now_s = time.perf_counter()
-        too_early = self._taken_s is not None and now_s - self._taken_s < GPM_INTERVAL_S
+        too_early = self._sampled_s is not None and now_s - self._sampled_s < GPM_INTERVAL_S
         if os.getpid() != self._owner or too_early:
             return nothing
         while len(self._samples) < 2:
@@ -304,9 +304,9 @@ class _Gpm:
             else:
                 nv.nvmlGpmSampleGet(place.whole, newer)
         except Exception:
-            self._taken_s = None  # the pair is broken: start with a new first sample
+            self._sampled_s = None  # the pair is broken: start with a new first sample
             raise
-        first, self._taken_s, self._samples = self._taken_s is None, now_s, [newer, older]
+        first, self._sampled_s, self._samples = self._sampled_s is None, now_s, [newer, older]
         if first:
             return nothing
         self._request.sample1, self._request.sample2 = older, newer

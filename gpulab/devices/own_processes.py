@@ -26,10 +26,10 @@ def is_gpulabs(pid: int) -> bool:
     try:
         return _ENTRY in b"\0" + Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
-        return _told_by_psutil(pid)
+        return _is_by_psutil(pid)
 
 
-def _told_by_psutil(pid: int) -> bool:
+def _is_by_psutil(pid: int) -> bool:
     if os.path.isdir("/proc/self"):
         return False
     try:

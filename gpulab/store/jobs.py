@@ -9,7 +9,7 @@ from gpulab.errors import StoreError
 from gpulab.run import NOT_KEPT, Job, Missing, Ranks, Run
 from gpulab.store.folders import Store, read
 
-WAIT_S, LOOK_S = 10.0, 0.1
+WAIT_S, POLL_S = 10.0, 0.1
 
 
 class SeveralJobs(StoreError):
@@ -22,12 +22,12 @@ def job_of(store: Store, job_id: str) -> Ranks:
     Raises StoreError where there is none that can be read, or several jobs begin so.
     """
     parts = _parts(store)
-    chosen = _full_id([job.id for job, _ in parts], job_id)
+    full_id = _full_id([job.id for job, _ in parts], job_id)
     runs: dict[int, Run] = {}
     problems: list[Missing] = []
     world_size = 0
     for job, folder in parts:
-        if job.id != chosen:
+        if job.id != full_id:
             continue
         world_size = max(world_size, job.world_size or 0)
         try:
@@ -53,7 +53,7 @@ def job_of(store: Store, job_id: str) -> Ranks:
             problems.append(Missing(f"rank {rank}", f"failed: {run.outcome_detail}", key="failed_rank"))
     for rank, run in runs.items():
         problems += [Missing(f"rank {rank}", m.reason, key=NOT_KEPT) for m in run.missing if m.key == NOT_KEPT]
-    return Ranks(str(store.root / chosen), dict(sorted(runs.items())), world_size or None, tuple(problems))
+    return Ranks(str(store.root / full_id), dict(sorted(runs.items())), world_size or None, tuple(problems))
 
 
 def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S) -> Ranks:
@@ -62,7 +62,7 @@ def await_job(store: Store, job_id: str, world_size: int, wait_s: float = WAIT_S
     while len({job.rank for job, _ in _parts(store) if job.id == job_id}) < world_size:
         if time.monotonic() > until_s:
             break
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
     return job_of(store, job_id)
 
 

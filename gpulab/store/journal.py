@@ -64,7 +64,7 @@ class JournalWriter:
         self._lock = threading.Lock()
         self._stopped = threading.Event()
         self._thread: threading.Thread | None = None
-        self._has_written = False
+        self._has_rows = False
         self._is_over = False
         self.problems: tuple[Choice, ...] = ()  # of the last try, for the record: none, or one
 
@@ -89,7 +89,7 @@ class JournalWriter:
             self._thread.join(END_TIMEOUT_S)
         if self._lock.acquire(timeout=END_TIMEOUT_S):
             try:
-                if self._has_written:
+                if self._has_rows:
                     self._look()
                 self._is_over = True
             finally:
@@ -110,7 +110,7 @@ class JournalWriter:
             return
         try:
             self._write(self._journal)
-            self._has_written, self.problems = True, ()
+            self._has_rows, self.problems = True, ()
         except Exception as e:
             why = f"they could not be written to {str(self._journal.path.parent.parent)!r}: {reason(e)}"
             self.problems = (Choice("steps so far", "kept in memory", why),)

@@ -159,10 +159,10 @@ def now() -> str:
 
 def _line(record: Record) -> bytes:
     """Begins with a line's end too: what an interrupted write has left before it damages only itself."""
-    written = msgspec.json.encode(record)
-    if not _sound(record) or len(written) > LONGEST_LINE:
+    encoded = msgspec.json.encode(record)
+    if not _sound(record) or len(encoded) > LONGEST_LINE:
         raise ValueError(f"no sound record: {record!r:.200}")
-    return b"\n" + written + b"\n"
+    return b"\n" + encoded + b"\n"
 
 
 def _record(line: bytes) -> Record | None:

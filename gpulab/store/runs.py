@@ -17,10 +17,10 @@ from gpulab.store import exports
 from gpulab.store.exports import Cell
 from gpulab.store.files import size_bytes
 from gpulab.store.folders import DOCUMENT, Store, entry_in, read, run_folder
-from gpulab.store.lookup import Entry, Filter, make_filter, not_found, select, shown
+from gpulab.store.lookup import Entry, Filter, make_filter, not_found, select, shortened
 from gpulab.store.summaries import rename_summary
 
-KEPT_IN_MEMORY = 20
+MOST_IN_MEMORY = 20
 
 
 class Deletion(Struct, frozen=True):
@@ -70,7 +70,7 @@ class Runs(Sequence[Run]):
         return self._store or Store()
 
     @property
-    def asked(self) -> str:
+    def conditions(self) -> str:
         """The conditions of `where` in words; empty where all runs are here."""
         return ", ".join(map(str, self._filters))
 
@@ -81,7 +81,7 @@ class Runs(Sequence[Run]):
         """
         self._own.pop(run.id, None)
         self._own[run.id] = _entry_of(run, path)
-        for old in list(self._own)[:-KEPT_IN_MEMORY]:
+        for old in list(self._own)[:-MOST_IN_MEMORY]:
             if self._own[old].path is None:
                 del self._own[old]
             else:
@@ -117,11 +117,11 @@ class Runs(Sequence[Run]):
         "3d", "1w"), `outcome` one of "completed", "stopped", "interrupted", "failed"; all `words` must occur in the
         name, id, code, device, dataset, error or knobs. Raises UsageError for values that cannot be.
         """
-        wanted = make_filter(name, device, since, outcome, words)
-        chosen = copy.copy(self)  # what is remembered stays shared
-        if wanted != Filter():
-            chosen._filters = (*self._filters, wanted)
-        return chosen
+        condition = make_filter(name, device, since, outcome, words)
+        part = copy.copy(self)  # what is remembered stays shared
+        if condition != Filter():
+            part._filters = (*self._filters, condition)
+        return part
 
     def __len__(self) -> int:
         return len(self._entries())
@@ -167,9 +167,9 @@ class Runs(Sequence[Run]):
         """
         entries = self._with_job(key)
         for entry in entries:
-            taken = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
-            if taken or any(other.id == new and other.id != entry.id for other in self._all()):
-                raise UsageError(f"{shown(new)!r} is already taken by a run; choose another name.")
+            is_position = new == "latest" or (new[:1] == "-" and new[1:].isdecimal())
+            if is_position or any(other.id == new and other.id != entry.id for other in self._all()):
+                raise UsageError(f"{shortened(new)!r} is already taken by a run; choose another name.")
         for entry in entries:
             if entry.path is not None:
                 self.store.rename(entry.path, new)
@@ -242,8 +242,8 @@ class Runs(Sequence[Run]):
         entries = {entry.id: entry for entry in (*self._entries(), *self._unreadable())}
         if not entries:
             none = (
-                f"no run matches {shown(self.asked)!r}"
-                if self.asked
+                f"no run matches {shortened(self.conditions)!r}"
+                if self.conditions
                 else f"no run is in {str(self.store.root)!r} yet, profile something first"
             )
             raise StoreError(f"Nothing to export: {none}.")
@@ -262,7 +262,7 @@ class Runs(Sequence[Run]):
     # -- finding -------------------------------------------------------------------------------------------------
 
     def _entries(self) -> list[Entry]:
-        return [entry for entry in self._all() if all(_fits(entry, wanted) for wanted in self._filters)]
+        return [entry for entry in self._all() if all(_fits(entry, condition) for condition in self._filters)]
 
     def _unreadable(self) -> list[Entry]:
         """Folders of the store that cannot be read; none in a part that `where` chose."""
@@ -312,7 +312,7 @@ class Runs(Sequence[Run]):
         match = self._find(word)
         same = [group[0].id for group in _grouped([entry for entry in self._entries() if entry.name == word])]
         if len(same) > 1 and match.name == word and match.id != word:
-            raise StoreError(f"{len(same)} runs are named {shown(word)!r}: {', '.join(same[-4:])}. Use an id.")
+            raise StoreError(f"{len(same)} runs are named {shortened(word)!r}: {', '.join(same[-4:])}. Use an id.")
         return match
 
     def _doomed(self, keys: Sequence[str | Run]) -> list[Entry]:
@@ -320,9 +320,9 @@ class Runs(Sequence[Run]):
             return list({entry.id: entry for key in keys for entry in self._with_job(key)}.values())
         if not self._filters:
             raise UsageError("Name the runs to delete: by id, by name or with a filter.")
-        chosen = self._entries()
-        jobs = {entry.job.id for entry in chosen if entry.job is not None}
-        ids = {entry.id for entry in chosen}
+        matches = self._entries()
+        jobs = {entry.job.id for entry in matches if entry.job is not None}
+        ids = {entry.id for entry in matches}
         return [e for e in self._all() if e.id in ids or (e.job is not None and e.job.id in jobs)]
 
     def _with_job(self, key: str | Run) -> list[Entry]:
@@ -358,13 +358,13 @@ def _load(entry: Entry, *, timeline: bool = True) -> Run:
     return read(entry.path, timeline=timeline)
 
 
-def _fits(entry: Entry, wanted: Filter) -> bool:
-    if not wanted.fits(entry):
+def _fits(entry: Entry, condition: Filter) -> bool:
+    if not condition.fits(entry):
         return False
-    if not wanted.words:
+    if not condition.words:
         return True
     run = _outlined(entry).run
-    return run is not None and wanted.fits_words(run)
+    return run is not None and condition.fits_words(run)
 
 
 def _outlined(entry: Entry) -> Entry:

@@ -147,8 +147,8 @@ class Tail:
     `readers` are given all rows of their tables, once.
     """
 
-    def __init__(self, path: Path, kept_rows: int, readers: Mapping[str, Callable[[Table], object]]) -> None:
-        self._path, self._kept_rows, self._readers = path, kept_rows, readers
+    def __init__(self, path: Path, most_rows: int, readers: Mapping[str, Callable[[Table], object]]) -> None:
+        self._path, self._most_rows, self._readers = path, most_rows, readers
         self._offset = 0
         self._tables: dict[str, Table] = {}
 
@@ -166,7 +166,7 @@ class Tail:
                 if block.table in self._readers:
                     self._readers[block.table](rows)
                 else:
-                    self._tables[block.table] = np.concatenate((self._tables[block.table], rows))[-self._kept_rows :]
+                    self._tables[block.table] = np.concatenate((self._tables[block.table], rows))[-self._most_rows :]
                 self._offset = block.end
 
     def rows(self, table: str) -> Table:

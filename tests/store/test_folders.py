@@ -25,7 +25,7 @@ from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format, table_file
 from gpulab.store.folders import COLUMNS, DOCUMENT, NPZ, Store, new_id, read, trace_path
-from gpulab.store.runs import KEPT_IN_MEMORY, Runs
+from gpulab.store.runs import MOST_IN_MEMORY, Runs
 from tests.support.fork_server import python_with_torch
 from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, runs, tiny_run
@@ -528,9 +528,9 @@ def test_memory_is_bounded_and_saved_runs_stay_reachable(store: Store) -> None:
     saved, unsaved = make(OLD, "saved"), make("20250101-000001-dddddd", "unsaved")
     runs.add(saved, store.save(saved))
     runs.add(unsaved)
-    for index in range(KEPT_IN_MEMORY):
+    for index in range(MOST_IN_MEMORY):
         runs.add(make(f"20250103-{index:06}-eeeeee"))
-    assert len(runs) == KEPT_IN_MEMORY + 1
+    assert len(runs) == MOST_IN_MEMORY + 1
     assert runs[0] is not saved
     assert_same(runs[0], saved)
     assert unsaved.id not in [run.id for run in runs]

@@ -34,7 +34,7 @@ class _Reading(Struct, frozen=True):
     reserved_peak: int = 0
 
 
-class PeakWatch:
+class PeakMemory:
     """The peaks of one run, which begins when this is made. Makes no CUDA context and resets nothing.
 
     torch keeps one peak for the life of the process, which may be the user's. A run that stays below an earlier one
@@ -48,11 +48,11 @@ class PeakWatch:
 
     def at_step(self) -> None:
         """A step ends. Costs 0.1 µs, and rarely a reading."""
-        self._look(0)
+        self._sample(0)
 
     def at_backward(self) -> None:
         """A backward pass begins: the activations of the whole forward pass are there."""
-        self._look(1)
+        self._sample(1)
 
     def busiest(self) -> int | None:
         """The GPU on which tensors grew most during the run; None where none did."""
@@ -99,7 +99,7 @@ class PeakWatch:
     def _start(self, index: int) -> _Reading:
         return self._before.get(index, _Reading())
 
-    def _look(self, place: int) -> None:
+    def _sample(self, place: int) -> None:
         began_ns = perf_counter_ns()
         if began_ns < self._due_ns[place]:
             return
@@ -180,11 +180,11 @@ def moved(device: Device, worked: Sequence[int], samples: Samples) -> Moved:
     except UsageError:
         return Moved(device, samples)
     reason = f"the code ran on GPU {used}, and not on GPU {device.index}, which was assumed when the run began"
-    kept = tuple(s for s in samples.series if not s.source.startswith("NVML"))
+    others = tuple(s for s in samples.series if not s.source.startswith("NVML"))
     lost = (Missing("GPU curves", f"they were of GPU {device.index}: {reason}", key="curves"),)
     return Moved(
         device_used,
-        Samples(kept),
+        Samples(others),
         (Choice("device", f"GPU {used}: {device_used.name}", reason),),
-        lost if len(kept) < len(samples.series) else (),
+        lost if len(others) < len(samples.series) else (),
     )

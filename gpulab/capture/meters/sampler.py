@@ -39,7 +39,7 @@ MOST_OF_MACHINE = 20_000  # of the machine: the first hour and a half; then like
 _COUNTS = MachineReading.__struct_fields__
 
 
-class CoreWatch:
+class CoreReadings:
     """Of one run, on the training thread, which makes it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
 
     def __init__(self, origin_ns: int, thread: ThreadClock | None = None, machine: MachineClock | None = None) -> None:
@@ -158,7 +158,7 @@ class Sampler:
     """
 
     def __init__(
-        self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1, cores: CoreWatch | None = None
+        self, pid: int, device: Device, origin_ns: int, period_s: float = 0.1, cores: CoreReadings | None = None
     ) -> None:
         self._cores = cores
         self._pid, self._device, self._origin_ns, self._period_s = pid, device, origin_ns, period_s

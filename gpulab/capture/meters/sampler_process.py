@@ -116,8 +116,8 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
             _tell({"missing": rows})
         missing_count = len(rows)
         due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
-        while (left_s := due_s - time.perf_counter()) > 0:
-            if ended.wait(min(left_s, max(cores.until_due_s(), 0.0))):
+        while (rest_s := due_s - time.perf_counter()) > 0:
+            if ended.wait(min(rest_s, max(cores.until_due_s(), 0.0))):
                 return
             cores.read()
         if ended.is_set() or os.getppid() != order.parent_pid:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from gpulab.capture.meters import sampler
-from gpulab.capture.meters.sampler import CoreWatch
+from gpulab.capture.meters.sampler import CoreReadings
 from gpulab.devices.core_clock import MachineReading
 from tests.support.synthetic import MS
 
@@ -30,11 +30,11 @@ class Script:
         pass
 
 
-def script() -> CoreWatch:
+def script() -> CoreReadings:
     """Of a thread and of the machine."""
     thread: Any = Script(lambda n: (n, 10 * n, 100 * n))
     machine: Any = Script(lambda n: MachineReading(n, 10 * n, 0, 0, 0, -1, -1, -1))
-    return CoreWatch(SECOND_NS, thread, machine)
+    return CoreReadings(SECOND_NS, thread, machine)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpulab.capture.meters import gpu
-from gpulab.capture.meters.gpu import Moved, PeakWatch, count_anew, moved, working_gpus
+from gpulab.capture.meters.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.execute import Setting, Stopper, full_trial
@@ -31,7 +31,7 @@ def allocated_and_freed(fake: FakeCuda, gib: int, index: int = 0) -> None:
     gc.collect()
 
 
-def peak_gib(watch: PeakWatch, device: Device = H100) -> tuple[float | None, tuple[Missing, ...]]:
+def peak_gib(watch: PeakMemory, device: Device = H100) -> tuple[float | None, tuple[Missing, ...]]:
     found, missing = watch.peaks(device, {})
     peak = found.peak_allocated_bytes
     return None if peak is None else peak / GIB, missing
@@ -51,7 +51,7 @@ def test_a_run_at_the_peak_of_the_process_has_an_exact_one(
     fake_cuda.start()
     allocated_and_freed(fake_cuda, before)
     weights = [fake_cuda.allocate(held * GIB)]
-    watch = PeakWatch()
+    watch = PeakMemory()
     weights.clear()
     gc.collect()
     allocated_and_freed(fake_cuda, within)
@@ -66,7 +66,7 @@ def test_a_leaner_second_run_keeps_peaks_read_before_backward(
     monkeypatch.setattr(gpu, "READING_SHARE", 1e9)
     fake_cuda.start()
     allocated_and_freed(fake_cuda, 10)
-    watch = PeakWatch()
+    watch = PeakMemory()
     weights = fake_cuda.allocate(2 * GIB)
     for activations in (3, 4, 3):
         block = fake_cuda.allocate(activations * GIB)
@@ -85,7 +85,7 @@ def test_an_experiment_counts_each_run_anew_and_says_so(fake_cuda: FakeCuda) -> 
     fake_cuda.start()
     allocated_and_freed(fake_cuda, 10)
     assert isinstance(count_anew(), Choice)
-    watch = PeakWatch()
+    watch = PeakMemory()
     allocated_and_freed(fake_cuda, 4)
     assert peak_gib(watch) == (4, ())
 
@@ -102,7 +102,7 @@ def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
     now = [0]
     monkeypatch.setattr(gpu, "perf_counter_ns", lambda: now[0])
     fake_cuda.start()
-    watch = PeakWatch()
+    watch = PeakMemory()
     asked.clear()
     for _ in range(1000):
         now[0] += 100_000
@@ -112,11 +112,11 @@ def test_readings_are_seldom(fake_cuda: FakeCuda, monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_watch_makes_no_context_and_does_not_start_cuda(fake_cuda: FakeCuda) -> None:
-    watch = PeakWatch()
+    watch = PeakMemory()
     watch.at_step()
     peak, (missing,) = peak_gib(watch)
     assert peak is None and "never used" in missing.reason
-    on_cpu = PeakWatch().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
+    on_cpu = PeakMemory().peaks(Device("cpu", "CPU"), {"peak_rss_bytes": 7.0})
     assert on_cpu == (Memory(peak_rss_bytes=7), ())
     fake_cuda.start(1)
     watch.at_backward()
@@ -129,7 +129,7 @@ def test_a_watch_makes_no_context_and_does_not_start_cuda(fake_cuda: FakeCuda) -
 def test_an_earlier_run_on_another_gpu_does_not_count(fake_cuda: FakeCuda) -> None:
     fake_cuda.start(0)
     allocated_and_freed(fake_cuda, 10, index=0)
-    watch = PeakWatch()
+    watch = PeakMemory()
     assert watch.busiest() is None
     allocated_and_freed(fake_cuda, 2, index=1)
     assert watch.busiest() == 1
@@ -142,7 +142,7 @@ def test_an_allocator_of_the_users_own_tells_nothing(fake_cuda: FakeCuda, monkey
     monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", refuses)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", refuses)
     fake_cuda.start()
-    watch = PeakWatch()
+    watch = PeakMemory()
     watch.at_step()
     assert count_anew() is None and watch.busiest() is None
     peak, (missing,) = peak_gib(watch)
@@ -208,7 +208,7 @@ def test_the_gpu_that_worked_longest_is_taken() -> None:
 
 
 def test_a_cell_on_the_second_gpu(fake_cuda: FakeCuda) -> None:
-    watch = PeakWatch()
+    watch = PeakMemory()
     fake_cuda.start(1)
     block = fake_cuda.allocate(2**30, index=1)
     found = moved(FIRST, [watch.busiest() or 0], CURVES)
