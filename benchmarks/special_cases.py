@@ -15,8 +15,8 @@ import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.diagnosis.context import FindingKind
-from gpulab.diagnosis.rules.catalogue import RULE_MODULES
+from gpulab.diagnosis.catalogue import RULE_MODULES
+from gpulab.diagnosis.finding import FindingKind
 from gpulab.prediction.predict import PREDICTORS, Formula
 
 _OFF = "turned off"
@@ -142,16 +142,16 @@ def _no_settings(*_: Any) -> dict[str, Any]:
     return {}
 
 
-_RULES = "gpulab.diagnosis.rules."
+_RULES = "gpulab.diagnosis."
 _PREDICTION = "gpulab.prediction."
 
 _OF_RULES = (
     Switch("one pause may be chance", "gpulab.analysis.calls:_LEAST", 1),
     Switch("a pause in most steps is part of the step", "gpulab.analysis.calls:_typical_us", _zero),
-    Switch("workers that wait may outnumber the cores", f"{_RULES}dataloader:mostly_waits", _no),
-    Switch("putting together is cured in collate_fn first", f"{_RULES}dataloader:_of_whole_batches", _no_words),
-    Switch("the line where the longest part is written", f"{_RULES}dataloader_evidence:_written", _no_words),
-    Switch("calls of operators are most of a step on a CPU", f"{_RULES}launches:_mostly_calls", _nothing),
+    Switch("workers that wait may outnumber the cores", f"{_RULES}loading:mostly_waits", _no),
+    Switch("putting together is cured in collate_fn first", f"{_RULES}loading:_of_whole_batches", _no_words),
+    Switch("the line where the longest part is written", f"{_RULES}loading:_written", _no_words),
+    Switch("calls of operators are most of a step on a CPU", f"{_RULES}idle_gpu:_mostly_calls", _nothing),
     Switch("copies for another order of axes on a CPU", f"{_RULES}operations:_layout_on_cpu", _nothing),
     Switch("attention on a CPU", f"{_RULES}operations:attention_on_cpu", _nothing),
     Switch("chains of small operations on a CPU", f"{_RULES}operations:pointwise_on_cpu", _nothing),
@@ -163,23 +163,23 @@ _OF_RULES = (
         _no,
         needs_gpu=True,
     ),
-    Switch("a part of the model computes on the CPU", f"{_RULES}placement:_partly", _nothing, needs_gpu=True),
-    Switch("a GPU that training did not use", f"{_RULES}placement:_unused", _nothing, needs_gpu=True),
-    Switch("no names of formats", f"{_RULES}precision:_unknown_formats", _nothing, needs_gpu=True),
-    Switch("no peaks of that GPU", f"{_RULES}precision:_unknown_units", _nothing, needs_gpu=True),
+    Switch("a part of the model computes on the CPU", f"{_RULES}idle_gpu:_partly", _nothing, needs_gpu=True),
+    Switch("a GPU that training did not use", f"{_RULES}idle_gpu:_unused", _nothing, needs_gpu=True),
+    Switch("no names of formats", f"{_RULES}operations:_unknown_formats", _nothing, needs_gpu=True),
+    Switch("no peaks of that GPU", f"{_RULES}operations:_unknown_units", _nothing, needs_gpu=True),
     Switch(
-        "memory requested anew shows that it was too little", f"{_RULES}memory:_too_little", _no_words, needs_gpu=True
+        "memory requested anew shows that it was too little", f"{_RULES}device:_too_little", _no_words, needs_gpu=True
     ),
     Switch("an optimizer whose idle time is withheld", f"{_RULES}optimizer:_withheld", _nothing, needs_gpu=True),
-    Switch("a clock held down", f"{_RULES}sharing:slowed_fraction", _nothing, needs_gpu=True),
-    Switch("meters that were not read", f"{_RULES}sharing:_unread", _nothing, needs_gpu=True),
+    Switch("a clock held down", f"{_RULES}device:slowed_fraction", _nothing, needs_gpu=True),
+    Switch("meters that were not read", f"{_RULES}device:_unread", _nothing, needs_gpu=True),
     Switch(
         "waiting for the GPU costs no more than its idle time",
-        f"{_RULES}transfers:_not_for_data_us",
+        f"{_RULES}idle_gpu:_not_for_data_us",
         lambda _: math.inf,
         needs_gpu=True,
     ),
-    Switch("long gaps are no launch", f"{_RULES}launches:not_launching_us", _zero, needs_gpu=True),
+    Switch("long gaps are no launch", f"{_RULES}idle_gpu:not_launching_us", _zero, needs_gpu=True),
     Switch("a rank's own cause says why it is late", "gpulab.diagnosis.ranks:_own", _nothing, needs_gpu=True),
     Switch("a cause that most ranks have", "gpulab.diagnosis.ranks:_common", _nothing, needs_gpu=True),
 )
@@ -189,8 +189,8 @@ _OF_RANKING = (
     Switch(
         "a trace without Python's stacks", "gpulab.diagnosis.diagnose:_without_lines", lambda *_: (), needs_gpu=True
     ),
-    Switch("too few steps", "gpulab.diagnosis.context:RuleContext.too_few_steps", property(_no)),
-    Switch("the machine's memory is full", "gpulab.diagnosis.context:RuleContext.host_memory_full", property(_no)),
+    Switch("too few steps", "gpulab.diagnosis.finding:RuleContext.too_few_steps", property(_no)),
+    Switch("the machine's memory is full", "gpulab.diagnosis.finding:RuleContext.host_memory_full", property(_no)),
     Switch("symptoms go where their cause is", "gpulab.diagnosis.diagnose:_without_symptoms", _first),
     Switch(
         "an upper bound is worth less", "gpulab.diagnosis.diagnose:_WORTH", {"measured": 1, "likely": 1, "possible": 1}
@@ -206,20 +206,20 @@ _OF_RANKING = (
 )
 
 _OF_PREDICTIONS = (
-    Switch("calls are most of a step", f"{_PREDICTION}batch:MOSTLY_CALLS", math.inf),
-    Switch("starting workers anew in short epochs", f"{_PREDICTION}dataloader:_restarting", _no_settings),
+    Switch("calls are most of a step", f"{_PREDICTION}batches:MOSTLY_CALLS", math.inf),
+    Switch("starting workers anew in short epochs", f"{_PREDICTION}batches:_restarting", _no_settings),
     Switch("handing over varies", f"{_PREDICTION}step:HANDING", (1.0, 1.0)),
     Switch("starting workers varies", f"{_PREDICTION}step:STARTING", (1.0, 1.0)),
-    Switch("workers that stay make the first batch", f"{_PREDICTION}dataloader:first_batch_us", _nothing),
-    Switch("processes that are no copies", f"{_PREDICTION}dataloader:_forks", _yes),
-    Switch("what a fused step takes may be off", f"{_PREDICTION}optimizer:FUSED_DOUBT", (1.0, 1.0)),
-    Switch("an optimizer's Python", f"{_PREDICTION}optimizer:PYTHON_US", 0.0),
-    Switch("an optimizer gathers its tensors", f"{_PREDICTION}optimizer:PER_TENSOR_US", 0.0),
-    Switch("an operator's begin is not moving", f"{_PREDICTION}optimizer:BEGIN_US", 0.0),
-    Switch("a pause empties caches", f"{_PREDICTION}removal:COLD", (0.0, 0.0, 0.0)),
-    Switch("few pauses may be chance", f"{_PREDICTION}removal:FEW", 0.0),
-    Switch("what a GPU works remains", f"{_PREDICTION}removal:_busy_ns", _zero, needs_gpu=True),
-    Switch("the trace of a full GPU hides its waits", f"{_PREDICTION}baseline:HIDDEN", math.inf, needs_gpu=True),
+    Switch("workers that stay make the first batch", f"{_PREDICTION}batches:first_batch_us", _nothing),
+    Switch("processes that are no copies", f"{_PREDICTION}batches:_forks", _yes),
+    Switch("what a fused step takes may be off", f"{_PREDICTION}kernels:FUSED_DOUBT", (1.0, 1.0)),
+    Switch("an optimizer's Python", f"{_PREDICTION}kernels:PYTHON_US", 0.0),
+    Switch("an optimizer gathers its tensors", f"{_PREDICTION}kernels:PER_TENSOR_US", 0.0),
+    Switch("an operator's begin is not moving", f"{_PREDICTION}kernels:BEGIN_US", 0.0),
+    Switch("a pause empties caches", f"{_PREDICTION}predict:COLD", (0.0, 0.0, 0.0)),
+    Switch("few pauses may be chance", f"{_PREDICTION}predict:FEW", 0.0),
+    Switch("what a GPU works remains", f"{_PREDICTION}predict:_busy_ns", _zero, needs_gpu=True),
+    Switch("the trace of a full GPU hides its waits", f"{_PREDICTION}step:HIDDEN", math.inf, needs_gpu=True),
     Switch("autocast keeps some operations", f"{_PREDICTION}kernels:_KEPT", re.compile("(?!)"), needs_gpu=True),
     Switch(
         "a launch into a full queue waits",

@@ -61,9 +61,9 @@ PAGES_OF_NAMES = {  # knob and cure are names of the API and of JSON
 
 READERS_OF_FINDINGS = (
     "diagnosis/diagnose.py", "diagnosis/ranks.py",
-    "prediction/removal.py", "tuning/climb_policy.py", "views/report/findings.py", "views/climb/sections.py",
+    "prediction/predict.py", "tuning/climb_policy.py", "views/report/findings.py", "views/climb/sections.py",
 )  # fmt: skip
-WRITERS_OF_FIGURES = ("diagnosis/headline.py", "tuning/compare/headline.py", "views/wording.py")
+WRITERS_OF_FIGURES = ("diagnosis/diagnose.py", "tuning/compare/headline.py", "views/wording.py")
 
 _CAMEL = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z0-9]+")
 _CITATION = re.compile(r'\b(definitions|pitfalls)\.md\b(?:,\s+(?:#\s+)?"([^"]+)")?')
@@ -184,7 +184,7 @@ def misspelled(root: Path) -> Iterator[Fault]:
 
 def findings_by_name(root: Path) -> Iterator[Fault]:
     """Who reads findings goes by their kind; only a rule's module has its key."""
-    from gpulab.diagnosis.rules.catalogue import kinds
+    from gpulab.diagnosis.catalogue import kinds
 
     keys = {kind.key for kind in kinds()} - {"layout"}  # which is a class of kernels, too
     for path in (root / "gpulab" / name for name in READERS_OF_FINDINGS):

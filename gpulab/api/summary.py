@@ -6,9 +6,9 @@ import math
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.step_shares import shares_on
+from gpulab.diagnosis.catalogue import title_for
+from gpulab.diagnosis.diagnose import headline
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.diagnosis.headline import headline
-from gpulab.diagnosis.rules.catalogue import title_for
 from gpulab.run import Job
 from gpulab.run_summary import RunSummary
 

@@ -19,10 +19,9 @@ from gpulab.knobs.catalogue import KNOBS, knobs_against
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
-from gpulab.prediction.baseline import Refused
 from gpulab.prediction.predict import predict_from
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.step import plan_of
+from gpulab.prediction.step import Refused, plan_of
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path

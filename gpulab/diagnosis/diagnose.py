@@ -1,4 +1,7 @@
-"""From the figures of a run to what an expert would say: every rule asked, their answers weighed against each other."""
+"""From the figures of a run to what an expert would say: every rule asked, their answers weighed against each other.
+
+The one sentence at the top of a report, with the figure that supports it.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,14 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.analysis.facts import Facts, early_end_sentence
+from gpulab.analysis.facts import Facts, early_end_sentence, too_few
 from gpulab.analysis.step_shares import own_shares
-from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
-from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_for
-from gpulab.formatting import duration, factor, percent
-from gpulab.prediction.baseline import Refused
-from gpulab.prediction.predict import predict, predict_from
+from gpulab.diagnosis.catalogue import kind_of, kinds, title_for
+from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding, FindingKind, RuleContext, Undetermined
+from gpulab.formatting import capitalized, duration, factor, percent, sentence
+from gpulab.prediction.predict import predict, predict_from, predict_removal
 from gpulab.prediction.prediction import NOTHING, Prediction, PriorEvidence
-from gpulab.prediction.removal import predict_removal
-from gpulab.prediction.step import plan_of
+from gpulab.prediction.step import Refused, plan_of
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 from gpulab.timeline import spans
@@ -364,3 +364,42 @@ def _after(context: RuleContext, left_us: float, following: Finding | None) -> s
     rest = left_us - following.cost_us
     gain = f"at most {factor(left_us / rest)}×" if rest > 1 / _LARGEST_GAIN * left_us else f"more than {_LARGEST_GAIN}×"
     return f"Then {title_for(following)}: fixing it too speeds up the rest by {gain}."
+
+
+class Headline(Struct, frozen=True):
+    """`sentence` is for a person who knows none of our words; `evidence` is the figure; `key` names the cause.
+
+    `level`: "bad" (a clear bottleneck), "notice", "good" (nothing to report), "unknown" (cannot tell).
+    """
+
+    key: str
+    sentence: str
+    evidence: str
+    level: str
+
+
+def headline(diagnosis: Diagnosis, before: str = "") -> Headline:
+    """How the run ended where that was early, `before` (what a setting brought), and the first finding: its sentence,
+    and the first figure of its evidence; then the alarm. Of few steps no share is told.
+    """
+    finding = diagnosis.first
+    said, evidence = summary(finding, diagnosis), [e.words for e in figures(finding, diagnosis)[:1]]
+    below = " ".join(filter(None, (*map(sentence, evidence), diagnosis.alarm)))
+    return Headline(finding.key, " ".join(filter(None, (diagnosis.ended, before, said))), below, finding.level)
+
+
+def figures(finding: Finding, diagnosis: Diagnosis) -> tuple[Evidence, ...]:
+    """The evidence that a reader is told: of few steps none with a share."""
+    return tuple(e for e in finding.evidence if diagnosis.few_steps is None or "%" not in e.words)
+
+
+def summary(finding: Finding, diagnosis: Diagnosis) -> str:
+    """The sentence of a finding: of few steps without a share."""
+    if diagnosis.few_steps is None or "%" not in finding.summary:
+        return finding.summary
+    few, kind = too_few(diagnosis.few_steps), kind_of(finding.key)
+    if kind.role == "all is well":
+        return f"Nothing stands out, but {few} to be sure."
+    if kind.is_verdict:
+        return f"{capitalized(few)} to say where the time goes."
+    return f"Likely cause: {title_for(finding)}. {capitalized(few)} for percentages."

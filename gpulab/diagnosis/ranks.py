@@ -9,18 +9,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.ranks import LATE_PER_CORE_WAIT, RankComparison
-from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, title_for
-from gpulab.diagnosis.rules.distributed import (
+from gpulab.diagnosis.catalogue import kind_of, title_for
+from gpulab.diagnosis.distributed import (
     exposed_between_ranks,
     small_collectives,
     straggler,
     uneven_data,
     waiting_for_pauses,
 )
-from gpulab.diagnosis.rules.verdicts import all_is_well, cannot_tell_because
+from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
+from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
-from gpulab.prediction.removal import Pauses
+from gpulab.prediction.predict import Pauses
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE

@@ -6,7 +6,7 @@ import html
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.views import wording
 from gpulab.views.html_bars import safe, static
 from gpulab.views.layout import PAIRS, Column, Row, Section

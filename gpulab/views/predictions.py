@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.formatting import sentence, speed_within
 from gpulab.prediction.prediction import Prediction
 from gpulab.views import html_bars, html_rows, text

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Level
-from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import duration, percent, plain_values, plural
 from gpulab.tuning.compare.statistics import ScalingPoint
 from gpulab.views.layout import Section, leading, numbers, present

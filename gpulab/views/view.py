@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.views import html, text
 from gpulab.views.layout import Section
 

@@ -7,9 +7,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.calls import costliest_call, costliest_part
+from gpulab.diagnosis import verdicts
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules import verdicts
-from gpulab.diagnosis.rules.calls import leading_part, with_part
+from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.run import CALL_KINDS, CallLooks, Pause, PauseKind, Phase, Place, Run, Unit
 from tests.support import synthetic
 from tests.support.rule_cases import case_of, run_of

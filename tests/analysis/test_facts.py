@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts, in_steps
-from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import RuleContext
 from gpulab.intervals import measure
-from gpulab.prediction.baseline import Baseline
+from gpulab.prediction.step import Baseline
 from gpulab.run import Samples, Series, Timeline
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline import spans

@@ -15,9 +15,8 @@ from torch.utils._pytree import tree_leaves
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.analysis.optimizer_work import UpdateBytes, bytes_of_update
-from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules.optimizer import unfused_optimizer
+from gpulab.diagnosis.finding import Finding, RuleContext
+from gpulab.diagnosis.optimizer import unfused_optimizer
 from gpulab.prediction.predict import predict
 from gpulab.thresholds import DEFAULT
 from tests.support.loops import Machine, loop

@@ -13,7 +13,7 @@ from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import facts
 from gpulab.analysis.steps import spread_of_rounds, steps_per_round
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.prediction.baseline import Baseline
+from gpulab.prediction.step import Baseline
 from gpulab.run import Run
 from tests.support import rule_cases as made_cases
 from tests.support import synthetic

@@ -19,8 +19,7 @@ from msgspec.structs import replace
 import gpulab
 from gpulab.api import predict as view
 from gpulab.errors import StoreError
-from gpulab.prediction.calibration import LEAST_FOR_BIAS, NARROWEST, WIDEST, recalibrated
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import LEAST_FOR_BIAS, NARROWEST, WIDEST, Prediction, recalibrated
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import NAME, Board, Record, Scoreboard
 from gpulab.tuning.predictions import keep

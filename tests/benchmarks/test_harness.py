@@ -162,7 +162,7 @@ def test_what_was_measured_too_briefly_is_measured_again() -> None:
 # -- ablation ----------------------------------------------------------------------------------------------------------
 
 NO_GC = Switch("garbage collections count", "gpulab.analysis.calls:_LEAST", 1_000_000)
-NO_LAYOUT = Switch("layout counts", "gpulab.diagnosis.rules.operations:_layout_on_cpu", lambda context: None)
+NO_LAYOUT = Switch("layout counts", "gpulab.diagnosis.operations:_layout_on_cpu", lambda context: None)
 
 
 def test_each_switch_replaces_what_is_there_and_puts_it_back() -> None:

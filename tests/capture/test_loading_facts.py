@@ -15,7 +15,7 @@ from msgspec.structs import asdict, astuple, replace
 
 import gpulab
 from gpulab.analysis.loader import LoadingFacts, loading, times_by_cause, waiting_for_core_us
-from gpulab.diagnosis.rules.dataloader_evidence import making
+from gpulab.diagnosis.loading import making
 from gpulab.run import Batches, Run, Steps
 from gpulab.store.folders import Store
 from gpulab.views.report.report import Report

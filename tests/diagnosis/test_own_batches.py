@@ -10,8 +10,8 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
-from gpulab.diagnosis.context import RuleContext
 from gpulab.diagnosis.diagnose import diagnose
+from gpulab.diagnosis.finding import RuleContext
 from gpulab.run import OwnBatches, Place, Run
 from gpulab.thresholds import DEFAULT
 from tests.support.core_readings import with_cores

@@ -10,11 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.catalogue import kind_of, kinds, title_of
 from gpulab.diagnosis.diagnose import diagnose, rank_findings, total_us
-from gpulab.diagnosis.finding import BETWEEN, Finding
-from gpulab.diagnosis.rules.catalogue import kind_of, kinds, title_of
-from gpulab.diagnosis.rules.dataloader import data_starved
+from gpulab.diagnosis.finding import BETWEEN, Finding, RuleContext
+from gpulab.diagnosis.loading import data_starved
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
 from tests.support.paths import ROOT

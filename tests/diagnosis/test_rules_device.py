@@ -15,11 +15,10 @@ from msgspec.structs import replace
 from gpulab.analysis.calls import Call
 from gpulab.analysis.chains import pointwise_chains
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.context import Rule, RuleContext
+from gpulab.diagnosis import device, distributed, idle_gpu, operations
+from gpulab.diagnosis import optimizer as optimizing
 from gpulab.diagnosis.diagnose import FAULT, diagnose
-from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import distributed, launches, memory, operations, precision, sharing, transfers
-from gpulab.diagnosis.rules import optimizer as optimizing
+from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
 from gpulab.run import Category, Damage, Loader, Memory, Missing, Place, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
 from gpulab.timeline.spans import EVALUATING
@@ -29,7 +28,7 @@ from tests.support.loops import Machine, loop
 from tests.support.real_traces import path
 from tests.support.rule_tables import UNTOLD, Answer, Case, Rows, assert_golden, check, first, table
 
-MODULES = (launches, transfers, precision, operations, optimizing, memory, distributed, sharing)
+MODULES = (idle_gpu, operations, optimizing, device, distributed)
 MINE: tuple[Rule, ...] = tuple(kind.rule for module in MODULES for kind in module.FINDINGS if kind.rule is not None)
 ADD = "void at::native::vectorized_elementwise_kernel<4, at::native::CUDAFunctor_add<float>>(int)"
 SGEMM = "volta_sgemm_128x64_nn"
@@ -266,8 +265,8 @@ def cut(run: Run) -> Run:
 
 
 OOM = "OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB"
-AMP, TF32_RULE, SHAPES = precision.no_mixed_precision, precision.no_tf32, operations.odd_shapes
-OPTIMIZER, THRASH = optimizing.unfused_optimizer, memory.allocator_thrash
+AMP, TF32_RULE, SHAPES = operations.no_mixed_precision, operations.no_tf32, operations.odd_shapes
+OPTIMIZER, THRASH = optimizing.unfused_optimizer, device.allocator_thrash
 SLOW_START = row(call("cudaDeviceGetStreamPriorityRange", 50_000), many(20, "aten::add", ADD, 100))
 OWN = "matmul_k(float*, float*, float*, int, int, int)"
 ADDS, OWN_MM = many(30, "aten::add", ADD, 100), many(50, "aten::mm", "triton_tem_fused_mm_0", 100)
@@ -295,7 +294,7 @@ def clock(bits: list[float], mhz: list[float]) -> Callable[[], RuleContext]:
 CASES: dict[str, Case] = table(
     # Giving the GPU enough to do
     Rows(
-        launches.launch_bound,
+        idle_gpu.launch_bound,
         {
             "short kernels of a slow host": (of(SHORT), 200 * (20 - 4), 0.05),
             "short is what the user says": (of(SHORT, **limits(short_kernel_us=3)), 3200, 0.05),
@@ -311,7 +310,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        launches.small_batch,
+        idle_gpu.small_batch,
         {
             "a fifth full": (of(SHORT, memory=holding(0.2)), 1600, 0.05),
             "half full": (of(SHORT, memory=holding(0.49)), 1600, 0.05),
@@ -325,7 +324,7 @@ CASES: dict[str, Case] = table(
     ),
     # Waiting for the GPU
     Rows(
-        transfers.sync_points,
+        idle_gpu.sync_points,
         {
             "a value read in each step": (of(row(PRODUCTS, item)), 400 + 12),
             "while the GPU works": (of(row(many(40, "aten::mm", SGEMM, 300), event)), 11),  # of 12 ms: next to nothing
@@ -334,7 +333,7 @@ CASES: dict[str, Case] = table(
         {"no value read": of(PRODUCTS)},
     ),
     Rows(
-        transfers.blocking_copy,
+        idle_gpu.blocking_copy,
         {
             "from ordinary memory": (of(row(upload(800, False), many(40, "aten::mm", SGEMM, 50))), 800),
             "counts once": (of(row(upload(800, False), many(150, "aten::add", ADD, 3))), 800, 0.1),
@@ -382,7 +381,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        precision.own_kernel,
+        operations.own_kernel,
         {"most of the step": (of(row(many(1, "aten::add", ADD, 10), own(OWN, 5000)), "A100"), "own_kernel")},
         {"of operators": of(MM), "some of the step": of(row(many(80, "aten::add", ADD, 100), own(OWN, 2000)))},
     ),
@@ -451,7 +450,7 @@ CASES: dict[str, Case] = table(
         {"at first": allocated_at_first, "clocks apart": clocks_apart(updating("fused", zeroing=False))},
     ),
     Rows(
-        memory.memory_pressure,
+        device.memory_pressure,
         {
             "91 % full": (of(NINE, memory=holding(0.91)), "memory_pressure"),
             "and requested again": (of(THRASHING, memory=FILLED), "memory_pressure"),
@@ -462,7 +461,7 @@ CASES: dict[str, Case] = table(
     ),
     Rows(first, {"full on purpose": (of(BUSY, memory=FILLED), "healthy")}),
     Rows(
-        memory.memory_underused,
+        device.memory_underused,
         {
             "a 32nd": (of(mm_of(HMMA, blocks_per_sm=0.2), memory=holding(1 / 32)), "memory_underused"),
             "not measured, with room": (of(mm_of(HMMA, blocks_per_sm=0.2)), UNTOLD),
@@ -474,7 +473,7 @@ CASES: dict[str, Case] = table(
     ),
     # A GPU that has nothing to do, or cannot give all it has
     Rows(
-        sharing.gpu_shared,
+        device.gpu_shared,
         {
             "two other programs": (of(NINE, **read(other_gpu_processes=[0, 2, 2])), "gpu_shared"),
             "not read in a trace": (of(NINE), UNTOLD),
@@ -486,7 +485,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        sharing.throttled,
+        device.throttled,
         {
             "heat": (clock([0, 0x20, 0x20, 0x20], [1500, 1200, 1200, 1200]), 0.2 * 900),
             "power": (clock([0, 4, 4, 4], [1500, 1200, 1200, 1200]), 0.2 * 900),

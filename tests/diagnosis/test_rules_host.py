@@ -15,15 +15,14 @@ from gpulab.analysis.integrity import Check, Integrity
 from gpulab.analysis.loader import LoadingFacts
 from gpulab.analysis.operators import HostOperators
 from gpulab.analysis.optimizer_work import OptimizerWork
-from gpulab.diagnosis.context import Rule, RuleContext
+from gpulab.diagnosis import cores, idle_gpu, loading
+from gpulab.diagnosis import own_code as pausing
+from gpulab.diagnosis.catalogue import kinds
+from gpulab.diagnosis.cores import cpu_shared
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
-from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import cores, dataloader, dataloader_workers, placement
-from gpulab.diagnosis.rules import pauses as pausing
-from gpulab.diagnosis.rules.catalogue import kinds
-from gpulab.diagnosis.rules.core_wait import cpu_shared
-from gpulab.diagnosis.rules.launches import small_batch, starves
-from gpulab.diagnosis.rules.operations import layout
+from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
+from gpulab.diagnosis.idle_gpu import small_batch, starves
+from gpulab.diagnosis.operations import layout
 from gpulab.intervals import EMPTY
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import NOTHING, Prediction
@@ -284,7 +283,7 @@ HALF_PAUSED = {"compute": 0.7, "unknown": 0.3}
 
 CASES: dict[str, Case] = table(
     Rows(
-        dataloader.data_starved,
+        loading.data_starved,
         {
             "11 %": (waits(0.11), 0.11 * STEP_US),
             "19 %": (waits(0.19), 0.19 * STEP_US),
@@ -305,7 +304,7 @@ CASES: dict[str, Case] = table(
         {"9 %": waits(0.09), "hidden by the GPU": waits(0.6, share=0.05, gpu=True)},
     ),
     Rows(
-        dataloader.slow_collate,
+        loading.slow_collate,
         {
             "8 cores": (waits(0.5, COLLATING, cores=8.0), 0.5 * STEP_US),
             "no core left": (waits(0.5, COLLATING, workers=2, cores=2.0), 0.5 * STEP_US),
@@ -317,7 +316,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        dataloader.cpu_preprocessing,
+        loading.cpu_preprocessing,
         {
             "the line of items": (named(2, read_ms=9.0), 0.5 * STEP_US),
             "the line of the transform": (named(2, read_ms=1.0, transform_ms=8.0), 0.5 * STEP_US),
@@ -326,11 +325,11 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        dataloader.storage_bound,  # workers that wait need no core
+        loading.storage_bound,  # workers that wait need no core
         {"two workers, no core left": (waits(0.75, READING, workers=2, cores=2.0), 0.75 * STEP_US)},
     ),
     Rows(
-        dataloader.slow_hand_over,
+        loading.slow_hand_over,
         {
             "449 tensors": (loads(CROSSING, 2, batch_tensors=449), 0.5 * STEP_US),
             "2 tensors": (loads(CROSSING, 2, batch_tensors=2), 0.5 * STEP_US),
@@ -344,7 +343,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        dataloader.slow_sampler,
+        loading.slow_sampler,
         {
             "with workers": (choosing(2), 0.5 * STEP_US),
             "without": (choosing(0), 0.5 * STEP_US),
@@ -356,7 +355,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        dataloader_workers.new_iterators,
+        loading.new_iterators,
         {
             "workers": (anew(2), 0.5 * STEP_US),
             "without workers": (anew(0, inside(read_ms=1)), 9_000.0),
@@ -367,7 +366,7 @@ CASES: dict[str, Case] = table(
         },
     ),
     Rows(
-        dataloader_workers.worker_restart,
+        loading.worker_restart,
         {
             "three epochs": (epochs(), 2 * 100e3 / 60),  # not the first start
             "whose batches take 10 ms": (
@@ -445,7 +444,7 @@ CASES: dict[str, Case] = table(
     ),
     Rows(layout, {"rearranging, 11 %": (rearranging(0.11), 0.11 * STEP_US)}, {"rearranging, 9 %": rearranging(0.09)}),
     Rows(
-        placement.wrong_device,
+        idle_gpu.wrong_device,
         {"half of the model": (half_on_the_cpu, "wrong_device")},
         {"all on the GPU": lambda: case_of(synthetic.gpu_case().run, {"compute": 0.5, "launch": 0.5})},
     ),
@@ -563,7 +562,7 @@ def test_with_clocks_apart_the_loop_waits_as_long_as_it_does() -> None:
 @pytest.mark.parametrize("key", [*CAUSES, "data_starved"])
 def test_the_line_that_loads_is_named(key: str, seen: list[int], line: Place | None) -> None:
     case = case_of(_looked_at(run_of(wait=0.5), seen), {"data_wait": 0.5}, CAUSES.get(key))
-    told = getattr(dataloader, key)(case)
+    told = getattr(loading, key)(case)
     assert isinstance(told, Finding) and told.source_line == ("" if line is None else str(line))
 
 
@@ -571,7 +570,7 @@ def test_the_line_that_loads_is_named(key: str, seen: list[int], line: Place | N
 def test_who_does_not_see_the_loading_names_no_line(workers: int, exact: bool) -> None:
     """A thread of ours sees it where it calls PyTorch; the training thread does not see what workers do."""
     run = _looked_at(run_of(wait=0.5, workers=workers), [0], exact=exact)
-    told = dataloader.data_starved(case_of(run, {"data_wait": 0.5}))
+    told = loading.data_starved(case_of(run, {"data_wait": 0.5}))
     assert isinstance(told, Finding) and told.source_line == ""
 
 
@@ -642,7 +641,7 @@ def test_without_steps_nothing_is_predicted() -> None:
 
 def test_time_between_steps_is_not_bounded_by_what_a_step_takes() -> None:
     case = epochs(starts={0: 900.0, 20: 900.0, 40: 900.0})()
-    own = dataloader_workers.worker_restart(case)
+    own = loading.worker_restart(case)
     assert isinstance(own, Finding)
     [bound] = with_predictions(case.facts, [own], STEP_US, NOTHING)
     assert own.recoverable_us_per_step == bound.recoverable_us_per_step == pytest.approx(30e3, rel=1e-3)

@@ -8,10 +8,9 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.cores import core_share
-from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules import needless
-from gpulab.diagnosis.rules.verdicts import cannot_tell
+from gpulab.diagnosis import needless
+from gpulab.diagnosis.finding import Finding, RuleContext
+from gpulab.diagnosis.verdicts import cannot_tell
 from gpulab.run import BackwardPass, Category, DenseGradient, Run, Timeline, TrainingFacts
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import case_of, loader, run_of

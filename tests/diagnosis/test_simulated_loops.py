@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from benchmarks.simulated_loops import diagnosis_of
 from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts, facts
+from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.intervals import covers
 from gpulab.prediction.replay import Changes, Replay, host_spans
 from planted import judge

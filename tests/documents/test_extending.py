@@ -17,9 +17,9 @@ torch = pytest.importorskip("torch")
 
 import gpulab  # noqa: E402
 from gpulab.analysis.facts import facts  # noqa: E402
+from gpulab.diagnosis import catalogue  # noqa: E402
 from gpulab.diagnosis.diagnose import diagnose  # noqa: E402
 from gpulab.diagnosis.finding import Diagnosis  # noqa: E402
-from gpulab.diagnosis.rules import catalogue  # noqa: E402
 from gpulab.errors import TraceError, UsageError  # noqa: E402
 from gpulab.knobs.catalogue import KNOBS, parse_settings  # noqa: E402
 from gpulab.knobs.knob import Knob  # noqa: E402

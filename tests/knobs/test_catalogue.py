@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from gpulab.diagnosis.rules.catalogue import kinds
+from gpulab.diagnosis.catalogue import kinds
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, decide, grid, knobs_against, parse_settings, parse_sweeps, parsed_value
 from gpulab.knobs.knob import written

@@ -17,7 +17,7 @@ from benchmarks.curing import arms_of
 from benchmarks.hot_lines import CASES, marked
 from benchmarks.planted import row_of, skipped
 from benchmarks.record_gpu.catalogue import every, read_lesson
-from gpulab.diagnosis.rules.catalogue import kinds
+from gpulab.diagnosis.catalogue import kinds
 from planted import judge
 from planted.catalogue import (
     CELLS,

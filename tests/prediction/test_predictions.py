@@ -20,19 +20,17 @@ from gpulab.analysis.loader import LoadingFacts
 from gpulab.analysis.operators import HostOperators
 from gpulab.analysis.optimizer_work import OptimizerWork
 from gpulab.analysis.steps import Spread
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis import idle_gpu, operations
+from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
-from gpulab.diagnosis.finding import Finding, Undetermined
-from gpulab.diagnosis.rules import precision, transfers
-from gpulab.diagnosis.rules.catalogue import kind_of
+from gpulab.diagnosis.finding import Finding, RuleContext, Undetermined
 from gpulab.errors import UsageError
 from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import written
-from gpulab.prediction.batch import fitted
-from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict
+from gpulab.prediction.batches import fitted
+from gpulab.prediction.predict import PREDICTORS, Pauses, PriorEvidence, Waits, _telling, predict, predict_removal
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.removal import Pauses, Waits, predict_removal
 from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
@@ -602,7 +600,7 @@ def reading_and_uploading() -> Facts:
 def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int) -> None:
     known = reading_and_uploading()
     assert {b.direction for b in known.blocking} == {"read", "upload"}
-    rule = transfers.sync_points if key == "sync_points" else transfers.blocking_copy
+    rule = idle_gpu.sync_points if key == "sync_points" else idle_gpu.blocking_copy
     finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
     (told,) = with_predictions(known, [replace(finding, settings=())], 12_000.0, PriorEvidence())
@@ -675,13 +673,13 @@ def test_no_other_gpu_stands_in_for_unknown_peaks(name: str, capability: str, un
     assert device_peaks.has_units(device) is units
     run = replace(case.facts.run, device=device)
     unknown = RuleContext(replace(case.facts, run=run), DEFAULT)
-    answer = precision.no_mixed_precision(unknown)
+    answer = operations.no_mixed_precision(unknown)
     assert (
         answer is None
         if units is False
         else isinstance(answer, Undetermined) and word in f"{answer.what} {answer.record}"
     )
-    assert precision.no_tf32(unknown) is None
+    assert operations.no_tf32(unknown) is None
 
 
 # the door

@@ -12,7 +12,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.diagnosis.context import RuleContext
+from gpulab.diagnosis.finding import RuleContext
 from gpulab.run import Category, Device, Memory, Phase, Run, Samples, TraceOrigin
 from gpulab.thresholds import DEFAULT, Thresholds
 from tests.support import synthetic

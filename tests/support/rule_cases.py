@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.loader import LoadingFacts, WaitParts
-from gpulab.diagnosis.context import RuleContext
-from gpulab.diagnosis.finding import Finding
+from gpulab.diagnosis.finding import Finding, RuleContext
 from gpulab.run import Loader, Pause, PauseKind, Run, StepFlag
 from gpulab.thresholds import DEFAULT, Thresholds
 from tests.support import synthetic

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from gpulab.diagnosis.context import Rule, RuleContext
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.finding import Evidence, Finding, Undetermined
+from gpulab.diagnosis.finding import Evidence, Finding, Rule, RuleContext, Undetermined
 from tests.support import golden_text
 
 Answer = Finding | Undetermined | None

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis.facts import facts
+from gpulab.diagnosis.catalogue import kinds
 from gpulab.diagnosis.finding import Diagnosis, Evidence
-from gpulab.diagnosis.rules.catalogue import kinds
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Change, Steps
 from gpulab.tuning.climb_record import Attempt, Climb

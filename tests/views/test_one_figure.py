@@ -19,8 +19,8 @@ from gpulab.analysis.run_row import run_row
 from gpulab.analysis.step_shares import StepShares, own_shares
 from gpulab.api.runs_table import TITLES, _cells
 from gpulab.api.summary import summarize
+from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import NOT_MEASURABLE, duration, percent
 from gpulab.live_feed import SoFar
 from gpulab.run import Phase, Run

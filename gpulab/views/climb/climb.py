@@ -7,8 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.headline import Headline
 from gpulab.formatting import plain_values
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from gpulab.diagnosis.catalogue import kind_of
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.headline import Headline
-from gpulab.diagnosis.rules.catalogue import kind_of
 from gpulab.formatting import decapitalized, duration, factor, plural, speed_within
 from gpulab.tuning.climb_policy import KEEPING
 from gpulab.tuning.climb_record import Attempt, Climb

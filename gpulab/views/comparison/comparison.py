@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.diagnosis.headline import Headline
+from gpulab.diagnosis.diagnose import Headline
 from gpulab.errors import UsageError
 from gpulab.tuning.bench import rows_of
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.loader import LoadingFacts, WorkerRow
-from gpulab.diagnosis.rules.dataloader_evidence import sampled
+from gpulab.diagnosis.loading import sampled
 from gpulab.formatting import duration, percent, plural, rate
 from gpulab.views.layout import Column, Row, Section, numbers
 from gpulab.views.wording import Part

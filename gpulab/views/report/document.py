@@ -16,8 +16,8 @@ from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.integrity import Integrity
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.steps import Spread
+from gpulab.diagnosis.diagnose import headline
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.diagnosis.headline import headline
 from gpulab.formatting import plain_values
 from gpulab.run import Missing, Run
 from gpulab.views.report.findings import documents

@@ -10,8 +10,8 @@ import msgspec
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import decapitalized, duration, duration_range, percent, plain_values, plural
 from gpulab.run import NOT_KEPT, Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present

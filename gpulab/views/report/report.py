@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.steps import StepChange
+from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
-from gpulab.diagnosis.headline import Headline, headline
 from gpulab.formatting import capitalized, duration, plural, speedup
 from gpulab.views.layout import Section, present
 from gpulab.views.report import document

@@ -10,9 +10,8 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from gpulab.analysis.facts import facts
-from gpulab.diagnosis.diagnose import diagnose
-from gpulab.diagnosis.headline import summary
-from gpulab.diagnosis.rules.catalogue import kind_of
+from gpulab.diagnosis.catalogue import kind_of
+from gpulab.diagnosis.diagnose import diagnose, summary
 from gpulab.formatting import decapitalized, plural
 
 if TYPE_CHECKING:

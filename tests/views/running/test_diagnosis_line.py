@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.diagnose import diagnosis_for_report
-from gpulab.diagnosis.rules.catalogue import kind_of
+from gpulab.diagnosis.catalogue import kind_of
 from gpulab.formatting import decapitalized, plural
 from gpulab.live_feed import SoFar
 from gpulab.run import Run, StepFlag

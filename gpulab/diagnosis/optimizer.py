@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from gpulab.analysis.optimizer_work import OptimizerWork
-from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined, record_again
-from gpulab.diagnosis.finding import Evidence, Finding, pairs
-from gpulab.diagnosis.rules.launches import idle_us
+from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, Undetermined, pairs, record_again
+from gpulab.diagnosis.idle_gpu import idle_us
 from gpulab.formatting import duration, number, percent
 
 _GROUPED = (

@@ -8,11 +8,10 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.cores import LEAST_OTHERS
-from gpulab.diagnosis.context import FEWEST_STEPS, FindingKind, RuleContext
-from gpulab.diagnosis.finding import Evidence, Finding, Level
-from gpulab.diagnosis.rules.calls import leading_part, with_part
-from gpulab.diagnosis.rules.core_wait import core_loss
-from gpulab.diagnosis.rules.launches import idle_within_replays_us
+from gpulab.diagnosis.cores import core_loss
+from gpulab.diagnosis.finding import FEWEST_STEPS, Evidence, Finding, FindingKind, Level, RuleContext
+from gpulab.diagnosis.idle_gpu import idle_within_replays_us
+from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.formatting import capitalized, duration, percent, plural, size
 from gpulab.intervals import measure
 

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from gpulab.diagnosis.context import FindingKind
-from gpulab.diagnosis.finding import Finding
-from gpulab.diagnosis.rules import (
-    core_wait,
+from gpulab.diagnosis import (
     cores,
-    dataloader,
-    dataloader_workers,
+    device,
     distributed,
-    launches,
-    memory,
+    idle_gpu,
+    loading,
     needless,
     operations,
     optimizer,
-    pauses,
-    placement,
-    precision,
-    sharing,
-    start_up,
-    transfers,
+    own_code,
     verdicts,
 )
+from gpulab.diagnosis.finding import Finding, FindingKind
 
 
 class RuleModule(Protocol):
@@ -36,26 +28,16 @@ class RuleModule(Protocol):
 
 
 RULE_MODULES: tuple[RuleModule, ...] = (
-    # the host: feeding the step, and what else its program does
-    dataloader,
-    dataloader_workers,
+    loading,
     cores,
-    core_wait,
-    placement,
-    pauses,
-    start_up,
-    # the device: what is launched on it, copied to it and computed on it
-    launches,
-    transfers,
-    precision,
-    optimizer,
+    own_code,
+    idle_gpu,
     operations,
-    memory,
+    optimizer,
+    device,
     distributed,
-    sharing,
     needless,
-    # where none of these speaks
-    verdicts,
+    verdicts,  # where none of these speaks
 )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 import math
 
 from gpulab.analysis.operators import DIVISIBLE_NS, divisible_share, share_of, unused_share
-from gpulab.diagnosis.context import FindingKind, RuleContext
-from gpulab.diagnosis.finding import Confidence, Evidence, Finding
+from gpulab.diagnosis.finding import Confidence, Evidence, Finding, FindingKind, RuleContext
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.run import TrainingFacts
 from gpulab.timeline import spans

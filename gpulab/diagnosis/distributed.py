@@ -6,8 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.ranks import RankComparison
-from gpulab.diagnosis.context import FindingKind, RuleContext
-from gpulab.diagnosis.finding import Evidence, Finding
+from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext
 from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 

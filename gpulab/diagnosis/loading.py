@@ -1,25 +1,32 @@
-"""Rules about feeding the step: it waits for data, and what inside the DataLoader takes the time."""
+"""Rules about feeding the step: it waits for data, and what inside the DataLoader takes the time.
+
+What a finding about loading rests on: what the time to make a batch goes to, and at which line of the code.
+
+Rules about where an epoch begins: a loader that starts its workers anew each time.
+"""
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.loader import LoadingFacts, mostly_waits, times_by_cause, waiting_for_core_us
-from gpulab.diagnosis.context import FindingKind, RuleContext, Undetermined
-from gpulab.diagnosis.finding import Evidence, Finding
-from gpulab.diagnosis.rules.dataloader_evidence import (
-    line_of_loading,
-    making,
-    sampler_line,
-    source_of_loading,
+from gpulab.analysis.source_lines import (
+    LineShare,
+    SourceLine,
+    hot_line_of_loading,
+    line_only_at,
+    lines_beside_cost,
+    loading_lines,
 )
-from gpulab.diagnosis.rules.own_batches import makes_own_batches, making_own_batches
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, FindingKind, RuleContext, Undetermined
+from gpulab.diagnosis.own_code import makes_own_batches, making_own_batches
 from gpulab.formatting import decapitalized, duration, percent, plural
+from gpulab.intervals import EMPTY, Intervals, intersect, subtract
+from gpulab.run import StepFlag
 from gpulab.timeline import spans
-
-LESSON = "03_starving_gpu"
 
 
 def data_starved(context: RuleContext) -> Finding | Undetermined | None:
@@ -255,14 +262,6 @@ def _why_not_inside(context: RuleContext) -> str:
 
 
 _SYMPTOM = ("data_starved",)
-FINDINGS = (
-    FindingKind("data_starved", "waiting for data", data_starved, LESSON),
-    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, LESSON, explains=_SYMPTOM),
-    FindingKind("storage_bound", "I/O-bound data loading", storage_bound, "04_preprocessing", explains=_SYMPTOM),
-    FindingKind("slow_collate", "slow collate", slow_collate, LESSON, explains=_SYMPTOM),
-    FindingKind("slow_hand_over", "slow hand-over of batches", slow_hand_over, LESSON, explains=_SYMPTOM),
-    FindingKind("slow_sampler", "slow sampler", slow_sampler, LESSON, explains=_SYMPTOM),
-)
 
 
 Cure = tuple[tuple[tuple[str, str], ...], str]  # knobs, and words
@@ -377,3 +376,197 @@ def _room_for_workers(context: RuleContext) -> int:
     if cores is None or (inside is not None and mostly_waits(inside)):
         return max(_UNKNOWN_MACHINE, int(cores or 0))
     return max(1, math.floor(cores))
+
+
+_NOT_MAKING = ("slow_hand_over", "slow_sampler")
+_PART_TOLD, _WAIT_TOLD = 0.01, 0.05  # ours, of a batch's time: a smaller part, or wait, is left out of the sentence
+
+
+def making(inside: LoadingFacts) -> str:
+    """How long a batch takes to make and what that goes to, in words."""
+    return f"loading one batch takes {duration(inside.batch_us)} (median of {sampled(inside)}): {_split(inside)}"
+
+
+def sampled(inside: LoadingFacts) -> str:
+    """Of how many batches the figures speak, and out of how many."""
+    few = f" timed, out of {inside.of_batches:,}" if inside.batches < inside.of_batches else ""
+    return f"{inside.batches:,}{few}"
+
+
+def _split(inside: LoadingFacts) -> str:
+    parts = {
+        "read": inside.read_us,
+        "transform": inside.transform_us,
+        "collate": inside.collate_us,
+        "pin memory": inside.pin_us or 0.0,
+    }
+    words = ", ".join(f"{name} {duration(us)}" for name, us in parts.items() if us >= _PART_TOLD * inside.batch_us)
+    waits = {
+        "blocked on I/O or locks": times_by_cause(inside)["storage_bound"],
+        "waiting for a free core": waiting_for_core_us(inside),
+    }
+    shares = {what: us / inside.batch_us for what, us in waits.items()}
+    waiting = [f"{percent(share)} is {what}" for what, share in shares.items() if share >= _WAIT_TOLD]
+    return f"{words}. Of this, {' and '.join(waiting)}" if waiting else words
+
+
+# -- the line of code --------------------------------------------------------------------------------------------------
+
+
+def sampler_line(context: RuleContext) -> LineShare | None:
+    """The line that surely takes most of the loop's wait, in a sampler of the user's: the loop asks from elsewhere."""
+    account, run, waits = context.facts.breakdown, context.facts.run, waiting_times(context)
+    if run.loader is None or not run.loader.sampler_line or account is None:
+        return None
+    return line_only_at(run, waits, subtract(account.host_covered, waits))
+
+
+def line_of_loading(context: RuleContext, key: str) -> tuple[str, bool]:
+    """The line, or the loop, that surely takes most of the time to make batches, in whichever process makes them; and
+    True.
+
+    Where none surely does, the function that does the part that takes longest; and False: which of its lines is not
+    known. Empty where that is no code of the user's.
+    """
+    looks = context.facts.run.loading_looks
+    if key in _NOT_MAKING:
+        line = sampler_line(context)
+        return (str(line.place), True) if line is not None else (_written(context, key), False)
+    if looks is None:
+        sampled = _sampled(context)
+        return (sampled, True) if sampled else (_written(context, key), False)
+    place = hot_line_of_loading(context.facts.run, collating=key == "slow_collate")
+    return (str(place), True) if place is not None else (_written(context, key), False)
+
+
+def source_of_loading(context: RuleContext, key: str) -> tuple[SourceLine, ...]:
+    """The lines around that line, each with its share of the time to make batches; empty where no line is named."""
+    run = context.facts.run
+    place = None if key in _NOT_MAKING else hot_line_of_loading(run, collating=key == "slow_collate")
+    return () if place is None else lines_beside_cost(run, place, *loading_lines(run, collating=key == "slow_collate"))
+
+
+def _written(context: RuleContext, key: str) -> str:
+    loader, inside = context.facts.run.loader, context.facts.loading
+    if loader is None or inside is None:
+        return ""
+    if key in ("slow_collate", "slow_hand_over"):
+        return loader.collate_line
+    longest = max(inside.read_us, inside.transform_us, inside.collate_us)
+    if longest == inside.collate_us:
+        return loader.collate_line
+    return loader.items_line if longest == inside.read_us else loader.transform_line
+
+
+def _sampled(context: RuleContext) -> str:
+    if context.facts.worker_count != 0:
+        return ""
+    return context.python_line_at(waiting_times(context))
+
+
+def waiting_times(context: RuleContext) -> Intervals:
+    """When the training thread is in the DataLoader, within the profiled steps."""
+    timeline, account = context.facts.run.timeline, context.facts.breakdown
+    if timeline is None or account is None or not account.steps:
+        return EMPTY
+    return intersect(spans.loading_times(timeline), account.host_covered)
+
+
+_KEEP_WORKERS = (
+    "Keep the workers alive between epochs: DataLoader(…, persistent_workers=True), with one iterator per epoch."
+)
+_MAKE_ONCE_AND_KEEP = (
+    "Create the DataLoader once, before the loop (in Lightning leave reload_dataloaders_every_n_epochs at 0): its "
+    f"workers end with it. Then {decapitalized(_KEEP_WORKERS).replace('the workers', 'them', 1)}"
+)
+_MOST_STEPS = 0.5  # ours: more beginnings than that are no epochs, but `next(iter(loader))` in the loop
+
+
+def worker_restart(context: RuleContext) -> Finding | Undetermined | None:
+    """Workers are started again for each epoch, and the first step of it waits until they have a batch.
+
+    Counted is what those steps wait longer than others do, without the very first start, spread over all steps.
+    """
+    run, loader, step = context.facts.run, context.facts.run.loader, context.step_us
+    stay = loader is not None and loader.persistent_workers and not loader.remade  # else they end with their loader
+    if not step or not len(run.steps) or context.facts.worker_count == 0 or stay:
+        return None
+    fresh = np.flatnonzero((run.steps.flags & StepFlag.EPOCH_START) != 0)
+    whole = (run.steps.flags & StepFlag.PARTIAL) == 0
+    again = fresh[whole[fresh]][1:] if len(fresh) and fresh[0] == 0 else fresh[whole[fresh]]
+    if not len(again):
+        return None
+    if len(fresh) > _MOST_STEPS * len(run.steps):
+        return None
+    others = np.setdiff1d(np.flatnonzero(whole), fresh)
+    usual_ns = float(np.median(run.steps.data_wait_ns[others])) if len(others) else 0.0
+    making_us = context.facts.loading.batch_us if context.facts.loading is not None else 0.0
+    longer_us = np.maximum(0.0, (run.steps.data_wait_ns[again] - usual_ns) / 1e3 - making_us)
+    cost_us = float(longer_us.sum()) / len(run.steps)
+    whole_us = max(context.whole_us or 0.0, step + cost_us)
+    if cost_us < context.thresholds.silence * whole_us:
+        return None
+    each = duration(float(np.median(longer_us)))
+    if loader is None:
+        return Undetermined(
+            "worker_restart",
+            f"Why each epoch starts with a wait of {each}: DataLoader workers may restart each time",
+            "Load with torch.utils.data.DataLoader, whose options gpulab records",
+        )
+    slowest = int(again[np.argmax(longer_us)])
+    return Finding(
+        "worker_restart",
+        f"Each epoch starts with a wait of {each}, because the DataLoader restarts its workers.",
+        (
+            Evidence(
+                f"{plural(len(again), 'time')} in {len(run.steps):,} steps the first batch of an epoch came {each} "
+                f"later than others: {duration(cost_us)} per step, {percent(cost_us / whole_us)}",
+                (int(run.steps.start_ns[slowest]), int(run.steps.end_ns[slowest])),
+            ),
+        ),
+        cost_us,
+        "measured",
+        parts=(f"{BETWEEN}/worker_restart",),
+        settings=() if loader.remade else (("persistent_workers", "on"),),
+        cure=_MAKE_ONCE_AND_KEEP if loader.remade else _KEEP_WORKERS,
+    )
+
+
+def new_iterators(context: RuleContext) -> Finding | None:
+    """Nearly each step starts its loader anew, as `next(iter(loader))` does."""
+    run, loader, step_us = context.facts.run, context.facts.run.loader, context.step_us
+    wait, inside = context.facts.data_wait_us, context.facts.loading
+    fresh = (run.steps.flags[context.facts.selection.rows] & StepFlag.EPOCH_START) != 0
+    if not step_us or loader is None or wait is None or not len(fresh) or fresh.mean() <= _MOST_STEPS:
+        return None
+    cost_us = max(0.0, wait.median - (inside.batch_us if inside is not None else 0.0))
+    if cost_us < context.thresholds.data_wait_notice * step_us:
+        return None
+    anew = f"starts {plural(loader.num_workers, 'worker')} and draws" if loader.num_workers else "draws"
+    making = f"; making a batch takes {duration(inside.batch_us)}" if inside is not None else ""
+    return Finding(
+        "new_iterators",
+        f"Each step makes a new iterator of its DataLoader: that takes {percent(cost_us / step_us)} of each step.",
+        (Evidence(f"{int(fresh.sum()):,} of {len(fresh):,} steps do; each {anew} the order of all items{making}"),),
+        cost_us,
+        "measured" if inside is not None else "likely",
+        parts=("data_wait",),
+        cure="Make it once: loop over the loader itself (for batch in loader), or call iter(loader) before the loop "
+        "and anew only at its end. Where an epoch is one batch, keep that batch.",
+        source_line=context.line_at(waiting_times(context)),
+    )
+
+
+_LESSON = "03_starving_gpu"
+
+
+FINDINGS = (
+    FindingKind("data_starved", "waiting for data", data_starved, _LESSON),
+    FindingKind("cpu_preprocessing", "CPU preprocessing", cpu_preprocessing, _LESSON, explains=_SYMPTOM),
+    FindingKind("storage_bound", "I/O-bound data loading", storage_bound, "04_preprocessing", explains=_SYMPTOM),
+    FindingKind("slow_collate", "slow collate", slow_collate, _LESSON, explains=_SYMPTOM),
+    FindingKind("slow_hand_over", "slow hand-over of batches", slow_hand_over, _LESSON, explains=_SYMPTOM),
+    FindingKind("slow_sampler", "slow sampler", slow_sampler, _LESSON, explains=_SYMPTOM),
+    FindingKind("worker_restart", "restarting DataLoader workers", worker_restart, _LESSON),
+    FindingKind("new_iterators", "new iterators", new_iterators, _LESSON, explains=("data_starved", "slow_hand_over")),
+)

@@ -1,1 +1,0 @@
-"""What can be wrong with a run, by subject; `catalogue` lists the modules."""
