@@ -7,6 +7,7 @@ what is less than all is never written as all. None, and what is no finite numbe
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -29,6 +30,11 @@ def duration(us: float | None) -> str:
         return f"{'-' if us < 0 else ''}{words}"
     scale, unit = time_unit(us)
     return f"{_digits(us / scale)} {unit}" if us else "0 µs"
+
+
+def duration_ns(ns: float | None) -> str:
+    """A time in nanoseconds, written as one in microseconds is."""
+    return duration(None if ns is None else ns / 1e3)
 
 
 def time_unit(us: float) -> tuple[float, str]:
@@ -210,6 +216,24 @@ def _significant(value: float, digits: int) -> str:
     return f"{value:.{digits - 1 - math.floor(math.log10(abs(value)))}f}"
 
 
-def plain_values(record: object) -> Any:
-    """A record, or several, as values that JSON has: mappings, lists, texts and numbers, also of NumPy's scalars."""
-    return msgspec.to_builtins(record, enc_hook=lambda scalar: scalar.item())
+def plain_values(figures: object) -> Any:
+    """Records, mappings and sequences of them as what JSON holds; a float that JSON cannot hold is None."""
+    return _finite(msgspec.to_builtins(figures, str_keys=True, enc_hook=_builtin))
+
+
+def _builtin(value: Any) -> object:
+    """Of what msgspec does not know: a read-only mapping, a scalar of NumPy."""
+    return dict(value) if isinstance(value, Mapping) else value.item()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
+def picked(record: object, *names: str) -> dict[str, object]:
+    """Attributes of a record by their names; where there is no record, None for each."""
+    return {name: None if record is None else getattr(record, name) for name in names}

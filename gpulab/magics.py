@@ -51,8 +51,7 @@ if TYPE_CHECKING:
     from gpulab.tuning.code import TextCode
     from gpulab.tuning.execute import Changing
     from gpulab.tuning.plan import Code, Plan, PlanRequest
-    from gpulab.views.comparison.comparison import Compared
-    from gpulab.views.scaling import ScalingView
+    from gpulab.views.comparison import Compared, ScalingView
 
 runs_users_code(__file__)
 
@@ -520,7 +519,7 @@ def _nothing_more(command: str, rest: str) -> None:
 
 def _offer_bench(profiler: profile) -> None:
     """Buttons under the report that open the bench and try the first fix; without them there is `%gpulab panel`."""
-    from gpulab.views.running.display import in_notebook
+    from gpulab.views.live_view import in_notebook
 
     if in_notebook():
         with suppress(Exception):
@@ -535,7 +534,7 @@ def _show_doctor(rest: str) -> None:
 
     from gpulab.api.doctor import Examination
     from gpulab.devices.doctor import examine
-    from gpulab.views.running.waiting import waiting
+    from gpulab.views.waiting import waiting
 
     with waiting("checking this machine"):
         checks = examine()
@@ -547,7 +546,7 @@ def _show_report(rest: str) -> None:
     full = "--all" in words
     rest = " ".join(word for word in words if word != "--all")
     from gpulab.api.reading import open_run, report, runs
-    from gpulab.views.running.display import Stage
+    from gpulab.views.live_view import Stage
 
     if not len(runs):
         raise UsageError("No run yet: put %%gpuprofile above a training cell first.")

@@ -181,5 +181,5 @@ class Interval(Struct):
 
 def test_a_record_is_plain_also_with_numbers_of_numpy() -> None:
     record = Interval(np.float64(1.5), (np.float32(1.0), 2.0))  # type: ignore[arg-type]
-    assert plain_values([record, np.int64(3)]) == [{"ratio": 1.5, "ends": (1.0, 2.0)}, 3]
+    assert plain_values([record, np.int64(3)]) == [{"ratio": 1.5, "ends": [1.0, 2.0]}, 3]
     assert json.loads(json.dumps(plain_values(record))) == {"ratio": 1.5, "ends": [1.0, 2.0]}

@@ -1,4 +1,4 @@
-// The boundary with Python: a small JSON head and float32 buffers. gpulab/views/running/live_plot.py writes what this reads.
+// The boundary with Python: a small JSON head and float32 buffers. gpulab/views/live_view.py writes what this reads.
 
 export const VERSION = 1;
 export const STEP_COLUMNS = 6; // end_s, wall_ms, wait_ms, samples_per_s, count, wall_max_ms

@@ -29,8 +29,8 @@ from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
 from gpulab.tuning.plan import Code
-from gpulab.views.climb.climb import Climbed, Climbing
-from gpulab.views.running.progress import RESTORED, STOPPED_BY
+from gpulab.views.climb import Climbed, Climbing
+from gpulab.views.progress import RESTORED, STOPPED_BY
 
 HELP = f"""\
 %gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]

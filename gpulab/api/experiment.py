@@ -20,8 +20,7 @@ from gpulab.tuning.execute import Trial, observation_of
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner, check
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.comparison_progress import Comparing
+from gpulab.views.comparison import Compared, Comparing
 
 HINT = "End the comparison at the next step; what was measured so far is shown"
 NO_CELL = (

@@ -23,7 +23,7 @@ from gpulab.store.folders import Store, default_root, read
 from gpulab.store.lookup import moment, shortened, since_when
 from gpulab.store.summaries import Stored, keep_summary, stored_runs, stores_in
 from gpulab.views.fleet import FleetView
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import plain
 
 if TYPE_CHECKING:

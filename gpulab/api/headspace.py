@@ -19,7 +19,7 @@ from gpulab.options import (
 from gpulab.tuning.headspace import Differential
 from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
-from gpulab.views.running.progress import RESTORED, STOPPED_BY, Stoppable
+from gpulab.views.progress import RESTORED, STOPPED_BY, Stoppable
 
 _BUDGET_S = DEFAULT_BUDGET_S + FURTHER_BUDGET_S  # of two settings
 

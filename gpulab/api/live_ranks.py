@@ -20,8 +20,8 @@ from gpulab.store.run_format import ARRIVALS, MARKS, READINGS
 from gpulab.store.table_file import Tail
 from gpulab.tape.step_finder import StepFinder
 from gpulab.thresholds import DEFAULT
-from gpulab.views.running import live_ranks as view
-from gpulab.views.running.live_ranks import RankRow
+from gpulab.views import live_ranks as view
+from gpulab.views.live_ranks import RankRow
 
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
 LATEST_STEPS = 50  # of which the figures are

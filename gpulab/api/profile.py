@@ -31,11 +31,11 @@ from gpulab.store.folders import Store, WriteTrace, new_id
 from gpulab.store.jobs import await_job
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
+from gpulab.views.live_view import Stage, in_notebook
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
-from gpulab.views.running.alert_lines import alert_lines_or_none, progress_lines_or_none
-from gpulab.views.running.display import Stage, in_notebook
+from gpulab.views.waiting import alert_lines_or_none, progress_lines_or_none
 from gpulab.views.wording import cut, plain
 
 _ROOM = 100  # characters of an error; the traceback below has the rest

@@ -40,9 +40,8 @@ from gpulab.tuning.plan import Plan, PlanRequest, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.user_code import runs_users_code
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.progress import Progressing, Stoppable
-from gpulab.views.scaling import ScalingView
+from gpulab.views.comparison import Compared, ScalingView
+from gpulab.views.progress import Progressing, Stoppable
 
 PLAN = "plan.json"
 

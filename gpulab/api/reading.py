@@ -28,11 +28,11 @@ from gpulab.views import wording
 from gpulab.views.report.ranks import RankedReport, job_opening
 from gpulab.views.report.report import Diagnosed, Report
 from gpulab.views.report.sections import opening
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.bench import Speed
-    from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.comparison import Compared
 
 speeds: dict[str, Speed] = {}  # by run: how its blocks, interleaved with the baseline's, compare with these
 runs = Runs()
@@ -85,7 +85,7 @@ def compare(*runs: Run | Ranks | str | Path, price_per_hour: float | None = None
     that cannot be read.
     """
     from gpulab.tuning.compare.blocks import compare_runs  # with the knobs: a report does without
-    from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.comparison import Compared
 
     opened = [open_run(run) if isinstance(run, str | Path) else run for run in runs]
     _refuse_itself(opened)

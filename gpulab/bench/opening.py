@@ -12,8 +12,8 @@ from gpulab.bench.session import BenchSession
 from gpulab.errors import UsageError
 from gpulab.tuning import cell_code
 from gpulab.tuning.plan import Code
-from gpulab.views.running.display import in_notebook
-from gpulab.views.running.widgets import Choice, Offer
+from gpulab.views.live_view import in_notebook
+from gpulab.views.widgets import Choice, Offer
 
 OPEN = "Try other settings"
 NOTHING_TO_APPLY = "Nothing to apply: open the bench (%gpulab panel) and click the row whose edit you want."

@@ -23,10 +23,10 @@ from msgspec import Struct
 
 from gpulab.tuning import cell_code
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.html_bars import static
-from gpulab.views.running.live_plot import WIDGET_VIEW
-from gpulab.views.running.progress import Status
-from gpulab.views.running.widgets import Renewed
+from gpulab.views.bars import static
+from gpulab.views.live_view import WIDGET_VIEW
+from gpulab.views.progress import Status
+from gpulab.views.widgets import Renewed
 
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either

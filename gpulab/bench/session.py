@@ -44,16 +44,16 @@ from gpulab.tuning.runner import Runner, check_plan
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from gpulab.views.climb.attempts import origin
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.interval_places import FactorAxis
-from gpulab.views.running.display import in_notebook
-from gpulab.views.running.progress import Level, Status
-from gpulab.views.running.widgets import accept_stop
+from gpulab.views.bars import FactorAxis
+from gpulab.views.climb import Climbed
+from gpulab.views.climb_sections import origin
+from gpulab.views.comparison import Compared
+from gpulab.views.live_view import in_notebook
+from gpulab.views.progress import Level, Status
+from gpulab.views.widgets import accept_stop
 
 if TYPE_CHECKING:
-    from gpulab.views.running.widgets import Offer
+    from gpulab.views.widgets import Offer
 
 Kind = Literal["run", "each", "climb", "decide", "again"]
 BUSY = "A run is already in progress: wait, or press Stop."

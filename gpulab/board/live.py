@@ -18,7 +18,7 @@ from gpulab.board.folder import read_folder, warning
 from gpulab.board.standing import Standing, standing
 from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import lesson_named
-from gpulab.views.running.display import in_notebook
+from gpulab.views.live_view import in_notebook
 
 RENEWED_S = 5.0
 

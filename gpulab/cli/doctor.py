@@ -8,7 +8,7 @@ from gpulab.api import doctor
 from gpulab.cli.output import write
 from gpulab.devices.doctor import examine
 from gpulab.store.folders import Store
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 
 def print_examination(options: argparse.Namespace) -> int:

@@ -14,7 +14,7 @@ import gpulab
 from gpulab.errors import StoreError
 
 if TYPE_CHECKING:
-    from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.comparison import Compared
     from gpulab.views.report.ranks import RankedReport
     from gpulab.views.report.report import Report
 

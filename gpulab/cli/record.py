@@ -32,12 +32,12 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
-from gpulab.views.running.waiting import FIRST_S, TerminalLine, waiting
+from gpulab.views.waiting import FIRST_S, TerminalLine, waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.code import TextCode
     from gpulab.tuning.execute import Changing
-    from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.comparison import Compared
 
 runs_users_code(__file__)
 
@@ -176,7 +176,7 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
         from gpulab.api.experiment import conduct, experiments
         from gpulab.devices.machine import detect_device
         from gpulab.tuning.plan import PlanRequest
-        from gpulab.views.running.progress import log_lines
+        from gpulab.views.progress import log_lines
 
         code = script.code()
         detect_device(options.device)

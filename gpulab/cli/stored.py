@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from gpulab.cli.output import as_json, complain, write, write_whole
 
 if TYPE_CHECKING:
-    from gpulab.views.comparison.comparison import Compared
+    from gpulab.views.comparison import Compared
 
 SLOWER_STATUS = 1
 
@@ -21,7 +21,7 @@ def print_report(options: argparse.Namespace) -> int:
     with _uncollected():
         from gpulab.api.reading import open_run, report
         from gpulab.store.folders import Store
-        from gpulab.views.running.waiting import waiting
+        from gpulab.views.waiting import waiting
         from gpulab.views.wording import plain
 
         with waiting(f"reading {plain(str(options.run))}"):
@@ -40,7 +40,7 @@ def print_comparison(options: argparse.Namespace) -> int:
     with _uncollected():
         from gpulab.api.reading import compare, open_run
         from gpulab.store.folders import Store
-        from gpulab.views.running.waiting import waiting
+        from gpulab.views.waiting import waiting
         from gpulab.views.wording import plain
 
         store = Store(options.store)

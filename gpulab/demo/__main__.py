@@ -16,7 +16,7 @@ import gpulab
 from gpulab.demo import cell
 from gpulab.errors import GpulabError, UsageError
 from gpulab.options import whole_number_type
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
     from gpulab.views.report.report import Report

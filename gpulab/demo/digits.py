@@ -18,7 +18,7 @@ import torch
 from torch.utils.data import Dataset
 
 from gpulab.errors import GpulabError
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
     import PIL.Image

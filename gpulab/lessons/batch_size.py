@@ -19,7 +19,7 @@ from gpulab.lessons.figures import plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import Swept, check_enough, experiment_named
 from gpulab.lessons.memory import kept_bytes
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

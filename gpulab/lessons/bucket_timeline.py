@@ -14,8 +14,7 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.formatting import plural
-from gpulab.lessons.figures import A_MODEL, Block, ByHand, Kind, Lane, by_hand, draw_lanes, plot
-from gpulab.views.drawing import GREY
+from gpulab.lessons.figures import A_MODEL, GREY, Block, ByHand, Kind, Lane, by_hand, draw_lanes, plot
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

@@ -31,14 +31,13 @@ from gpulab.lessons.check import (
     undecided,
     wrong,
 )
-from gpulab.lessons.figures import plot
+from gpulab.lessons.figures import GREY, ink, ink_lines, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, run_named, working_share
 from gpulab.lessons.starving import DistantDigits
 from gpulab.run import Run
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import Verdict
-from gpulab.views.drawing import GREY, ink, ink_lines
 from gpulab.views.wording import PARTS, part_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wron
 from gpulab.lessons.guesses import Question, share, times, times_between
 from gpulab.lessons.measured import waiting_share
 from gpulab.lessons.ranks import Deadlock, Ended, ThreadRank, run_ranks
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 RANK_COUNTS = (2, 3, 4)
 EVERY, STEPS, LEARNING_RATE = 3, 7, 0.1

@@ -29,11 +29,10 @@ from gpulab.lessons.check import (
     wait_for_gpu,
     wrong,
 )
-from gpulab.lessons.figures import Block, Lane, plot
+from gpulab.lessons.figures import GREY, Block, Lane, plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.lessons.measured import experiment_named
-from gpulab.views.drawing import GREY
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

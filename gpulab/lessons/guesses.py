@@ -19,8 +19,8 @@ from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import QUIETER, Note, is_unanswered
 from gpulab.lessons.measured import Faster, faster_than, times_faster
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.running.display import in_notebook
-from gpulab.views.running.widgets import close, hidden_widget
+from gpulab.views.live_view import in_notebook
+from gpulab.views.widgets import close, hidden_widget
 
 Closeness = Literal["exact", "close", "near", "far", "no guess", "undecided", "not measured"]
 Unit = Literal["%", "times"]

@@ -44,8 +44,8 @@ from gpulab.lessons.progress import Line, Progress, class_outlets, learner, now
 from gpulab.options import QUICK_NOTE, is_quick
 from gpulab.tuning import cell_code
 from gpulab.user_code import is_users_file
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.running.waiting import waiting
+from gpulab.views.comparison import Compared
+from gpulab.views.waiting import waiting
 
 SHIPPED = Path(__file__).with_name("shipped.json")
 LIMIT_S = 180.0  # of a check, which may train for some steps: many times what one takes

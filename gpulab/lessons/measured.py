@@ -30,9 +30,9 @@ from gpulab.tuning.compare.verdicts import chosen_unit, counted
 from gpulab.tuning.plan import PlanRequest
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import TOO_FEW, is_decided
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.comparison.sweep import us
-from gpulab.views.running.waiting import waiting
+from gpulab.views.comparison import Compared
+from gpulab.views.comparison_sections import us
+from gpulab.views.waiting import waiting
 
 EACH_S = 15.0  # of a comparison among several
 AGAIN, AGAIN_S = " again", 60.0  # the name and the time of what measures anew what an experiment left open

@@ -18,7 +18,7 @@ from gpulab.formatting import duration, factor, size
 from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, seconds_of, time_pairs, wrong
 from gpulab.lessons.figures import A_MODEL, plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

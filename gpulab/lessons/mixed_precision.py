@@ -17,12 +17,11 @@ from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent
 from gpulab.lessons.batch_size import DigitsInMemory
 from gpulab.lessons.check import Checked, NoAnswer, Note, Speed, Table, exercise, right, seconds_of, time_pairs, wrong
-from gpulab.lessons.figures import plot
+from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, facts_named
 from gpulab.verdict import is_decided
-from gpulab.views.drawing import GREY
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

@@ -38,12 +38,11 @@ from gpulab.lessons.check import (
     unanswered,
     wrong,
 )
-from gpulab.lessons.figures import plot
+from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, times
 from gpulab.store.folders import default_root
 from gpulab.verdict import is_decided
-from gpulab.views.drawing import GREY
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

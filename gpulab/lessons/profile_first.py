@@ -29,15 +29,14 @@ from gpulab.lessons.check import (
     time_pairs,
     wrong,
 )
-from gpulab.lessons.figures import plot
+from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, times_faster, working_share
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
 from gpulab.store import folders
 from gpulab.timeline import spans
 from gpulab.timeline.launches import CallTree
-from gpulab.views.drawing import GREY
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

@@ -20,12 +20,11 @@ from gpulab.analysis.facts import facts
 from gpulab.errors import GpulabError
 from gpulab.formatting import plural, speedup
 from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
-from gpulab.lessons.figures import Block, Lane, plot
+from gpulab.lessons.figures import GREY, Block, Lane, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, working_share
 from gpulab.options import is_quick
-from gpulab.views.drawing import GREY
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from gpulab.lessons.sharing_process import KINDS, Stretch
 from gpulab.options import is_quick
 from gpulab.tuning.compare.statistics import paired
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,14 +15,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpulab.analysis.cores import LEAST_OTHERS, CoreShare, core_share
 from gpulab.formatting import percent, plural
 from gpulab.lessons.check import QUIETER, Checked, NoAnswer, Table, exercise, right, unanswered, undecided, wrong
-from gpulab.lessons.figures import WIDTH_IN, plot
+from gpulab.lessons.figures import GREY, WIDTH_IN, plot
 from gpulab.lessons.guesses import Question, share, times_between
 from gpulab.lessons.measured import communicating_share, ranks_named, working_share
 from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, batches, bubble, play_pipeline
 from gpulab.lessons.ranks import FORWARD, noted
 from gpulab.run import Run
 from gpulab.timeline import spans
-from gpulab.views.drawing import GREY
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

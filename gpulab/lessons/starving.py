@@ -22,7 +22,7 @@ from gpulab.lessons.check import Checked, Note, Speed, is_unanswered, judge_spee
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import check_enough, experiment_named, run_named, working_share
 from gpulab.verdict import is_decided
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
     from PIL.Image import Image

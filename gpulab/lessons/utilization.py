@@ -17,11 +17,11 @@ from gpulab.capture.meters.alerts import alerts_of
 from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.batch_size import Batch, DigitsInMemory
 from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong
+from gpulab.lessons.figures import GREY, own_style
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import experiment_named, facts_named, run_named, working_share
 from gpulab.thresholds import DEFAULT
-from gpulab.views.drawing import GREY, own_style
-from gpulab.views.running.waiting import waiting
+from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:

@@ -15,21 +15,23 @@ from gpulab.tuning.bench import Bench, Row, Speed, Sum, best_of, cost_of_row, in
 from gpulab.tuning.compare.parts import AGREES
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import TOO_FEW
-from gpulab.views import html_bars
-from gpulab.views.html import fragment_section
-from gpulab.views.html_bars import safe
-from gpulab.views.html_rows import (
+from gpulab.views import bars
+from gpulab.views.bars import (  # fmt: skip
     FLOOR,
     POINT,
     PREDICTED,
     UNDECIDED,
     VERDICTS,
+    FactorAxis,
     FactorRange,
+    axis_of,
     factor_axis,
     factor_row,
     key,
-)  # fmt: skip
-from gpulab.views.interval_places import FactorAxis, axis_of, stepped_axis
+    safe,
+    stepped_axis,
+)
+from gpulab.views.html import fragment_section
 from gpulab.views.layout import Section
 from gpulab.views.wording import PARTS, plain
 
@@ -141,7 +143,7 @@ def table(
     names = ' role="grid" aria-label="Runs of this cell"' if alive else ""
     return (
         f'<table class="gp-rows"{names}><thead><tr>{head}</tr></thead><tbody>{body}</tbody>{tail}</table>'
-        f"{_speed_legend(rows, ranges)}{html_bars.parts_legend(row.shares for row in rows)}"
+        f"{_speed_legend(rows, ranges)}{bars.parts_legend(row.shares for row in rows)}"
     )
 
 
@@ -172,7 +174,7 @@ def _cells(
         "setting": _setting(row, best, mark),
         "speed": _speed(row, shown, axis, alive=alive),
         "time": _time(row, rated=rated, by_blocks=by_blocks),
-        "shares": html_bars.bar(html_bars.of_parts(row.shares), height_px=14) if row.shares else _no_shares(row),
+        "shares": bars.bar(bars.of_parts(row.shares), height_px=14) if row.shares else _no_shares(row),
         "memory": safe(gib(row.memory_bytes)) if row.memory_bytes else _unknown(row, "Peak memory"),
         "loss": _loss(row),
         "device": safe(percent(row.utilization)) if row.utilization is not None else _unknown(row, "Utilization"),
@@ -413,7 +415,7 @@ def full_run_words(row: Row) -> str:
         f"In the table,{_by_what(row)}: {duration(row.step_us)}."
     )
     why = "CPU contention slowed that run." if _slowed(row) else "They were measured at different times."
-    return html_bars.caption(f"{words} {why}" if run_words(row) else words)
+    return bars.caption(f"{words} {why}" if run_words(row) else words)
 
 
 def edit_html(row: Row, bench: Bench) -> str:
@@ -425,7 +427,7 @@ def edit_html(row: Row, bench: Bench) -> str:
 
 def static_page(bench: Bench, head: str, below: str = "") -> str:
     """What a saved notebook shows without a kernel: the table, and under it what was opened last."""
-    style = f"<style>{html_bars.static('rows.css')}</style>"
+    style = f"<style>{bars.static('rows.css')}</style>"
     detail = f'<div class="gp-detail">{below}</div>' if below else ""
     panes = f'<div class="gp-panes"><div class="gp-table">{tables(bench)}</div>{detail}</div>'
     return f'<div class="gp-bench gp-static">{style}{head}{panes}</div>'

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from gpulab.analysis.fleet import Fleet, FleetJob
 from gpulab.diagnosis.diagnose import Headline
-from gpulab.formatting import duration, percent, plain_values, plural
+from gpulab.formatting import duration, percent, plural
 from gpulab.thresholds import DEFAULT
 from gpulab.views.layout import Column, Row, Section, numbers, present
 from gpulab.views.view import View
@@ -73,8 +73,7 @@ class FleetView(View):
             "unknown",
         )
 
-    def json(self) -> dict[str, object]:
-        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+    def _figures(self) -> dict[str, object]:
         fleet = self.fleet
         return {
             "schema": 1,
@@ -84,8 +83,8 @@ class FleetView(View):
             "gpu_hours": fleet.gpu_hours,
             "wasted_gpu_hours": fleet.wasted_gpu_hours,
             "idle_fraction": fleet.idle_fraction,
-            "jobs": [plain_values(job) for job in fleet.jobs],
-            "unmeasured": [plain_values(job) for job in fleet.unmeasured],
+            "jobs": fleet.jobs,
+            "unmeasured": fleet.unmeasured,
             "unreadable": [{"run": run, "reason": why} for run, why in self.unreadable],
         }
 

@@ -7,14 +7,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import Headline
-from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, plural
+from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, picked, plural
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
-from gpulab.views import html_bars, html_rows
-from gpulab.views.html_bars import Segment
+from gpulab.views import bars
+from gpulab.views.bars import Segment
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
-from gpulab.views.report.document import picked, plain_data
 from gpulab.views.report.sections import device
 from gpulab.views.view import View
 from gpulab.views.wording import Part, plain
@@ -75,10 +74,9 @@ class HeadspaceReport(View):
         sentence = f"A perfect DataLoader would give a {times}× speedup; no DataLoader can give more."
         return Headline("headspace", sentence, evidence, "bad" if test.ceiling >= 1.25 else "notice")
 
-    def json(self) -> dict[str, object]:
-        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+    def _figures(self) -> dict[str, object]:
         test = self.result
-        figures: dict[str, object] = {
+        return {
             "schema": SCHEMA,
             "step_us": test.step_us,
             "ideal_step_us": test.ideal_us,
@@ -88,11 +86,10 @@ class HeadspaceReport(View):
             "fetch_stall_us": test.fetch_us,
             **picked(test, "preparation_share", "fetch_share"),
             "certain": sorted(test.certain),
-            **picked(test, "verdicts"),
+            "verdicts": test.verdicts,
             "stopped": test.experiment.stopped,
             **picked(test, "reasons", "notes"),
         }
-        return plain_data(figures)
 
     def __repr__(self) -> str:
         return f"<gpulab headspace: {self.headline.sentence}>"
@@ -111,7 +108,7 @@ class HeadspaceReport(View):
 
     def _picture(self) -> str:
         steps = _steps(self.result)
-        return html_rows.picture(html_bars.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar))
+        return bars.picture(bars.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar))
 
 
 def excludes_gain(headspace: Headspace) -> bool:
@@ -156,8 +153,8 @@ def _drawn(line: Row) -> str:
     """A line of the table as a bar with its figures above and its meaning below."""
     label, time, adds, meaning = line.cells
     figures = f"{time} · adds {adds}" if adds and adds[0].isdigit() else f"{time}{f' · {adds}' if adds else ''}"
-    drawn = html_bars.bar([Segment(label, line.bar, line.colour, time)], height_px=14) if line.bar else ""
-    return html_rows.row(label, figures, drawn, note=meaning)
+    drawn = bars.bar([Segment(label, line.bar, line.colour, time)], height_px=14) if line.bar else ""
+    return bars.row(label, figures, drawn, note=meaning)
 
 
 def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.views import wording
-from gpulab.views.html_bars import safe, static
+from gpulab.views.bars import safe, static
 from gpulab.views.layout import PAIRS, Column, Row, Section
 from gpulab.views.wording import lesson_path
 

@@ -20,11 +20,10 @@ from gpulab.formatting import duration, speed_figures, time_unit
 from gpulab.run import Run, Series
 from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison
-from gpulab.views import curves, wording
+from gpulab.views import run_figure, wording
+from gpulab.views.bars import axis_of, factor_ticks
 from gpulab.views.bench import factor_ranges
-from gpulab.views.comparison.table import name
-from gpulab.views.interval_places import axis_of, factor_ticks
-from gpulab.views.report import html_figure, step_bars
+from gpulab.views.comparison_sections import name
 from gpulab.views.report.sections import has_no_step
 
 _MOST_POINTS, _MOST_CURVES = 350, 6
@@ -47,9 +46,9 @@ def plot_run(run: Run) -> Figure:
     Raises UsageError where there is none.
     """
     shown = facts(run)
-    panels = [(1, _typical_step)] if html_figure.segments(shown) else []
+    panels = [(1, _typical_step)] if run_figure.segments(shown) else []
     panels += [(4, _steps)] if _has_steps(run) else []
-    panels += [(3, _device)] if any(curves.of_device(run.samples)) else []
+    panels += [(3, _device)] if any(run_figure.of_device(run.samples)) else []
     if not panels:
         raise UsageError(f"There is nothing to plot of {run.name}: no steps, no curves. Mark steps with gpulab.step().")
     figure = NotebookFigure(layout="constrained")
@@ -65,42 +64,42 @@ def _has_steps(run: Run) -> bool:
 
 def _typical_step(axes: Axes, shown: Facts) -> None:
     looks, left = _looks(shown), 0.0
-    for part in html_figure.segments(shown):
+    for part in run_figure.segments(shown):
         label = _lines(f"{part.label}: {part.words}", _TITLE) if part.share >= _LEAST else "_"
         axes.barh(0, part.share, left=left, height=1, label=label, **looks.pop(part.label))
         left += part.share
     for label, look in looks.items():  # what only the panel below shows
         axes.barh(0, 0, left=1, label=label, **look)
     axes.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
-    _title(axes, html_figure.title(shown))
+    _title(axes, run_figure.title(shown))
     _legend(axes, loc="upper left", bbox_to_anchor=(0, 0))
 
 
 def _steps(axes: Axes, shown: Facts) -> None:
-    bars, looks = step_bars.bars(shown), _looks(shown)
-    top_us, highest_us = 1e3 * bars.top_ms, 1e3 * float(bars.height_ms.max())
+    binned, looks = run_figure.binned_steps(shown), _looks(shown)
+    top_us, highest_us = 1e3 * binned.top_ms, 1e3 * float(binned.height_ms.max())
     unit_us, unit = time_unit(top_us)
-    scale_us = _time_axis(axes, shown, labelled=not any(curves.of_device(shown.run.samples)))
-    left, right = bars.left_s * 1e6 / scale_us, bars.right_s * 1e6 / scale_us
+    scale_us = _time_axis(axes, shown, labelled=not any(run_figure.of_device(shown.run.samples)))
+    left, right = binned.left_s * 1e6 / scale_us, binned.right_s * 1e6 / scale_us
     width = np.maximum(right - left, _NARROWEST * axes.get_xlim()[1])
     base = np.zeros(len(left))
-    for part, ms in bars.parts_ms.items():
+    for part, ms in binned.parts_ms.items():
         if ms.any():
             high = ms * 1e3 / unit_us
             axes.bar(left, high, width, base, align="edge", **looks[_label(part, shown)])
             base += high
     axes.set(ylim=(0, 1.05 * top_us / unit_us or 1), ylabel=f"{unit} per step")
-    each = "one bar per step" if bars.per_bar == 1 else f"each bar the mean of up to {bars.per_bar:,}"
+    each = "one bar per step" if binned.per_bar == 1 else f"each bar the mean of up to {binned.per_bar:,}"
     cut = f"; the highest, {duration(highest_us)}, is cut" if highest_us > top_us else ""
     _title(axes, f"{len(shown.run.steps):,} steps, {each}{cut}")
 
 
 def _looks(shown: Facts) -> dict[str, dict[str, Any]]:
     """The colour of each part by its label: the cycle's, hatched where that begins anew."""
-    drawn = {part.label for part in html_figure.segments(shown)}
+    drawn = {part.label for part in run_figure.segments(shown)}
     if _has_steps(shown.run):
-        drawn |= {_label(part, shown) for part, ms in step_bars.bars(shown).parts_ms.items() if ms.any()}
-    ordered = [label for part in (*wording.PARTS, step_bars.REST) if (label := _label(part, shown)) in drawn]
+        drawn |= {_label(part, shown) for part, ms in run_figure.binned_steps(shown).parts_ms.items() if ms.any()}
+    ordered = [label for part in (*wording.PARTS, run_figure.REST) if (label := _label(part, shown)) in drawn]
     colours = len(rcParams["axes.prop_cycle"].by_key().get("color", "k"))
     return {label: {"color": f"C{i}", "hatch": "//" * (i // colours)} for i, label in enumerate(ordered)}
 
@@ -108,26 +107,26 @@ def _looks(shown: Facts) -> dict[str, dict[str, Any]]:
 def _label(part: str, shown: Facts) -> str:
     if part in wording.PARTS:
         return wording.PARTS[part].label
-    return wording.NOT_PROFILED.label if shown.breakdown is not None else html_figure.REST
+    return wording.NOT_PROFILED.label if shown.breakdown is not None else run_figure.REST_LABEL
 
 
 def _device(axes: Axes, shown: Facts) -> None:
-    percents, memory = (series[:_MOST_CURVES] for series in curves.of_device(shown.run.samples))
+    percents, memory = (series[:_MOST_CURVES] for series in run_figure.of_device(shown.run.samples))
     scale_us = _time_axis(axes, shown)
-    lines = [_curve(axes, s, curves.percent_scale(s), scale_us, f"C{i}") for i, s in enumerate(percents)]
+    lines = [_curve(axes, s, run_figure.percent_scale(s), scale_us, f"C{i}") for i, s in enumerate(percents)]
     if percents:
         axes.set(ylim=(0, max(105, axes.get_ylim()[1])), ylabel=_lines("%", 1))
     if memory:
         beside = axes.twinx() if percents else axes
-        scale, unit = curves.memory_scale(memory)
+        scale, unit = run_figure.memory_scale(memory)
         for i, series in enumerate(memory, len(percents)):
             lines.append(_curve(beside, series, scale, scale_us, f"C{i}", "--"))
-        beside.set(ylim=(0, curves.highest(memory) * scale * 1.1 or 1), ylabel=unit)
+        beside.set(ylim=(0, run_figure.highest(memory) * scale * 1.1 or 1), ylabel=unit)
     _legend(axes, handles=lines, loc="lower left", bbox_to_anchor=(0, 1))
 
 
 def _curve(axes: Axes, series: Series, scale: float, scale_us: float, colour: str, dashes: str = "-") -> Line2D:
-    t_ns, low, mean, high = curves.at_most(series, _MOST_POINTS)
+    t_ns, low, mean, high = run_figure.at_most(series, _MOST_POINTS)
     t = t_ns / 1e3 / scale_us
     if len(t) < len(series.t_ns):
         axes.fill_between(t, low * scale, high * scale, color=colour, alpha=0.2, linewidth=0)

@@ -1,18 +1,19 @@
-"""What settings of the knobs would bring, before any is tried."""
+"""What settings of the knobs would bring before any is tried, and beside it what was measured."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import Headline
-from gpulab.formatting import sentence, speed_within
+from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, sentence, speed_figures, speed_within, speedup
 from gpulab.prediction.prediction import Prediction
-from gpulab.views import html_bars, html_rows, text
-from gpulab.views.comparison.prediction import NONE, memory_words, predicted_figures, predicted_words
-from gpulab.views.html_rows import FactorRange
-from gpulab.views.interval_places import FactorAxis, axis_of
+from gpulab.tuning.record import Comparison
+from gpulab.verdict import is_decided
+from gpulab.views import bars, text
+from gpulab.views.bars import FactorAxis, FactorRange, axis_of
 from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.report.findings import to_try
 from gpulab.views.view import View
@@ -52,6 +53,9 @@ class Predicted(View):
         evidence = " ".join(filter(None, (why, command)))
         return Headline("nothing_predicted", f"No prediction for {_named(first)}.", evidence, "unknown")
 
+    def _figures(self) -> dict[str, object]:
+        return {"schema": 1, "source": "predictions", "run": self.run, "predictions": self.predictions}
+
     def __repr__(self) -> str:
         return "\n".join(text.section_lines(self._section()))
 
@@ -75,11 +79,11 @@ class Predicted(View):
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
         pairs = list(zip(self.predictions, ranges, strict=True))
-        refused = [html_rows.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
+        refused = [bars.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
         rows = [_row(p, one, axis) for p, one in pairs if one is not None]
         if not rows:
-            return html_rows.picture(*refused)
-        return html_rows.picture(html_bars.caption(_AXIS), *rows, html_rows.factor_axis(axis), *refused)
+            return bars.picture(*refused)
+        return bars.picture(bars.caption(_AXIS), *rows, bars.factor_axis(axis), *refused)
 
     def _section(self) -> Section:
         if not self.predictions:
@@ -116,11 +120,11 @@ def _range(prediction: Prediction) -> FactorRange | None:
         return None
     low, high = prediction.interval
     middle = None if prediction.only_sign else 1 / prediction.ratio
-    return FactorRange(middle, (1 / high, 1 / low), html_rows.PREDICTED)
+    return FactorRange(middle, (1 / high, 1 / low), bars.PREDICTED)
 
 
 def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:
-    return html_rows.row(_named(prediction), predicted_words(prediction), html_rows.factor_row(axis, shown))
+    return bars.row(_named(prediction), predicted_words(prediction), bars.factor_row(axis, shown))
 
 
 def _cells(prediction: Prediction) -> tuple[str, str, str]:
@@ -128,3 +132,106 @@ def _cells(prediction: Prediction) -> tuple[str, str, str]:
     speed = f"{predicted_figures(prediction)}{memory_words(prediction)}"
     reasons = (prediction.reason or prediction.basis, prediction.memory_basis)
     return _named(prediction), speed, " ".join(sentence(plain(reason)) for reason in reasons if reason)
+
+
+NONE = "no prediction"
+
+
+def speed_words(ratio: float, interval: tuple[float, float] | None) -> str:
+    """A ratio of times in words: "2.0× speedup (1.8–2.3)"; "slower" only where no bound says otherwise."""
+    is_slower = ratio > 1 and (interval is None or interval[0] > 1)
+    times = None if interval is None else (1 / interval[1], 1 / interval[0])
+    return speedup(1 / ratio, times, ("{} speedup", "{} slower" if is_slower else ""))
+
+
+def predicted_words(prediction: Prediction) -> str:
+    """A prediction as a speed; a mere range has no middle."""
+    if prediction.ratio is None or prediction.interval is None:
+        return f"{NONE}: {plain(prediction.refused)}"
+    if prediction.only_sign:
+        low, high = (factor(1 / edge) for edge in reversed(prediction.interval))
+        return f"{low}× to {high}× speedup"
+    return speed_words(prediction.ratio, prediction.interval)
+
+
+def predicted_figures(prediction: Prediction) -> str:
+    """For a column of times as fast, "1.9 (1.6–2.3)"; a mere range, "1.6 to 2.3", has no middle."""
+    if prediction.ratio is None or prediction.interval is None:
+        return NONE
+    if prediction.only_sign:
+        return speed_within(prediction.ratio, prediction.interval)[1].replace("–", " to ")
+    return speed_figures(prediction.ratio, prediction.interval)
+
+
+def memory_words(prediction: Prediction) -> str:
+    """ "; 1.4× today's peak of the GPU's memory", or nothing where no change of it is predicted."""
+    if prediction.memory_ratio is None or prediction.memory_ratio == 1:
+        return ""
+    return f"; {factor(prediction.memory_ratio)}× today's peak of the GPU's memory"
+
+
+def section(comparisons: Sequence[Comparison]) -> Section | None:
+    """A line for each setting for which a prediction was asked; None where none was."""
+    asked = [(c, c.b.prediction) for c in comparisons if c.b.prediction is not None]
+    if not asked:
+        return None
+    cells: list[tuple[str, ...]] = [(plain(c.b.label), *_measured_cells(c, prediction)) for c, prediction in asked]
+    columns = [Column("setting"), Column("predicted"), Column("measured"), Column("", "wrap")]
+    if not any(judged for *_, judged in cells):
+        cells, columns = [line[:-1] for line in cells], columns[:-1]
+    lines = [
+        "Predicted before the setting ran, from this experiment's baseline; from an earlier run it may differ. The "
+        "range should contain the measured speedup in 19 of 20 cases."
+    ]
+    for c, prediction in asked:
+        side = "" if len(asked) == 1 else f"{plain(c.b.label)}: "
+        if prediction.basis:
+            lines.append(f"{side}{plain(prediction.basis)}.")
+        if prediction.memory_basis:
+            memory = plain(prediction.memory_basis)
+            lines.append(f"{side}{memory if side else capitalized(memory)}.")
+    result = "; ".join(_in_short(c, prediction) for c, prediction in asked)
+    return Section.table("Predicted and measured", columns, cells, dict.fromkeys(lines), wide=True, result=result)
+
+
+def _in_short(comparison: Comparison, prediction: Prediction) -> str:
+    """ "workers=2: as predicted: speedup 2.9 (1.1–6.3) predicted, 2.3 (1.6–2.6) measured"."""
+    if prediction.ratio is None or prediction.interval is None:
+        return f"{plain(comparison.b.label)}: {NONE}"
+    judged, outcome = _judged(comparison, prediction), "not measured"
+    if (measured := _measured(comparison)) is not None:
+        outcome = f"{speed_figures(*measured)} measured"
+    verdict = f"{judged}: " if judged else ""
+    return f"{plain(comparison.b.label)}: {verdict}speedup {predicted_figures(prediction)} predicted, {outcome}"
+
+
+def _measured(comparison: Comparison) -> tuple[float, tuple[float, float] | None] | None:
+    """The ratio and its interval; None where the comparison has none to hold a prediction against."""
+    if comparison.ratio is None or comparison.verdict == "not comparable":
+        return None
+    return comparison.ratio, comparison.interval
+
+
+def _measured_cells(comparison: Comparison, prediction: Prediction) -> tuple[str, str, str]:
+    figures = _measured(comparison)
+    measured = speed_words(*figures) if figures is not None else NOT_MEASURABLE
+    if prediction.ratio is None:
+        return NONE, measured, plain(prediction.reason)
+    return predicted_words(prediction), measured, _judged(comparison, prediction) + memory_words(prediction)
+
+
+def _judged(comparison: Comparison, prediction: Prediction) -> str:
+    """Whether the prediction held; what decides nothing confirms nothing."""
+    if prediction.interval is None or comparison.ratio is None or _measured(comparison) is None:
+        return ""
+    if not is_decided(comparison.verdict):
+        return "undecided"
+    low, high = prediction.interval
+    inside = low <= comparison.ratio <= high
+    if prediction.only_sign:
+        return "inside the range" if inside else "outside the range"
+    if inside:
+        return "as predicted"
+    if comparison.interval is not None and comparison.interval[0] <= high and low <= comparison.interval[1]:
+        return "consistent with the prediction"
+    return "faster than predicted" if comparison.ratio < low else "slower than predicted"

@@ -17,15 +17,13 @@ from gpulab.formatting import capitalized, duration, gib, number, speedup
 from gpulab.run import Change, Series
 from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
-from gpulab.views import curves, html_bars, html_rows
+from gpulab.views import bars, run_figure
+from gpulab.views.bars import A_COLOUR, B_COLOUR, Segment, key, picture
 from gpulab.views.bench import run_words, time_title
-from gpulab.views.charts import Chart, Line
 from gpulab.views.html import fragment_section
-from gpulab.views.html_bars import Segment
-from gpulab.views.html_rows import A_COLOUR, B_COLOUR, key, picture
 from gpulab.views.layout import Column, Section, numbers
-from gpulab.views.report import step_bars
 from gpulab.views.report.sections import without_parts
+from gpulab.views.run_figure import Chart, Line
 from gpulab.views.wording import PARTS, effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
@@ -62,14 +60,14 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
     """All of it as HTML with inline styles; only what stands in the rows where a run is gone. `edit` is from A to B."""
-    title = f'<div class="gp-sentence">{html_bars.safe(sentence(a, b, speed))}</div>'
+    title = f'<div class="gp-sentence">{bars.safe(sentence(a, b, speed))}</div>'
     gone = [row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure]
     note = (
-        f'<p class="gp-quiet">The traced run of {html_bars.safe(" and ".join(gone))} is no longer stored.</p>'
+        f'<p class="gp-quiet">The traced run of {bars.safe(" and ".join(gone))} is no longer stored.</p>'
         if gone
         else ""
     )
-    apart = "".join(html_bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
+    apart = "".join(bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
     code = fragment_section(Section("Code, from A to B", code=edit)) if edit else ""
     return title + note + apart + drawn(a, b, of_a, of_b, speed, fragment_section(_figures(a, b))) + code
 
@@ -110,24 +108,22 @@ def _times(a: Row, b: Row, *, per_sample: bool) -> str:
         (name, row.shares, us / (row.samples_per_step or 1.0) if per_sample else us) for name, row, us in both if us
     ]
     longest_us = max((us for _, _, us in shown), default=0.0)
-    bars = [
-        html_rows.row(name, duration(us), html_bars.bar(segments(shares, us, longest_us), height_px=16))
+    drawn_times = [
+        bars.row(name, duration(us), bars.bar(segments(shares, us, longest_us), height_px=16))
         for name, shares, us in shown
     ]
-    legend = html_bars.parts_legend(shares for _, shares, _ in shown)
+    legend = bars.parts_legend(shares for _, shares, _ in shown)
     blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
-    why = [
-        html_bars.caption(f"{row.title}: no breakdown: {row.shares_left_out}.") for row in (a, b) if row.shares_left_out
-    ]
+    why = [bars.caption(f"{row.title}: no breakdown: {row.shares_left_out}.") for row in (a, b) if row.shares_left_out]
     title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
     title += "; split as in one traced run each" if legend else ""
-    return picture(html_bars.caption(title), *bars, legend, *why) if bars else ""
+    return picture(bars.caption(title), *drawn_times, legend, *why) if drawn_times else ""
 
 
 def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:
     """The parts of a time, as long as it is of the longest; grey where none is known."""
-    whole = [Segment("", us / longest_us, html_bars.GREY, duration(us))]
-    return html_bars.of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
+    whole = [Segment("", us / longest_us, bars.GREY, duration(us))]
+    return bars.of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
 
 
 def _over_time(of_a: Facts, of_b: Facts) -> list[Chart]:
@@ -137,9 +133,11 @@ def _over_time(of_a: Facts, of_b: Facts) -> list[Chart]:
     if not spans_ns:
         return []
     end_ns = min(max(spans_ns), _LONGER * min(spans_ns))
-    stepped = [(mark, f, step_bars.bars(f, _first_ns(f) + end_ns)) for mark, _, f in both if len(f.run.steps) > 1]
-    top_ms = max(bars.top_ms for *_, bars in stepped) or 1.0
-    shown = [_steps(mark, f, bars, end_ns, top_ms) for mark, f, bars in stepped]
+    stepped = [
+        (mark, f, run_figure.binned_steps(f, _first_ns(f) + end_ns)) for mark, _, f in both if len(f.run.steps) > 1
+    ]
+    top_ms = max(binned.top_ms for *_, binned in stepped) or 1.0
+    shown = [_steps(mark, f, binned, end_ns, top_ms) for mark, f, binned in stepped]
     device = _device(both, end_ns)
     return [*shown, device] if device is not None else [*shown[:-1], replace(shown[-1], below=_end(end_ns))]
 
@@ -152,26 +150,26 @@ def _end(end_ns: int) -> str:
     return f"{duration(end_ns / 1e3)} from the first step on"
 
 
-def _steps(mark: str, figures: Facts, bars: step_bars.Bars, end_ns: int, top_ms: float) -> Chart:
+def _steps(mark: str, figures: Facts, binned: run_figure.StepBars, end_ns: int, top_ms: float) -> Chart:
     """Its bars as edges: each is as high as the next begins, or nothing where there is a pause."""
     steps, end_s = figures.run.steps, end_ns / 1e9
-    left_s, right_s = (side - _first_ns(figures) / 1e9 for side in (bars.left_s, bars.right_s))
+    left_s, right_s = (side - _first_ns(figures) / 1e9 for side in (binned.left_s, binned.right_s))
     pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
     order = np.argsort(np.concatenate([np.arange(len(left_s)), np.flatnonzero(pause) + 0.5]), kind="stable")
     edges = np.clip(np.concatenate([left_s, right_s[pause]])[order], 0, end_s)
     lines = [
         Line(
             PARTS[name].label if name in PARTS else "no trace",
-            html_bars.part_colour(name),
+            bars.part_colour(name),
             np.maximum.accumulate(edges),
             np.concatenate([ms, np.zeros(int(pause.sum()))])[order],
         )
-        for name, ms in bars.parts_ms.items()
+        for name, ms in binned.parts_ms.items()
         if ms.any()
     ]
     whole_ns = int(steps.end_ns[-1] - steps.start_ns[0])
     shown = f", the first {duration(end_ns / 1e3)} of" if whole_ns > end_ns else " in"
-    grey = "" if bars.profiled.all() else "; grey: no trace"
+    grey = "" if binned.profiled.all() else "; grey: no trace"
     title = f"Step time over the run, {mark}: {len(steps):,} steps{shown} {duration(whole_ns / 1e3)}"
     title += f" (y-max {duration(top_ms * 1e3)}{grey})"
     return Chart(title, "", "s", end_s, "ms", 0.0, top_ms, tuple(lines), stacked=True, height_px=_HIGH_PX)
@@ -186,10 +184,10 @@ def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None
             break
     else:
         return None
-    top = max(100.0, curves.highest([series for *_, series in shown]))
+    top = max(100.0, run_figure.highest([series for *_, series in shown]))
     lines = []
     for mark, colour, series in shown:
-        t_ns, _, mean, _ = curves.at_most(series, _POINTS)
+        t_ns, _, mean, _ = run_figure.at_most(series, _POINTS)
         lines.append(Line(mark, colour, t_ns / 1e9, mean))
     title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one traced run of each"
     return Chart(title, _end(end_ns), "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
@@ -201,7 +199,7 @@ def _from_first_step(figures: Facts, kind: str, end_ns: int) -> Series | None:
         return None
     shown = (series.t_ns >= first_ns) & (series.t_ns <= first_ns + end_ns)
     series = replace(series, t_ns=series.t_ns[shown] - first_ns, value=series.value[shown])
-    return series if curves.has_readings(series) else None
+    return series if run_figure.has_readings(series) else None
 
 
 def _losses(a: Row, b: Row) -> Chart | None:

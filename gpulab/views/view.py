@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 
 from gpulab.diagnosis.diagnose import Headline
+from gpulab.formatting import plain_values
 from gpulab.views import html, text
 from gpulab.views.layout import Section
 
@@ -27,6 +29,10 @@ class View(ABC):
     @abstractmethod
     def _sections(self) -> tuple[Section, ...]:
         """Everything below the headline, in reading order."""
+
+    @abstractmethod
+    def _figures(self) -> Mapping[str, object]:
+        """Its JSON document, of records and of what JSON holds."""
 
     def _picture(self) -> str:
         """The picture of a page and of a notebook's output as HTML; empty where there is none."""
@@ -54,6 +60,11 @@ class View(ABC):
     def html(self) -> str:
         """A self-contained page: no network, the picture inside."""
         return html.page(self._opening(), self.headline, self._sections(), self._picture(), self._timeline())
+
+    def json(self) -> dict[str, object]:
+        """The figures as plain data for `json.dumps`; None is "not measurable"."""
+        figures: dict[str, object] = plain_values(self._figures())
+        return figures
 
     def fragment(self, *, full: bool = False) -> str:
         """For a notebook's output: headline, picture, the costliest finding, all else folded (where `full`, open)."""

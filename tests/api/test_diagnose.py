@@ -20,7 +20,6 @@ from gpulab.errors import UsageError
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Alert, Pause, PauseSum, Ranks, Run
 from gpulab.thresholds import DEFAULT, SOURCES, Thresholds
-from gpulab.views.report.document import document
 from gpulab.views.report.findings import finding_sections, untold_section
 from gpulab.views.report.report import Diagnosed, Report
 from tests.support import real_traces, synthetic
@@ -88,7 +87,7 @@ def test_the_json_keys_of_a_whole_report_are_described() -> None:
         inside(read_ms=1), wait=WaitParts(1.0, 0.0, 0.0, 0.0, 0.0), workers=(WorkerRow(-1, 1, 1.0, None),)
     )
     case = case_of(run, {"data_wait": 0.5}, loading)
-    made: Any = document(case.facts, diagnose(case.facts, predict_cures=False))
+    made: Any = Report(case.facts, diagnose(case.facts, predict_cures=False)).json()
     found = replace(finding("launch_bound", 1.0), prediction=Prediction({}, 0.5, (0.4, 0.6), "so"))
     shown: Any = Diagnosed(Diagnosis((found,))).json()
     keys = [*made, *shown["findings"][0], *made["loading"], *made["loading"]["wait"], *made["loading"]["workers"][0]]

@@ -22,7 +22,7 @@ import sys
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import os, threading, ipykernel, ipywidgets
 from tests.support.scripted_feed import GPU_SERIES, ScriptedFeed
-from gpulab.views.running.live_plot import live_view_or_none
+from gpulab.views.live_view import live_view_or_none
 threads = set(threading.enumerate())
 widgets = set(ipywidgets.widgets.widget._instances)
 print("ipykernel", ipykernel.__version__)

@@ -39,8 +39,8 @@ from gpulab.options import QUICK_VARIABLE
 from gpulab.run import Job, Run, Settings
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.verdict import verdict
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.report.html_figure import segments
+from gpulab.views.comparison import Compared
+from gpulab.views.run_figure import segments
 from gpulab.views.wording import PARTS
 from tests.support import synthetic
 from tests.support.comparisons import a_comparison

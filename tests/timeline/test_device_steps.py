@@ -12,7 +12,7 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.integrity import integrity
 from gpulab.prediction.replay import Changes, Replay
 from gpulab.run import Category, Run
-from gpulab.views.report.step_bars import bars
+from gpulab.views.run_figure import binned_steps
 from tests.support import synthetic
 from tests.support.timelines import MAIN, STREAM, STREAM_2, Span, ran, spans_of, timeline
 
@@ -85,6 +85,6 @@ def test_a_copy_beside_the_kernels_holds_no_step_back() -> None:
 
 def test_bars_of_profiled_steps_stand_where_the_gpu_works() -> None:
     known = facts(ahead(150, 5, 100))
-    drawn = bars(known)
+    drawn = binned_steps(known)
     assert (drawn.right_s - drawn.left_s).tolist() == pytest.approx([0.1] * 5, rel=0.001)
     assert known.outside_steps_fraction == pytest.approx(0, abs=0.001)

@@ -41,7 +41,7 @@ from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import differences
 from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.views import wording
-from gpulab.views.comparison.table import side_by_side, unprofiled_us
+from gpulab.views.comparison_sections import side_by_side, unprofiled_us
 from tests.support import comparisons as made
 
 MS = 1_000_000

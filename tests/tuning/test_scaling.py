@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from gpulab.api.ranked_experiment import counts_of
 from gpulab.errors import UsageError
 from gpulab.tuning.compare.statistics import scaling
-from gpulab.views.scaling import ScalingView
+from gpulab.views.comparison import ScalingView
 
 
 @given(st.floats(1.0, 1e6), st.dictionaries(st.sampled_from([2, 4, 8]), st.floats(1.0, 20.0), min_size=1))

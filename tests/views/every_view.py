@@ -16,8 +16,8 @@ from gpulab.run import Change, Steps
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import Comparison, Experiment, Side
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.comparison.comparison import Compared
+from gpulab.views.climb import Climbed
+from gpulab.views.comparison import Compared
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.predictions import Predicted
 from gpulab.views.report.report import Diagnosed, Report

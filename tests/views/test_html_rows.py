@@ -10,8 +10,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpulab.views.html_rows import FactorRange, Piece, factor_axis, factor_row, layers, row
-from gpulab.views.interval_places import FactorAxis, axis_of, factor_ticks, labels, stepped_axis
+from gpulab.views.bars import (
+    FactorAxis,
+    FactorRange,
+    Piece,
+    axis_of,
+    factor_axis,
+    factor_row,
+    factor_ticks,
+    labels,
+    layers,
+    row,
+    stepped_axis,
+)
 from tests.support.markup import Markup
 
 RANGES = st.builds(

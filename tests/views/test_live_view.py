@@ -18,16 +18,9 @@ import numpy as np
 import pytest
 
 from gpulab.live_feed import Delta, Status
-from gpulab.views.running import live_plot
-from gpulab.views.running.live_plot import (
-    LiveView,
-    Messages,
-    merge_samples,
-    merge_steps,
-    thinned,
-    widened,
-)
-from gpulab.views.running.widgets import STOP_MESSAGE, accept_stop
+from gpulab.views import live_view
+from gpulab.views.live_view import LiveView, Messages, merge_samples, merge_steps, thinned, widened
+from gpulab.views.widgets import STOP_MESSAGE, accept_stop
 from tests.support.paths import ROOT, TESTS
 from tests.support.scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 
@@ -69,7 +62,7 @@ class FakeWidget:
         self._fail("close")
 
     def _repr_mimebundle_(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return {live_plot.WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
+        return {live_view.WIDGET_VIEW: {"model_id": "m"}, "text/plain": "<object at 0x1>"}, {}
 
 
 class FakeHandle:
@@ -109,7 +102,7 @@ def stage(monkeypatch: pytest.MonkeyPatch) -> FakeHandle:
         handle.shown.append((obj, kwargs))
         return handle
 
-    monkeypatch.setattr(live_plot, "_widget_class", lambda: FakeWidget)
+    monkeypatch.setattr(live_view, "_widget_class", lambda: FakeWidget)
     monkeypatch.setattr("IPython.display.display", display)
     monkeypatch.setattr(FakeWidget, "break_on", "")
     return handle
@@ -183,12 +176,12 @@ def test_a_long_run_is_remembered_in_bounded_memory() -> None:
     for _ in range(120):
         feed.advance(1.0)
         _, buffers = messages.encode(feed.drain(), feed.series())
-        assert len(buffers[0]) <= live_plot.ROWS_PER_MESSAGE * 4 * len(live_plot.STEP_COLUMNS)
+        assert len(buffers[0]) <= live_view.ROWS_PER_MESSAGE * 4 * len(live_view.STEP_COLUMNS)
     assert feed.step > 100_000
-    assert sum(len(chunk) for chunk in messages._steps._chunks) <= 4 * live_plot.HISTORY_ROWS
+    assert sum(len(chunk) for chunk in messages._steps._chunks) <= 4 * live_view.HISTORY_ROWS
     history: Any = messages.history()
-    steps = np.frombuffer(history["buffers"][0], "<f4").reshape(-1, len(live_plot.STEP_COLUMNS))
-    assert 100 < len(steps) <= live_plot.HISTORY_ROWS
+    steps = np.frombuffer(history["buffers"][0], "<f4").reshape(-1, len(live_view.STEP_COLUMNS))
+    assert 100 < len(steps) <= live_view.HISTORY_ROWS
     assert steps[:, 4].sum() == feed.step
     assert [p["phase"] for p in history["head"]["phases"]] == ["after profiling"]
     assert history["head"]["ended"] and len(history["head"]["series"]) == len(CPU_SERIES)
@@ -199,7 +192,7 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     view, widget = begun(feed, kernel)
     (note, _), (shown, how) = stage.shown[:2]
     assert "gpulab-live-note" in note["text/html"] and "%gpulab report" in note["text/html"]
-    assert live_plot.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
+    assert live_view.WIDGET_VIEW in shown and "0x" not in shown["text/plain"] and how["raw"] and how["display_id"]
     until(lambda: len(widget.sent) > 3)
     feed.advance(2.0)
     assert widget.senders == {"gpulab-live-view"}
@@ -207,7 +200,7 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     view.end()
     last = widget.sent[-1][0]
     assert last["ended"] and last["status"]["step"] == feed.step
-    assert sum(len(b[0]) for _, b in widget.sent) == feed.step * 4 * len(live_plot.STEP_COLUMNS), (
+    assert sum(len(b[0]) for _, b in widget.sent) == feed.step * 4 * len(live_view.STEP_COLUMNS), (
         "each step is sent once"
     )
     assert widget.history["head"]["status"] == last["status"]
@@ -215,7 +208,7 @@ def test_a_run_is_shown_fed_from_a_thread_and_replaced(stage: FakeHandle) -> Non
     assert list(kernel.control_handlers) == ["shutdown_request"]
     assert widget.closed == 0, "the chart stays until it is replaced"
     assert view.replace({"text/plain": "report"})
-    emptied, report = [(live_plot.EMPTY, {"raw": True})] * 2, ({"text/plain": "report"}, {"raw": True})
+    emptied, report = [(live_view.EMPTY, {"raw": True})] * 2, ({"text/plain": "report"}, {"raw": True})
     assert stage.shown[-3:] == [*emptied, report], "the report is the last output, below what the cell printed"
     assert widget.closed == 2 and widget.callbacks == [], "the widget and its layout"
     assert view.problem is None
@@ -299,8 +292,8 @@ def test_stop_over_the_comm_is_heard_until_the_end(stage: FakeHandle) -> None:
 
 
 def test_asking_for_a_live_view_in_a_script_imports_no_ipython() -> None:
-    code = "import sys; from gpulab.views.running import live_plot; assert live_plot.live_view_or_none() is None"
-    code += "; assert live_plot.why_no_live_view() == 'no Jupyter kernel runs this code'; print(*sys.modules)"
+    code = "import sys; from gpulab.views import live_view; assert live_view.live_view_or_none() is None"
+    code += "; assert live_view.why_no_live_view() == 'no Jupyter kernel runs this code'; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert {"IPython", "ipywidgets", "anywidget", "torch"}.isdisjoint(done.stdout.split())
 
@@ -310,8 +303,8 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
     import ipywidgets
 
     before = set(ipywidgets.widgets.widget._instances)
-    widget: Any = live_plot._widget_class()(run_key="k")
-    assert widget._esm == live_plot.MODULE.read_text(encoding="utf-8")
+    widget: Any = live_view._widget_class()(run_key="k")
+    assert widget._esm == live_view.MODULE.read_text(encoding="utf-8")
     assert {"run_key", "history", "_esm"} <= set(widget.get_state())
     widget.layout.close()
     widget.close()
@@ -320,7 +313,7 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
 
 def test_the_modules_load_nothing() -> None:
     """VS Code and Colab take a module's text alone, and no network has to be there."""
-    modules = {path.name: path.read_text(encoding="utf-8") for path in live_plot.MODULE.parent.glob("*.js")}
+    modules = {path.name: path.read_text(encoding="utf-8") for path in live_view.MODULE.parent.glob("*.js")}
     assert {"bench.js", "live.js", "stop_button.js"} <= modules.keys()
     assert {name for name, text in modules.items() if LOADS.search(text)} == set()
 

@@ -32,9 +32,9 @@ from gpulab.tuning.compare.blocks import UNPROFILED, compare_blocks, compare_run
 from gpulab.tuning.record import BASELINE, Comparison, Side
 from gpulab.views import bench as view
 from gpulab.views import side_by_side
-from gpulab.views.comparison.comparison import Compared
+from gpulab.views.comparison import Compared
+from gpulab.views.live_view import _sentence
 from gpulab.views.report.report import Report
-from gpulab.views.running.diagnosis_line import _sentence
 from gpulab.views.wording import OWN_BATCHES, PARTS
 from planted.golden import cases
 from tests.support import rule_cases, synthetic

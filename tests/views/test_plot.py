@@ -27,8 +27,8 @@ from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
 from gpulab.run import Samples, Steps
 from gpulab.tuning.record import Comparison, Experiment
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.report.html_figure import segments
+from gpulab.views.comparison import Compared
+from gpulab.views.run_figure import segments
 from tests.support import comparisons as made
 from tests.support import synthetic
 from tests.views.every_view import CASES, hostile_comparison, noisy, nothing

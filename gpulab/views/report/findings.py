@@ -8,9 +8,9 @@ from gpulab.analysis.source_lines import SourceLine
 from gpulab.diagnosis.catalogue import kind_of, title_for, title_of
 from gpulab.diagnosis.diagnose import figures, summary
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding
-from gpulab.formatting import capitalized, duration, factor, percent, plain_values, plural
+from gpulab.formatting import capitalized, duration, factor, percent, picked, plural
 from gpulab.prediction.prediction import Prediction
-from gpulab.views.html_bars import BLUE
+from gpulab.views.bars import BLUE
 from gpulab.views.layout import PAIRS, Column, Row, Section, present
 from gpulab.views.wording import plain
 
@@ -63,7 +63,7 @@ def documents(diagnosis: Diagnosis) -> dict[str, object]:
     """`findings` and `untold` as plain data; None is "not measurable", or there is none."""
     return {
         "findings": [_document(f) for f in diagnosis.findings],
-        "untold": [plain_values(u) for u in diagnosis.untold],
+        "untold": diagnosis.untold,
     }
 
 
@@ -186,25 +186,17 @@ def _may_slow_down(interval: tuple[float, float] | None) -> bool:
 
 
 def _document(finding: Finding) -> dict[str, object]:
-    prediction = finding.prediction
+    evidence = [
+        {"words": e.words, "span_us": None if e.span is None else [t / 1e3 for t in e.span]} for e in finding.evidence
+    ]
     return {
-        "key": finding.key,
-        "summary": finding.summary,
-        "level": finding.level,
-        "evidence": [
-            {"words": e.words, "span_us": None if e.span is None else [t / 1e3 for t in e.span]}
-            for e in finding.evidence
-        ],
-        "recoverable_us_per_step": finding.recoverable_us_per_step,
-        "once_us": finding.once_us,
-        "confidence": finding.confidence,
-        "knob": finding.knob,
+        **picked(finding, "key", "summary", "level"),
+        "evidence": evidence,
+        **picked(finding, "recoverable_us_per_step", "once_us", "confidence", "knob"),
         "cure": finding.cure or None,
-        "predicted_ratio": finding.predicted_ratio,
-        "predicted_interval": finding.predicted_interval,
-        "prediction": None if prediction is None else plain_values(prediction),
+        **picked(finding, "predicted_ratio", "predicted_interval", "prediction"),
         "source_line": finding.source_line or None,
-        "source": [plain_values(line) for line in finding.source],
+        "source": finding.source,
         "lesson": finding.lesson or None,
         "after": finding.after or None,
         "shares_with": finding.shares_with,

@@ -12,15 +12,15 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
 from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis
-from gpulab.formatting import decapitalized, duration, duration_range, percent, plain_values, plural
+from gpulab.formatting import decapitalized, duration, duration_range, percent, picked, plural
 from gpulab.run import NOT_KEPT, Ranks
 from gpulab.views.layout import TEXTS, Column, Section, numbers, present
-from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections
-from gpulab.views.report.html_figure import picture
+from gpulab.views.report.report import SCHEMA, report_document
 from gpulab.views.report.sections import device, sections
 from gpulab.views.report.timeline_page import timeline_section
 from gpulab.views.report.trace_sections import exchanges_section
+from gpulab.views.run_figure import picture
 from gpulab.views.view import View
 from gpulab.views.wording import plain
 
@@ -49,25 +49,23 @@ class RankedReport(View):
             return self.comparison.straggler
         return next((rank for rank, figures in self.facts.items() if figures.breakdown), next(iter(self.facts)))
 
-    def json(self) -> dict[str, object]:
-        """The figures of every rank as plain data for `json.dumps`; None is "not measurable"."""
+    def _figures(self) -> dict[str, object]:
         comparison = self.comparison
-        figures: dict[str, object] = {
-            "schema": document.SCHEMA,
+        return {
+            "schema": SCHEMA,
             "source": "ranks",
             "ranks": {"path": self.ranks.path, "present": list(self.facts), "world_size": self.ranks.world_size},
-            "integrity": document.integrity(comparison.integrity),
+            "integrity": picked(comparison.integrity, "state", "checks"),
             "straggler": comparison.straggler,
             "collectives": comparison.collectives,
             "mismatch": comparison.mismatch,
-            "exchanges": [plain_values(exchange) for exchange in self.comparison.exchanges],
+            "exchanges": comparison.exchanges,
             "communication_us": {r.rank: _communication(r) for r in comparison.ranks},
-            "problems": [plain_values(p) for p in self.ranks.problems],
-            "per_rank": {rank: document.document(facts, self.each[rank]) for rank, facts in self.facts.items()},
-            "headline": plain_values(self.headline),
+            "problems": self.ranks.problems,
+            "per_rank": {rank: report_document(facts, self.each[rank]) for rank, facts in self.facts.items()},
+            "headline": self.headline,
             **documents(self.diagnosis),
         }
-        return document.plain_data(figures)
 
     def _opening(self) -> str:
         return job_opening(self.ranks, self.facts)

@@ -1,23 +1,33 @@
-"""One report of one run, and each way to show it."""
+"""One report of one run, and each way to show it.
+
+Its figures as plain data (docs/report-json.md) are a contract for programs, where null is "not measurable". Keys of the
+accounting are those of every trace report; `step_us`, `data_wait_per_step_us`, `curves`, `loader`, `missing`, `choices`
+and `observer` are the run's own. Times are microseconds since the start of the run.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpulab.analysis.facts import Facts
+import numpy as np
+from msgspec.structs import asdict
+
+from gpulab.analysis.breakdown import PARTS, Breakdown
+from gpulab.analysis.facts import Facts, TraceFacts
 from gpulab.analysis.steps import StepChange
 from gpulab.diagnosis.diagnose import Headline, headline
 from gpulab.diagnosis.finding import Diagnosis, Finding, Undetermined
-from gpulab.formatting import capitalized, duration, plural, speedup
+from gpulab.formatting import capitalized, duration, picked, plural, speedup
+from gpulab.run import Run
 from gpulab.views.layout import Section, present
-from gpulab.views.report import document
 from gpulab.views.report.findings import documents, finding_sections, untold_section
-from gpulab.views.report.html_figure import picture
+from gpulab.views.report.run_sections import pauses_document
 from gpulab.views.report.sections import more, opening, sections
 from gpulab.views.report.timeline_page import timeline_section
+from gpulab.views.run_figure import picture
 from gpulab.views.view import View
-from gpulab.views.wording import plain
+from gpulab.views.wording import flag_names, plain
 
 if TYPE_CHECKING:
     from gpulab.tuning.bench import Speed
@@ -42,9 +52,8 @@ class Report(View):
         """The first finding's sentence, its evidence and its level."""
         return headline(self.diagnosis, self._before())
 
-    def json(self) -> dict[str, object]:
-        """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        return document.document(self.facts, self.diagnosis, self._before())
+    def _figures(self) -> dict[str, object]:
+        return report_document(self.facts, self.diagnosis, self._before())
 
     def _before(self) -> str:
         """ "84.0 ms per step; baseline: 179 ms.", after what had no effect; empty for a run of the baseline.
@@ -123,9 +132,8 @@ class Diagnosed(View):
         """The finding of that key, or None."""
         return self.result.of(key)
 
-    def json(self) -> dict[str, object]:
-        """`findings` and `untold` as plain data for `json.dumps`; None is "not measurable"."""
-        return document.plain_data(documents(self.result))
+    def _figures(self) -> dict[str, object]:
+        return documents(self.result)
 
     def __repr__(self) -> str:
         return self.text().rstrip("\n")
@@ -135,3 +143,131 @@ class Diagnosed(View):
 
     def _sections(self) -> tuple[Section, ...]:
         return present(*finding_sections(self.result, below_headline=True), untold_section(self.result))
+
+
+SCHEMA = 2
+COSTLIEST = 20
+
+
+def report_document(facts: Facts, diagnosis: Diagnosis, before: str = "") -> dict[str, object]:
+    """Every figure of the report, with its headline."""
+    heading = {"headline": headline(diagnosis, before)}
+    return {"schema": SCHEMA, **_accounting(facts), **_of_the_run(facts), **heading, **documents(diagnosis)}
+
+
+def _accounting(facts: Facts) -> dict[str, object]:
+    """What the reports of all traces have; `recorded`: peaks per device, whose curves are in `run.memory_events`."""
+    run, breakdown, trace = facts.run, facts.breakdown, facts.trace
+    ranked = run.origin is not None and run.origin.rank is not None
+    memory = [
+        {
+            **picked(curve, "device_index", "peak_bytes"),
+            "peak_us": curve.peak_t_ns / 1e3,
+            **picked(curve, "reserved_peak_bytes", "allocations", "releases", "growth_bytes", "absolute"),
+        }
+        for curve in facts.memory
+    ]
+    return {
+        "source": run.source,
+        "device": run.device,
+        "ranks": picked(run.origin, "rank", "world_size", "backend") if ranked else None,
+        "integrity": picked(facts.integrity, "state", "checks") if facts.integrity else None,
+        "window_us": (run.timeline.window_ns[1] - run.timeline.window_ns[0]) / 1e3 if run.timeline else None,
+        **picked(breakdown, "busy_fraction", "kernel_busy_fraction"),
+        "steps": _steps(breakdown) if breakdown else None,
+        "data_wait_us": _profiled_data_wait(run, breakdown) if breakdown else None,
+        "tensor_core_fraction": trace.kernels.tensor_core_fraction if trace and trace.kernels else None,
+        "memory": {**asdict(run.memory), "recorded": memory},
+        "kernels": facts.kernels[:COSTLIEST] or None,
+        "operators": facts.operators[:COSTLIEST] or None,
+    }
+
+
+def _of_the_run(facts: Facts) -> dict[str, object]:
+    run, trace, observer = facts.run, facts.trace, facts.run.observer
+    return {
+        "id": run.id,
+        "name": run.settings.name,
+        "created": run.created,
+        "outcome": {"kind": run.outcome, "detail": run.outcome_detail},
+        "wall_us": run.wall_ns / 1e3,
+        "step_source": run.step_source,
+        "step_count": len(run.steps),
+        "step_us": facts.step_us,
+        "profiled_step_us": facts.traced_step_us,
+        "data_wait_per_step_us": facts.data_wait_us,
+        "data_wait_fraction": facts.data_wait_fraction,
+        "optimizer_per_step_us": facts.optimizer_us,
+        **picked(facts, "samples_per_s", "steps_per_s", "outside_steps_fraction"),
+        "dropped": facts.selection.dropped,
+        "breakdown": _step_breakdown(facts),
+        "devices": [_device_account(account) for account in trace.devices] if trace else None,
+        "kernel_statistics": _kernel_statistics(trace) if trace else None,
+        **picked(trace, "copies", "exchanges"),
+        **picked(facts, "curves"),
+        "loader": run.loader,
+        "loading": facts.loading,
+        **pauses_document(run),
+        "observer": {
+            "hooks_us_per_step": facts.observer_us_per_step,
+            "profiler_start_us": _us(observer.profiler_start_ns),
+            "profiler_stop_us": _us(observer.profiler_stop_ns),
+            **picked(observer, "event_count", "window_truncated"),
+        },
+        "missing": [{**picked(m, "key", "what", "reason"), "since_us": _us(m.since_ns)} for m in run.missing],
+        **picked(run, "changes", "choices", "environment"),
+    }
+
+
+def _steps(breakdown: Breakdown) -> list[dict[str, object]]:
+    return [
+        {
+            "number": step.number,
+            "start_us": step.start_ns / 1e3,
+            "wall_us": (step.end_ns - step.start_ns) / 1e3,
+            "flags": flag_names(step.flags),
+            "parts_us": {part: step.parts_ns[part] / 1e3 for part in PARTS},
+        }
+        for step in breakdown.steps
+    ]
+
+
+def _profiled_data_wait(run: Run, breakdown: Breakdown) -> dict[str, float | None]:
+    """Over the profiled steps: how long the loop waited, and how much of it the device's work did not hide."""
+    profiled = np.isin(run.steps.number, [step.number for step in breakdown.steps])
+    exposed = sum(step.parts_ns["data_wait"] for step in breakdown.steps)
+    waited = None if breakdown.whole_window else float(run.steps.data_wait_ns[profiled].sum() / 1e3)
+    return {"waited": waited, "exposed": exposed / 1e3}
+
+
+def _step_breakdown(facts: Facts) -> dict[str, object] | None:
+    """The one that every view shows; `median_us` and `profiled_share` are of the profiled steps alone."""
+    account, shares = facts.breakdown, facts.shares
+    if account is None or shares is None:
+        return None
+    return {
+        **picked(account, "device", "whole_window", "median_step"),
+        "step_us": shares.step_us,
+        "share": {part: shares.share[part] for part in PARTS},
+        "part_us": {part: shares.us(part) for part in PARTS},
+        "median_us": {part: account.median_us[part] for part in PARTS},
+        "profiled_share": {part: account.share[part] for part in PARTS},
+    }
+
+
+def _kernel_statistics(trace: TraceFacts) -> dict[str, object]:
+    figures = ("count", "short_count_fraction", "short_time_fraction", "est_achieved_occupancy_pct")
+    return {**picked(trace.kernels, *figures), **picked(trace, "est_sm_efficiency", "launches")}
+
+
+def _device_account(account: Breakdown) -> dict[str, object]:
+    return {
+        **picked(account, "device_index", "busy_fraction", "kernel_busy_fraction"),
+        **picked(account, "device", "whole_window", "median_step"),
+        "median_us": {part: account.median_us[part] for part in PARTS},
+        "share": {part: account.share[part] for part in PARTS},
+    }
+
+
+def _us(ns: int | None) -> float | None:
+    return None if ns is None else ns / 1e3

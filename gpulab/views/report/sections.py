@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.analysis.cores import CoreShare
-from gpulab.analysis.facts import Facts, is_long_enough, too_few
+from gpulab.analysis.facts import Facts, too_few
 from gpulab.analysis.operators import CostRow
 from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread
@@ -17,22 +15,31 @@ from gpulab.formatting import (
     NOT_MEASURABLE,
     capitalized,
     duration,
+    duration_ns,
     duration_range,
-    factor,
-    gib,
     number,
     percent,
-    plain_values,
     plural,
     rate,
-    size,
 )
-from gpulab.intervals import measure, union_of
-from gpulab.run import Change, Pause, PauseKind, Run, TraceOrigin
+from gpulab.run import Run
 from gpulab.timeline.spans import is_loader, is_optimizer
 from gpulab.views import wording
-from gpulab.views.layout import PAIRS, TEXTS, Column, Row, Section, numbers, present
-from gpulab.views.report.dataloader_section import loading_sections
+from gpulab.views.layout import PAIRS, Column, Row, Section, numbers, present
+from gpulab.views.report.run_sections import (
+    changes_section,
+    choices_section,
+    core_section,
+    device_section,
+    loader_section,
+    loading_sections,
+    memory_section,
+    missing_section,
+    origin_section,
+    overhead_section,
+    pause_sections,
+    stored_section,
+)
 from gpulab.views.report.trace_sections import trace_sections
 from gpulab.views.wording import plain
 
@@ -41,7 +48,6 @@ _LARGEST = 3  # parts that one line has room for
 COSTLIEST = 10
 NEARLY_ALL = 0.95  # of the whole cell's time in the profiled window: then the cell ran with the profiler
 WHOLE_CELL = "whole cell"
-TOO_SHORT = "too short to measure"
 
 _OPERATORS_NOTE = "Self CPU time."
 _DEVICE_NOTE = "GPU time: of the kernels that the operator itself launched."
@@ -104,14 +110,18 @@ def sections(facts: Facts, unsaved: str = "", untold: Section | None = None) -> 
         _costliest("Top kernels and copies", _KERNELS_NOTE, facts.kernels, few, whole=whole),
         *pause_sections(facts.run),
         *trace_sections(facts),
-        *(() if loaded else (_curves(facts), _memory(facts.run), *loading_sections(facts), _loader(facts.run))),
+        *(
+            ()
+            if loaded
+            else (device_section(facts), memory_section(facts.run), *loading_sections(facts), loader_section(facts.run))
+        ),
         untold,
-        _missing(facts.run),
+        missing_section(facts.run),
         _profiled_alone(facts),
         None if loaded else core_section(facts),
-        None if loaded else _observer(facts),
-        _choices(facts.run),
-        _origin(facts.run.origin) if facts.run.origin else _keep(facts.run, unsaved),
+        None if loaded else overhead_section(facts),
+        choices_section(facts.run),
+        origin_section(facts.run.origin) if facts.run.origin else stored_section(facts.run, unsaved),
     )
 
 
@@ -146,15 +156,15 @@ def _typical(facts: Facts) -> str:
 def _whole_row(run: Run) -> tuple[str, ...]:
     """The time of code without steps, and for how much of it the profiler ran."""
     if run.source == "trace":
-        return "the whole trace", _ns(run.code_wall_ns)
+        return "the whole trace", duration_ns(run.code_wall_ns)
     recorded_ns = run.timeline.window_ns[1] - run.timeline.window_ns[0] if run.timeline is not None else 0
     if run.timeline is None and run.observer.profiler_start_ns is None:
         how = "without the profiler"
     elif recorded_ns >= NEARLY_ALL * run.code_wall_ns:
         how = "with the profiler"
     else:
-        how = f"of which the profiler recorded {_ns(recorded_ns)}"
-    return f"the whole run, {how}", _ns(run.code_wall_ns)
+        how = f"of which the profiler recorded {duration_ns(recorded_ns)}"
+    return f"the whole run, {how}", duration_ns(run.code_wall_ns)
 
 
 def _spread_row(label: str, spread: Spread | None) -> tuple[str, ...]:
@@ -295,9 +305,9 @@ def _breakdown_lines(facts: Facts, breakdown: Breakdown, shares: StepShares) -> 
         )
     before_ns = breakdown.windows[0, 0] - breakdown.host_windows[0, 0]
     if breakdown.whole_window and before_ns:
-        lines.append(f"Without the first {_ns(before_ns)}, of work that was launched before the recording.")
+        lines.append(f"Without the first {duration_ns(before_ns)}, of work that was launched before the recording.")
     if breakdown.start_up_ns:
-        lines.append(f"Starting up took {_ns(breakdown.start_up_ns)}, once: it is in none of these shares.")
+        lines.append(f"Starting up took {duration_ns(breakdown.start_up_ns)}, once: it is in none of these shares.")
     lines += _annotated(facts, breakdown, shares)
     hidden = _hidden_wait(facts, shares)
     return [*lines, hidden] if hidden else lines
@@ -370,283 +380,3 @@ def _cost_row(row: CostRow, on_gpu: bool, shared: bool) -> Row:
     figures = (duration(row.device_us), time) if on_gpu else (*[percent(row.share)] * shared, time)
     cells = (wording.operator_name(row.name), *figures, number(row.calls_per_step))
     return Row(cells, full=plain(row.name))
-
-
-def _curves(facts: Facts) -> Section | None:
-    brief = [s for s in facts.run.samples.series if len(s.value) and not is_long_enough(s)]
-    if not facts.curves and not brief:
-        return None
-    cells = [
-        (
-            plain(c.label),
-            "–" if c.step_mean is None else wording.quantity(c.step_mean, c.name, c.unit),
-            wording.quantity(c.mean, c.name, c.unit),
-            wording.quantity(c.maximum, c.name, c.unit),
-            f"{c.count:,}",
-            plain(c.source),
-        )
-        for c in facts.curves
-    ]
-    cells += [(plain(s.label), TOO_SHORT, "", "", f"{len(s.value):,}", plain(s.source)) for s in brief]
-    columns = (Column("", "cut"), *numbers("in steps", "in all", "maximum", "readings"), Column("source"))
-    if brief:
-        result = f"{plain(brief[0].label)}: {TOO_SHORT}"
-    else:
-        first = facts.curves[0]
-        mean, where = (first.mean, "on average") if first.step_mean is None else (first.step_mean, "in counted steps")
-        result = f"{plain(first.label)}: {wording.quantity(mean, first.name, first.unit)} {where}"
-    return Section.table("Device", columns, cells, result=result)
-
-
-def _memory(run: Run) -> Section:
-    memory = run.memory
-    rows = [("peak of the process and its workers", gib(memory.peak_rss_bytes))]
-    if run.device.kind == "cuda":
-        rows += [
-            ("peak allocated by tensors on the GPU", gib(memory.peak_allocated_bytes)),
-            ("peak reserved by PyTorch on the GPU", gib(memory.peak_reserved_bytes)),
-        ]
-    rows.append((f"memory of the {'machine' if run.device.kind == 'cpu' else 'GPU'}", gib(memory.total_bytes)))
-    peak = memory.peak_rss_bytes if run.device.kind == "cpu" else memory.peak_reserved_bytes
-    result = f"peak {gib(peak)} of {gib(memory.total_bytes)}" if peak is not None else NOT_MEASURABLE
-    return Section.table("Memory", PAIRS, rows, result=result)
-
-
-def _loader(run: Run) -> Section | None:
-    title = "DataLoader settings"
-    loader = run.loader
-    if loader is None:
-        return None
-    pairs = {
-        "dataset": plain(loader.dataset)
-        + ("" if loader.dataset_length is None else f", {plural(loader.dataset_length, 'item')}"),
-        "batch_size": _or_unknown(loader.batch_size),
-        "num_workers": f"{loader.num_workers:,}"
-        + (" (loads in the training process itself)" if not loader.num_workers else ""),
-        "prefetch_factor": "none without workers" if not loader.num_workers else _or_unknown(loader.prefetch_factor),
-        "pin_memory": str(loader.pin_memory),
-        "persistent_workers": str(loader.persistent_workers),
-        "batches per epoch": _or_unknown(loader.length),
-    }
-    result = f"batch_size {pairs['batch_size']}, {plural(loader.num_workers, 'worker')}"
-    return Section.table(title, PAIRS, pairs.items(), result=result)
-
-
-def _or_unknown(value: int | None) -> str:
-    return "unknown" if value is None else f"{value:,}"
-
-
-def _missing(run: Run) -> Section | None:
-    title = "What could not be measured"
-    rows = []
-    if not run.settings.trace:
-        rows.append(("where a step's time goes", "the run was made without the profiler (--no-trace)"))
-    if not any(len(s.value) for s in run.samples.series) and not any(m.key == "curves" for m in run.missing):
-        rows.append(("device curves and peak memory", "the run ended before the meters were first read"))
-    for m in run.missing:
-        since = "" if m.since_ns is None else f" (from {duration(m.since_ns / 1e3)} into the run on)"
-        rows.append((plain(m.what), plain(m.reason) + since))
-    return Section.table(title, TEXTS, rows, aside=True) if rows else None
-
-
-def _observer(facts: Facts) -> Section:
-    observer = facts.run.observer
-    rows = [("gpulab's own code per step (already subtracted)", duration(facts.observer_us_per_step))]
-    if observer.own_ns:
-        rows.append(("gpulab's own time outside the steps, in all", _ns(observer.own_ns)))
-    if facts.run.timeline is not None:
-        rows += [
-            ("starting the profiler, once", _ns(observer.profiler_start_ns)),
-            ("stopping the profiler, once", _ns(observer.profiler_stop_ns)),
-            ("events recorded", f"{observer.event_count:,}"),
-        ]
-    lines = []
-    ratio = facts.profiled_over_unprofiled
-    if ratio is not None:
-        longer, other = ("A traced", "an untraced") if ratio >= 1 else ("An untraced", "a traced")
-        lines.append(f"{longer} step took {factor(max(ratio, 1 / ratio))}× the time of {other} one (medians).")
-    if observer.window_truncated:
-        lines.append(f"The traced window ended early: {plain(observer.window_truncated)}.")
-    return Section.table("Profiling overhead", PAIRS, rows, lines, aside=True)
-
-
-def _ns(value: int | None) -> str:
-    return duration(None if value is None else value / 1e3)
-
-
-def changes_section(title: str, changes: Sequence[Change]) -> Section | None:
-    """What was turned, and whether it took effect; None where nothing was."""
-    if not changes:
-        return None
-    cells = (
-        (
-            f"{plain(c.name)}={plain(c.value)}",
-            plain(c.found) or "unknown",
-            plain(c.kind),
-            f"{wording.effect(c)}: {plain(c.evidence)}",
-        )
-        for c in changes
-    )
-    columns = (Column("setting"), Column("before"), Column("kind"), Column("", "wrap"))
-    result = ", ".join(f"{plain(c.name)}={plain(c.value)}: {wording.effect(c)}" for c in changes)
-    return Section.table(title, columns, cells, wide=True, result=result)
-
-
-def _choices(run: Run) -> Section | None:
-    if not run.choices:
-        return None
-    cells = ((plain(c.what), f"{plain(c.value)}: {plain(c.reason)}") for c in run.choices)
-    return Section.table("What gpulab chose", PAIRS, cells, aside=True)
-
-
-def _origin(origin: TraceOrigin) -> Section:
-    """Where a loaded trace comes from, as far as it tells."""
-    versions = ", ".join(f"{plain(name)} {plain(version)}" for name, version in origin.versions.items())
-    rank = "" if origin.rank is None else f"{origin.rank}" + (f" of {origin.world_size}" if origin.world_size else "")
-    pairs = {
-        "file": plain(origin.path),
-        "size": f"{size(origin.size_bytes)}, {size(origin.text_bytes)} of text",
-        "events": f"{origin.events_read:,}, clock in {'nanoseconds' if origin.clock == 'ns' else 'microseconds'}",
-        "rank": rank,
-        "versions": versions,
-    }
-    return Section.table("This trace", PAIRS, (pair for pair in pairs.items() if pair[1]), aside=True)
-
-
-def _keep(run: Run, unsaved: str) -> Section:
-    lines = [f"Run {plain(run.id)}, {plain(run.created)}."]
-    if unsaved:
-        lines.append(f"Not saved: {plain(unsaved)}")
-    elif not run.settings.save:
-        lines.append("Not saved (--no-save).")
-    else:
-        lines.append(f"Open it again: gpulab report {plain(run.id)}")
-    return Section("This run", lines=tuple(lines), aside=True)
-
-
-def core_section(facts: Facts) -> Section | None:
-    """None where nothing was read."""
-    cores = facts.cores
-    if cores is None:
-        return None
-    rows = [("usable by this process", _usable(cores))]
-    for what, count in (
-        ("used by this process and its workers", cores.got_cores),
-        ("used by all other programs", cores.others_cores),
-    ):
-        if count is not None:
-            rows.append((what, f"{number(round(count, 2))} (mean during the steps)"))
-    if cores.thread_wait_fraction is not None:
-        rows.append(("waiting for a CPU core, loading or not", f"{duration(cores.wait_us)} per step (mean)"))
-    if cores.throttled_fraction is not None and cores.quota_cores is not None:
-        rows.append(("CPU quota ran out", f"in {percent(cores.throttled_fraction)} of its periods"))
-    return Section.table("CPU cores", PAIRS, rows, aside=True)
-
-
-def _usable(cores: CoreShare) -> str:
-    count = "unknown" if cores.cores is None else number(cores.cores)
-    if cores.quota_cores is None or (cores.cores is not None and cores.quota_cores >= cores.cores):
-        return count
-    return f"{number(cores.quota_cores)}: the quota of its container, on {plural(cores.cores or 0, 'core')}"
-
-
-KINDS: Mapping[PauseKind, str] = MappingProxyType(
-    {
-        "checkpoint_save": "saving",
-        "evaluation": "evaluation",
-        "logging": "logging",
-        "callback": "callbacks",
-        "compile": "compiling",
-        "gc": "collecting garbage",
-    }
-)
-_LEAST_SHARE, _LEAST_NS = 0.001, 10_000_000  # of the run's time: less together is nobody's concern
-
-_NOTE = "Training paused during these, within a step or between steps. One pause may lie within another."
-_NO_STEPS = "No training step was found, so these times are of the whole code. One pause may lie within another."
-_SHORT = "Pauses under 1 ms count in the sum, but have no line of their own."
-
-
-def pause_sections(run: Run) -> tuple[Section, ...]:
-    """The section of pauses and that of alerts, where there were any."""
-    return present(_pauses(run), _alerts(run))
-
-
-def _pauses(run: Run) -> Section | None:
-    rows = [row for kind in KINDS if (row := _row(run, kind)) is not None]
-    if not rows:
-        return None
-    columns = (Column(""), *numbers("times", "together", "longest"), Column("started by", "wrap"))
-    note = _NOTE if len(run.steps) else _NO_STEPS
-    lines = (note, _SHORT) if run.more_pauses else (note,)
-    result = ", ".join(f"{kind} {together}" for kind, _, together, *_ in rows)
-    return Section.table("Pauses", columns, rows, lines, wide=True, result=result)
-
-
-def _row(run: Run, kind: PauseKind) -> tuple[str, ...] | None:
-    kept = [p for p in run.pauses if p.kind == kind]
-    more = [s for s in run.more_pauses if s.kind == kind]
-    count = len(kept) + sum(s.count for s in more)
-    together_ns = total_ns(kept) + sum(s.total_ns for s in more)
-    if not count or together_ns < max(_LEAST_NS, _LEAST_SHARE * run.code_wall_ns):
-        return None
-    longest = max(kept, key=lambda p: p.end_ns - p.start_ns, default=None)
-    return (
-        KINDS[kind],
-        f"{count:,}",
-        duration(together_ns / 1e3),
-        duration((longest.end_ns - longest.start_ns) / 1e3) if longest else "< 1 ms",
-        _place(run, longest) if longest else "",
-    )
-
-
-def total_ns(pauses: list[Pause]) -> int:
-    """The time that these cover; two that overlap count once."""
-    return measure(union_of((p.start_ns, p.end_ns) for p in pauses))
-
-
-def _place(run: Run, pause: Pause) -> str:
-    where = plain(str(run.places[pause.place])) if pause.place >= 0 else "unknown"
-    return f"{where} ({plain(pause.detail)})" if pause.detail else where
-
-
-def _alerts(run: Run) -> Section | None:
-    if not run.alerts:
-        return None
-    cells = (
-        (
-            duration(alert.since_ns / 1e3),
-            "the end" if alert.until_ns is None else duration(alert.until_ns / 1e3),
-            plain(alert.words),
-        )
-        for alert in run.alerts
-    )
-    columns = (*numbers("from", "to"), Column("", "wrap"))
-    result = plain(run.alerts[0].words)
-    return Section.table("Alerts while it ran", columns, cells, ("Times since the start of the run.",), result=result)
-
-
-def pauses_document(run: Run) -> dict[str, object]:
-    """The same as plain data: each kept pause, what was only counted, and the alerts. Times in µs."""
-    return {
-        "pauses": [
-            {
-                "kind": p.kind,
-                "start_us": p.start_ns / 1e3,
-                "end_us": p.end_ns / 1e3,
-                "source_line": str(run.places[p.place]) if p.place >= 0 else None,
-                "detail": p.detail,
-            }
-            for p in run.pauses
-        ],
-        "more_pauses": [plain_values(s) for s in run.more_pauses],
-        "alerts": [
-            {
-                "key": a.key,
-                "words": a.words,
-                "since_us": a.since_ns / 1e3,
-                "until_us": None if a.until_ns is None else a.until_ns / 1e3,
-            }
-            for a in run.alerts
-        ],
-    }

@@ -22,7 +22,7 @@ from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline import spans
 from gpulab.views import wording
-from gpulab.views.html_bars import static
+from gpulab.views.bars import static
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
 

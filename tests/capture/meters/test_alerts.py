@@ -23,7 +23,7 @@ from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status
 from gpulab.run import Alert, Phase, Samples, Series, Settings
 from gpulab.thresholds import DEFAULT
-from gpulab.views.running.alert_lines import AlertLines, alert_lines_or_none
+from gpulab.views.waiting import AlertLines, alert_lines_or_none
 from tests.support import synthetic
 from tests.support.loading_datasets import Planted
 

@@ -40,8 +40,8 @@ from gpulab.tuning.code import TextCode
 from gpulab.tuning.compare.blocks import compare_blocks, compare_sequential
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment, LossComparison, Side
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.climb.sections import headline
+from gpulab.views.climb import Climbed
+from gpulab.views.climb_sections import headline
 from tests.support.comparisons import PARTS_A, alike, as_written, blocks, facts_with, faster, loss_curve
 from tests.support.scripted_climb import DATASET, HEALTHY, SCENE, Machine, Script, finding, nothing_foretold
 from tests.tuning.cells import CELL, same, weights

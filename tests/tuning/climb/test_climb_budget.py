@@ -13,7 +13,7 @@ from gpulab.tuning.code import TextCode
 from gpulab.tuning.execute import Trial
 from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
-from gpulab.views.climb.climb import Climbed
+from gpulab.views.climb import Climbed
 from tests.support.scripted_climb import finding, nothing_foretold
 from tests.support.scripted_runs import PROFILER_S, ScriptedRuns
 

@@ -18,7 +18,7 @@ from gpulab.run import Change
 from gpulab.store.folders import Store
 from gpulab.tuning.record import Experiment
 from gpulab.views import text as terminal
-from gpulab.views.comparison.comparison import Compared
+from gpulab.views.comparison import Compared
 from gpulab.views.layout import Column, Row, Section
 from tests.support import comparisons as made
 from tests.support.paths import ROOT

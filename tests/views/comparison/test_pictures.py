@@ -9,10 +9,10 @@ from msgspec.structs import replace
 from gpulab.formatting import duration
 from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison, Experiment
+from gpulab.views.bars import UNDECIDED, VERDICTS
 from gpulab.views.bench import factor_ranges, picture
-from gpulab.views.climb.climb import Climbed
-from gpulab.views.comparison.comparison import Compared
-from gpulab.views.html_rows import UNDECIDED, VERDICTS
+from gpulab.views.climb import Climbed
+from gpulab.views.comparison import Compared
 from gpulab.views.predictions import Predicted
 from gpulab.views.side_by_side import drawn, segments
 from tests.support import comparisons as made

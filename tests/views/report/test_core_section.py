@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpulab.analysis.cores import core_share
 from gpulab.analysis.facts import Facts
 from gpulab.run import Pause, PauseSum, Run, Steps
-from gpulab.views.report.sections import core_section, pause_sections
+from gpulab.views.report.run_sections import core_section, pause_sections
 from tests.support.core_readings import with_cores
 from tests.support.rule_cases import run_of
 from tests.support.synthetic import MS, facts_of

@@ -14,11 +14,11 @@ from gpulab.analysis.facts import facts
 from gpulab.analysis.operators import CostRow
 from gpulab.formatting import percent
 from gpulab.run import Change, Series
-from gpulab.views import curves, wording
-from gpulab.views.report import step_bars, timeline_page
-from gpulab.views.report.html_figure import picture, segments
+from gpulab.views import run_figure, wording
+from gpulab.views.report import timeline_page
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import _costliest, without_parts
+from gpulab.views.run_figure import picture, segments
 from tests.support import synthetic
 from tests.support.synthetic import MS, Case
 from tests.views.every_view import CASES, report
@@ -172,8 +172,8 @@ def test_a_late_first_step_begins_the_drawing() -> None:
 
 def test_bars_are_means_and_profiled_steps_stand_apart() -> None:
     case = synthetic.long_case(4_000)
-    steps, found = case.run.steps, step_bars.bars(case.facts)
-    assert len(found.left_s) <= step_bars.MOST_BARS + 10
+    steps, found = case.run.steps, run_figure.binned_steps(case.facts)
+    assert len(found.left_s) <= run_figure.MOST_BARS + 10
     covered = np.zeros(len(steps), bool)
     for i, (left, right) in enumerate(zip(found.left_s * 1e9, found.right_s * 1e9, strict=True)):
         mine = (steps.start_ns > left - 1) & (steps.end_ns < right + 1)
@@ -187,7 +187,7 @@ def test_bars_are_means_and_profiled_steps_stand_apart() -> None:
 
 def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
     case = CASES["gpu"]
-    found = step_bars.bars(case.facts)
+    found = run_figure.binned_steps(case.facts)
     assert found.per_bar == 1 and len(found.left_s) == len(case.run.steps)
     assert case.facts.breakdown is not None
     first = case.facts.breakdown.steps[0]
@@ -200,7 +200,7 @@ def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
 def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
     t = np.concatenate([np.arange(10), np.arange(100, 110)]) * 100 * MS
     series = Series("cpu_pct", "%", "CPU", "psutil", t, np.arange(20.0))
-    at, _, mean, _ = curves.at_most(series, 350)
+    at, _, mean, _ = run_figure.at_most(series, 350)
     assert np.isnan(mean).sum() == 1 and np.isfinite(at).all()
     assert mean[~np.isnan(mean)].tolist() == np.arange(20.0).tolist()
 
@@ -208,7 +208,7 @@ def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
 def test_many_readings_are_drawn_as_mean_and_range() -> None:
     value = np.random.default_rng(1).normal(50, 10, 10_000)
     series = Series("cpu_pct", "%", "CPU", "psutil", np.arange(10_000) * MS, value)
-    at, low, mean, high = curves.at_most(series, 350)
+    at, low, mean, high = run_figure.at_most(series, 350)
     assert len(at) <= 350 and low.min() == value.min() and high.max() == value.max()
     groups = np.split(value, range(29, 10_000, 29))
     assert mean.tolist() == pytest.approx([g.mean() for g in groups])
@@ -237,7 +237,7 @@ def test_a_window_without_a_whole_step_marks_no_step() -> None:
     case = CASES["cpu"]
     shown = facts(replace(case.run, traced_numbers=()))
     assert shown.breakdown is not None and shown.breakdown.whole_window
-    assert not step_bars.bars(shown).profiled.any()
+    assert not run_figure.binned_steps(shown).profiled.any()
 
 
 def test_what_the_breakdown_has_as_a_part_is_no_top_operator() -> None:

@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import PARTS, breakdown, placed
 from gpulab.run import Category, Run, Timeline
-from gpulab.views import wording
-from gpulab.views.html_bars import static
+from gpulab.views import live_view, wording
+from gpulab.views.bars import static
 from gpulab.views.report.report import Report
 from gpulab.views.report.timeline_page import timeline_section
-from gpulab.views.running import live_plot
 from tests.support import synthetic
 from tests.support.core_readings import with_cores
 from tests.support.synthetic import HOSTILE, Case
@@ -292,7 +291,7 @@ def test_the_policy_lets_this_script_run_and_no_other() -> None:
     assert policy.startswith("default-src 'none'; ") and policy.endswith(f"; script-src 'sha256-{digest}'")
 
 
-@pytest.mark.parametrize("file", [live_plot.MODULE.with_name("timeline.js"), live_plot.MODULE])
+@pytest.mark.parametrize("file", [live_view.MODULE.with_name("timeline.js"), live_view.MODULE])
 def test_a_script_fetches_nothing_and_writes_no_markup(file: Path) -> None:
     script = file.read_text(encoding="utf-8")
     assert 1_000 < len(script) < 100_000

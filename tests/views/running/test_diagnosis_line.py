@@ -15,7 +15,7 @@ from gpulab.formatting import decapitalized, plural
 from gpulab.live_feed import SoFar
 from gpulab.run import Run, StepFlag
 from gpulab.thresholds import DEFAULT
-from gpulab.views.running.diagnosis_line import EVERY_S, Sentence
+from gpulab.views.live_view import EVERY_S, Sentence
 from tests.support import synthetic
 from tests.support.scripted_feed import ScriptedFeed
 

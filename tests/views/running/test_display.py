@@ -5,9 +5,9 @@ from __future__ import annotations
 import IPython.display
 import pytest
 
+from gpulab.views import live_view
+from gpulab.views.live_view import Stage
 from gpulab.views.report.report import Report
-from gpulab.views.running import display, live_plot
-from gpulab.views.running.display import Stage
 from tests.support import synthetic
 
 CASE = synthetic.cases()["tiny"]
@@ -19,7 +19,7 @@ Shown = list[dict[str, str]]
 def shown(monkeypatch: pytest.MonkeyPatch) -> Shown:
     """What a notebook displays, in order."""
     bundles: Shown = []
-    monkeypatch.setattr(display, "in_notebook", lambda: True)
+    monkeypatch.setattr(live_view, "in_notebook", lambda: True)
     monkeypatch.setattr(IPython.display, "display", lambda bundle, **_: bundles.append(bundle))
     return bundles
 
@@ -77,8 +77,8 @@ def test_a_report_or_a_sentence_takes_the_live_views_place(shown: Shown) -> None
 
 def test_a_live_view_that_could_not_be_is_told_but_not_recorded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "the package <anywidget> is not installed"
-    monkeypatch.setattr(display, "why_no_live_view", lambda: reason)
-    monkeypatch.setattr(live_plot, "why_no_live_view", lambda: reason)
+    monkeypatch.setattr(live_view, "why_no_live_view", lambda: reason)
+    monkeypatch.setattr(live_view, "why_no_live_view", lambda: reason)
     Stage.open(live=False).show(REPORT)
     assert "anywidget" not in shown.pop()["text/html"], "it was not asked for"
     Stage.open(live=True).show(REPORT)

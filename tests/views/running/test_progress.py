@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from gpulab.tuning.plan import Arm, Progress
 from gpulab.tuning.record import Block
-from gpulab.views.running import progress as module
-from gpulab.views.running.comparison_progress import Comparing
-from gpulab.views.running.progress import Progressing, Status, share_done, words
-from gpulab.views.running.widgets import Renewed
+from gpulab.views import progress as module
+from gpulab.views.comparison import Comparing
+from gpulab.views.progress import Progressing, Status, share_done, words
+from gpulab.views.widgets import Renewed
 from tests.views.running.test_waiting import Terminal
 
 MS = 1_000_000

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.live_feed import Status
-from gpulab.views.running.alert_lines import ProgressLines, progress_lines_or_none, status_words
+from gpulab.views.waiting import ProgressLines, progress_lines_or_none, status_words
 
 
 def status(elapsed_s: float, step: int = 3, total: int | None = None, alert: str = "") -> Status:

@@ -13,8 +13,8 @@ import pytest
 
 from gpulab import cli
 from gpulab.cli import doctor
-from gpulab.views.running import waiting as module
-from gpulab.views.running.waiting import BAR, TOLD_FROM, TerminalLine, Wait, waiting
+from gpulab.views import waiting as module
+from gpulab.views.waiting import BAR, TOLD_FROM, TerminalLine, Wait, waiting
 from tests.support.kernel_session import kernel
 
 
@@ -125,7 +125,7 @@ def test_commands_of_the_terminal_wait_so(argv: list[str], module: ModuleType, m
 
 LONG = """
 import threading
-from gpulab.views.running import waiting
+from gpulab.views import waiting
 shown = threading.Event()
 write = waiting._OutputLine.write
 def written(self, text):

@@ -14,8 +14,7 @@ from msgspec import Struct
 
 from gpulab.analysis.collectives import RankWaits
 from gpulab.formatting import duration, number, percent, while_s
-from gpulab.views.html_bars import Segment, bar, legend
-from gpulab.views.html_rows import row
+from gpulab.views.bars import Segment, bar, legend, row
 from gpulab.views.wording import PARTS, plain
 
 SILENT_S = 5.0  # after so long without a word from a rank it is said how long

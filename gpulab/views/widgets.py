@@ -1,7 +1,7 @@
 """Widgets of all doors: a Stop button that is heard while a cell runs, and buttons beside text that stays.
 
 `control_stop_button` is for a cell that runs on the main thread, where a click waits for the end of the run: it asks on
-the kernel's control channel, as the live view does (gpulab.views.running.widgets). A displayed widget is an error
+the kernel's control channel, as the live view does (gpulab.views.widgets). A displayed widget is an error
 message in a notebook that was saved and opened again; so an `Offer` is text with hidden buttons, and its widget, which
 nobody sees, only shows them and passes their clicks on (static/offer_buttons.js).
 """
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.html_bars import static
+from gpulab.views.bars import static
 
 
 def close(widget: Any) -> None:
@@ -32,7 +32,7 @@ def close(widget: Any) -> None:
 
 
 class Sent(Protocol):
-    """A status, as `gpulab.views.running.progress.Status`."""
+    """A status, as `gpulab.views.progress.Status`."""
 
     @property
     def running(self) -> bool: ...

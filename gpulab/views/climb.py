@@ -9,20 +9,17 @@ from dataclasses import dataclass
 
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
-from gpulab.formatting import plain_values
+from gpulab.formatting import picked
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.plan import Progress
 from gpulab.tuning.record import Side
-from gpulab.views import bench, html
-from gpulab.views.climb import sections
-from gpulab.views.climb.attempts import busy_fraction, data_wait_fraction, origin, result
-from gpulab.views.climb.sections import headline, kept_edit
-from gpulab.views.comparison import document as comparison_document
+from gpulab.views import bench, climb_sections, html
+from gpulab.views.climb_sections import busy_fraction, data_wait_fraction, headline, kept_edit, origin, result
+from gpulab.views.comparison import comparison_document
 from gpulab.views.layout import Section
-from gpulab.views.report.document import picked, plain_data
-from gpulab.views.running.progress import STOPPED_BY, Stoppable, words
+from gpulab.views.progress import STOPPED_BY, Stoppable, words
 from gpulab.views.view import View
 
 
@@ -55,23 +52,22 @@ class Climbed(View):
     @property
     def edit(self) -> str:
         """What makes all kept settings permanent: a diff of the cell, or a snippet; empty where nothing was kept."""
-        keep = sections.kept_edit(self.result)
+        keep = climb_sections.kept_edit(self.result)
         return keep.code if keep is not None else ""
 
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        return sections.headline(self.result)
+        return climb_sections.headline(self.result)
 
-    def json(self) -> dict[str, object]:
-        """The figures as plain data for `json.dumps`; None is "not measurable"."""
-        return document(self.result)
+    def _figures(self) -> dict[str, object]:
+        return climb_document(self.result)
 
     def __repr__(self) -> str:
         return f"<climb: {self.headline.sentence}>"
 
     def _opening(self) -> str:
-        return sections.opening(self.result)
+        return climb_sections.opening(self.result)
 
     def _more(self) -> str:
         return self._more_in_python("climbs[-1]")
@@ -80,29 +76,28 @@ class Climbed(View):
         return picture_of(self.result)
 
     def _sections(self) -> tuple[Section, ...]:
-        return sections.sections(self.result)
+        return climb_sections.sections(self.result)
 
 
 SCHEMA = 1
 
 
-def document(climb: Climb) -> dict[str, object]:
-    """Every figure. Holds only dict, list, str, int, finite float, bool and None."""
+def climb_document(climb: Climb) -> dict[str, object]:
+    """Every figure."""
     edit = kept_edit(climb)
-    whole = {
+    return {
         "schema": SCHEMA,
         "kind": "climb",
-        "headline": plain_values(headline(climb)),
+        "headline": headline(climb),
         **picked(climb, "ended", "seconds", "kept"),
         "edit": edit.code if edit is not None else None,
         "edit_is_diff": edit is not None and climb.top is not None and climb.top.edit_is_diff,
         "written": _side(climb.written),
         "rungs": [_rung(rung) for rung in climb.rungs],
-        "whole": comparison_document.document(climb.whole) if climb.whole is not None else None,
+        "whole": comparison_document(climb.whole) if climb.whole is not None else None,
         "left": [_finding(f) for f in climb.left.findings] if climb.left is not None else [],
         "not_tried": [{"setting": p.label, "why": p.why} for p in climb.passed],
     }
-    return plain_data(whole)
 
 
 def _rung(rung: Attempt) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """What is going on right now: one line that is renewed, in a notebook with a bar and Stop, and figures so far below it.
 
 An experiment runs the user's cell on the main thread, where a click would wait for its end: Stop asks on the kernel's
-control channel (gpulab.views.running.widgets). The notebook's own stop button ends it as well. The same line as HTML
+control channel (gpulab.views.widgets). The notebook's own stop button ends it as well. The same line as HTML
 is for front ends without widgets.
 """
 
@@ -21,10 +21,9 @@ from msgspec.structs import replace
 
 from gpulab.formatting import plain_values, while_s
 from gpulab.tuning.plan import Listener, Progress
-from gpulab.views.running.display import in_notebook
-from gpulab.views.running.live_plot import WIDGET_VIEW, running_kernel
-from gpulab.views.running.waiting import TerminalLine
-from gpulab.views.running.widgets import ProgressWidget, accept_stop
+from gpulab.views.live_view import WIDGET_VIEW, in_notebook, running_kernel
+from gpulab.views.waiting import TerminalLine
+from gpulab.views.widgets import ProgressWidget, accept_stop
 
 RENEWED_S = 0.2
 BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins

@@ -1,8 +1,8 @@
-"""The live view: one anywidget that draws a run in the browser while its cell still goes on.
+"""Where a run is shown while it goes on and when it has ended: a live view in a notebook, or the terminal.
 
-A thread drains the feed and only ever calls `Widget.send`: traits are not thread safe, and ipykernel 7 loses or
-misplaces what a thread prints or displays. Nothing here may break the run: a failure ends the view, quietly, and is
-kept in `LiveView.problem`.
+The live view is one anywidget that draws a run in the browser while its cell still goes on. A thread drains the feed,
+and only ever calls `Widget.send`: traits are not thread safe, and ipykernel 7 loses or misplaces what a thread prints
+or displays. Nothing here may break the run: a failure ends the view, quietly, and is kept in `LiveView.problem`.
 
 Wire format, read by frontend/src/message.js: a JSON head `{v, status, samples, series?, phases?, ended?}` and float32
 buffers, little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of (s, value) rows per name in `samples`.
@@ -11,28 +11,36 @@ buffers, little-endian: the steps as rows of `STEP_COLUMNS`, then one buffer of 
 from __future__ import annotations
 
 import contextvars
+import dataclasses
 import importlib.util
 import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import cache
 from html import escape
 from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 import numpy as np
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.formatting import plain_values, while_s
+from gpulab.analysis.facts import facts
+from gpulab.diagnosis.catalogue import kind_of
+from gpulab.diagnosis.diagnose import diagnose, summary
+from gpulab.formatting import decapitalized, plain_values, plural, while_s
+from gpulab.run import Missing
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.running.diagnosis_line import Sentence
-from gpulab.views.running.widgets import accept_stop, close
+from gpulab.views.widgets import accept_stop, close
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-    from gpulab.live_feed import Delta, Feed, SeriesInfo, Status
+    from gpulab.live_feed import Delta, Feed, SeriesInfo, SoFar, Status
     from gpulab.run import Float32
+    from gpulab.views.report.ranks import RankedReport
+    from gpulab.views.report.report import Report
 
 WIRE_VERSION = 1
 STEP_COLUMNS = ("end_s", "wall_ms", "wait_ms", "samples_per_s", "count", "wall_max_ms")
@@ -363,3 +371,90 @@ def running_kernel() -> Any:
     ipython = sys.modules.get("IPython")  # not imported: then no kernel runs us
     shell = ipython.get_ipython() if ipython is not None else None
     return getattr(shell, "kernel", None)
+
+
+EVERY_S = 3.0
+
+
+class Sentence:
+    """Renewed every few seconds: to find it takes two milliseconds. Nothing here may break the run."""
+
+    def __init__(self) -> None:
+        self._words = ""
+        self._due_s = 0.0
+
+    def words(self, feed: Feed, elapsed_s: float) -> str:
+        """ "So far (40 steps), …"; empty while nothing can be said."""
+        if elapsed_s >= self._due_s:
+            self._due_s = elapsed_s + EVERY_S
+            with suppress(Exception):
+                until_now = feed.so_far()
+                self._words = self._words if until_now is None else _sentence(until_now)
+        return self._words
+
+
+def _sentence(until_now: SoFar) -> str:
+    diagnosis = diagnose(facts(until_now.run), until_now.thresholds)
+    first = diagnosis.first
+    speaks = not kind_of(first.key).is_verdict or first.level == "good"
+    steps = plural(len(until_now.run.steps), "step")
+    return f"So far ({steps}), {decapitalized(summary(first, diagnosis))}" if speaks else ""
+
+
+class Stage(Struct):
+    """One run's place on the screen. In a notebook: the live view first, then in its place the report.
+
+    `lacks_live` is the reason why a live view that was wanted could not be made, or empty. `full`: nothing is folded.
+    """
+
+    watcher: LiveView | None
+    notebook: bool = False
+    lacks_live: str = ""
+    full: bool = False
+
+    @classmethod
+    def open(cls, *, live: bool, full: bool = False) -> Stage:
+        """Prepare before the run starts what its end would have to wait for."""
+        if not in_notebook():
+            return cls(None, full=full)
+        if not live:
+            return cls(None, notebook=True, full=full)
+        return cls(live_view_or_none(), notebook=True, lacks_live=why_no_live_view() or "", full=full)
+
+    def show(self, report: Report | RankedReport) -> None:
+        """Put the report where the live view was; in a terminal, print it."""
+        if not self.notebook:
+            sys.stdout.write(report.text(full=self.full) + "\n")
+            return
+        from gpulab.views.report.ranks import RankedReport
+
+        whole = report if isinstance(report, RankedReport) else self._with_missing_live_view(report)
+        self._display(whole.bundle(full=self.full))
+
+    def say(self, sentence: str) -> None:
+        """Put a sentence where the live view was; in a terminal, print it."""
+        if not self.notebook:
+            sys.stdout.write(sentence + "\n")
+            return
+        self._display({"text/plain": sentence})
+
+    def _display(self, bundle: dict[str, object]) -> None:
+        from IPython.display import display
+
+        if self.watcher is None or not self.watcher.replace(bundle):
+            display(bundle, raw=True)  # type: ignore[no-untyped-call]
+
+    def _with_missing_live_view(self, report: Report) -> Report:
+        """The report with a missing live view among what is missing: of this showing, so not in the record."""
+        reason = self.lacks_live or (self.watcher.problem if self.watcher is not None else None)
+        if not reason:
+            return report
+        facts = report.facts
+        lacking = Missing("live view (the run itself is whole)", reason, key="live_view")
+        run = replace(facts.run, missing=(*facts.run.missing, lacking))
+        return dataclasses.replace(report, facts=replace(facts, run=run))
+
+
+def in_notebook() -> bool:
+    """Whether an IPython kernel runs this code: a front end that can show pictures."""
+    return running_kernel() is not None

@@ -1,1 +1,0 @@
-"""A climb: its tries, its result."""

@@ -1,1 +1,0 @@
-"""Two runs, or many, side by side."""

@@ -1,0 +1,319 @@
+"""The picture of a run: a typical step, its steps over time and the curves of its device, as data and as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+from msgspec import Struct
+
+from gpulab.analysis.breakdown import StepParts
+from gpulab.analysis.facts import Facts, is_long_enough
+from gpulab.formatting import duration, percent, time_unit
+from gpulab.run import Float64, Int64, Samples, Series
+from gpulab.views import bars, wording
+from gpulab.views.bars import Segment
+from gpulab.views.report.sections import has_no_step
+from gpulab.views.wording import plain
+
+_GAP = 6  # times the usual distance between readings: longer is a hole, and no line is drawn over it
+
+
+def has_readings(series: Series) -> bool:
+    """Whether there is anything to draw."""
+    return bool(np.isfinite(series.value).any())
+
+
+def of_device(samples: Samples) -> tuple[list[Series], list[Series]]:
+    """The curves with readings: in percent, and memory."""
+    series = [s for s in samples.series if has_readings(s)]
+    percent = [s for s in series if s.name.endswith(("_pct", "_fraction"))]
+    return percent, [s for s in series if s.name.endswith("_bytes")]
+
+
+def highest(series: Sequence[Series]) -> float:
+    """The highest reading of all, as they were read."""
+    return max((float(np.nanmax(s.value)) for s in series), default=0.0)
+
+
+def percent_scale(series: Series) -> float:
+    """What its readings are multiplied by to be percent."""
+    return 100.0 if series.name.endswith("_fraction") else 1.0
+
+
+def memory_scale(series: Sequence[Series]) -> tuple[float, str]:
+    """What readings in bytes are multiplied by for an axis that holds them all, and its unit."""
+    return (2.0**-30, "GiB") if highest(series) >= 0.1 * 2**30 else (2.0**-20, "MiB")
+
+
+def at_most(series: Series, most: int) -> tuple[Float64, Float64, Float64, Float64]:
+    """Time, lowest, mean and highest value over at most about `most` groups of neighbouring readings.
+
+    A NaN stands where the readings pause, so that a meter that died draws no straight line.
+    """
+    t, value = series.t_ns.astype(np.float64), series.value.astype(np.float64)
+    distance = np.diff(t)
+    holes = np.flatnonzero(distance > _GAP * np.median(distance)) + 1 if len(t) > 2 else np.empty(0, np.int64)
+    edges = np.unique(np.concatenate([[0], holes, [len(t)]]))
+    per_group = -(-len(t) // most)
+    first = np.concatenate([np.arange(a, b, per_group) for a, b in pairwise(edges)])
+    count = np.diff(np.append(first, len(t)))
+    columns = (
+        np.add.reduceat(t, first) / count,
+        np.minimum.reduceat(value, first),
+        np.add.reduceat(value, first) / count,
+        np.maximum.reduceat(value, first),
+    )
+    at = np.searchsorted(first, holes)
+    broken = [np.insert(column, at, column[at] if column is columns[0] else np.nan) for column in columns]
+    return broken[0], broken[1], broken[2], broken[3]
+
+
+class Line(Struct, frozen=True):
+    """A NaN breaks it. Of a stacked chart: from each x on that height, on top of the lines before it."""
+
+    label: str
+    colour: str
+    x: Float64
+    y: Float64
+    dashed: bool = False  # so that one below it is seen where both are equal
+
+
+class Chart(Struct, frozen=True):
+    """Lines over an axis from 0 to `x_end`; charts with one `x_unit` share their cursor."""
+
+    title: str
+    below: str  # at the right end of the axis
+    x_unit: str
+    x_end: float
+    unit: str
+    low: float
+    top: float
+    lines: tuple[Line, ...]
+    stacked: bool = False
+    height_px: int = 110
+
+    def html(self) -> str:
+        """As SVG; a bench that lives draws in its place, for it knows the charts in their order."""
+        return f'<div class="gp-chart">{bars.panel(self._svg(), self.title, self.below)}</div>'
+
+    def _svg(self) -> str:
+        if self.stacked:
+            edges = self.lines[0].x / self.x_end
+            stacks = [(line.colour, line.y[:-1]) for line in self.lines]
+            return bars.columns(edges[:-1], edges[1:], stacks, self.top, self.height_px)
+        high = self.top - self.low
+        curves = [
+            (line.x / self.x_end, (line.y - self.low) / high if high else line.y * 0 + 0.5, line.colour, line.dashed)
+            for line in self.lines
+        ]
+        return bars.lines(curves, self.height_px)
+
+    def data(self) -> dict[str, object]:
+        """For the front end."""
+        return {
+            "xUnit": self.x_unit,
+            "xEnd": self.x_end,
+            "unit": self.unit,
+            "low": self.low,
+            "top": self.top,
+            "stacked": self.stacked,
+            "lines": [
+                {
+                    "label": line.label,
+                    "colour": line.colour,
+                    "dashed": line.dashed,
+                    "x": _short(line.x, 7),
+                    "y": _short(line.y, 4),
+                }
+                for line in self.lines
+            ],
+        }
+
+
+def _short(column: Float64, digits: int) -> list[float | None]:
+    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in column.tolist()]
+
+
+MOST_BARS = 150
+REST = "rest"  # of a step, beside its waiting for data: the profiled steps alone tell how it divides
+_PAUSE = 0.02  # of the run: a bar does not reach over a longer pause between steps
+
+
+class StepBars(Struct, frozen=True):
+    """Bars in order of time. `parts_ms` are means over the steps of a bar; `per_bar` is the most steps in one bar."""
+
+    left_s: Float64
+    right_s: Float64
+    parts_ms: dict[str, Float64]
+    profiled: np.ndarray
+    per_bar: int
+
+    @property
+    def height_ms(self) -> Float64:
+        """The full height of each bar: its steps' mean wall time."""
+        height: Float64 = np.sum(list(self.parts_ms.values()), axis=0)
+        return height
+
+    @property
+    def top_ms(self) -> float:
+        """As high as the highest bar, unless a few stand so far out that the others would be flat."""
+        usual, highest = float(np.percentile(self.height_ms, 90)), float(self.height_ms.max())
+        return highest if highest <= 2.5 * usual else 1.5 * usual
+
+
+def binned_steps(facts: Facts, until_ns: int | None = None) -> StepBars:
+    """The steps as at most about 150 bars, those that began before `until_ns`; profiled steps are never averaged with
+    others."""
+    steps = facts.run.steps
+    count = len(steps) if until_ns is None else int(np.searchsorted(steps.start_ns, until_ns))
+    parts = {name: ns[:count] for name, ns in _parts_ns(facts).items()}
+    profiled = np.isin(steps.number[:count], [s.number for s in profiled_steps(facts)])
+    per_bar = max(1, -(-count // MOST_BARS))
+    start_ns, end_ns = (ns[:count] for ns in _windows(facts))
+    pause = np.concatenate([[0], start_ns[1:] - end_ns[:-1]]) > _PAUSE * facts.run.wall_ns
+    # the row at which each bar begins: after every `per_bar` steps, a change of profiling, or a pause
+    change = np.flatnonzero(pause | (np.diff(profiled, prepend=profiled[0]) != 0))
+    edges = np.unique(np.concatenate([[0], change, [len(profiled)]]))
+    first = np.concatenate([np.arange(a, b, per_bar) for a, b in pairwise(edges)])
+    last = np.append(first[1:], count) - 1
+    per = last - first + 1
+    return StepBars(
+        left_s=start_ns[first] / 1e9,
+        right_s=end_ns[last] / 1e9,
+        parts_ms={name: np.add.reduceat(ns, first) / per / 1e6 for name, ns in parts.items()},
+        profiled=profiled[first],
+        per_bar=int(per.max()),
+    )
+
+
+def profiled_steps(facts: Facts) -> tuple[StepParts, ...]:
+    """The steps with full parts; a window that stands as one is no step of the run."""
+    return () if facts.breakdown is None or facts.breakdown.whole_window else facts.breakdown.steps
+
+
+def _windows(facts: Facts) -> tuple[Int64, Int64]:
+    """Begin and end of each step: a profiled one lies where its device works for it."""
+    steps = facts.run.steps
+    start_ns, end_ns = steps.start_ns.copy(), steps.end_ns.copy()
+    for step in profiled_steps(facts):
+        row = steps.number == step.number
+        start_ns[row], end_ns[row] = step.start_ns, step.end_ns
+    return start_ns, end_ns
+
+
+def _parts_ns(facts: Facts) -> dict[str, Int64]:
+    """Per part a column of nanoseconds; unprofiled steps have data wait and the rest."""
+    steps = facts.run.steps
+    parts = {name: np.zeros(len(steps), np.int64) for name in wording.PARTS}
+    wait = np.minimum(steps.data_wait_ns, steps.time_ns)
+    parts["data_wait"][:] = wait
+    parts[REST] = steps.time_ns - wait
+    for step in profiled_steps(facts):
+        row = steps.number == step.number
+        parts[REST][row] = 0
+        for name, ns in step.parts_ns.items():
+            parts[name][row] = ns
+    return parts
+
+
+_MOST_POINTS = 200
+LATE = 0.2  # of the run before its first step: imports, say
+REST_LABEL = "the rest of the step"
+_LEAST = 0.01  # of the step: less stands in the table, not in the legend
+
+
+def picture(facts: Facts) -> str:
+    """The picture; empty where nothing was measured that it could show."""
+    parts = [_step(facts), _steps(facts), _curve(facts)]
+    inside = "".join(part for part in parts if part)
+    return f'<div style="margin:10px 0 4px">{inside}</div>' if inside else ""
+
+
+def segments(facts: Facts) -> tuple[Segment, ...]:
+    """Where a typical step's time goes, the largest part first."""
+    shares = facts.shares
+    if shares is None or facts.few_steps is not None:
+        return ()
+    ordered = sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part])
+    parts = tuple(_segment(facts, part, shares.share[part]) for part in ordered)
+    if not shares.undivided:
+        return parts
+    return (*parts, Segment(REST_LABEL, shares.undivided, wording.NOT_PROFILED.colour, percent(shares.undivided)))
+
+
+def _segment(facts: Facts, part: str, share: float) -> Segment:
+    look = wording.PARTS[part] if facts.breakdown is None else wording.part_of(part, facts.breakdown)
+    return Segment(look.label, share, look.colour, percent(share), bool(look.hatch))
+
+
+def _step(facts: Facts) -> str:
+    parts = segments(facts)
+    if not parts:
+        return ""
+    named = [part for part in parts if part.share >= _LEAST]
+    return f"{bars.caption(title(facts))}{bars.bar(parts)}{bars.legend(named)}"
+
+
+def title(facts: Facts) -> str:
+    """What the bar of a typical step shows."""
+    account, step = facts.breakdown, facts.typical_step_us
+    if account is not None and account.whole_window:
+        return "Breakdown of the traced time"
+    of = "mean" if facts.whole_window else "median"
+    typical = f"Step breakdown, {of} {duration(step.median)}" if step is not None else "Step breakdown"
+    if account is None:
+        return f"{typical} (no trace: only data wait is known)"
+    return typical
+
+
+def _steps(facts: Facts) -> str:
+    """One bar per step, or the mean of a few; what is higher than the frame is cut, and said so."""
+    if has_no_step(facts.run) or len(facts.run.steps) < 2:
+        return ""
+    binned = binned_steps(facts)
+    begin_s, end_s = (ns / 1e9 for ns in shown_ns(facts))
+    highest, top = float(binned.height_ms.max()), binned.top_ms
+    stacks = [(bars.part_colour(name), ms) for name, ms in binned.parts_ms.items() if ms.any()]
+    scale_us, unit = time_unit(top * 1e3)
+    high = f"y-max {top * 1e3 / scale_us:.3g} {unit}"
+    cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
+    each = "one bar per step" if binned.per_bar == 1 else f"each bar is the mean of up to {binned.per_bar:,}"
+    grey = "; grey: no trace" if not all(binned.profiled) else ""
+    width_s = end_s - begin_s
+    left, right = (binned.left_s - begin_s) / width_s, (binned.right_s - begin_s) / width_s
+    svg = bars.columns(left, right, stacks, top or 1.0)
+    return bars.panel(
+        svg, f"Step time over the run: {len(facts.run.steps):,} steps, {each} ({high}{cut}{grey})", _end(facts)
+    )
+
+
+def _curve(facts: Facts) -> str:
+    """The first curve of the device, in percent of what it can be."""
+    shown = of_device(facts.run.samples)[0][:1]
+    if not shown or not is_long_enough(shown[0]):
+        return ""
+    series = shown[0]
+    begin_ns, end_ns = shown_ns(facts)
+    t_ns, _, mean, _ = at_most(series, _MOST_POINTS)
+    within = t_ns >= begin_ns
+    if not within.any():
+        return ""
+    t_ns, value = t_ns[within], mean[within] * percent_scale(series)
+    top = max(100.0, float(np.nanmax(value)))
+    svg = bars.line((t_ns - begin_ns) / (end_ns - begin_ns), value / top, bars.BLUE)
+    return bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
+
+
+def shown_ns(facts: Facts) -> tuple[int, int]:
+    """The time that the drawings show: all of the run, or from its first step on where that begins late."""
+    steps, wall_ns = facts.run.steps, max(facts.run.wall_ns, 1)
+    first_ns = int(steps.start_ns[0]) if len(steps) else 0
+    return (first_ns if LATE * wall_ns < first_ns < wall_ns else 0), wall_ns
+
+
+def _end(facts: Facts) -> str:
+    begin_ns, _ = shown_ns(facts)
+    begin = f"the first step, {duration(begin_ns / 1e3)} after the start," if begin_ns else "the start"
+    return f"from {begin} to the end"
