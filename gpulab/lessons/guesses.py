@@ -2,7 +2,7 @@
 
 The field for a guess: plain HTML that stays readable in a saved notebook, made alive by a widget nobody sees.
 
-A displayed widget is an error message in a notebook that was saved and opened again; see views/running/offer_buttons.
+A displayed widget is an error message in a notebook that was saved and opened again; see views/static/offer_buttons.
 """
 
 from __future__ import annotations
