@@ -22,14 +22,14 @@ from msgspec.structs import replace
 from gpulab.capture import hooks
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.batch_lines import BatchLines
+from gpulab.capture.gpu import PeakMemory
 from gpulab.capture.job import current_job
 from gpulab.capture.loader_facts import Loaders, Workers, death
-from gpulab.capture.meters.gpu import PeakMemory
-from gpulab.capture.meters.sampler import CoreReadings
 from gpulab.capture.pauses import Pauses
 from gpulab.capture.places import UpdateLine
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
+from gpulab.capture.sampler import CoreReadings
 from gpulab.capture.step_values import ModelInputs
 from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.capture.windows import Phases

@@ -14,18 +14,18 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.capture import threads
+from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.calls import OUTSIDE, WITHIN, call_looks, loading_looks_of, own_batches, stack_samples
+from gpulab.capture.gpu import PeakMemory, moved, working_gpus
 from gpulab.capture.hooks import install_pauses, recompiled_because
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.loader_facts import deaths_unheard
-from gpulab.capture.meters.alerts import UTILIZATION, Alerts, alerts_of
-from gpulab.capture.meters.gpu import PeakMemory, moved, working_gpus
-from gpulab.capture.meters.sampler import CoreReadings, Sampler
 from gpulab.capture.pauses import Heard
 from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
 from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
+from gpulab.capture.sampler import CoreReadings, Sampler
 from gpulab.capture.stack_sampler import StackWatch, StackWatcher
 from gpulab.capture.threads import WORDS, Deadline, Terminations
 from gpulab.capture.training_facts import TrainingFactsReader

@@ -13,7 +13,7 @@ from msgspec import Struct
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api.profile import profile
-from gpulab.capture.meters.alerts import alerts_of
+from gpulab.capture.alerts import alerts_of
 from gpulab.formatting import difference, percent, rate
 from gpulab.lessons.batch_size import Batch, DigitsInMemory
 from gpulab.lessons.check import Checked, NoAnswer, Note, Table, exercise, right, wrong

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.steps import select, setup_ns
-from gpulab.capture.meters.gpu import count_anew
+from gpulab.capture.gpu import count_anew
 from gpulab.capture.pilot import ShortRun, stop_behind
 from gpulab.capture.recorder import Capture
 from gpulab.capture.step_values import Losses

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.capture.meters.gpu import count_anew, gpu_peak_bytes
+from gpulab.capture.gpu import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
 from gpulab.knobs.loader_options import BATCH_SIZE
 from gpulab.prediction.predict import PriorEvidence, knobs_named, predict, refused

@@ -54,7 +54,7 @@ def test_time_outside_steps_is_a_share_of_the_codes_own_time() -> None:
 
 
 def test_the_first_step_does_not_begin_before_the_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpulab.capture.meters.sampler import Sampler
+    from gpulab.capture.sampler import Sampler
 
     def slow(self: Sampler) -> None:
         time.sleep(0.2)

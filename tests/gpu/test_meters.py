@@ -22,7 +22,7 @@ if not torch.cuda.is_available():
 from benchmarks.gpu_first.answer import Answer  # noqa: E402
 from benchmarks.gpu_first.metering import Load, idle, judge, metered, products  # noqa: E402
 from benchmarks.gpu_first.stage import Stage  # noqa: E402
-from gpulab.capture.meters.sampler import Sampler  # noqa: E402
+from gpulab.capture.sampler import Sampler  # noqa: E402
 from gpulab.devices.machine import detect_device  # noqa: E402
 from gpulab.devices.nvml import GPM_SERIES, nvml_index_for, session  # noqa: E402
 

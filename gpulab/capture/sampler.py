@@ -25,7 +25,7 @@ from typing import Any, Literal
 import numpy as np
 from msgspec.structs import asdict, astuple
 
-from gpulab.capture.meters.sampler_process import Order
+from gpulab.capture.sampler_process import Order
 from gpulab.devices.core_clock import MachineClock, MachineReading, ThreadClock
 from gpulab.devices.machine import usable_cores
 from gpulab.devices.own_processes import import_path, marked
@@ -145,7 +145,7 @@ END_TIMEOUT_S = 5.0
 BOOTSTRAP = """
 import json, sys
 order, sys.path[:] = map(json.loads, sys.argv[1:])
-from gpulab.capture.meters.sampler_process import Order, main
+from gpulab.capture.sampler_process import Order, main
 main(Order(**order))
 """
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from gpulab.capture.meters import sampler
-from gpulab.capture.meters.sampler import CoreReadings
+from gpulab.capture import sampler
+from gpulab.capture.sampler import CoreReadings
 from gpulab.devices.core_clock import MachineReading
 from tests.support.synthetic import MS
 

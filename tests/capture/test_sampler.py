@@ -18,8 +18,8 @@ import numpy as np
 import psutil
 import pytest
 
-from gpulab.capture.meters import sampler as sampling
-from gpulab.capture.meters.sampler import Sampler
+from gpulab.capture import sampler as sampling
+from gpulab.capture.sampler import Sampler
 from gpulab.devices.meters import host_meter
 from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
@@ -219,7 +219,7 @@ def test_an_interrupt_of_the_notebook_does_not_reach_the_child() -> None:
 def test_the_child_ends_when_its_parent_is_killed(workers: bool) -> None:
     program = f"""
         import os, sys, time
-        from gpulab.capture.meters.sampler import Sampler
+        from gpulab.capture.sampler import Sampler
         from gpulab.run import Device
         s = Sampler(os.getpid(), Device("cpu", "a CPU"), time.perf_counter_ns(), 0.01)
         s.start()
@@ -253,7 +253,7 @@ def alive(pid: int) -> bool:
 
 def test_the_child_imports_nothing_heavy() -> None:
     program = (
-        "import sys, gpulab.capture.meters.sampler_process, gpulab.devices.meters, gpulab.devices.nvml;"
+        "import sys, gpulab.capture.sampler_process, gpulab.devices.meters, gpulab.devices.nvml;"
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'IPython') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)

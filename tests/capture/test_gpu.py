@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpulab.capture.meters import gpu
-from gpulab.capture.meters.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
+from gpulab.capture import gpu
+from gpulab.capture.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.execute import Setting, Stopper, full_trial

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 import gpulab
-from gpulab.capture.meters.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
+from gpulab.capture.alerts import ENDS_BELOW, SMOOTHED_S, Alerts, Smoothed, alerts_of
 from gpulab.capture.recorder import Capture
 from gpulab.errors import UsageError
 from gpulab.live_feed import Delta, Feed, Status

@@ -1,1 +1,0 @@
-"""What is read while a run goes on: GPU, memory, alerts."""
