@@ -15,7 +15,8 @@ from torch.profiler import profile
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
 from gpulab.run import Category, Timeline
-from gpulab.timeline import spans
+from gpulab.timeline.labels import KERNELS as KERNEL_KINDS
+from gpulab.timeline.labels import What, labels
 from gpulab.trace.profiler_result import Recording
 
 SESSIONS = 12
@@ -88,10 +89,9 @@ def recorded(stage: Stage, x: torch.Tensor, sacrificial: int) -> Timeline:
 def counted(timeline: Timeline) -> Session:
     """What is missing or misplaced among the kernels launched under the second mark."""
     begin, end = _span_of(timeline, SECOND_MARK)
-    host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    launched = host & spans.named(timeline, spans.is_kernel_launch)
+    launched = labels(timeline).of(What.KERNEL_LAUNCH)
     launch = np.flatnonzero(launched & (timeline.start_ns >= begin) & (timeline.start_ns < end))
-    kernel = np.flatnonzero(spans.in_category(timeline, Category.KERNEL))
+    kernel = labels(timeline).rows(*KERNEL_KINDS)
     row_of = dict(zip(timeline.correlation[kernel].tolist(), kernel.tolist(), strict=True))
     rows = [row_of.get(correlation) for correlation in timeline.correlation[launch].tolist()]
     pairs = [(int(timeline.start_ns[call]), row) for call, row in zip(launch, rows, strict=True) if row is not None]
@@ -107,7 +107,7 @@ def counted(timeline: Timeline) -> Session:
 
 def _span_of(timeline: Timeline, name: str) -> tuple[int, int]:
     """Begin and end of the mark on the host; its copy on the device has the same name."""
-    marked = spans.in_category(timeline, Category.USER_ANNOTATION) & spans.named(timeline, lambda n: n == name)
+    marked = (timeline.category == Category.USER_ANNOTATION) & labels(timeline).named(name.__eq__)
     row = int(np.flatnonzero(marked)[0])
     return int(timeline.start_ns[row]), int(timeline.end_ns[row])
 

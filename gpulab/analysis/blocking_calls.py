@@ -13,9 +13,9 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.kernels import DeviceWork
-from gpulab.intervals import Intervals, covers, intersect, joined, subtract, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
-from gpulab.timeline import spans
+from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, subtract, union
+from gpulab.run import Int64, Timeline
+from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, labels, matched
 from gpulab.timeline.launches import replay_times
 
 Direction = Literal["read", "upload", "wait"]
@@ -62,8 +62,7 @@ class BlockingCalls(Struct, frozen=True):
 def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
     """The calls of each direction that occurs, those that wait longest first."""
     t = work.timeline
-    named = spans.named(t, spans.may_wait)
-    calls = np.flatnonzero(named & spans.runtime_calls(t) & spans.on_training_threads(t))
+    calls = np.flatnonzero(t.training(*WAITS, What.COPY_CALL))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]
     direction, written = _direction(work, calls), _written(work, calls)
     by_direction = []
@@ -77,16 +76,16 @@ def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
 def _direction(work: DeviceWork, calls: Int64) -> Int64:
     """Index into DIRECTIONS for each call; -1 for those that only start something."""
     t = work.timeline
-    copying = spans.named(t, spans.starting_with(*spans.COPYING))[calls]
+    copying = t.what[calls] == What.COPY_CALL
     started = t.duration_ns[calls] < STARTED_NS
     kind = np.full(len(calls), -1, dtype=np.int64)
-    items = np.flatnonzero(spans.in_category(t, Category.GPU_MEMCPY))
+    items = t.rows(What.COPY)
     copied = np.full(len(t), -1, dtype=np.int64)
-    item, call = spans.matched(t, items, calls)
+    item, call = matched(t, items, calls)
     copied[call] = item
     of_copy = copied[calls]
-    read = spans.named(t, spans.starting_with("Memcpy DtoH"))
-    upload = spans.named(t, spans.starting_with("Memcpy HtoD (Pageable"))
+    read = t.named(lambda name: name.startswith("Memcpy DtoH"))
+    upload = t.named(lambda name: name.startswith("Memcpy HtoD (Pageable"))
     kind[(of_copy >= 0) & read[of_copy]] = DIRECTIONS.index("read")
     kind[(of_copy >= 0) & upload[of_copy]] = DIRECTIONS.index("upload")
     operator = work.tree.innermost(t, calls)
@@ -95,7 +94,7 @@ def _direction(work: DeviceWork, calls: Int64) -> Int64:
     of_operator[-1] = -1
     waiting = ~copying
     kind[waiting] = np.where(of_operator[operator] >= 0, of_operator[operator], DIRECTIONS.index("wait"))[waiting]
-    returns_done = spans.named(t, spans.starting_with("Memcpy DtoH (Device -> Pageable"))
+    returns_done = t.named(lambda name: name.startswith("Memcpy DtoH (Device -> Pageable"))
     kind[copying & started & ~((of_copy >= 0) & returns_done[of_copy])] = -1
     return kind
 
@@ -147,8 +146,8 @@ def _dry(work: DeviceWork, calls: Int64) -> Intervals:
     last = int(work.windows[-1, 1]) if len(work.windows) else 0
     until = np.append(begun, last)[np.minimum(after, len(begun))]
     dry = intersect(work.idle, union(t.start_ns[calls], np.maximum(until, t.end_ns[calls])))
-    replays = joined(*(replay_times(t, index) for index in spans.devices(t)))
-    return subtract(subtract(dry, spans.loading_times(t)), replays)
+    replays = joined(*(replay_times(t, index) for index in t.devices))
+    return subtract(subtract(dry, t.loading), replays)
 
 
 # What a model spends its time in: one of these that starts nothing on the GPU computes on the CPU.
@@ -161,15 +160,13 @@ _HEAVY = (
 
 def computing_on_cpu(timeline: Timeline) -> tuple[Intervals, str]:
     """When the training computes on the CPU while no GPU works, and the operator that takes most of it."""
-    heavy = spans.in_category(timeline, Category.CPU_OP) & spans.on_training_threads(timeline)
-    rows = np.flatnonzero(heavy & spans.named(timeline, spans.among(*_HEAVY)))
-    calls = np.sort(timeline.start_ns[spans.runtime_calls(timeline)])
-    started = np.searchsorted(calls, timeline.end_ns[rows]) - np.searchsorted(calls, timeline.start_ns[rows])
+    spans = labels(timeline)
+    rows = np.flatnonzero(spans.training(*OPERATORS) & spans.named(_HEAVY.__contains__))
+    calls = spans.start_ns[spans.of(*CALLS)]
+    started = np.searchsorted(calls, spans.end_ns[rows]) - np.searchsorted(calls, spans.start_ns[rows])
     rows = rows[started == 0]
     if not len(rows):
-        return np.empty((0, 2), np.int64), ""
-    loading = spans.covered(timeline, spans.named(timeline, spans.is_loader))
-    busy = spans.covered(timeline, spans.in_category(timeline, *DEVICE_CATEGORIES))
-    computing = union(timeline.start_ns[rows], timeline.end_ns[rows])
+        return EMPTY, ""
+    loading, busy = spans.times(spans.of(What.LOADER)), spans.times(spans.of(*WORK))
     totals = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows], minlength=len(timeline.names))
-    return subtract(subtract(computing, loading), busy), timeline.names[int(totals.argmax())]
+    return subtract(subtract(spans.times(rows), loading), busy), timeline.names[int(totals.argmax())]

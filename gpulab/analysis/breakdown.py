@@ -10,17 +10,17 @@ it, each in proportion to its time. Waiting for data gives none: a loop that loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.analysis import cores
 from gpulab.analysis.loader import loads_itself, prepared
-from gpulab.intervals import EMPTY, Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
-from gpulab.run import DEVICE_CATEGORIES, Category, Float64, Int64, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.intervals import Intervals, clip, closed, covers, joined, measure, paint, subtract, union, union_of
+from gpulab.run import Float64, Int64, Run
+from gpulab.timeline.labels import CALLS, COLLECTIVES, KERNELS, OPERATORS, WAITS, WORK, Labels, Rows, What, labels
 from gpulab.timeline.launches import device_windows, host_steps, replay_times, unrecorded_times
 from gpulab.timeline.trace_steps import start_up
 
@@ -69,16 +69,16 @@ class StepParts(Struct, frozen=True):
         return self.end_ns - self.start_ns - self.parts_ns.get("start_up", 0)
 
 
-class Breakdown(Struct, frozen=True):
+class Breakdown(Struct, frozen=True, eq=False):
     """The accounting of a profiled window on one device.
 
     `device_index` is its number, None on a CPU. `median_us` is the per-part median over the steps; `share` is each
     part's share of the summed wall time without what starting up took (shares sum to 1; that of "start_up" is 0).
     `busy_fraction` and `kernel_busy_fraction` are None on a CPU device. `whole_window`: no step was found,
-    the window stands as one. `pauses_ns` are the pauses of the run that lie in the profiled window, as [start, end):
-    where nothing else claims their time, they are "other". `prepared_ns` are the times at which the loop itself made a
-    batch (`prepared`): they are "data_wait". `round_steps`: steps of a round, as
-    `Facts.round_steps`. `core_wait_from`: the parts that gave "core_wait".
+    the window stands as one. `prepared_ns` are the times at which the loop itself made a batch (`prepared`), as
+    [start, end): they are "data_wait". `round_steps`: steps of a round, as `Facts.round_steps`. `core_wait_from`: the
+    parts that gave "core_wait". `claims`: the time that each part lays claim to, first come first served; what nobody
+    claims is "unknown".
     """
 
     device: str
@@ -90,10 +90,10 @@ class Breakdown(Struct, frozen=True):
     busy_fraction: float | None
     kernel_busy_fraction: float | None
     whole_window: bool = False
-    pauses_ns: tuple[tuple[int, int], ...] = ()
     prepared_ns: tuple[tuple[int, int], ...] = ()
     round_steps: int = 1
     core_wait_from: tuple[str, ...] = ()
+    claims: Mapping[str, Intervals] = field(default_factory=dict)
 
     @property
     def windows(self) -> Intervals:
@@ -114,6 +114,11 @@ class Breakdown(Struct, frozen=True):
     def covered(self) -> Intervals:
         """The time of all steps on the accounted device, merged."""
         return union(self.windows[:, 0], self.windows[:, 1])
+
+    @property
+    def bare(self) -> Intervals:
+        """The time of all steps on the accounted device that no part lays claim to."""
+        return subtract(self.covered, joined(*self.claims.values()))
 
     @property
     def host_covered(self) -> Intervals:
@@ -186,46 +191,22 @@ def breakdowns(run: Run, *, idle_causes: bool = True) -> tuple[Breakdown, ...]:
         return ()
     if not timeline.has_device_events and run.device.kind == "cuda":
         return ()
-    heard = _Heard(_pauses(run, timeline), prepared(run))
-    indices: Sequence[int | None] = spans.devices(timeline) if timeline.has_device_events else (None,)
-    accounts = [_account(run, timeline, index, heard, idle_causes=idle_causes) for index in indices]
+    spans = labels(timeline)
+    indices: Sequence[int | None] = spans.devices or (None,)
+    accounts = [_account(run, spans, index, idle_causes=idle_causes) for index in indices]
     return tuple(sorted(accounts, key=lambda b: -(b.busy_fraction or 0)))
 
 
-class _Heard(Struct, frozen=True):
-    """What the trace does not name: fields of `Breakdown`."""
-
-    pauses_ns: tuple[tuple[int, int], ...]
-    prepared_ns: tuple[tuple[int, int], ...]
-
-
-def layers(timeline: Timeline, account: Breakdown, *, idle_causes: bool = True) -> dict[str, Intervals]:
-    """The time each part of the account lays claim to, first come first served. What nobody claims is unknown."""
-    heard = _Heard(account.pauses_ns, account.prepared_ns)
-    return _layers(timeline, account.device_index, heard, idle_causes=idle_causes)
-
-
-def _layers(timeline: Timeline, index: int | None, heard: _Heard, *, idle_causes: bool) -> dict[str, Intervals]:
-    if index is None:
-        claims = dict(_host_layers(timeline))
-    else:
-        claims = dict(_device_layers(timeline, spans.on_device(timeline, index), idle_causes))
-    for part, times_ns in (("data_wait", heard.prepared_ns), ("other", heard.pauses_ns)):
+def _account(run: Run, spans: Labels, index: int | None, *, idle_causes: bool) -> Breakdown:
+    claims = dict(_host_claims(spans) if index is None else _device_claims(spans, index, idle_causes=idle_causes))
+    # what the trace itself does not name: batches that the loop makes, pauses heard of while the profiler ran
+    own_batches, (start, end) = prepared(run), spans.window_ns
+    pauses = [(p.start_ns, p.end_ns) for p in run.pauses if p.start_ns < end and p.end_ns > start]
+    for part, times_ns in (("data_wait", own_batches), ("other", pauses)):
         if times_ns and part in claims:
             claims[part] = joined(claims[part], union_of(times_ns))
-    return claims
-
-
-def _pauses(run: Run, timeline: Timeline) -> tuple[tuple[int, int], ...]:
-    """Those heard of while the profiler ran: what the trace itself does not name."""
-    start, end = timeline.window_ns
-    return tuple((p.start_ns, p.end_ns) for p in run.pauses if p.start_ns < end and p.end_ns > start)
-
-
-def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, idle_causes: bool) -> Breakdown:
-    claims = _layers(timeline, index, heard, idle_causes=idle_causes)
-    numbers, host, flags = host_steps(run, timeline)
-    windows = host if index is None else device_windows(timeline, host, index)
+    numbers, host, flags = host_steps(run, spans)
+    windows = host if index is None else device_windows(spans, host, index)
     painted = paint(windows, list(claims.values()))
     totals = np.zeros((len(windows), len(PARTS)), dtype=np.int64)
     for column, part in enumerate((*claims, "unknown")):
@@ -238,7 +219,6 @@ def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, 
     )
     once = PARTS.index("start_up")
     wall = int(totals.sum() - totals[:, once].sum()) or 1
-    device = None if index is None else spans.on_device(timeline, index)
     return Breakdown(
         device=run.device.name,
         device_index=index,
@@ -246,12 +226,12 @@ def _account(run: Run, timeline: Timeline, index: int | None, heard: _Heard, *, 
         median_us={p: float(np.median(totals[:, i])) / 1e3 for i, p in enumerate(PARTS)},
         share={p: float(totals[:, i].sum()) / wall if i != once else 0.0 for i, p in enumerate(PARTS)},
         median_step=numbers[median_window(windows)],
-        busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=False),
-        kernel_busy_fraction=None if device is None else _busy(timeline, device, windows, kernels_only=True),
+        busy_fraction=None if index is None else _busy(spans, windows, index, *WORK),
+        kernel_busy_fraction=None if index is None else _busy(spans, windows, index, *KERNELS),
         whole_window=not run.traced_numbers,
-        pauses_ns=heard.pauses_ns,
-        prepared_ns=heard.prepared_ns,
+        prepared_ns=own_batches,
         core_wait_from=givers,
+        claims=claims,
     )
 
 
@@ -278,86 +258,61 @@ def _without_core(totals: Int64, givers: tuple[str, ...], waited_ns: Float64) ->
     return cores.moved(totals, [PARTS.index(p) for p in givers], PARTS.index("core_wait"), waited_ns)
 
 
-def _host_layers(timeline: Timeline) -> Iterator[tuple[str, Intervals]]:
+def _host_claims(spans: Labels) -> Iterator[tuple[str, Intervals]]:
     """On the CPU device: compute is the operators of the training thread and of autograd outside the DataLoader."""
-    yield "start_up", start_up(timeline, None).times
-    yield "data_wait", spans.loading_times(timeline)
-    yield "compute", spans.host_computing_times(timeline)
-    exchanges = spans.covered(timeline, spans.host_collectives(timeline))
-    yield "communication", joined(exchanges, spans.exchanging_times(timeline))
-    yield "optimizer", spans.update_times(timeline)
-    yield "other", _other(timeline)
+    yield "start_up", start_up(spans, None).times
+    yield "data_wait", spans.loading
+    yield "compute", spans.computing
+    yield "communication", joined(spans.times(spans.of(*COLLECTIVES)), spans.exchanging)
+    yield "optimizer", spans.updating
+    yield "other", _other(spans)
 
 
-def _device_layers(timeline: Timeline, device: spans.Mask, idle_causes: bool) -> Iterator[tuple[str, Intervals]]:
+def _device_claims(spans: Labels, index: int, *, idle_causes: bool) -> Iterator[tuple[str, Intervals]]:
     """On a GPU: what the device does first, then what the host did while it idled."""
-    kernel = device & spans.in_category(timeline, Category.KERNEL)
-    communication = kernel & spans.named(timeline, spans.is_communication)
-    yield "compute", spans.covered(timeline, kernel & ~communication)
-    yield "communication", spans.covered(timeline, communication)
-    yield "memcpy", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMCPY))
-    yield "memset", spans.covered(timeline, device & spans.in_category(timeline, Category.GPU_MEMSET))
+    for part, kind in zip(DEVICE_PARTS, (What.KERNEL, What.COMMUNICATION, What.COPY, What.MEMSET), strict=True):
+        yield part, spans.times(spans.on_device(index, kind))
     if idle_causes:
         # inside a replayed graph the device waits for the graph's own order, whatever the host does: it is queued work
-        indices = {timeline.lanes[i].process for i in np.unique(timeline.lane_id[device]).tolist()}
-        replays = joined(*(replay_times(timeline, index) for index in indices))
-        for part, times in _idle_layers(timeline, device):
+        replays = replay_times(spans, index)
+        for part, times in _idle_claims(spans, index):
             if not len(replays):
                 yield part, times
-            elif part == "queued":
-                yield part, joined(times, replays)
             else:
-                yield part, subtract(times, replays)
+                yield part, joined(times, replays) if part == "queued" else subtract(times, replays)
 
 
-def _idle_layers(timeline: Timeline, device: spans.Mask) -> Iterator[tuple[str, Intervals]]:
-    trainer = spans.on_training_threads(timeline)
-    runtime = trainer & spans.runtime_calls(timeline)
-
-    def calls(test: Callable[[str], bool]) -> Intervals:
-        return spans.covered(timeline, runtime & spans.named(timeline, test))
-
-    work = np.flatnonzero(device & spans.device_items(timeline))
-    launches = np.flatnonzero(spans.runtime_calls(timeline))
-    started, launch = spans.matched(timeline, work, launches)
-    index = timeline.lanes[int(timeline.lane_id[work[0]])].process if len(work) else None
-    yield "start_up", start_up(timeline, index).times
-    unrecorded = unrecorded_times(timeline, index) if index is not None else EMPTY
-    yield "unknown", joined(_launched_outside(timeline, work, started), unrecorded)
-    yield "data_wait", spans.loading_times(timeline)
-    yield "sync_wait", calls(spans.is_wait)
-    yield "blocking_copy", calls(spans.starting_with(*spans.COPYING))
-    yield "allocator", calls(spans.starting_with(*spans.ALLOCATING))
-    yield "queued", union(timeline.end_ns[launch], timeline.start_ns[started])
-    yield "optimizer", spans.update_times(timeline)
-    host = spans.covered(timeline, trainer & spans.in_category(timeline, *spans.HOST_CATEGORIES))
-    yield "launch", closed(host, PYTHON_GAP_NS)
-    yield "other", _other(timeline)
+def _idle_claims(spans: Labels, index: int) -> Iterator[tuple[str, Intervals]]:
+    work = np.flatnonzero(spans.on_device(index))
+    started = work[spans.call[work] >= 0]
+    yield "start_up", start_up(spans, index).times
+    yield "unknown", joined(_launched_outside(spans, work, started), unrecorded_times(spans, index))
+    yield "data_wait", spans.loading
+    for part, calls in (("sync_wait", WAITS), ("blocking_copy", (What.COPY_CALL,)), ("allocator", (What.ALLOCATION,))):
+        yield part, spans.times(spans.training(*calls))
+    yield "queued", union(spans.end_ns[spans.call[started]], spans.start_ns[started])
+    yield "optimizer", spans.updating
+    yield "launch", closed(spans.times(spans.training(*OPERATORS, *CALLS)), PYTHON_GAP_NS)
+    yield "other", _other(spans)
 
 
-def _launched_outside(timeline: Timeline, work: spans.Rows, started: spans.Rows) -> Intervals:
+def _launched_outside(spans: Labels, work: Rows, started: Rows) -> Intervals:
     """The gaps before work whose launch is not in the trace: nobody can say what the device waited for."""
-    busy = union(timeline.start_ns[work], timeline.end_ns[work])
-    begun = timeline.start_ns[started]  # both in the timeline's order, by start
-    at = np.minimum(np.searchsorted(begun, busy[:, 0]), max(0, len(begun) - 1))
-    after_gap = np.flatnonzero(begun[at] != busy[:, 0]) if len(begun) else np.arange(len(busy))
-    begin = np.where(after_gap > 0, busy[after_gap - 1, 1], timeline.window_ns[0])
+    busy, begun = spans.times(work), spans.start_ns[started]  # both by start
+    after_gap = np.flatnonzero(~np.isin(busy[:, 0], begun))
+    begin = np.where(after_gap > 0, busy[after_gap - 1, 1], spans.window_ns[0])
     return union(begin, busy[after_gap, 0])
 
 
-def _other(timeline: Timeline) -> Intervals:
+def _other(spans: Labels) -> Intervals:
     """The profiler's own work and torch.compile's. Annotations of the program enclose work, they are none."""
-    compiling = spans.in_category(timeline, Category.USER_ANNOTATION) & spans.named(timeline, spans.is_compiling)
-    named = spans.in_category(timeline, Category.OVERHEAD) | compiling
-    return spans.covered(timeline, named & spans.on_training_threads(timeline))
+    return spans.times(spans.training(What.OVERHEAD, What.COMPILING))
 
 
-def _busy(timeline: Timeline, device: spans.Mask, windows: Intervals, *, kernels_only: bool) -> float:
-    """Share of [first step start, last step end) in which the device works (definitions.md, "Words")."""
-    categories = (Category.KERNEL,) if kernels_only else DEVICE_CATEGORIES
+def _busy(spans: Labels, windows: Intervals, index: int, *kinds: What) -> float:
+    """Share of [first step start, last step end) in which the device does this (definitions.md, "Words")."""
     start, end = int(windows[0, 0]), int(windows[-1, 1])
-    working = spans.covered(timeline, device & spans.in_category(timeline, *categories))
-    return measure(clip(working, start, end)) / max(1, end - start)
+    return measure(clip(spans.times(spans.on_device(index, *kinds)), start, end)) / max(1, end - start)
 
 
 def median_window(windows: Intervals) -> int:
@@ -377,24 +332,18 @@ class Pieces(Struct, frozen=True):
     part: Int64  # index into PARTS
 
 
-def placed(timeline: Timeline, account: Breakdown) -> Pieces | None:
-    """The pieces of every accounted step; None where they do not sum to the account's own parts.
+def placed(account: Breakdown) -> Pieces | None:
+    """The pieces of every accounted step; None where the account does not say when its parts were.
 
     When exactly the program waited for a core is not known: each piece of a part that gave such time ends with its
-    share. Whether the account knows the causes of idle time is found by comparing.
+    share.
     """
+    if not account.claims:
+        return None
     windows = account.windows
     totals = np.array([[step.parts_ns[part] for part in PARTS] for step in account.steps], dtype=np.int64)
-    totals = totals.reshape(-1, len(PARTS))
-    for idle_causes in (True, False):
-        pieces = _painted(layers(timeline, account, idle_causes=idle_causes), windows)
-        waited_ns = totals[:, PARTS.index("core_wait")].astype(np.float64)
-        summed = _summed(pieces, windows)
-        less = _without_core(summed, account.core_wait_from, waited_ns)
-        # but for nanoseconds lost in rounding
-        if less.shape == totals.shape and bool((np.abs(less - totals) <= len(PARTS)).all()):
-            return _with_core_wait(pieces, windows, summed, less)
-    return None
+    pieces = _painted(account.claims, windows)
+    return _with_core_wait(pieces, windows, _summed(pieces, windows), totals.reshape(-1, len(PARTS)))
 
 
 def _with_core_wait(pieces: Pieces, windows: Int64, before: Int64, after: Int64) -> Pieces:

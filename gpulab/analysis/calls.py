@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import Breakdown, layers
+from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.source_lines import LineCount, backward_share, hot_place, lower_share
 from gpulab.intervals import Intervals, clip, covers, intersect, joined, measure, subtract, union, union_of
 from gpulab.run import (
@@ -350,7 +350,7 @@ def _is_bare(run: Run, account: Breakdown | None, within: Int32) -> bool:
         return False
     windows = account.step_host_windows
     steps = union(windows[:, 0], windows[:, 1])
-    bare = subtract(steps, joined(*layers(run.timeline, account).values()))
+    bare = subtract(steps, joined(*account.claims.values()))
     places = {run.places[p] for p in np.unique(within).tolist() if p >= 0}
     rows = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places]) & covers(
         steps, stack.t_ns

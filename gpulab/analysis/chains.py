@@ -8,8 +8,7 @@ from msgspec import Struct
 from gpulab.analysis.kernels import CLASSES, POINTWISE_OPERATORS, DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
-from gpulab.timeline import spans
-from gpulab.timeline.launches import CallTree
+from gpulab.timeline.labels import CallTree, Labels, Mask, labels
 
 CHAIN = 2  # from this many on a chain could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
@@ -80,9 +79,7 @@ def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
     return _chains(t, work.rows[order], chained[order], total_us * 1e3, work.steps)
 
 
-def _chains(
-    timeline: Timeline, rows: Int64, chained: spans.Mask, total_ns: float, steps: int
-) -> PointwiseChains | None:
+def _chains(timeline: Timeline, rows: Int64, chained: Mask, total_ns: float, steps: int) -> PointwiseChains | None:
     """Runs of chained rows among rows that are sorted by lane and time."""
     if not chained.any():
         return None
@@ -147,12 +144,12 @@ def attention_chains(work: DeviceWork) -> AttentionChains | None:
 
 def attention_on_cpu(timeline: Timeline, windows: Intervals) -> AttentionChains | None:
     """The same where the CPU computes: shares of the steps' wall time in which operators between the products run."""
-    mine = spans.training_operators(timeline)
-    ends = _around_softmax(timeline, CallTree.of(timeline, np.flatnonzero(mine)), windows)
+    spans = labels(timeline)
+    ends = _around_softmax(spans, spans.operators, windows)
     if ends is None:
         return None
     first, last = ends.first, ends.last
-    operators = spans.covered(timeline, mine)
+    operators = spans.times(spans.operators.rows)
     between = intersect(union(timeline.end_ns[first], timeline.start_ns[last]), operators)
     both = np.concatenate((first, last))
     products = union(timeline.start_ns[both], timeline.end_ns[both])
@@ -171,25 +168,25 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
 
     Those of an optimizer and those inside attention are left out, and those so short that starting them is their cost.
     """
-    mine = spans.training_operators(timeline)
-    tree = CallTree.of(timeline, np.flatnonzero(mine))
-    rows = tree.rows[_working(timeline, tree)]
+    spans = labels(timeline)
+    tree = spans.operators
+    rows = tree.rows[_working(spans, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
-    chained = spans.named(timeline, _is_pointwise)[rows]
-    chained &= ~covers(spans.update_times(timeline), timeline.start_ns[rows])
+    chained = spans.named(lambda name: POINTWISE_OPERATORS.match(name) is not None)[rows]
+    chained &= ~covers(spans.updating, timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
-    ends = _around_softmax(timeline, tree, windows)
+    ends = _around_softmax(spans, tree, windows)
     if ends is not None:
         between = union(timeline.end_ns[ends.first], timeline.start_ns[ends.last])
         chained &= ~covers(between, timeline.start_ns[rows])
     return _chains(timeline, rows, chained, measure(windows), max(1, len(windows)))
 
 
-def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
+def _working(spans: Labels, tree: CallTree) -> Mask:
     """Which operators do their work themselves: all that they call moves nothing, as a number's tensor."""
     # which operators only rename memory, keep autograd's books or move a single number: they part no chain
-    free = spans.named(timeline, _is_free)
-    scalar = spans.named(timeline, spans.among(*_SCALAR)) & (timeline.duration_ns < _SCALAR_NS)
+    free = spans.named(_is_free)
+    scalar = spans.named(_SCALAR.__contains__) & (spans.duration_ns < _SCALAR_NS)
     moving = ~(free | scalar)[tree.rows]
     calls = np.zeros(len(tree.rows), dtype=bool)  # one that moves something, however deep
     at = tree.parent[moving]
@@ -197,12 +194,8 @@ def _working(timeline: Timeline, tree: CallTree) -> spans.Mask:
         at = at[~calls[at]]
         calls[at] = True
         at = tree.parent[at]
-    working: spans.Mask = moving & ~calls
+    working: Mask = moving & ~calls
     return working
-
-
-def _is_pointwise(name: str) -> bool:
-    return POINTWISE_OPERATORS.match(name) is not None
 
 
 def _is_free(name: str) -> bool:
@@ -228,28 +221,28 @@ class SoftmaxEnds(Struct, frozen=True):
 
     first: Int64
     last: Int64
-    backward: spans.Mask
+    backward: Mask
 
 
-def _around_softmax(timeline: Timeline, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
+def _around_softmax(spans: Labels, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
     """The products around each softmax of the steps that stands between two; None without any."""
-    is_softmax = spans.named(timeline, spans.among(*_SOFTMAX))
-    wanted = is_softmax | spans.named(timeline, spans.among(*_PRODUCTS))
+    is_softmax = spans.named(_SOFTMAX.__contains__)
+    wanted = is_softmax | spans.named(_PRODUCTS.__contains__)
     position = np.flatnonzero(wanted[tree.rows])  # by thread, in order of time
     if len(position) < 3:
         return None
     at = tree.rows[position]
     middle = np.flatnonzero(is_softmax[at[1:-1]] & ~is_softmax[at[:-2]] & ~is_softmax[at[2:]]) + 1
-    lane = timeline.lane_id[at]
+    lane = spans.lane_id[at]
     middle = middle[(lane[middle - 1] == lane[middle]) & (lane[middle + 1] == lane[middle])]
-    before = np.cumsum(_working(timeline, tree))
+    before = np.cumsum(_working(spans, tree))
     near = before[position[middle + 1]] - before[position[middle - 1]] <= 2 * _BETWEEN
-    middle = middle[near & covers(windows, timeline.start_ns[at[middle]])]
-    backward = spans.named(timeline, spans.containing("ackward"))[at[middle]]
+    middle = middle[near & covers(windows, spans.start_ns[at[middle]])]
+    backward = spans.named(lambda name: "ackward" in name)[at[middle]]
     return SoftmaxEnds(at[middle - 1], at[middle + 1], backward) if len(middle) else None
 
 
-def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> spans.Mask:
+def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int64) -> Mask:
     """Which rows were launched on these threads within these times."""
     t, between = work.timeline, np.zeros(len(work.rows), dtype=bool)
     launched = np.flatnonzero(work.call >= 0)

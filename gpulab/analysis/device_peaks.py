@@ -14,8 +14,8 @@ from msgspec import Struct
 
 from gpulab.analysis.kernels import DeviceWork, names_tell
 from gpulab.run import THROTTLE_NAMES, Category, Device, Run
-from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import reading
+from gpulab.timeline.labels import Mask
 from gpulab.timeline.launches import replay_of
 
 
@@ -145,11 +145,12 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
     )
 
 
-def _own(work: DeviceWork) -> spans.Mask:
+def _own(work: DeviceWork) -> Mask:
     """Rows that were started outside every operator, where those are recorded; a replayed graph hides its own."""
-    host = spans.in_category(work.timeline, Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
+    categories = (Category.CPU_OP, Category.USER_ANNOTATION, Category.PYTHON_FUNCTION)
+    host = np.isin(work.timeline.category, categories)
     replayed = replay_of(work.timeline, work.rows) >= 0
-    return (work.call >= 0) & (work.operator < 0) & ~replayed & host.any()
+    return np.asarray((work.call >= 0) & (work.operator < 0) & ~replayed & host.any())
 
 
 def _format(name: str) -> str:

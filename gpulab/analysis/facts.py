@@ -31,7 +31,7 @@ from gpulab.analysis.step_shares import StepShares, step_shares
 from gpulab.analysis.steps import Selection, Spread, select, spread, spread_of_steps, steps_per_round
 from gpulab.formatting import plural
 from gpulab.run import BESIDE_KINDS, Float64, Int64, Phase, Run, Series, Timeline
-from gpulab.timeline import spans
+from gpulab.timeline.labels import NODES, labels
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
 FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
@@ -155,7 +155,7 @@ class Facts(Struct, frozen=True, dict=True):
     def step_name(self) -> str:
         """What a step is called: inference, as a trace shows it, updates nothing and is no training."""
         timeline = self.run.timeline
-        trains = timeline is None or self.run.steps.optimizer_ns.any() or spans.autograd_nodes(timeline).any()
+        trains = timeline is None or self.run.steps.optimizer_ns.any() or labels(timeline).training(*NODES).any()
         return "training step" if trains else "step"
 
     @property

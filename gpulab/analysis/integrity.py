@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpulab.formatting import duration
 from gpulab.run import Int64, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.timeline.labels import WORK, Labels, What, labels, matched
 from gpulab.timeline.launches import device_windows, host_steps
 from gpulab.timeline.trace_steps import FoundSteps, find_steps
 
@@ -86,7 +86,7 @@ class _Seen(Struct, frozen=True):
     """What several checks look at, found once."""
 
     run: Run
-    timeline: Timeline
+    timeline: Labels
     launch: Int64  # rows of calls that start kernels, from the first step on
     device: Int64  # rows of kernels, copies and memsets
     starts_work: Int64  # rows of calls that start a kernel, a copy or a memset, likewise
@@ -94,15 +94,14 @@ class _Seen(Struct, frozen=True):
 
     @classmethod
     def of(cls, run: Run, timeline: Timeline) -> _Seen:
-        calls = spans.runtime_calls(timeline)
-        begun = timeline.start_ns >= host_steps(run, timeline)[1][0, 0]  # CUPTI may lose the first kernels of a session
-        launch = calls & spans.named(timeline, spans.is_kernel_launch)
-        work = launch | (calls & spans.named(timeline, spans.is_copy_or_memset))
-        device = np.flatnonzero(spans.device_items(timeline))
-        rows = np.flatnonzero(work & begun)
-        of_device, of_launch = spans.matched(timeline, device, rows)
-        early = timeline.start_ns[of_launch] - timeline.start_ns[of_device]
-        return cls(run, timeline, np.flatnonzero(launch & begun), device, rows, early)
+        spans = labels(timeline)
+        begun = spans.start_ns >= host_steps(run, timeline)[1][0, 0]  # CUPTI may lose the first kernels of a session
+        launch = np.flatnonzero(spans.of(What.KERNEL_LAUNCH) & begun)
+        device = spans.rows(*WORK)
+        starts_work = np.flatnonzero(spans.of(What.KERNEL_LAUNCH, What.COPY_CALL, What.MEMSET_CALL) & begun)
+        of_device, of_launch = matched(spans, device, starts_work)
+        early = spans.start_ns[of_launch] - spans.start_ns[of_device]
+        return cls(run, spans, launch, device, starts_work, early)
 
     def damaged(self, *names: str) -> int:
         """How often the reader met these kinds of damage; 0 for a trace of ours."""
@@ -149,8 +148,8 @@ def _kernels_before_launch(seen: _Seen) -> Check:
 def _clock_shift(seen: _Seen) -> Check:
     """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
     t = seen.timeline
-    waits = np.flatnonzero(spans.runtime_calls(t) & spans.named(t, spans.waits_for_everything))
-    of_device, of_launch = spans.matched(t, seen.device, seen.starts_work)
+    waits = t.rows(What.DEVICE_WAIT)
+    of_device, of_launch = matched(t, seen.device, seen.starts_work)
     shifted = 0
     if len(waits) and len(of_device) and len({lane.process for lane in t.lanes if lane.kind == "stream"}) == 1:
         order = np.argsort(t.start_ns[of_launch], kind="stable")
@@ -169,7 +168,7 @@ def _host_ahead(seen: _Seen) -> Check:
     """A loop that never waits for the GPU is normal. Its steps are counted on the GPU, and the report says so."""
     t = seen.timeline
     _, host, _ = host_steps(seen.run, t)
-    ahead_ns = [int((device_windows(t, host, i) - host)[:, 1].max()) for i in spans.devices(t)]
+    ahead_ns = [int((device_windows(t, host, i) - host)[:, 1].max()) for i in t.devices]
     wall_ns = float(np.median(host[:, 1] - host[:, 0]))
     count = sum(ns > max(HOST_AHEAD_NS, HOST_AHEAD_STEPS * wall_ns) for ns in ahead_ns)
     meaning = (
@@ -182,7 +181,7 @@ def _host_ahead(seen: _Seen) -> Check:
 def _graph_replays(seen: _Seen) -> Check:
     """One launch, many kernels: counting launches says nothing about such a trace."""
     t = seen.timeline
-    count = int((spans.runtime_calls(t) & spans.named(t, spans.is_graph_launch)).sum())
+    count = len(t.rows(What.GRAPH_LAUNCH))
     meaning = f"{count:,} CUDA graph launches, each of many kernels: kernels per launch are not counted"
     return check_of_count("graph_replays", count, "ok", meaning, ("launch_statistics",))
 
@@ -256,7 +255,7 @@ def _dropped_events(seen: _Seen) -> Check:
 def _missing_device_properties(seen: _Seen) -> Check:
     """Without them nothing can be set against what the GPU could do."""
     origin = seen.run.origin
-    count = len(spans.devices(seen.timeline)) if origin is not None and not origin.device_properties else 0
+    count = len(seen.timeline.devices) if origin is not None and not origin.device_properties else 0
     meaning = "the trace does not name its GPU: its memory is not known"
     return check_of_count("missing_device_properties", count, "degraded", meaning, ("device_memory",))
 

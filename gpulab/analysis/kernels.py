@@ -17,13 +17,24 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.intervals import Intervals, covers, intersect, joined, paint, subtract, union
-from gpulab.run import Category, Int64, Timeline, UInt8
-from gpulab.timeline import spans
+from gpulab.run import Int32, Int64, Timeline, UInt8
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.launches import (
+from gpulab.timeline.labels import (
+    CALLS,
+    KERNEL_LAUNCHES,
+    KERNELS,
+    LAUNCHES,
+    OPERATORS,
+    WORK,
     CallTree,
+    Labels,
+    Mask,
+    Rows,
+    What,
+    labels,
+)
+from gpulab.timeline.launches import (
     called_ns,
-    launch_of,
     launched_within,
     replay_of,
     replay_times,
@@ -40,22 +51,22 @@ class DeviceWork(Struct, frozen=True):
     count two streams twice.
     """
 
-    timeline: Timeline
+    timeline: Labels
     windows: Intervals
     host_windows: Intervals
     idle: Intervals
     tree: CallTree  # of all operators
     rows: Int64  # in the timeline
-    call: Int64  # row of the call that started it; -1: not in the trace
+    call: Int32  # row of the call that started it; -1: not in the trace
     operator: Int64  # row of the innermost operator around that call; -1: none
     kind: UInt8  # index into CLASSES
 
     @property
-    def of_optimizer(self) -> spans.Mask:
+    def of_optimizer(self) -> Mask:
         """Which rows were started inside an optimizer's step or zero_grad."""
-        return self.launched_in(spans.update_times(self.timeline))
+        return self.launched_in(self.timeline.updating)
 
-    def launched_in(self, times: Intervals) -> spans.Mask:
+    def launched_in(self, times: Intervals) -> Mask:
         """Which rows were started within these times of the host."""
         return (self.call >= 0) & covers(times, self.timeline.start_ns[self.call])
 
@@ -64,22 +75,22 @@ class DeviceWork(Struct, frozen=True):
         return max(1, len(self.windows))
 
     @property
-    def kernel(self) -> spans.Mask:
-        return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
+    def kernel(self) -> Mask:
+        return np.asarray(self.timeline.of(*KERNELS)[self.rows])
 
-    def of(self, *kinds: str) -> spans.Mask:
+    def of(self, *kinds: str) -> Mask:
         return np.isin(self.kind, [CLASSES.index(k) for k in kinds]) & self.kernel
 
-    def us(self, chosen: spans.Mask) -> float:
+    def us(self, chosen: Mask) -> float:
         """Device time of the chosen rows per step."""
         return float(self.timeline.duration_ns[self.rows[chosen]].sum()) / self.steps / 1e3
 
-    def share(self, chosen: spans.Mask) -> float:
+    def share(self, chosen: Mask) -> float:
         """Of the time of all kernels but communication: what the chosen kernels take."""
         all_us = self.us(self.kernel & ~self.of("communication"))
         return self.us(chosen & self.kernel) / all_us if all_us else 0.0
 
-    def costliest(self, chosen: spans.Mask) -> str:
+    def costliest(self, chosen: Mask) -> str:
         """The name that takes most time of the chosen rows; empty where there is none."""
         rows = self.rows[chosen]
         if not len(rows):
@@ -109,18 +120,18 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
     """The work accounted in `account`; None where that is not a GPU's."""
     if timeline is None or account is None or account.device_index is None or not account.steps:
         return None
+    spans, index = labels(timeline), account.device_index
     windows, host = account.windows, account.host_windows
-    every = np.flatnonzero(spans.device_items(timeline, account.device_index))
-    rows = every[launched_within(timeline, every, host, windows)]
-    call = launch_of(timeline, rows)
-    tree = CallTree.of(timeline, np.flatnonzero(spans.in_category(timeline, Category.CPU_OP)))
+    every = np.flatnonzero(spans.on_device(index))
+    rows = every[launched_within(spans, every, host, windows)]
+    call = spans.call[rows]
+    tree = CallTree.of(spans, spans.rows(*OPERATORS))
     operator = np.full(len(rows), -1, dtype=np.int64)
-    operator[call >= 0] = tree.innermost(timeline, call[call >= 0])
-    unrecorded = unrecorded_times(timeline, account.device_index)
-    busy = joined(union(timeline.start_ns[every], timeline.end_ns[every]), unrecorded)
-    steps = subtract(union(windows[:, 0], windows[:, 1]), start_up(timeline, account.device_index).times)
+    operator[call >= 0] = tree.innermost(spans, call[call >= 0])
+    busy = joined(spans.times(every), unrecorded_times(spans, index))
+    steps = subtract(account.covered, start_up(spans, index).times)
     return DeviceWork(
-        timeline=timeline,
+        timeline=spans,
         windows=windows,
         host_windows=host,
         idle=subtract(steps, busy),
@@ -128,7 +139,7 @@ def device_work(timeline: Timeline | None, account: Breakdown | None) -> DeviceW
         rows=rows,
         call=call,
         operator=operator,
-        kind=_kinds(timeline, rows, operator),
+        kind=_kinds(spans, rows, operator),
     )
 
 
@@ -181,7 +192,7 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
     `elsewhere` is time that is accounted to another cause anyway.
     """
     t = work.timeline
-    begun = t.start_ns[spans.launches(t)]
+    begun = t.start_ns[t.of(*LAUNCHES)]
     gaps = work.idle
     launches = np.searchsorted(begun, gaps[:, 1], side="left") - np.searchsorted(begun, gaps[:, 0], side="left")
     sparse = gaps[(gaps[:, 1] - gaps[:, 0]) > LONGEST_NS * (launches + 1)]
@@ -204,7 +215,7 @@ def small_kernels_fraction(work: DeviceWork) -> float | None:
 def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
     """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
     t = work.timeline
-    copies = work.rows[spans.named(t, spans.starting_with("Memcpy HtoD (Pageable"))[work.rows]]
+    copies = work.rows[t.named(lambda name: name.startswith("Memcpy HtoD (Pageable"))[work.rows]]
     kernels = work.rows[work.kernel]
     copying = union(t.start_ns[copies], t.end_ns[copies])
     exposed = subtract(copying, union(t.start_ns[kernels], t.end_ns[kernels]))
@@ -256,8 +267,9 @@ def class_of(kernel: str, operator: str = "") -> str:
 def names_tell(timeline: Timeline) -> bool:
     """Whether kernel names tell number formats and matrix units: only where CUDA's own calls show that the GPU is
     NVIDIA's. AMD's libraries name only some of their matrix kernels."""
-    calls = timeline.name_id[spans.runtime_calls(timeline)]
-    return any(timeline.names[i].startswith("cu") for i in np.unique(calls).tolist())
+    spans = labels(timeline)
+    calls = np.unique(spans.name_id[spans.of(*CALLS)])
+    return any(spans.names[i].startswith("cu") for i in calls.tolist())
 
 
 SHORT_KERNEL_US = 10.0  # definitions.md, "Step on a GPU": a launch costs more
@@ -304,7 +316,7 @@ class Kernels(Struct, frozen=True):
 
 
 def kernels(timeline: Timeline, windows: Intervals) -> Kernels:
-    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
+    rows = _launched(timeline, windows, *KERNELS)
     duration, count = timeline.duration_ns[rows], len(rows)
     time_ns, short = int(duration.sum()), duration < SHORT_KERNEL_US * 1e3
     return Kernels(
@@ -318,20 +330,18 @@ def kernels(timeline: Timeline, windows: Intervals) -> Kernels:
 
 def short_count_fraction(timeline: Timeline, windows: Intervals, below_us: float) -> float | None:
     """Of the kernels launched within the windows, those shorter than that; None where there is no kernel."""
-    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.KERNEL)), windows)
+    rows = _launched(timeline, windows, *KERNELS)
     return float((timeline.duration_ns[rows] < below_us * 1e3).mean()) if len(rows) else None
 
 
 def launches(timeline: Timeline, windows: Intervals) -> Launches:
     """Kernel launches that the host made within the windows; kernels without a launch are those of the whole trace."""
-    calling = spans.runtime_calls(timeline) & spans.named(
-        timeline, lambda name: spans.is_kernel_launch(name) or spans.is_graph_launch(name)
-    )
-    calls = np.flatnonzero(calling)
+    spans = labels(timeline)
+    calls = spans.rows(*KERNEL_LAUNCHES)
     calls = calls[covers(windows, timeline.start_ns[calls])]
-    items = np.flatnonzero(spans.device_items(timeline))
-    call = launch_of(timeline, items)
-    stray = (call < 0) & (timeline.category[items] == Category.KERNEL)
+    items = spans.rows(*WORK)
+    call = spans.call[items]
+    stray = (call < 0) & spans.of(*KERNELS)[items]
     started, first, how_many = np.unique(call[call >= 0], return_index=True, return_counts=True)
     mine = np.isin(started, calls, assume_unique=True)
     begins = timeline.start_ns[items[call >= 0][first[mine]]]
@@ -349,7 +359,7 @@ def launches(timeline: Timeline, windows: Intervals) -> Launches:
 
 def copies(timeline: Timeline, windows: Intervals) -> tuple[CopyRow, ...]:
     """Copies launched within the windows, by kind and by the host memory they touch; the costliest first."""
-    rows = _launched(timeline, np.flatnonzero(spans.in_category(timeline, Category.GPU_MEMCPY)), windows)
+    rows = _launched(timeline, windows, What.COPY)
     names, group = np.unique(timeline.name_id[rows], return_inverse=True)
     kinds: dict[tuple[str, str | None], int] = {}
     kind_of_name = [kinds.setdefault(_copy_kind(timeline.names[i]), len(kinds)) for i in names.tolist()]
@@ -362,13 +372,14 @@ def exchanges(timeline: Timeline, windows: Intervals, steps: int) -> tuple[Colle
     """Kernels launched within the windows that say what they exchange with other ranks; the costliest kind first."""
     if "collective" not in timeline.extra:
         return ()
-    kernels = spans.in_category(timeline, Category.KERNEL) & np.isfinite(timeline.extra["collective"])
-    rows = _launched(timeline, np.flatnonzero(kernels), windows)
+    rows = _launched(timeline, windows, *KERNELS)
+    rows = rows[np.isfinite(timeline.extra["collective"][rows])]
     return collective_facts(timeline, rows, timeline.duration_ns[rows], steps)
 
 
-def _launched(timeline: Timeline, rows: Int64, windows: Intervals) -> Int64:
-    """Rows of a device whose launch lies within the windows."""
+def _launched(timeline: Timeline, windows: Intervals, *kinds: What) -> Rows:
+    """Such rows of all devices whose launch lies within the windows."""
+    rows = labels(timeline).rows(*kinds)
     return rows[covers(windows, called_ns(timeline, rows))]
 
 
@@ -402,7 +413,7 @@ def est_sm_efficiency(timeline: Timeline, device_index: int, span_ns: tuple[int,
     if blocks_per_sm is None:
         return None
     start, end = span_ns
-    mine = spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index) & (blocks_per_sm > 0)
+    mine = labels(timeline).on_device(device_index, *KERNELS) & (blocks_per_sm > 0)
     rows = np.flatnonzero(mine & (timeline.end_ns > start) & (timeline.start_ns < end))
     if not len(rows):
         return None
@@ -418,9 +429,9 @@ def launched_ns(timeline: Timeline, tree: CallTree) -> Int64:
 
     A launch belongs to the innermost operator open on its thread; what has no launch in the trace belongs to none.
     """
-    items = np.flatnonzero(spans.device_items(timeline))
-    call = launch_of(timeline, items)
-    items, call = items[call >= 0], call[call >= 0]
+    spans = labels(timeline)
+    items = np.flatnonzero(spans.call >= 0)
+    call = spans.call[items]
     owner = tree.innermost(timeline, call)
     launched = np.zeros(len(timeline), dtype=np.int64)
     np.add.at(launched, owner[owner >= 0], timeline.duration_ns[items[owner >= 0]])

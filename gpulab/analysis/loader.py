@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from gpulab.analysis.steps import loaded_ahead, select
 from gpulab.intervals import clip, covers, measure, union
-from gpulab.run import Batches, Category, Float64, Int64, Run
-from gpulab.timeline import spans
+from gpulab.run import Batches, Float64, Int64, Run
+from gpulab.timeline.labels import What, labels
 
 LEAST_PART = 0.01  # ours: of a batch's time: of less, nobody can say how much was waiting
 _MOSTLY = 0.5  # ours: what takes half of a batch's time decides what its workers need
@@ -277,8 +277,8 @@ def _copy_us(run: Run) -> float | None:
     timeline = run.timeline
     if timeline is None or not timeline.has_device_events or not run.traced_numbers:
         return None
-    copies = spans.in_category(timeline, Category.GPU_MEMCPY) & spans.named(timeline, spans.containing("HtoD"))
-    busy = spans.covered(timeline, copies)
+    spans = labels(timeline)
+    busy = spans.times(spans.of(What.COPY) & spans.named(lambda name: "HtoD" in name))
     each = [measure(clip(busy, int(run.steps.start_ns[i]), int(run.steps.end_ns[i]))) for i in run.traced_rows]
     return float(np.median(np.array(each, np.int64))) / 1e3
 

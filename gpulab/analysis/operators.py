@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import Breakdown, layers
+from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.kernels import launched_ns, names_tell
 from gpulab.intervals import (
     Intervals,
@@ -23,10 +23,26 @@ from gpulab.intervals import (
     union,
     union_of,
 )
-from gpulab.run import BackwardPass, Category, Int64, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.run import BackwardPass, Int64, Run, Timeline
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.launches import CallTree, launched_within
+from gpulab.timeline.labels import (
+    CALLS,
+    COLLECTIVES,
+    EVALUATING,
+    MARKS,
+    NODES,
+    OPERATOR_OF_NODE,
+    OPERATORS,
+    CallTree,
+    Labels,
+    Mask,
+    Rows,
+    What,
+    Where,
+    labels,
+    plain_name,
+)
+from gpulab.timeline.launches import launched_within
 
 
 class CostRow(Struct, frozen=True):
@@ -49,9 +65,9 @@ class CostRow(Struct, frozen=True):
 
 def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     """Host operators and annotations of the training threads; costliest first, on the GPU where there is one."""
-    named = spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
-    mine = np.flatnonzero(named & spans.on_training_threads(timeline) & ~spans.named(timeline, spans.is_step))
-    tree = CallTree.of(timeline, mine)
+    spans = labels(timeline)
+    mine = np.flatnonzero(spans.training(*OPERATORS, *COLLECTIVES, *MARKS))
+    tree = CallTree.of(spans, mine)
     own = np.zeros(len(timeline), dtype=np.int64)
     own[tree.rows] = tree.self_ns(timeline)
     device = launched_ns(timeline, tree) if timeline.has_device_events else None
@@ -62,7 +78,7 @@ def operators(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
 
 def kernels(timeline: Timeline, account: Breakdown) -> tuple[CostRow, ...]:
     """Kernels, copies and memsets that the steps launched on the accounted device, by name, costliest first."""
-    rows = np.flatnonzero(spans.device_items(timeline, account.device_index or 0))
+    rows = np.flatnonzero(labels(timeline).on_device(account.device_index or 0))
     rows = rows[launched_within(timeline, rows, account.host_windows, account.windows)]
     return _table(timeline, rows, timeline.duration_ns, account, None)
 
@@ -126,11 +142,11 @@ def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = T
     timeline = run.timeline
     if timeline is None or not account.steps or not idle_causes:
         return ()
-    rows = np.flatnonzero(spans.structure(timeline) & spans.on_training_thread(timeline))
+    spans = labels(timeline)
+    rows = np.flatnonzero(spans.of(What.ANNOTATION) & (spans.where == Where.TRAINER))
     if not len(rows):
         return ()
-    claims = layers(timeline, account)
-    bare = subtract(account.covered, joined(*claims.values()))
+    bare = account.bare
     within: dict[int, list[tuple[int, int]]] = {}
     for name_id, start, end in _innermost(timeline, rows):
         within.setdefault(name_id, []).append((start, end))
@@ -141,7 +157,7 @@ def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = T
     return tuple(Annotated(timeline.names[i], shares[i]) for i in largest if shares[i] > 0)
 
 
-def _innermost(timeline: Timeline, rows: spans.Rows) -> Iterator[tuple[int, int, int]]:
+def _innermost(timeline: Timeline, rows: Rows) -> Iterator[tuple[int, int, int]]:
     """Name, start and end of the pieces in which a row is the innermost of these, which are in order of time."""
     opened: list[tuple[int, int]] = []  # name, end
     at = 0
@@ -163,9 +179,8 @@ SHORT_NS = 20_000
 LONGEST_GAP_NS = 100_000  # ours: Python needs 10 to 100 µs from one operator to the next; more is work of its own
 LONGEST_LOOP_NS = 1_000_000  # ours: in longer gaps the program does something else than going through a training loop
 _LOOP = 64  # ours, direct calls of one operator: what is composed of others calls about ten
-_OPERATOR = spans.starting_with("aten::")
-_OVER_LISTS = spans.starting_with("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
-_IN_TIME = spans.starting_with("aten::gru", "aten::lstm", "aten::rnn_")
+_OVER_LISTS = ("aten::_foreach_", "aten::stack", "aten::cat", "aten::pad_sequence")
+_IN_TIME = ("aten::gru", "aten::lstm", "aten::rnn_")
 _REARRANGING = ("aten::contiguous", "aten::clone")
 _CONVERTING = ("aten::_to_copy", "aten::to")
 
@@ -203,68 +218,66 @@ def host_operators(
     windows = account.step_host_windows
     if windows is None:
         return None
-    mine = spans.training_operators(timeline) & ~spans.named(timeline, spans.is_loader)
-    tree = CallTree.of(timeline, np.flatnonzero(mine))
-    inside = covers(windows, timeline.start_ns[tree.rows])
+    spans = labels(timeline)
+    tree = spans.operators
+    inside = covers(windows, spans.start_ns[tree.rows])
     wall = measure(windows)
     if not inside.any() or not wall:
         return None
     own = tree.self_ns(timeline)
     long = inside & (own >= SHORT_NS)
-    moved = inside & _rearranges(timeline, tree)
+    moved = inside & _rearranges(spans, tree)
     moved_rows, steps = tree.rows[moved], len(windows)
     longest = moved_rows[int(np.argmax(timeline.duration_ns[moved_rows]))] if len(moved_rows) else None
     waiting = sum(s.parts_ns["data_wait"] for s in account.steps)
-    loops = _loops(timeline, tree)
+    loops = _loops(spans, tree)
 
-    def remaining_share(limit_ns: int, beside: float, loops: spans.Mask) -> float:
-        looped = inside & _called_in(timeline, tree, loops)
+    def remaining_share(limit_ns: int, beside: float, loops: Mask) -> float:
+        looped = inside & _called_in(spans, tree, loops)
         computing = float(own[long | looped].sum()) + waiting
-        return max(0.0, 1 - computing / wall - max(beside, _elsewhere_ns(timeline, windows, limit_ns) / wall))
+        return max(0.0, 1 - computing / wall - max(beside, _elsewhere_ns(spans, windows, limit_ns) / wall))
 
     return HostOperators(
         count=float(inside.sum()) / steps,
         short_count=float((inside & ~long).sum()) / steps,
         calling_share=remaining_share(LONGEST_GAP_NS, calls_share, loops),
         fixed_share=remaining_share(
-            LONGEST_LOOP_NS, batches_share, loops & ~spans.named(timeline, _IN_TIME)[tree.rows]
+            LONGEST_LOOP_NS, batches_share, loops & ~spans.named(lambda name: name.startswith(_IN_TIME))[tree.rows]
         ),
         calls_share=calls_share,
-        rearranging_share=_share(timeline, moved_rows, wall),
+        rearranging_share=measure(spans.times(moved_rows)) / wall,
         rearranging_count=float(moved.sum()) / steps,
         span=None if longest is None else (int(timeline.start_ns[longest]), int(timeline.end_ns[longest])),
     )
 
 
-def _loops(timeline: Timeline, tree: CallTree) -> spans.Mask:
+def _loops(spans: Labels, tree: CallTree) -> Mask:
     """Operators that call others in a loop of their own, but not over a list that the code made."""
     calls = np.bincount(tree.parent[tree.parent >= 0], minlength=len(tree.rows))
-    may_loop = spans.named(timeline, _OPERATOR) & ~spans.named(timeline, _OVER_LISTS)
+    may_loop = spans.named(lambda name: name.startswith("aten::") and not name.startswith(_OVER_LISTS))
     return np.asarray(may_loop[tree.rows] & (calls >= _LOOP))
 
 
-def _called_in(timeline: Timeline, tree: CallTree, loops: spans.Mask) -> spans.Mask:
+def _called_in(spans: Labels, tree: CallTree, loops: Mask) -> Mask:
     """What runs within these loops, and the backward nodes of operators that mostly do."""
     looped = _below(tree, loops)
     if not looped.any():
         return looped
-    kind = timeline.name_id[tree.rows]
-    nodes = spans.named(timeline, spans.is_autograd_node)[tree.rows]
-    updating = covers(spans.update_times(timeline), timeline.start_ns[tree.rows])
+    kind = spans.name_id[tree.rows]
+    nodes = spans.of(*NODES)[tree.rows]
+    updating = covers(spans.updating, spans.start_ns[tree.rows])
     forward = ~(nodes | _below(tree, nodes) | updating)
     forward_count, looped_count = Counter[str](), Counter[str]()
     for counts, rows in ((forward_count, forward), (looped_count, forward & looped)):
         for i, count in zip(*np.unique(kind[rows], return_counts=True), strict=True):
-            counts[spans.plain_name(timeline.names[i])] += int(count)
-    operators = [
-        spans.plain_name(node[1]) if (node := spans.OPERATOR_OF_NODE.search(name)) else "" for name in timeline.names
-    ]
+            counts[plain_name(spans.names[i])] += int(count)
+    operators = [plain_name(node[1]) if (node := OPERATOR_OF_NODE.search(name)) else "" for name in spans.names]
     mostly = np.array([2 * looped_count[name] > forward_count[name] for name in operators], bool)[kind]
-    backward: spans.Mask = mostly | _below(tree, mostly)
+    backward: Mask = mostly | _below(tree, mostly)
     return looped | backward
 
 
-def _below(tree: CallTree, rows: spans.Mask) -> spans.Mask:
+def _below(tree: CallTree, rows: Mask) -> Mask:
     """What lies within such rows, however deep."""
     below = np.zeros(len(tree.rows), dtype=bool)
     at = np.flatnonzero(tree.parent >= 0)
@@ -278,28 +291,18 @@ def _below(tree: CallTree, rows: spans.Mask) -> spans.Mask:
     return below
 
 
-def _share(timeline: Timeline, rows: Int64, wall_ns: int) -> float:
-    mask = np.zeros(len(timeline), dtype=bool)
-    mask[rows] = True
-    covered: Intervals = spans.covered(timeline, mask)
-    return measure(covered) / wall_ns
-
-
-def _elsewhere_ns(timeline: Timeline, windows: Intervals, limit_ns: int) -> int:
+def _elsewhere_ns(spans: Labels, windows: Intervals, limit_ns: int) -> int:
     """Time in gaps longer than that."""
-    host = spans.in_category(timeline, *spans.HOST_CATEGORIES) & spans.on_training_threads(timeline)
-    working = host | spans.named(timeline, spans.is_loader)
+    working = spans.times(spans.training(*OPERATORS, *CALLS) | spans.of(What.LOADER))
     edges = union(windows.ravel(), windows.ravel() + 1)
-    return measure(
-        subtract(union(windows[:, 0], windows[:, 1]), closed(joined(spans.covered(timeline, working), edges), limit_ns))
-    )
+    return measure(subtract(union(windows[:, 0], windows[:, 1]), closed(joined(working, edges), limit_ns)))
 
 
-def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
+def _rearranges(spans: Labels, tree: CallTree) -> Mask:
     """Copies that `contiguous` or `clone` asked for, and no conversion of types."""
-    copies = spans.named(timeline, spans.among("aten::copy_"))[tree.rows]
-    asking = spans.named(timeline, spans.among(*_REARRANGING))[tree.rows]
-    converting = spans.named(timeline, spans.among(*_CONVERTING))[tree.rows]
+    copies = spans.named("aten::copy_".__eq__)[tree.rows]
+    asking = spans.named(_REARRANGING.__contains__)[tree.rows]
+    converting = spans.named(_CONVERTING.__contains__)[tree.rows]
     asked = np.zeros(len(tree.rows), dtype=bool)
     at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
     for _ in range(4):  # copy_ < clone < contiguous < reshape
@@ -312,7 +315,7 @@ def _rearranges(timeline: Timeline, tree: CallTree) -> spans.Mask:
 
 
 DIVISIBLE_NS = 100_000  # ours: PyTorch splits an operator from 32,768 elements on, which take 10 to 50 µs
-_SERIAL = spans.starting_with(  # PyTorch computes these in one thread, or fetches memory from the system
+_SERIAL = (  # PyTorch computes these in one thread, or fetches memory from the system
     *("aten::sort", "aten::unique", "aten::_unique", "aten::nonzero", "aten::masked_select", "aten::cumsum"),
     *("aten::multinomial", "aten::randperm", "aten::embedding_dense", "aten::_ctc_loss", "aten::empty"),
 )
@@ -321,17 +324,19 @@ _SERIAL = spans.starting_with(  # PyTorch computes these in one thread, or fetch
 def share_of(
     timeline: Timeline | None,
     account: Breakdown | None,
-    test: Callable[[str], bool],
-    within: Callable[[str], bool] | None = None,
+    *kinds: What,
+    names: tuple[str, ...] = (),
+    within: tuple[What, ...] = (),
 ) -> float:
-    """Of spans whose name passes the test, within such others; 0 where no step was profiled."""
+    """Of spans of these kinds, or names, `within` spans of other kinds; 0 where no step was profiled."""
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None or not len(windows):
         return 0.0
-    mine = spans.on_training_threads(timeline)
-    times = spans.covered(timeline, mine & spans.named(timeline, test))
-    if within is not None:
-        times = intersect(times, spans.covered(timeline, mine & spans.named(timeline, within)))
+    spans = labels(timeline)
+    mine = spans.of(*kinds) if kinds else spans.named(names.__contains__)
+    times = spans.times(mine & spans.on_training_threads)
+    if within:
+        times = intersect(times, spans.times(spans.training(*within)))
     return measure(intersect(union(windows[:, 0], windows[:, 1]), times)) / max(1, measure(windows))
 
 
@@ -340,10 +345,10 @@ def divisible_share(timeline: Timeline | None, account: Breakdown | None) -> flo
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None:
         return 0.0
-    mine = spans.training_operators(timeline) & ~spans.named(timeline, spans.is_loader)
-    tree = CallTree.of(timeline, np.flatnonzero(mine))
-    own = tree.self_ns(timeline)
-    can = (own >= DIVISIBLE_NS) & ~spans.named(timeline, _SERIAL)[tree.rows]
+    spans = labels(timeline)
+    tree = spans.operators
+    own = tree.self_ns(spans)
+    can = (own >= DIVISIBLE_NS) & ~spans.named(lambda name: name.startswith(_SERIAL))[tree.rows]
     return float(own[can & covers(windows, timeline.start_ns[tree.rows])].sum()) / max(1, measure(windows))
 
 
@@ -352,7 +357,7 @@ def unused_share(timeline: Timeline | None, account: Breakdown | None, passes: S
     windows = None if account is None else account.step_host_windows
     if timeline is None or windows is None or not passes:
         return 0.0
-    rows = np.flatnonzero(spans.named(timeline, _is_evaluation) & covers(windows, timeline.start_ns))
+    rows = np.flatnonzero(labels(timeline).named(_is_evaluation) & covers(windows, timeline.start_ns))
     names = [timeline.names[i].rpartition(" ")[2].rpartition("::")[2] for i in timeline.name_id[rows].tolist()]
     took_ns, unused_ns, at = timeline.duration_ns[rows], 0.0, 0
     while at < len(names):
@@ -364,4 +369,4 @@ def unused_share(timeline: Timeline | None, account: Breakdown | None, passes: S
 
 
 def _is_evaluation(name: str) -> bool:
-    return name.startswith(spans.EVALUATING) and not name.endswith(("AccumulateGrad", "GraphRoot"))
+    return name.startswith(EVALUATING) and not name.endswith(("AccumulateGrad", "GraphRoot"))

@@ -14,9 +14,8 @@ from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.kernels import DeviceWork, median_per_step_us
 from gpulab.analysis.operators import SHORT_NS
 from gpulab.intervals import Intervals, covers, intersect, measure, union
-from gpulab.run import Category, Int64, Timeline
-from gpulab.timeline import spans
-from gpulab.timeline.launches import CallTree
+from gpulab.run import Int64, Timeline
+from gpulab.timeline.labels import OPERATORS, CallTree, Labels, What, labels
 
 Pass = tuple[int, int]  # tensors read, tensors written
 
@@ -123,18 +122,16 @@ class OptimizerWork(Struct, frozen=True):
 def optimizer_work(timeline: Timeline, account: Breakdown, work: DeviceWork | None = None) -> OptimizerWork | None:
     """The optimizer's work in the accounted steps; None where no step shows an optimizer's mark."""
     windows = account.host_windows
-    marks = spans.on_training_threads(timeline) & spans.in_category(timeline, Category.USER_ANNOTATION, Category.CPU_OP)
-    stepping, zeroing = spans.step_times(timeline), spans.zero_times(timeline)
+    spans = labels(timeline)
+    stepping, zeroing = spans.stepping, spans.zeroing
     if not len(stepping) and not len(zeroing):
         return None
-    operators = np.flatnonzero(
-        spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, spans.starting_with("aten::"))
-    )
+    operators = np.flatnonzero(spans.of(*OPERATORS) & spans.named(lambda name: name.startswith("aten::")))
     inside = operators[covers(windows, timeline.start_ns[operators])]
     count = len(windows)
     within_steps = intersect(stepping, union(windows[:, 0], windows[:, 1]))
     names = _counted(timeline, inside, stepping)
-    name = _name(timeline, marks)
+    name = _name(spans)
     zeroed = _counted(timeline, inside, zeroing)
     return OptimizerWork(
         name=name,
@@ -190,8 +187,9 @@ def _further_adds(name: str, names: Counter[str]) -> int:
     return int(new > 0) + int(is_nesterov)
 
 
-def _name(timeline: Timeline, marks: spans.Mask) -> str:
-    matches = (_ANNOTATION.match(timeline.names[i]) for i in np.unique(timeline.name_id[marks]).tolist())
+def _name(spans: Labels) -> str:
+    marks = spans.training(What.UPDATE, What.ZEROING)
+    matches = (_ANNOTATION.match(spans.names[i]) for i in np.unique(spans.name_id[marks]).tolist())
     return next((m[1] for m in matches if m is not None), "")
 
 

@@ -20,8 +20,8 @@ from gpulab.analysis.facts import Facts
 from gpulab.analysis.integrity import Check, Integrity, State, check_of_count
 from gpulab.analysis.step_shares import StepShares
 from gpulab.intervals import Intervals, clip, intersect, joined, measure
-from gpulab.run import NOT_KEPT, Category, Int64, Missing, Timeline
-from gpulab.timeline import spans
+from gpulab.run import NOT_KEPT, Int64, Missing, Timeline
+from gpulab.timeline.labels import COLLECTIVES, Labels, Mask, What, labels
 
 # Where all ranks wait for cores, each is late by as much now and then, and again by what shared caches and
 # hyper-threads slow: two equal ranks on two busy cores made each other wait for 5 to 17 % of their step, while the one
@@ -129,13 +129,11 @@ def compare_ranks(
     accounts = {rank: b for rank, f in sorted(facts.items()) if (b := f.breakdown)}
     if any(b.device_index is not None for b in accounts.values()):
         accounts = {rank: b for rank, b in accounts.items() if b.device_index is not None}
-    timelines = {rank: timeline for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
+    timelines = {rank: labels(timeline) for rank in accounts if (timeline := facts[rank].run.timeline) is not None}
     unmatched = {rank: _collectives(timelines[rank], accounts[rank]) for rank in timelines}
     kernels = _matched(unmatched)
     kept = all(problem.key != NOT_KEPT for problem in problems)
-    alone = not any(own.rows for own in kernels.values()) and any(
-        spans.named(t, spans.is_message).any() for t in timelines.values()
-    )
+    alone = not any(own.rows for own in kernels.values()) and any(t.of(What.MESSAGE).any() for t in timelines.values())
     mismatch = _mismatch(kernels, only_messages=alone) if kept else "some ranks keep no trace"
     transfer = _shortest(kernels) if mismatch is None else {}
     counts, of_rows = _counts_per_step(facts[rank] for rank in timelines)
@@ -235,8 +233,8 @@ def _exchanges(
     return collective_facts(every.timeline, rows, np.rint(time_ns).astype(np.int64), len(account.steps))
 
 
-def _collectives(timeline: Timeline, account: Breakdown) -> _Collectives:
-    rows = np.flatnonzero(_communicating(timeline, account) & ~spans.named(timeline, spans.is_message))
+def _collectives(timeline: Labels, account: Breakdown) -> _Collectives:
+    rows = np.flatnonzero(_communicating(timeline, account) & ~timeline.of(What.MESSAGE))
     start, end = account.span_ns
     rows = rows[(timeline.start_ns[rows] >= start) & (timeline.start_ns[rows] < end)]
     by_name: dict[str, Int64] = {}
@@ -247,22 +245,18 @@ def _collectives(timeline: Timeline, account: Breakdown) -> _Collectives:
     return _Collectives(timeline, by_name)
 
 
-def _computing(timeline: Timeline, account: Breakdown) -> Intervals:
+def _computing(timeline: Labels, account: Breakdown) -> Intervals:
     """Compute kernels; on a CPU the operators of the training thread."""
     if account.device_index is None:
-        return spans.host_computing_times(timeline)
-    return spans.covered(timeline, _kernels(timeline, account.device_index) & ~_communicating(timeline, account))
+        return timeline.computing
+    return timeline.times(timeline.on_device(account.device_index, What.KERNEL))
 
 
-def _communicating(timeline: Timeline, account: Breakdown) -> spans.Mask:
+def _communicating(timeline: Labels, account: Breakdown) -> Mask:
     """Kernels of communication; on a CPU the collectives of gloo or MPI."""
     if account.device_index is None:
-        return spans.host_collectives(timeline)
-    return _kernels(timeline, account.device_index) & spans.named(timeline, spans.is_communication)
-
-
-def _kernels(timeline: Timeline, device_index: int) -> spans.Mask:
-    return spans.in_category(timeline, Category.KERNEL) & spans.on_device(timeline, device_index)
+        return timeline.of(*COLLECTIVES)
+    return timeline.on_device(account.device_index, What.COMMUNICATION)
 
 
 def _mismatch(kernels: Mapping[int, _Collectives], *, only_messages: bool) -> str | None:
@@ -291,7 +285,7 @@ def _shortest(kernels: Mapping[int, _Collectives]) -> Durations:
 
 def _rank(
     rank: int,
-    timeline: Timeline,
+    timeline: Labels,
     account: Breakdown,
     own: Durations,
     all_own: Durations,
@@ -301,9 +295,9 @@ def _rank(
 ) -> RankFacts:
     """`own` are the durations of the collectives that all ranks have; what is left of `all_own` waits as much."""
     (start, end), steps = account.span_ns, len(account.steps)
-    exchanging = spans.covered(timeline, _communicating(timeline, account))
+    exchanging = timeline.times(_communicating(timeline, account))
     if account.device_index is None:
-        exchanging = joined(exchanging, spans.exchanging_times(timeline))
+        exchanging = joined(exchanging, timeline.exchanging)
     communication = clip(exchanging, start, end)
     computing = clip(_computing(timeline, account), start, end)
     overlapped = measure(intersect(communication, computing))

@@ -28,8 +28,8 @@ from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.intervals import Intervals, clip, covers, intersect, measure, subtract, union
-from gpulab.run import Category, Excerpt, Int64, Place, Run, StackSamples, Timeline, Unit
-from gpulab.timeline import spans
+from gpulab.run import Excerpt, Int64, Place, Run, StackSamples, Timeline, Unit
+from gpulab.timeline.labels import EVALUATING, NODES, OPERATOR_OF_NODE, What, Where, labels, plain_name
 from gpulab.user_code import is_users_in_trace
 
 # Ours, of looks at the stack every few milliseconds.
@@ -133,11 +133,9 @@ def _overlap(start: Int64, end: Int64, times: Intervals) -> Int64:
 
 def _from_functions(timeline: Timeline, times: Intervals) -> tuple[LineShare, ...]:
     """From the stacks in the trace: the innermost function of the user's own code at each moment."""
-    rows = np.flatnonzero(
-        spans.in_category(timeline, Category.PYTHON_FUNCTION)
-        & spans.on_training_thread(timeline)
-        & spans.named(timeline, _is_users)
-    )
+    spans = labels(timeline)
+    python = spans.of(What.PYTHON) & (spans.where == Where.TRAINER)
+    rows = np.flatnonzero(python & spans.named(_is_users))
     if not len(rows) or not len(times):
         return ()
     first, last = int(times[0, 0]), int(times[-1, 1])
@@ -348,17 +346,18 @@ def backward_share(run: Run, account: Breakdown | None, places: Collection[Place
     steps = union(windows[:, 0], windows[:, 1])
     operators = defaultdict[str, list[int]](list)
     for i, name in enumerate(timeline.names):
-        operators[spans.plain_name(name)].append(i)
-    backward = spans.covered(timeline, spans.named(timeline, spans.is_autograd_node))
+        operators[plain_name(name)].append(i)
+    spans = labels(timeline)
+    backward = spans.times(spans.of(*NODES))
     mine = np.isin(stack.place, [i for i, place in enumerate(run.places) if place in places])
     total = 0.0
     for i, name in enumerate(timeline.names):
-        node = spans.OPERATOR_OF_NODE.search(name) if name.startswith(spans.EVALUATING) else None
+        node = OPERATOR_OF_NODE.search(name) if name.startswith(EVALUATING) else None
         if node is None:
             continue
-        within = spans.covered(timeline, np.isin(timeline.name_id, operators[spans.plain_name(node[1])]))
+        within = spans.times(np.isin(spans.name_id, operators[plain_name(node[1])]))
         met = covers(subtract(within, backward), stack.t_ns)
         if met.sum() >= _FEWEST:
-            evaluated = spans.covered(timeline, timeline.name_id == i)
+            evaluated = spans.times(spans.name_id == i)
             total += measure(intersect(evaluated, steps)) * float(mine[met].mean())
     return total / measure(steps)

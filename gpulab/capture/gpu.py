@@ -17,8 +17,8 @@ from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.formatting import size
 from gpulab.intervals import measure
-from gpulab.run import DEVICE_CATEGORIES, Choice, Device, Memory, Missing, Samples, Timeline
-from gpulab.timeline import spans
+from gpulab.run import Choice, Device, Memory, Missing, Samples, Timeline
+from gpulab.timeline.labels import labels
 
 READING_SHARE = 0.005  # of the time at most goes to readings
 APART_NS = 20_000_000  # readings at the same place of a step are no closer
@@ -162,8 +162,8 @@ def working_gpus(timeline: Timeline | None) -> list[int]:
     """The numbers of the GPUs that worked in a trace, the one that worked longest first."""
     if timeline is None:
         return []
-    work = spans.in_category(timeline, *DEVICE_CATEGORIES)
-    busy = {i: measure(spans.covered(timeline, work & spans.on_device(timeline, i))) for i in spans.devices(timeline)}
+    spans = labels(timeline)
+    busy = {i: measure(spans.times(spans.on_device(i))) for i in spans.devices}
     return sorted(busy, key=lambda i: -busy[i])
 
 

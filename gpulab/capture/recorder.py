@@ -53,7 +53,7 @@ from gpulab.store.folders import WriteTrace, configured, default_root, new_id
 from gpulab.store.journal import Journal, JournalWriter
 from gpulab.store.run_format import ARRIVALS
 from gpulab.thresholds import DEFAULT, Thresholds
-from gpulab.timeline import spans
+from gpulab.timeline.labels import LAUNCHES, labels
 from gpulab.torch_hooks.patching import warnings_at_users_line
 
 RunSource = Literal["cell", "statement", "block", "script"]
@@ -500,7 +500,7 @@ class Capture:
         """A GPU is there: did the profiled code use it, and did its kernels come back?"""
         if self.device.kind != "cuda" or timeline.has_device_events:
             return
-        if spans.launches(timeline).any():
+        if labels(timeline).of(*LAUNCHES).any():
             reason = "CUDA work was launched and no kernel came back: CUPTI is refused or taken (see gpulab doctor)"
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
         elif self.settings.device == "auto":

@@ -14,7 +14,7 @@ from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext
 from gpulab.diagnosis.idle_gpu import how_to_know_memory, idle_us, starves
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.run import THROTTLE_NAMES
-from gpulab.timeline import spans
+from gpulab.timeline.labels import What
 
 
 def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
@@ -23,8 +23,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
     if account is None or work is None or not context.on_gpu or account.whole_window:
         return None
     t = work.timeline
-    calling = spans.runtime_calls(t) & spans.named(t, spans.starting_with(*spans.ALLOCATING))
-    calls = np.flatnonzero(calling)
+    calls = t.rows(What.ALLOCATION)
     calls_before = np.searchsorted(t.start_ns[calls], work.host_windows)
     per_step = float(np.median(calls_before[:, 1] - calls_before[:, 0])) if len(calls_before) else 0.0
     least = context.thresholds.silence * (context.step_us or 0.0)

@@ -22,7 +22,6 @@ from gpulab.prediction.prediction import NOTHING, Prediction, PriorEvidence
 from gpulab.prediction.step import Refused, plan_of
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
-from gpulab.timeline import spans
 
 _MOST = 0.5  # ours, of the profiled time
 _APART = 2.0  # ours, in either direction
@@ -86,7 +85,7 @@ def _without_lines(context: RuleContext, findings: Sequence[Finding]) -> tuple[s
     run = context.facts.run
     if run.source != "trace" or run.timeline is None or kind_of(findings[0].key).is_verdict:
         return ()
-    if spans.in_category(run.timeline, Category.PYTHON_FUNCTION).any():
+    if (run.timeline.category == Category.PYTHON_FUNCTION).any():
         return ()
     return ("No line of code is named: the trace holds no Python stacks. Record it with with_stack=True for them.",)
 

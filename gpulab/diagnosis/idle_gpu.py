@@ -23,7 +23,7 @@ from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.intervals import Intervals, clip, joined, measure
 from gpulab.prediction.predict import Waits
-from gpulab.timeline import spans
+from gpulab.timeline.labels import differentiates_twice
 
 _CALLING = ("compute", "unknown", "optimizer")  # where calls of operators lie, on a CPU
 _LARGER = (
@@ -69,7 +69,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
     share = launching / _step(context)
     if is_replayed(context):
         return _between_replays(context, launching, tuple(evidence))
-    compiles = not spans.differentiates_twice(context.facts.run)
+    compiles = not differentiates_twice(context.facts.run)
     return Finding(
         "launch_bound",
         f"Launch-bound: the GPU is idle for {_lost(context, launching)}; the CPU launches kernels too slowly.",
@@ -85,7 +85,7 @@ def launch_bound(context: RuleContext) -> Finding | Undetermined | None:
 
 def _fewer(context: RuleContext) -> str:
     """How to call fewer operators; what torch.compile has made cannot be differentiated twice (torch 2.13)."""
-    others = "" if spans.differentiates_twice(context.facts.run) else ", or let torch.compile(model) fuse them"
+    others = "" if differentiates_twice(context.facts.run) else ", or let torch.compile(model) fuse them"
     return f"Call fewer, larger operators: stack what a Python loop handles one by one{others}."
 
 
@@ -227,7 +227,7 @@ def _launching_us(context: RuleContext) -> float:
     if work is None:
         return 0.0
     blocked = joined(*(b.times for b in context.facts.blocking))
-    elsewhere = joined(blocked, spans.loading_times(work.timeline))
+    elsewhere = joined(blocked, work.timeline.loading)
     own = context.part_us("launch", "queued") - not_launching_us(work, elsewhere)
     own -= idle_within_us(work)
     left = idle_us(context) - context.part_us("data_wait") - work.host_per_step_us(blocked)

@@ -26,7 +26,7 @@ from gpulab.diagnosis.own_code import makes_own_batches, making_own_batches
 from gpulab.formatting import decapitalized, duration, percent, plural
 from gpulab.intervals import EMPTY, Intervals, intersect, subtract
 from gpulab.run import StepFlag
-from gpulab.timeline import spans
+from gpulab.timeline.labels import What, labels
 
 
 def data_starved(context: RuleContext) -> Finding | Undetermined | None:
@@ -174,7 +174,7 @@ def _finding(context: RuleContext, wait: _Wait, key: str, summary: str, *more: E
 def _bursts(context: RuleContext) -> tuple[Evidence, ...]:
     """Where steps of a trace wait unequally: how unequally. Where it holds one batch: that others may wait less."""
     timeline = context.facts.run.timeline
-    if context.unit != "each step" and timeline is not None and spans.named(timeline, spans.is_loader).sum() == 1:
+    if context.unit != "each step" and timeline is not None and len(labels(timeline).rows(What.LOADER)) == 1:
         return (Evidence("this trace holds one batch: record several, for a first one takes longer than others"),)
     if not context.facts.whole_window:
         return ()
@@ -469,7 +469,7 @@ def waiting_times(context: RuleContext) -> Intervals:
     timeline, account = context.facts.run.timeline, context.facts.breakdown
     if timeline is None or account is None or not account.steps:
         return EMPTY
-    return intersect(spans.loading_times(timeline), account.host_covered)
+    return intersect(labels(timeline).loading, account.host_covered)
 
 
 _KEEP_WORKERS = (

@@ -11,15 +11,15 @@ from gpulab.analysis.operators import DIVISIBLE_NS, divisible_share, share_of, u
 from gpulab.diagnosis.finding import Confidence, Evidence, Finding, FindingKind, RuleContext
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.run import TrainingFacts
-from gpulab.timeline import spans
+from gpulab.timeline.labels import EVALUATING, NODES, What
 
 _FREE = 0.5  # ours, of a core: less is taken up by the turns of other programs
 _MOST = 0.5  # ours, of the parameters
 _NOTHING = TrainingFacts()
 _UNKNOWN = (Evidence("its cost was not measured: try without it"),)
 _COMPUTING = ("compute", "optimizer")
-_CHECKED = spans.among("aten::isnan", "aten::_is_any_true", "aten::any")
-_TABLES = spans.among(f"{spans.EVALUATING}EmbeddingBackward0", f"{spans.EVALUATING}EmbeddingBagBackward0")
+_CHECKED = ("aten::isnan", "aten::_is_any_true", "aten::any")
+_TABLES = (f"{EVALUATING}EmbeddingBackward0", f"{EVALUATING}EmbeddingBagBackward0")
 
 
 def idle_cores(context: RuleContext) -> Finding | None:
@@ -64,7 +64,7 @@ def anomaly_detection(context: RuleContext) -> Finding | None:
     if not facts.anomaly_detection:
         return None
     noting = facts.calls.get("anomaly_detection", 0.0)
-    checking = share_of(context.facts.run.timeline, context.facts.breakdown, _CHECKED, spans.is_autograd_node)
+    checking = share_of(context.facts.run.timeline, context.facts.breakdown, names=_CHECKED, within=NODES)
     words = (
         f"noting the stack at each operator takes {percent(noting)} of the time",
         f"looking for NaN in each gradient takes {percent(checking)} of each step",
@@ -105,8 +105,8 @@ def dense_gradients(context: RuleContext) -> Finding | None:
     used = sum(t.used_fraction * t.parameters_fraction for t in tables) / max(part, 1e-9)
     if not tables or context.on_gpu:
         return None
-    filling = share_of(figures.run.timeline, figures.breakdown, _TABLES)
-    updating = part * share_of(figures.run.timeline, figures.breakdown, spans.is_optimizer)
+    filling = share_of(figures.run.timeline, figures.breakdown, names=_TABLES)
+    updating = part * share_of(figures.run.timeline, figures.breakdown, What.UPDATE, What.ZEROING)
     words = (
         f"of {max(t.rows for t in tables):,} rows {percent(used)} get a gradient in a step",
         f"of a traced step filling the gradients takes {percent(filling)}, updating all rows {percent(updating)}",
@@ -199,7 +199,7 @@ def _facts(context: RuleContext) -> TrainingFacts:
 def _of_backward(context: RuleContext, key: str, part: float, what: str, words: str, cure: str) -> Finding | None:
     """That part of all operations of a backward pass need not be run."""
     run, account = context.facts.run, context.facts.breakdown
-    backward = context.of_typical(share_of(run.timeline, account, spans.is_autograd_node), "compute")
+    backward = context.of_typical(share_of(run.timeline, account, *NODES), "compute")
     return _costly(context, key, part * backward, what, (words,), cure, ("compute",), "likely")
 
 

@@ -29,7 +29,7 @@ from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.formatting import duration, factor, number, percent
 from gpulab.intervals import Intervals
 from gpulab.run import Timeline
-from gpulab.timeline.spans import differentiates_twice
+from gpulab.timeline.labels import differentiates_twice
 
 _Chains = TypeVar("_Chains")
 

@@ -31,7 +31,7 @@ from gpulab.knobs.observation import (
     trace_counts,
 )
 from gpulab.run import Device, Run
-from gpulab.timeline.spans import differentiates_twice
+from gpulab.timeline.labels import differentiates_twice
 from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 

@@ -32,10 +32,9 @@ from gpulab.lessons.check import (
 from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, share, times
 from gpulab.lessons.measured import run_named, times_faster, working_share
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Timeline
+from gpulab.run import Int64, Timeline
 from gpulab.store import folders
-from gpulab.timeline import spans
-from gpulab.timeline.launches import CallTree
+from gpulab.timeline.labels import COLLECTIVES, MARKS, OPERATORS, WORK, CallTree, What, labels
 from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -171,9 +170,8 @@ def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:
 def _tracks(timeline: Timeline, window: tuple[int, int]) -> list[tuple[str, Int64]]:
     """Rows to draw, each with its label and rows of the timeline: threads by depth of calls, then streams of a GPU."""
     inside = (timeline.start_ns < window[1]) & (timeline.end_ns > window[0]) & (timeline.duration_ns > 0)
-    marks = spans.named(timeline, spans.is_step)
-    host = inside & ~marks & spans.in_category(timeline, Category.CPU_OP, Category.USER_ANNOTATION)
-    tree = CallTree.of(timeline, np.flatnonzero(host))
+    spans = labels(timeline)
+    tree = CallTree.of(spans, np.flatnonzero(inside & spans.of(*OPERATORS, *COLLECTIVES, *MARKS)))
     depth = _depths(tree.parent)
     tracks: list[tuple[str, Int64]] = []
     lanes = timeline.lane_id[tree.rows]
@@ -183,7 +181,7 @@ def _tracks(timeline: Timeline, window: tuple[int, int]) -> list[tuple[str, Int6
             rows = tree.rows[(lanes == lane) & (depth == level)]
             if len(rows):
                 tracks.append((label if level == 0 else "called by it", rows))
-    device = inside & spans.in_category(timeline, *DEVICE_CATEGORIES)
+    device = inside & spans.of(*WORK)
     for lane in sorted(set(timeline.lane_id[device].tolist())):
         tracks.append(("GPU", np.flatnonzero(device & (timeline.lane_id == lane))))
     return tracks
@@ -199,9 +197,8 @@ def _depths(parent: Int64) -> Int64:
 
 
 def _colour(timeline: Timeline, row: int) -> str:
-    name = timeline.names[timeline.name_id[row]]
-    part = "data_wait" if spans.is_loader(name) else "optimizer" if spans.is_optimizer(name) else "compute"
-    return PARTS[part].colour
+    parts = {What.LOADER: "data_wait", What.UPDATE: "optimizer", What.ZEROING: "optimizer"}
+    return PARTS[parts.get(labels(timeline).what[row], "compute")].colour
 
 
 def _short(name: str, room: float) -> str:

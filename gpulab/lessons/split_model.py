@@ -21,7 +21,7 @@ from gpulab.lessons.measured import communicating_share, ranks_named, working_sh
 from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, batches, bubble, play_pipeline
 from gpulab.lessons.ranks import FORWARD, noted
 from gpulab.run import Run
-from gpulab.timeline import spans
+from gpulab.timeline.labels import OPERATORS, labels
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -46,7 +46,8 @@ def micro_batches_of(run: Run) -> int | None:
     timeline = run.timeline
     if timeline is None or not len(run.traced_rows):
         return None
-    passes = spans.named(timeline, spans.among(FORWARD)) & spans.training_operators(timeline)
+    spans = labels(timeline)
+    passes = spans.training(*OPERATORS) & spans.named(FORWARD.__eq__)
     starts = timeline.start_ns[passes]
     row = int(run.traced_rows[-1])
     count = int(((starts >= run.steps.start_ns[row]) & (starts < run.steps.end_ns[row])).sum())

@@ -28,9 +28,9 @@ from gpulab.intervals import covers
 from gpulab.prediction.prediction import PriorEvidence
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Baseline, Projection, Refused, at_least, is_on, training_spans_us
-from gpulab.run import Category, Float64, Int64
-from gpulab.timeline import spans
+from gpulab.run import Float64, Int64
 from gpulab.timeline.kernel_names import reading
+from gpulab.timeline.labels import OPERATORS, labels
 
 # Bytes of each parameter that an update moves which PyTorch cannot fuse: about four operators. Ours.
 OTHER_BYTES = 40
@@ -57,7 +57,7 @@ _MATH_ATTENTION = "aten::_scaled_dot_product_attention_math"
 def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Projection:
     """Flash or memory-efficient attention writes no matrix of all pairs: what only moves it falls away."""
     timeline = projection.today.run.timeline
-    plain = None if timeline is None else spans.named(timeline, spans.among(_MATH_ATTENTION))
+    plain = None if timeline is None else labels(timeline).named(_MATH_ATTENTION.__eq__)
     if timeline is None or plain is None or not plain.any():
         raise Refused("the trace has no math attention")
     if value == "math":
@@ -69,7 +69,7 @@ def attention(projection: Projection, value: str, evidence: PriorEvidence) -> Pr
     work = projection.today.work
     launched = work.call >= 0
     inside = np.zeros(len(work.rows), dtype=bool)
-    inside[launched] = covers(spans.covered(timeline, plain), timeline.start_ns[work.call[launched]])
+    inside[launched] = covers(labels(timeline).times(plain), timeline.start_ns[work.call[launched]])
     backward = np.array(["softmax" in n.lower() and "backward" in n.lower() for n in work.names_of(work.rows)], bool)
     low = _played_ratio(projection, (inside & ~work.of("matrix")) | backward, 0.0)
     return _ranged(projection, low, 1.0, "kernels that only write and read the attention matrix are saved")
@@ -204,7 +204,8 @@ def _inside(today: Baseline) -> Inside:
     name = "aten::add_" if plain else "aten::mul_"
     once = 2 if work.name == "AdamW" else 1  # the decay and the mean of squares; the others have one
     windows = account.host_windows
-    rows = np.flatnonzero(spans.in_category(timeline, Category.CPU_OP) & spans.named(timeline, spans.among(name)))
+    spans = labels(timeline)
+    rows = np.flatnonzero(spans.of(*OPERATORS) & spans.named(name.__eq__))
     start = timeline.start_ns[rows]
     rows = rows[covers(work.step_times, start) & covers(windows, start)]
     moving = _moving_us(timeline.duration_ns[rows], len(account.steps))

@@ -23,8 +23,8 @@ from gpulab.prediction import batches, kernels
 from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence, recalibrated
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975, Baseline, Projection, Refused, plan_of
-from gpulab.run import Category, Int64, PauseKind, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.run import Int64, PauseKind, Run, Timeline
+from gpulab.timeline.labels import WAITS, What, labels
 
 # Times the pause, and at most times what a CPU has to do beside it: that falls away too, for the pause had emptied its
 # caches. Least, likely and most. On planted cells of two machines, 2026: 0 to 0.45, median 0.08 and 0.17.
@@ -305,9 +305,7 @@ def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
 
 def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     """Copying and synchronizing calls of the training threads that touch the intervals."""
-    host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)
-    waiting = spans.named(timeline, spans.may_wait)
-    rows = np.flatnonzero(host & waiting & spans.on_training_threads(timeline))
+    rows = np.flatnonzero(labels(timeline).training(*WAITS, What.COPY_CALL))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")
     ended = np.searchsorted(intervals[:, 1], timeline.start_ns[rows], side="right")
     inside: np.ndarray = rows[begun > ended]

@@ -16,8 +16,8 @@ from msgspec import Struct, field
 
 from gpulab.analysis.breakdown import median_window
 from gpulab.intervals import Intervals, clip, measure, union
-from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.run import Int64, Run, Timeline
+from gpulab.timeline.labels import WAITS, Mask, What, Where, labels
 from gpulab.timeline.launches import called_ns, device_windows, host_steps, main_stream
 
 # ns: a wait that ends so soon after a task of the device was a wait for it, and the same of a call that says so. Ours.
@@ -85,8 +85,8 @@ class Replay:
         timeline = run.timeline
         if timeline is None or not timeline.has_device_events:
             raise ValueError("the run holds no trace of a GPU")
-        device = spans.on_device(timeline, device_index)
-        work = np.flatnonzero(device & spans.in_category(timeline, *DEVICE_CATEGORIES))
+        spans = labels(timeline)
+        work = np.flatnonzero(spans.on_device(device_index))
         if not len(work):
             raise ValueError(f"the trace holds no work of GPU {device_index}")
         self._timeline = timeline
@@ -270,8 +270,9 @@ def _fewer(windows: Intervals, launched_ns: Int64, most_tasks: int) -> tuple[Int
 
 def host_spans(timeline: Timeline, names: Sequence[str]) -> Intervals:
     """The training thread's time in spans whose names begin with one of these."""
-    mine = spans.on_training_thread(timeline)
-    return spans.covered(timeline, mine & spans.named(timeline, spans.starting_with(*names)))
+    spans = labels(timeline)
+    mine = spans.where == Where.TRAINER
+    return spans.times(mine & spans.named(lambda name: name.startswith(tuple(names))))
 
 
 NEVER = np.iinfo(np.int64).min // 4
@@ -295,13 +296,9 @@ class Tasks(Struct, frozen=True):
 
     @classmethod
     def of(cls, timeline: Timeline, work: npt.NDArray[np.intp]) -> Tasks:
-        calls = np.flatnonzero(spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER))
-        started, launching = spans.matched(timeline, work, calls)
-        launch_of = np.full(len(timeline), -1, np.intp)
-        launch_of[started] = launching
         order = np.lexsort((timeline.start_ns[work], called_ns(timeline, work)))
         row = work[order]
-        launch = launch_of[row]
+        launch = labels(timeline).call[row].astype(np.intp)
         before = _previous_on_stream(timeline, row)
         start, end = timeline.start_ns[row], timeline.end_ns[row]
         before_end = np.where(before >= 0, end[before], NEVER)
@@ -376,11 +373,11 @@ def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[in
     """
     if not len(tasks.row):
         return {}
-    host = spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER) & (timeline.start_ns >= begin_ns)
-    copying = host & spans.named(timeline, spans.starting_with(*spans.COPYING))
-    synchronizing = host & spans.named(timeline, spans.is_wait)
-    events = spans.named(timeline, spans.containing("EventSynchronize"))  # which event is not in the trace
-    ended = _found_done(timeline, tasks, np.flatnonzero(synchronizing & ~events))
+    spans = labels(timeline)
+    begun = timeline.start_ns >= begin_ns
+    copying, synchronizing = (begun & spans.of(*kinds) for kinds in ((What.COPY_CALL,), WAITS))
+    known = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
+    ended = _found_done(timeline, tasks, np.flatnonzero(known))
     ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
     ended |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)
     return ended | _with_own_copy(timeline, tasks, copying)
@@ -412,7 +409,7 @@ def _ended_before(timeline: Timeline, tasks: Tasks, rows: npt.NDArray[np.intp], 
     return _waits(rows[tight], task[tight], after[tight], np.full(int(tight.sum()), LEAST_SYNC_NS))
 
 
-def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: spans.Mask) -> dict[int, Wait]:
+def _with_own_copy(timeline: Timeline, tasks: Tasks, copying: Mask) -> dict[int, Wait]:
     """Copies of pageable memory: the call returns when the copy has ended, or a little before."""
     own = np.flatnonzero((tasks.launch >= 0) & copying[tasks.launch])
     rows = tasks.launch[own]

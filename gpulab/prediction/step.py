@@ -23,7 +23,7 @@ from gpulab.analysis.steps import Spread
 from gpulab.intervals import intersect, measure
 from gpulab.prediction.replay import Changes, Played, Replay, host_spans
 from gpulab.run import Run
-from gpulab.timeline import spans
+from gpulab.timeline.labels import Mask, labels
 
 # µs from a worker's batch to the loop's having it, where the run does not tell: definitions.md, "Feeding".
 HAND_OFF_US = 2_000.0
@@ -205,13 +205,13 @@ def hand_off_us(today: Baseline) -> float:
     return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
 
 
-def training_spans_us(today: Baseline, mask: spans.Mask) -> float:
+def training_spans_us(today: Baseline, mask: Mask) -> float:
     """The time per profiled step that these rows cover on the training threads."""
     timeline = today.run.timeline
     account = today.facts.breakdown
     if timeline is None or account is None or not account.steps:
         return 0.0
-    return measure(intersect(account.host_windows, spans.covered(timeline, mask))) / 1e3 / len(account.steps)
+    return measure(intersect(account.host_windows, labels(timeline).times(mask))) / 1e3 / len(account.steps)
 
 
 Z_975 = 1.96

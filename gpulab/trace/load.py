@@ -27,7 +27,7 @@ from gpulab.run import (
     Timeline,
     TraceOrigin,
 )
-from gpulab.timeline import spans
+from gpulab.timeline.labels import CALLS, LAUNCHES, labels
 from gpulab.timeline.memory_curve import HOST, MemoryCurve, memory
 from gpulab.timeline.trace_steps import WHOLE_WINDOW, FoundSteps, find_steps
 from gpulab.trace.kineto_file import Trace, read_trace
@@ -116,7 +116,7 @@ def _device(trace: Trace) -> Device:
     cut, index = trace.origin.is_cut_short, _busiest_device(timeline)
     if not timeline.has_device_events and not cut and (unread := _unread(trace)):
         return Device("unknown", unread)
-    if not timeline.has_device_events and not spans.launches(timeline).any():
+    if not timeline.has_device_events and not labels(timeline).of(*LAUNCHES).any():
         if not cut:
             return Device("cpu", "name not in the trace")
         if len({d.name for d in trace.origin.device_properties}) != 1:
@@ -155,7 +155,8 @@ def _unread(trace: Trace) -> str:
 
 def _speaks_cuda(timeline: Timeline) -> bool:
     """Whether the trace has calls of CUDA or HIP, or none of any runtime beside a GPU's work."""
-    calls = spans.named(timeline, spans.starting_with("cu", "hip"))[spans.runtime_calls(timeline)]
+    spans = labels(timeline)
+    calls = spans.named(lambda name: name.startswith(("cu", "hip")))[spans.of(*CALLS)]
     return bool(calls.any()) or (timeline.has_device_events and not len(calls))
 
 

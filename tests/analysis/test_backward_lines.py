@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.source_lines import backward_share
 from gpulab.run import Category, Place, Run, StackSamples
-from gpulab.timeline.spans import EVALUATING
+from gpulab.timeline.labels import EVALUATING
 from tests.support.rule_cases import run_of
 from tests.support.timelines import MAIN, Span, timeline
 

@@ -15,8 +15,7 @@ import gpulab.analysis.breakdown as breakdown_module
 from gpulab.analysis.breakdown import PARTS, breakdown, breakdowns, placed
 from gpulab.analysis.operators import operators
 from gpulab.run import Category, Device, Lane, Run, Timeline
-from gpulab.timeline.launches import CallTree
-from gpulab.timeline.spans import launches
+from gpulab.timeline.labels import LAUNCHES, CallTree, labels
 from gpulab.trace.profiler_result import cut
 from tests.support import synthetic
 from tests.support.timelines import Span, ran, timeline
@@ -250,8 +249,7 @@ def test_a_cpu_run_has_no_busy_fraction_and_no_step_no_pieces() -> None:
     run = run_of([Span("aten::mm", Category.CPU_OP, TRAINER, 0, 5)], [(0, 10)])
     account = breakdown(run)
     assert account is not None and account.busy_fraction is None and account.kernel_busy_fraction is None
-    assert run.timeline is not None
-    pieces = placed(run.timeline, replace(account, steps=()))
+    pieces = placed(replace(account, steps=()))
     assert pieces is None or len(pieces.part) == 0
 
 
@@ -288,7 +286,7 @@ def test_a_gpu_run_without_kernels_has_no_breakdown() -> None:
         Span("cudaLaunchKernel", Category.CUDA_RUNTIME, TRAINER, 2, 1, 1),
     ]
     run = replace(run_of(spans, [(0, 10)]), device=GPU)
-    assert run.timeline is not None and launches(run.timeline).sum() == 1
+    assert run.timeline is not None and labels(run.timeline).of(*LAUNCHES).sum() == 1
     assert breakdown(run) is None
     assert breakdown(replace(run, device=BASE.device)) is not None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -15,7 +18,7 @@ from gpulab.intervals import measure
 from gpulab.prediction.step import Baseline
 from gpulab.run import Samples, Series, Timeline
 from gpulab.thresholds import DEFAULT
-from gpulab.timeline import spans
+from gpulab.timeline.labels import What, kind_of, labels
 from gpulab.trace.load import load_run
 from tests.support import real_traces, synthetic
 
@@ -88,27 +91,22 @@ def test_the_typical_step_is_unprofiled_where_there_is_one() -> None:
     )
 
 
-def test_only_the_latest_timelines_keep_their_masks() -> None:
-    timeline = synthetic.cases()["cpu"].facts.run.timeline
-    assert timeline is not None
-    several = [replace(timeline) for _ in range(spans.KEPT_TIMELINES + 2)]
-    masks = [spans.named(one, spans.is_loader) for one in several]
-    again = [spans.named(one, spans.is_loader) for one in several[::-1]][::-1]
-    kept = [one is other for one, other in zip(masks, again, strict=True)]
-    assert sum(kept) == spans.KEPT_TIMELINES and kept[-1]
-    assert len(spans._kept_of) <= spans.KEPT_TIMELINES
-
-
-def test_what_was_asked_of_one_timeline_is_no_answer_for_another() -> None:
-    """Each timeline is classified once for all who read it."""
+def test_labels_are_made_once_for_each_timeline_and_go_with_it() -> None:
     cpu, gpu = (synthetic.cases()[name].facts.run.timeline for name in ("cpu", "gpu"))
     assert cpu is not None and gpu is not None
     for timeline in (cpu, gpu, replace(cpu, names=tuple(reversed(cpu.names))), cpu):
-        mask = spans.named(timeline, spans.is_loader)
-        assert mask.tolist() == [spans.is_loader(timeline.names[i]) for i in timeline.name_id.tolist()]
-        assert spans.named(timeline, spans.is_loader) is mask
-        with pytest.raises(ValueError, match="read-only"):
-            mask[:] = False  # which would change what the next reader is given
+        spans = labels(timeline)
+        names = [timeline.names[i] for i in timeline.name_id.tolist()]
+        pairs = zip(timeline.category.tolist(), names, strict=True)
+        unnamed = {What.CALL: What.LAUNCH}
+        expected = [{kind, unnamed.get(kind, kind)} for kind in (kind_of(*pair) for pair in pairs)]
+        assert all(what in kinds for what, kinds in zip(spans.what.tolist(), expected, strict=True))
+        assert labels(timeline) is spans and labels(spans) is spans
+    gone = replace(cpu)
+    made = weakref.ref(labels(gone))
+    del gone
+    gc.collect()
+    assert made() is None
 
 
 STEPS = synthetic.gpu_case().run.steps

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gpulab.analysis.kernels import copies, est_sm_efficiency, kernels, launched_ns, launches
 from gpulab.intervals import Intervals
 from gpulab.run import Category
-from gpulab.timeline.launches import CallTree, launch_of, open_at_start
+from gpulab.timeline.labels import CallTree, labels, open_at_start
 from tests.support import loaded_traces
 from tests.support.timelines import BACKWARD, DEVICE, LANES, MAIN, OTHER_GPU, STREAM, STREAM_2, Span, in_order, timeline
 
@@ -98,7 +98,7 @@ def test_launch_and_operator_of_each_item(raw: list[Any], items: list[Any]) -> N
     rows = np.array([i for i, s in enumerate(spans) if s.category in DEVICE], dtype=np.int64)
     tree = CallTree.of(t, np.array([i for i, s in enumerate(spans) if s.category == Category.CPU_OP], dtype=np.int64))
     device_ns = [0] * len(spans)
-    for row, call in zip(rows.tolist(), launch_of(t, rows).tolist(), strict=True):
+    for row, call in zip(rows.tolist(), labels(t).call[rows].tolist(), strict=True):
         found = spans[call] if call >= 0 else None
         assert found == call_of(spans[row], spans)
         if found is not None:
@@ -214,7 +214,7 @@ def test_operators_launched_nearly_all_work_of_a_real_device(name: str) -> None:
     t = loaded_traces.trace(name).timeline
     items = np.flatnonzero(np.isin(t.category, [int(c) for c in DEVICE]))
     tree = CallTree.of(t, np.flatnonzero(t.category == Category.CPU_OP))
-    call = launch_of(t, items)
+    call = labels(t).call[items]
     owner = np.full(len(items), -1)
     owner[call >= 0] = tree.innermost(t, call[call >= 0])
     assert launched_ns(t, tree).sum() == t.duration_ns[items[owner >= 0]].sum()

@@ -16,7 +16,7 @@ from gpulab.analysis.ranks import compare_ranks
 from gpulab.intervals import measure
 from gpulab.run import Ranks, Run
 from gpulab.thresholds import DEFAULT
-from gpulab.timeline import spans
+from gpulab.timeline.labels import WORK, labels
 from gpulab.trace import files
 from tests.support import loaded_traces, real_traces
 from tests.support.paths import TESTS
@@ -62,7 +62,7 @@ def test_idle_time_of_hta(name: str) -> None:
     """What no item of the device covers, in HTA's window."""
     timeline = figures(name).run.timeline
     assert timeline is not None
-    covered = spans.covered(timeline, spans.device_items(timeline))
+    covered = labels(timeline).times(labels(timeline).of(*WORK))
     idle_pct = 100 * (1 - measure(covered) / (covered[-1, 1] - covered[0, 0]))
     assert idle_pct == pytest.approx(FIGURES[name]["hta"]["idle_pct"], abs=HTA_CUTS_PCT.get(name, 0.006))
 

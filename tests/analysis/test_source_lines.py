@@ -25,7 +25,7 @@ from gpulab.capture.stack_reader import Spot
 from gpulab.capture.stack_sampler import StackSampler, own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
-from gpulab.timeline.spans import loading_times
+from gpulab.timeline.labels import labels
 from gpulab.tuning.code import TextCode
 from tests.support import synthetic
 from tests.support.kernel_session import kernel
@@ -204,8 +204,8 @@ installed()
 model = nn.Linear(8, 2); opt = torch.optim.SGD(model.parameters(), lr=0.1)
 def found(run, wait):
     from gpulab.intervals import subtract
-    from gpulab.timeline.spans import loading_times
-    waiting = loading_times(run.timeline)
+    from gpulab.timeline.labels import labels
+    waiting = labels(run.timeline).loading
     place = line_of(run, waiting if wait else subtract(np.array([run.timeline.window_ns]), waiting))
     return None if place is None else [place.file.split("/")[-1], place.line, place.text, place.function]
 """
@@ -301,7 +301,7 @@ def test_the_innermost_user_function_in_a_trace_with_stacks() -> None:
 def test_a_real_trace_with_stacks_names_the_users_function() -> None:
     run = gpulab.load(trace_path("h100_owlv2_starved"))
     assert isinstance(run, Run) and run.timeline is not None
-    place = line_of(run, loading_times(run.timeline))
+    place = line_of(run, labels(run.timeline).loading)
     assert place is not None and place.function == "run_on_input" and place.file.endswith("pipeline/model.py")
 
 

@@ -328,7 +328,7 @@ def test_a_pause_not_named_by_the_trace_is_other() -> None:
             moved = b.parts_ns["other"] - a.parts_ns["other"]
             assert moved == a.parts_ns["unknown"] - b.parts_ns["unknown"] >= 0
         assert told.share["other"] > plain.share["other"] or plain.share["unknown"] == 0
-        assert placed(run.timeline, told) is not None
+        assert placed(told) is not None
 
 
 def test_what_most_steps_do_briefly_is_training_when_long() -> None:

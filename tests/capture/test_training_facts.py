@@ -19,7 +19,7 @@ from gpulab.capture.stack_sampler import Looks
 from gpulab.capture.training_facts import EARLY, LATE, TrainingFactsReader, calls_in
 from gpulab.run import Steps, TrainingFacts
 from gpulab.store.run_format import decode, encode
-from gpulab.timeline.spans import differentiates_twice
+from gpulab.timeline.labels import differentiates_twice
 from tests.support.timelines import steps_between
 
 NO_STEPS = Steps.empty()

@@ -21,7 +21,7 @@ from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
 from gpulab.run import Category, Damage, Loader, Memory, Missing, Place, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
-from gpulab.timeline.spans import EVALUATING
+from gpulab.timeline.labels import EVALUATING
 from gpulab.trace.load import load_run
 from tests.support import synthetic
 from tests.support.loops import Machine, loop

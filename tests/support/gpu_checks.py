@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
 from gpulab.run import Category, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.timeline.labels import labels
 
 
 def profiled() -> Run:
@@ -39,14 +39,13 @@ def profiled() -> Run:
 
 def rows(timeline: Timeline, *categories: Category) -> np.ndarray:
     """The rows of these categories."""
-    return np.flatnonzero(spans.in_category(timeline, *categories))
+    return np.flatnonzero(np.isin(timeline.category, categories))
 
 
 def first_step_ns(timeline: Timeline) -> int:
     """Where the first profiled step begins. What was launched before it may be lost: CUPTI loses a session's head."""
     marks = np.flatnonzero(
-        spans.in_category(timeline, Category.USER_ANNOTATION)
-        & spans.named(timeline, lambda n: n[:13] == "ProfilerStep#")
+        (timeline.category == Category.USER_ANNOTATION) & labels(timeline).named(lambda n: n[:13] == "ProfilerStep#")
     )
     return int(timeline.start_ns[marks].min())
 
@@ -60,7 +59,7 @@ def calls(timeline: Timeline) -> np.ndarray:
 
 def launches(timeline: Timeline) -> np.ndarray:
     """Rows of the calls of the profiled steps that start one kernel each."""
-    starting = spans.named(timeline, lambda name: "Launch" in name and "Graph" not in name)
+    starting = labels(timeline).named(lambda name: "Launch" in name and "Graph" not in name)
     within = calls(timeline)
     starts: np.ndarray = within[starting[within]]
     return starts

@@ -9,8 +9,8 @@ import pytest
 
 from gpulab.analysis.kernels import CLASSES, class_of, kernels
 from gpulab.run import Category
-from gpulab.timeline import spans
 from gpulab.timeline.kernel_names import KERNELS, PRODUCTS, Reading, reading
+from gpulab.timeline.labels import What, labels
 from tests.support import loaded_traces
 from tests.support.paths import TESTS
 from tests.support.timelines import MAIN, STREAM, Span, timeline
@@ -147,11 +147,11 @@ def test_names_of_real_traces_say_what_they_said() -> None:
 @pytest.mark.parametrize("trace", loaded_traces.ALL)
 def test_names_of_a_real_trace_are_among_them_and_agree(trace: str) -> None:
     """Breakdown and classes have the same communication."""
-    t = loaded_traces.trace(trace).timeline
-    kernel = spans.in_category(t, Category.KERNEL)
+    t = labels(loaded_traces.trace(trace).timeline)
+    kernel = t.category == Category.KERNEL
     assert {t.names[i] for i in np.unique(t.name_id[kernel]).tolist()} <= set(golden())
-    counted = kernel & spans.named(t, spans.is_communication)
-    classed = kernel & spans.named(t, lambda name: class_of(name) == "communication")
+    counted = t.of(What.COMMUNICATION)
+    classed = kernel & t.named(lambda name: class_of(name) == "communication")
     assert (counted == classed).all()
 
 

@@ -8,8 +8,9 @@ import pytest
 
 from gpulab.analysis.facts import facts
 from gpulab.diagnosis.diagnose import diagnose
-from gpulab.run import Run
-from gpulab.timeline import spans
+from gpulab.run import Category, Run
+from gpulab.timeline.labels import LAUNCHES, kind_of, labels
+from gpulab.timeline.labels import WAITS as WAITING
 from gpulab.trace.load import load_run
 from tests.support import trace_files as made
 from tests.support.trace_files import Event
@@ -56,7 +57,7 @@ def test_its_rows_are_work_of_the_device(tmp_path: Path, kind: tuple[str, ...], 
     account = facts(run).breakdown
     assert account is not None and account.typical_share("compute") == pytest.approx(0.8, abs=0.01)
     assert account.typical_share("sync_wait") < 0.01  # it waits while the device computes
-    assert run.timeline is not None and spans.launches(run.timeline).sum() == 4
+    assert run.timeline is not None and labels(run.timeline).of(*LAUNCHES).sum() == 4
 
 
 @pytest.mark.parametrize("args", [{"device": 0, "stream": 0}, {"Stream Id": 2}], ids=["no calls", "Ascend"])
@@ -86,4 +87,5 @@ def test_a_gpu_without_rows_is_not_recorded(tmp_path: Path, operator: str, kind:
 
 
 def test_waits_go_by_what_their_names_say() -> None:
-    assert all(map(spans.is_wait, WAITS)) and not any(map(spans.is_wait, OTHERS))
+    assert all(kind_of(Category.CUDA_RUNTIME, name) in WAITING for name in WAITS)
+    assert not any(kind_of(Category.CUDA_RUNTIME, name) in WAITING for name in OTHERS)

@@ -22,8 +22,8 @@ from gpulab.formatting import (
     plural,
     rate,
 )
-from gpulab.run import Run
-from gpulab.timeline.spans import is_loader, is_optimizer
+from gpulab.run import Category, Run
+from gpulab.timeline.labels import What, kind_of
 from gpulab.views import wording
 from gpulab.views.layout import PAIRS, Column, Row, Section, numbers, present
 from gpulab.views.report.run_sections import (
@@ -353,7 +353,8 @@ def _hidden_wait(facts: Facts, shares: StepShares) -> str:
 
 def without_parts(operators: Sequence[CostRow]) -> tuple[CostRow, ...]:
     """Without the annotations around loading and the optimizer: the breakdown has their time as parts of its own."""
-    return tuple(row for row in operators if not is_loader(row.name) and not is_optimizer(row.name))
+    marks = (What.LOADER, What.UPDATE, What.ZEROING)
+    return tuple(row for row in operators if kind_of(Category.USER_ANNOTATION, row.name) not in marks)
 
 
 def _costliest(

@@ -20,7 +20,7 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
-from gpulab.timeline import spans
+from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, kind_of, labels
 from gpulab.views import wording
 from gpulab.views.bars import static
 
@@ -90,7 +90,7 @@ class _Strip(Struct, frozen=True):
         if account is None:
             nothing = np.empty(0, np.int64)
             return cls(None, Pieces(nothing, nothing, nothing), True)
-        pieces = placed(timeline, account)
+        pieces = placed(account)
         if pieces is not None and len(pieces.part) <= most:
             return cls(account, pieces, True)
         shown = list(wording.PARTS)
@@ -109,7 +109,7 @@ class _Strip(Struct, frozen=True):
         if self.account is None:
             return ""
         index = self.account.device_index
-        which = f", on GPU {index}" if index is not None and len(spans.devices(timeline)) > 1 else ""
+        which = f", on GPU {index}" if index is not None and len(labels(timeline).devices) > 1 else ""
         if self.in_place:
             return f"The strip under the steps shows what each moment went to{which}.{_about_cores(self.account)}"
         return f"The strip under the steps splits the time of each{which}: how much each part took, not when."
@@ -131,12 +131,11 @@ def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
     """
     rows = np.arange(len(timeline), dtype=np.int64)
     if has_steps:
-        on_host = np.array([lane.kind == "thread" for lane in timeline.lanes], dtype=bool)[timeline.lane_id]
-        rows = rows[~(spans.named(timeline, spans.is_step) & on_host)]
+        rows = rows[~labels(timeline).of(What.STEP)]
     excess = len(rows) - most
     if excess <= 0:
         return rows, ""
-    device = spans.in_category(timeline, *DEVICE_CATEGORIES)[rows]
+    device = labels(timeline).of(*WORK)[rows]
     order = np.lexsort((timeline.duration_ns[rows], device))
     dropped = order[:excess]
     longest_us = timeline.duration_ns[rows[dropped]].max() / 1e3
@@ -153,8 +152,9 @@ def _lanes(timeline: Timeline, drawn: Int64) -> list[_Drawn]:
     by_lane = drawn[np.argsort(timeline.lane_id[drawn], kind="stable")]
     ids, firsts = np.unique(timeline.lane_id[by_lane], return_index=True)
     rows = dict(zip(ids.tolist(), np.split(by_lane, firsts[1:]), strict=True))
-    calls = np.bincount(timeline.lane_id[spans.in_category(timeline, *spans.HOST_CATEGORIES)], minlength=max(rows) + 1)
-    trainers = spans.training_lanes(timeline)
+    spans = labels(timeline)
+    calls = np.bincount(spans.lane_id[spans.of(*OPERATORS, *CALLS)], minlength=max(rows) + 1)
+    trainers = np.unique(spans.lane_id[spans.on_training_threads]).tolist()
 
     def place(lane_id: int) -> tuple[object, ...]:
         lane = timeline.lanes[lane_id]
@@ -170,9 +170,9 @@ def _drawn_lane(timeline: Timeline, lane_id: int, rows: Int64) -> list[_Drawn]:
     lane = timeline.lanes[lane_id]
     name = lane_name(lane, training=lane_id == timeline.training_lane)
     label = wording.cut(wording.plain(name), _SHORT_WIDTH)
-    first = spans.in_category(timeline, *DEVICE_CATEGORIES)[rows]
+    first = labels(timeline).of(*WORK)[rows]
     if lane.kind == "thread":
-        first = ~spans.in_category(timeline, Category.PYTHON_FUNCTION)[rows]
+        first = timeline.category[rows] != Category.PYTHON_FUNCTION
         stacks = [_Drawn(lane, label, _stacked(timeline, rows[first]))]
         if not first.all():
             stack = _stacked(timeline, rows[~first])
@@ -265,12 +265,12 @@ def _gaps(start: Int64, firsts: Int64) -> Int64:
 
 def _launches(timeline: Timeline, order: Int64, firsts: Int64) -> Int64:
     """For the GPU's work where in the order its launch stands: 0 none, else 1 + zigzag of the way from the last one."""
-    calls = np.flatnonzero(spans.in_category(timeline, Category.CUDA_RUNTIME, Category.CUDA_DRIVER)[order])
-    work = np.flatnonzero(spans.in_category(timeline, *DEVICE_CATEGORIES)[order])
     code = np.zeros(len(order), np.int64)
-    launched, launch = spans.matched(timeline, order[work], order[calls])
-    position = np.empty(len(timeline), np.int64)
+    position = np.full(len(timeline) + 1, -1, np.int64)  # the last: of no row
     position[order] = np.arange(len(order))
+    call = labels(timeline).call[order]
+    launched = order[position[call] >= 0]
+    launch = labels(timeline).call[launched]
     at, to = position[launched], position[launch]
     row = np.searchsorted(firsts, at, side="right")
     before = np.where(np.diff(row, prepend=-1) == 0, np.concatenate(([0], to[:-1])), 0)
@@ -387,19 +387,25 @@ def kinds_of(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
 
 
 def _kind(category: Category, name: str, device_kind: str) -> Key:
-    if category == Category.KERNEL:
-        return _NCCL if spans.is_communication(name) else _KERNEL
-    if category in (Category.GPU_MEMCPY, Category.GPU_MEMSET):
-        return _COPY if category == Category.GPU_MEMCPY else _SET
-    if spans.is_loader(name):
-        return _DATA
-    if spans.is_optimizer(name):
-        return _OPTIMIZER
-    if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
-        return _SYNC if spans.is_wait(name) else _CALL
-    if category == Category.CPU_OP:
+    """A copy of an annotation on the device is as the annotation itself."""
+    what = kind_of(Category.USER_ANNOTATION if category == Category.GPU_USER_ANNOTATION else category, name)
+    if what in OPERATORS:
         return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
-    return {Category.PYTHON_FUNCTION: _PYTHON, Category.CUDA_SYNC: _STREAM_SYNC}.get(category, _NOTE)
+    if what in CALLS:
+        return _SYNC if what in WAITS else _CALL
+    return _STREAM_SYNC if category == Category.CUDA_SYNC else _KEYS.get(what, _NOTE)
+
+
+_KEYS = {
+    What.KERNEL: _KERNEL,
+    What.COMMUNICATION: _NCCL,
+    What.COPY: _COPY,
+    What.MEMSET: _SET,
+    What.LOADER: _DATA,
+    What.UPDATE: _OPTIMIZER,
+    What.ZEROING: _OPTIMIZER,
+    What.PYTHON: _PYTHON,
+}
 
 
 def lane_name(lane: Lane, *, training: bool) -> str:

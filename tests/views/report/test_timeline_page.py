@@ -182,7 +182,7 @@ def test_pieces_are_what_the_first_claim_on_each_moment_says() -> None:
     run = bare(spans)
     account = breakdown(run)
     assert account is not None and run.timeline is not None
-    pieces = placed(run.timeline, account)
+    pieces = placed(account)
     assert pieces is not None
     named = [PARTS[p] for p in pieces.part.tolist()]
     assert list(zip(pieces.start_ns.tolist(), pieces.end_ns.tolist(), named, strict=True)) == [

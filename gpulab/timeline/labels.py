@@ -1,0 +1,446 @@
+"""What each span of a timeline is, decided once: every analysis reads these columns and asks no name again.
+
+    spans = labels(timeline)
+    waiting = spans.times(spans.training(What.WAIT, What.DEVICE_WAIT))
+
+`what` follows from a span's category and name, `where` from its thread or stream, `call` from the correlation that a
+call of the host shares with the work it started.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Struct
+
+from gpulab.intervals import EMPTY, Intervals, intersect, joined, subtract, union
+from gpulab.run import Category, Int32, Int64, Run, Timeline, UInt8
+from gpulab.timeline.kernel_names import is_communication
+
+Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.intp]
+
+
+class What(IntEnum):
+    """What a span is."""
+
+    OTHER = 0  # copies of annotations on the device, synchronization as a stream sees it, categories of other programs
+    # operators: what PyTorch runs on the host
+    OPERATOR = 1
+    NODE = 2  # evaluates a node of autograd's graph
+    ADDING_NODE = 3  # the same, of a node that adds a gradient to its parameter's
+    ADDING = 4  # adds it
+    EXCHANGE = 5  # begins an exchange with other ranks, or waits for one
+    # exchanges that the host itself carries out, on a thread of the backend, from the call until all have done it
+    COLLECTIVE = 6
+    MESSAGE = 7  # from one rank to another
+    # annotations
+    ANNOTATION = 8  # of the program or a library, which only encloses work
+    STEP = 9  # of a step, or a mark of ours
+    LOADER = 10  # a DataLoader at work
+    UPDATE = 11  # Optimizer.step
+    ZEROING = 12  # Optimizer.zero_grad
+    COMPILING = 13  # a stage of torch.compile
+    # calls of the GPU's runtime and driver
+    CALL = 14
+    LAUNCH = 15  # starts something on the device, as work that shares its correlation tells
+    KERNEL_LAUNCH = 16  # starts a kernel: cudaLaunchKernel, urEnqueueKernelLaunch, …
+    GRAPH_LAUNCH = 17  # starts a whole CUDA graph
+    COPY_CALL = 18
+    MEMSET_CALL = 19
+    ALLOCATION = 20  # of device memory or page-locked memory, or its release
+    WAIT = 21  # returns when work on the device has ended: cudaStreamSynchronize, urQueueFinish, …
+    DEVICE_WAIT = 22  # the same, when all earlier work has
+    EVENT_WAIT = 23  # the same, when one event has come, and which is not recorded
+    # work of a device
+    KERNEL = 24
+    COMMUNICATION = 25  # a kernel that exchanges data with other GPUs
+    COPY = 26
+    MEMSET = 27
+    # the rest
+    PYTHON = 28  # a function of Python
+    OVERHEAD = 29  # the profiler's own
+
+
+OPERATORS = (What.OPERATOR, What.NODE, What.ADDING_NODE, What.ADDING, What.EXCHANGE)
+NODES = (What.NODE, What.ADDING_NODE, What.ADDING)
+COLLECTIVES = (What.COLLECTIVE, What.MESSAGE)
+MARKS = (What.LOADER, What.UPDATE, What.ZEROING, What.ANNOTATION, What.COMPILING)
+WAITS = (What.WAIT, What.DEVICE_WAIT, What.EVENT_WAIT)
+KERNEL_LAUNCHES = (What.KERNEL_LAUNCH, What.GRAPH_LAUNCH)
+LAUNCHES = (What.LAUNCH, *KERNEL_LAUNCHES, What.COPY_CALL, What.MEMSET_CALL)
+CALLS = (What.CALL, *LAUNCHES, What.ALLOCATION, *WAITS)
+KERNELS = (What.KERNEL, What.COMMUNICATION)
+WORK = (*KERNELS, What.COPY, What.MEMSET)
+
+
+class Where(IntEnum):
+    """Where a span ran."""
+
+    HOST = 0  # any other thread
+    TRAINER = 1  # the thread that runs the training loop
+    AUTOGRAD = 2  # a thread that evaluates nodes of autograd's graph
+    STREAM = 3  # of a device
+
+
+_HOST_KINDS = (  # by how a name begins; the first that fits
+    (("gloo:send", "gloo:recv", "mpi:send", "mpi:recv", "ucc:send", "ucc:recv"), What.MESSAGE),
+    (("gloo:", "mpi:", "ucc:"), What.COLLECTIVE),
+    (("c10d::", "_c10d_functional::"), What.EXCHANGE),
+    (("enumerate(DataLoader)",), What.LOADER),
+    (("Optimizer.step#",), What.UPDATE),
+    (("Optimizer.zero_grad#",), What.ZEROING),
+    (("ProfilerStep#", "gpulab."), What.STEP),
+)
+_CALL_KINDS = (
+    (("cudaMemcpy", "hipMemcpy", "cuMemcpy"), What.COPY_CALL),
+    (("cudaMemset", "hipMemset", "cuMemset"), What.MEMSET_CALL),
+    (
+        ("cudaMalloc", "cudaFree", "cudaHostAlloc", "cudaHostRegister", "hipMalloc", "hipFree", "hipHostMalloc"),
+        What.ALLOCATION,
+    ),
+    (("cudaDeviceSynchronize", "hipDeviceSynchronize", "cuCtxSynchronize"), What.DEVICE_WAIT),
+)
+_OF_CATEGORY: Mapping[int, What] = {
+    Category.KERNEL: What.KERNEL,
+    Category.GPU_MEMCPY: What.COPY,
+    Category.GPU_MEMSET: What.MEMSET,
+    Category.PYTHON_FUNCTION: What.PYTHON,
+    Category.OVERHEAD: What.OVERHEAD,
+}
+EVALUATING = "autograd::engine::evaluate_function: "
+_ADDING = "torch::autograd::AccumulateGrad"
+_WAIT = re.compile(r"(?<![Aa])[Ss]ync(?!hronizationPolicy)|^(?!.*Enqueue).*(Finish|Wait)$")
+_NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")  # torch before 1.9 names only the node: `AddBackward0`
+OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # as `plain_name` spells it
+
+
+class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
+    """A timeline with what its spans mean.
+
+    `call`: for work of a device the row of the call that started it, else -1. Of several calls with one correlation the
+    earliest counts.
+    """
+
+    what: UInt8  # What
+    where: UInt8  # Where
+    call: Int32
+
+    def of(self, *kinds: What) -> Mask:
+        """Rows that are one of these."""
+        chosen = np.zeros(256, dtype=bool)
+        chosen[list(kinds)] = True
+        return np.asarray(chosen[self.what])
+
+    def training(self, *kinds: What) -> Mask:
+        """The same on the training thread, and on autograd's."""
+        return self.of(*kinds) & self.on_training_threads
+
+    def rows(self, *kinds: What) -> Rows:
+        """Numbers of the rows that are one of these."""
+        return np.flatnonzero(self.of(*kinds))
+
+    @property
+    def on_training_threads(self) -> Mask:
+        """Rows on the training thread or on one of autograd's."""
+        return np.asarray((self.where == Where.TRAINER) | (self.where == Where.AUTOGRAD))
+
+    def named(self, test: Callable[[str], bool]) -> Mask:
+        """Rows whose name passes the test, which is asked once for each distinct name."""
+        if not len(self):
+            return np.empty(0, dtype=bool)
+        passing = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
+        return np.asarray(passing[self.name_id])
+
+    def times(self, chosen: Mask | Rows) -> Intervals:
+        """The time that the chosen rows cover."""
+        start = self.start_ns[chosen]
+        return union(start, start + self.duration_ns[chosen])
+
+    @cached_property
+    def devices(self) -> tuple[int, ...]:
+        """Numbers of the GPUs that worked."""
+        lanes = np.unique(self.lane_id[self.of(*WORK)]).tolist()
+        return tuple(sorted({self.lanes[i].process for i in lanes}))
+
+    def on_device(self, index: int, *kinds: What) -> Mask:
+        """Rows on the streams of that GPU that are one of these; without kinds, its kernels, copies and memsets."""
+        theirs = np.array([lane.kind == "stream" and lane.process == index for lane in self.lanes], dtype=bool)
+        of_device: Mask = self.of(*(kinds or WORK)) & theirs[self.lane_id]
+        return of_device
+
+    @cached_property
+    def loading(self) -> Intervals:
+        """When the training thread is in the DataLoader."""
+        return self.times(self.of(What.LOADER) & (self.where == Where.TRAINER))
+
+    @cached_property
+    def zeroing(self) -> Intervals:
+        """Inside `Optimizer.zero_grad`."""
+        return self.times(self.training(What.ZEROING))
+
+    @cached_property
+    def stepping(self) -> Intervals:
+        """Inside `Optimizer.step`, from the end of the last backward pass in it on.
+
+        Lightning and LBFGS hand the forward and backward passes in as a closure, which the optimizer then calls.
+        """
+        stepping = self.times(self.training(What.UPDATE))
+        nodes = self.training(*NODES) & (self.duration_ns > 0)
+        start, end = self.start_ns[nodes], self.end_ns[nodes]
+        if not len(stepping) or not len(start):
+            return stepping
+        latest = np.maximum.accumulate(end)
+        last = np.searchsorted(start, stepping[:, 1], side="left") - 1
+        begun = np.where(last >= 0, np.minimum(latest[np.maximum(last, 0)], stepping[:, 1]), stepping[:, 0])
+        return np.stack((np.maximum(stepping[:, 0], begun), stepping[:, 1]), axis=1)
+
+    @cached_property
+    def updating(self) -> Intervals:
+        """Updating the parameters and zeroing their gradients."""
+        return joined(self.stepping, self.zeroing)
+
+    @cached_property
+    def exchanging(self) -> Intervals:
+        """When the training thread is in a call that exchanges data with other ranks, or waits for them (CPU device).
+
+        So it is in an operator of the user's own, such as an autograd Function, that makes such a call and waits for
+        it: while a collective runs, the operators that compute inside aside. And so it is in a hook of
+        DistributedDataParallel that hands a bucket of gradients over: what autograd does for a parameter from the end
+        of adding its gradient on.
+        """
+        calls = self.training(What.EXCHANGE)
+        if not calls.any():
+            return EMPTY
+        other = np.flatnonzero(self.training(*(kind for kind in OPERATORS if kind != What.EXCHANGE)))
+        start, end, called = self.start_ns[other], self.end_ns[other], self.start_ns[calls]
+        calling = np.searchsorted(called, end) > np.searchsorted(called, start)
+        around, inside = other[calling], other[~calling]
+        computing = self.times(inside[self.what[inside] != What.ADDING])
+        waiting = intersect(self.times(around), self.times(self.of(*COLLECTIVES)))
+        nodes = around[self.what[around] == What.ADDING_NODE]
+        handing = self._after_adding(self.start_ns[nodes], self.end_ns[nodes])
+        return joined(self.times(calls), subtract(joined(waiting, handing), computing))
+
+    def _after_adding(self, start: Int64, end: Int64) -> Intervals:
+        """Of such nodes what follows the last adding of a gradient inside; all of one in which none is recorded."""
+        adding = self.training(What.ADDING)
+        if not len(start) or not adding.any():
+            return union(start, end)
+        last = np.searchsorted(self.start_ns[adding], end) - 1
+        inside = (last >= 0) & (self.start_ns[adding][last] >= start)
+        return union(np.where(inside, self.end_ns[adding][last], start), end)
+
+    @cached_property
+    def operators(self) -> CallTree:
+        """The operators of the training threads as trees."""
+        return CallTree.of(self, np.flatnonzero(self.training(*OPERATORS)))
+
+    @cached_property
+    def computing(self) -> Intervals:
+        """When the training thread or autograd is in an operator that computes, on the CPU device."""
+        return subtract(self.times(self.training(*OPERATORS)), self.exchanging)
+
+
+class CallTree(Struct, frozen=True):
+    """The spans of some host rows of one timeline as trees, thread by thread.
+
+    `parent[i]` is the position in `rows` of the innermost row that was still open on that thread when `rows[i]`
+    began; -1 where none was. Rows without length are left out.
+    """
+
+    rows: Int64
+    parent: Int64
+
+    @classmethod
+    def of(cls, timeline: Timeline, rows: Rows) -> CallTree:
+        """The tree of these rows, which are in the timeline's order."""
+        rows = rows[timeline.duration_ns[rows] > 0]
+        by_lane = np.argsort(timeline.lane_id[rows], kind="stable")
+        rows = rows[by_lane]
+        parent = np.full(len(rows), -1, dtype=np.int64)
+        for first, last in _blocks(timeline.lane_id[rows]):
+            block = rows[first:last]
+            held = open_at_start(timeline.start_ns[block], timeline.end_ns[block])
+            parent[first:last] = np.where(held >= 0, held + first, -1)
+        return cls(rows, parent)
+
+    def innermost(self, timeline: Timeline, points: npt.NDArray[np.signedinteger[Any]]) -> Int64:
+        """For each of the points (rows of the host) the row of the innermost span of the tree that was open at its
+        start, on its own thread; -1 where none was."""
+        innermost = np.full(len(points), -1, dtype=np.int64)
+        if len(self.rows) == 0 or len(points) == 0:
+            return innermost
+        for first, last in _blocks(timeline.lane_id[self.rows]):
+            mine = np.flatnonzero(timeline.lane_id[points] == timeline.lane_id[self.rows[first]])
+            block = self.rows[first:last]
+            at = timeline.start_ns[points[mine]]
+            position = first + np.searchsorted(timeline.start_ns[block], at, side="right") - 1
+            position[position < first] = -1
+            climbing = np.flatnonzero(position >= 0)
+            while len(climbing):
+                closed = timeline.end_ns[self.rows[position[climbing]]] <= at[climbing]
+                climbing = climbing[closed]
+                position[climbing] = self.parent[position[climbing]]
+                climbing = climbing[position[climbing] >= 0]
+            innermost[mine] = np.where(position >= 0, self.rows[position], -1)
+        return innermost
+
+    def self_ns(self, timeline: Timeline) -> Int64:
+        """Each row's own duration without the rows directly in it, in the order of `rows`."""
+        own: Int64 = timeline.duration_ns[self.rows].copy()
+        inside = np.flatnonzero(self.parent >= 0)
+        child, above = self.rows[inside], self.rows[self.parent[inside]]
+        shared = np.minimum(timeline.end_ns[child], timeline.end_ns[above]) - timeline.start_ns[child]
+        np.subtract.at(own, self.parent[inside], shared)
+        return np.maximum(own, 0)
+
+
+def open_at_start(start: Int64, end: Int64) -> Int64:
+    """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.
+
+    Rows are sorted by start, longer first. The earlier span need not hold the whole of the
+    later one: time stamps rounded by the profiler let children outlive their parents. The search climbs a tree of
+    maxima, so that no row is asked on its own: O(n log n), without a Python loop over rows.
+    """
+    latest = np.full(len(start), -1, dtype=np.int64)
+    levels = _maxima(end)
+    row, node = np.arange(len(start)), np.arange(len(start))
+    met: list[tuple[Int64, Int64]] = []
+    for level in levels:
+        sibling = node - 1
+        hit = ((node & 1) == 1) & (level[sibling] > start[row])
+        met.append((row[hit], sibling[hit]))
+        row, node = row[~hit], node[~hit] >> 1
+    row, node = np.empty(0, np.int64), np.empty(0, np.int64)
+    for height in range(len(levels) - 1, -1, -1):
+        row, node = np.concatenate((row, met[height][0])), np.concatenate((node, met[height][1]))
+        if height:
+            below = levels[height - 1]
+            later = np.minimum(2 * node + 1, len(below) - 1)
+            node = np.where(below[later] > start[row], later, 2 * node)
+    latest[row] = node
+    return latest
+
+
+def _maxima(values: Int64) -> list[Int64]:
+    """The values, the larger of each two, of each four … up to the largest of all."""
+    levels = [values]
+    while len(levels[-1]) > 1:
+        last = levels[-1]
+        even = last if len(last) % 2 == 0 else np.append(last, np.iinfo(np.int64).min)
+        levels.append(even.reshape(-1, 2).max(axis=1))
+    return levels
+
+
+def _blocks(lane_id: np.ndarray) -> list[tuple[int, int]]:
+    """[first, last) of each run of equal lanes."""
+    edges = np.flatnonzero(np.diff(lane_id, prepend=-1, append=-1))
+    return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+_labels_of: WeakKeyDictionary[Timeline, Labels] = WeakKeyDictionary()
+
+
+def labels(timeline: Timeline) -> Labels:
+    """The labels of a timeline: made at the first call, and there as long as the timeline is."""
+    if isinstance(timeline, Labels):
+        return timeline
+    made = _labels_of.get(timeline)
+    if made is None:
+        made = _labels_of[timeline] = _labels(timeline)
+    return made
+
+
+def _labels(timeline: Timeline) -> Labels:
+    what = _what(timeline)
+    call = np.full(len(timeline), -1, dtype=np.int32)
+    calls, work = (np.flatnonzero(np.isin(what, kinds)) for kinds in (CALLS, WORK))
+    started, launching = matched(timeline, work, calls)
+    call[started] = launching
+    unnamed = calls[what[calls] == What.CALL]
+    what[matched(timeline, unnamed, work)[0]] = What.LAUNCH
+    columns = {name: getattr(timeline, name) for name in timeline.__struct_fields__}
+    return Labels(**columns, what=what, where=_where(timeline, what)[timeline.lane_id], call=call)
+
+
+def _what(timeline: Timeline) -> UInt8:
+    """Each pair of category and name that occurs is asked once."""
+    pair = timeline.category.astype(np.int64) * len(timeline.names) + timeline.name_id
+    used = np.flatnonzero(np.bincount(pair))
+    table = np.zeros(int(used.max(initial=0)) + 1, dtype=np.uint8)
+    for number in used.tolist():
+        category, name = divmod(number, len(timeline.names))
+        table[number] = kind_of(category, timeline.names[name])
+    return np.asarray(table[pair])
+
+
+def kind_of(category: int, name: str) -> What:
+    """What a span of that category and name is."""
+    if category in (Category.CUDA_RUNTIME, Category.CUDA_DRIVER):
+        return _kind_of_call(name)
+    if category == Category.KERNEL and is_communication(name):
+        return What.COMMUNICATION
+    if category not in (Category.CPU_OP, Category.USER_ANNOTATION):
+        return _OF_CATEGORY.get(category, What.OTHER)
+    kind = next((kind for prefixes, kind in _HOST_KINDS if name.startswith(prefixes)), None)
+    if kind is not None:
+        return kind
+    if category == Category.USER_ANNOTATION:
+        return What.COMPILING if name.endswith("(dynamo_timed)") else What.ANNOTATION
+    if name.startswith((_ADDING, EVALUATING + _ADDING)):
+        return What.ADDING if name.startswith(_ADDING) else What.ADDING_NODE
+    return What.NODE if name.startswith("autograd::engine") or _NODE.search(name) else What.OPERATOR
+
+
+def _kind_of_call(name: str) -> What:
+    """A call of the runtime or the driver; cudaLaunchHostFunc starts a function of the host."""
+    if "GraphLaunch" in name:
+        return What.GRAPH_LAUNCH
+    if "launch" in name.lower() and "LaunchHostFunc" not in name:
+        return What.KERNEL_LAUNCH
+    kind = next((kind for prefixes, kind in _CALL_KINDS if name.startswith(prefixes)), None)
+    if kind is None and _WAIT.search(name):
+        kind = What.EVENT_WAIT if "EventSynchronize" in name else What.WAIT
+    return What.CALL if kind is None else kind
+
+
+def _where(timeline: Timeline, what: UInt8) -> UInt8:
+    """Of each lane."""
+    where = np.array([Where.STREAM if lane.kind == "stream" else Where.HOST for lane in timeline.lanes], np.uint8)
+    evaluating = np.unique(timeline.lane_id[np.isin(what, NODES)])
+    where[evaluating[where[evaluating] == Where.HOST]] = Where.AUTOGRAD
+    if timeline.training_lane is not None:
+        where[timeline.training_lane] = Where.TRAINER
+    return where
+
+
+def matched(timeline: Timeline, rows: Rows, partners: Rows) -> tuple[Rows, Rows]:
+    """Those of `rows` that share their correlation with one of `partners`, and that partner (the first) for each."""
+    wanted, offered = timeline.correlation[rows], timeline.correlation[partners]
+    order = np.argsort(offered, kind="stable")
+    keys = offered[order]
+    if len(keys) == 0:
+        return rows[:0], partners[:0]
+    at = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
+    shared = (keys[at] == wanted) & (wanted > 0)
+    return rows[shared], partners[order[at[shared]]]
+
+
+def plain_name(name: str) -> str:
+    """An operator as autograd spells it, without signs and capitals: `aten::add_` is of AddBackward0."""
+    return name.rpartition("::")[2].replace("_", "").lower()
+
+
+def differentiates_twice(run: Run) -> bool:
+    """Whether a gradient is differentiated: as the code asked, else as nodes of such derivatives tell."""
+    if run.training is not None and run.training.differentiates_twice:
+        return True
+    return run.timeline is not None and any("BackwardBackward" in name for name in run.timeline.names)
