@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult
 
+from gpulab.arguments import HELP_WORDS, Command, Option
+from gpulab.commands import PROFILE, at
 from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import written
@@ -16,84 +17,64 @@ RUNS_SHOWN = 50  # the newest: a longer list helps nobody
 
 _PROFILE_LINE = re.compile(r"\s*(?:(?P<cell>%%)|(?:.*=\s*)?%)gpuprofile\s+(?P<rest>.*)", re.DOTALL)
 _COMMAND_LINE = re.compile(r"\s*%gpulab\s+(?P<rest>.*)", re.DOTALL)
-_SETTING_OPTIONS = frozenset({"--ab", "--set", "--sweep"})
-_KNOB_LISTS = frozenset({"--without", "--allow"})
-_CONDITIONS = ("--name", "--device", "--since", "--outcome", "--text")
-_COMMAND_OPTIONS: dict[str, tuple[str, ...]] = {
-    "climb": ("--budget", "--rungs", "--seeds", "--steps", "--pairs", "--without", "--allow", "--no-save"),
-    "headspace": ("--budget", "--steps", "--pairs"),
-    "runs": ("--all", *_CONDITIONS),
-}
-_VERB_OPTIONS: dict[str, tuple[str, ...]] = {
-    "name": (),
-    "delete": ("--yes", *_CONDITIONS),
-    "export": ("--tensorboard", *_CONDITIONS),
-}
-_OUTCOMES = ("completed", "stopped", "interrupted", "failed")
-_DEVICES = ("auto", "cpu", "cuda")
 
 
-class LineCompletion:
-    """What fits at the cursor of a magic's line. `parser` is that of `%%gpuprofile`, `commands` those of `%gpulab`."""
+def completions(context: CompletionContext) -> SimpleMatcherResult:
+    """What a matcher of IPython gives: without the Python names and files that would fit as well."""
+    before = context.line_with_cursor[: context.cursor_position]
+    texts = fitting(before, context.token, first_line=context.cursor_line == 0)
+    return {"completions": [SimpleCompletion(word, type=kind) for word, kind in texts], "suppress": bool(texts)}
 
-    def __init__(self, parser: argparse.ArgumentParser, commands: Iterable[str]) -> None:
-        self._options = sorted(parser._option_string_actions)
-        self._commands = tuple(commands)
 
-    def completions(self, context: CompletionContext) -> SimpleMatcherResult:
-        """What a matcher of IPython gives: without the Python names and files that would fit as well."""
-        before = context.line_with_cursor[: context.cursor_position]
-        fitting = self.fitting(before, context.token, first_line=context.cursor_line == 0)
-        return {"completions": [SimpleCompletion(word, type=kind) for word, kind in fitting], "suppress": bool(fitting)}
-
-    def fitting(self, before: str, token: str, *, first_line: bool = True) -> list[tuple[str, str]]:
-        """Texts in place of `token`, the end of `before`, each with its kind; empty where the line is not ours."""
-        magic = _PROFILE_LINE.match(before)
-        if magic is not None:
-            texts = self._of_profile(magic["rest"], bool(magic["cell"]) and first_line)
-        else:
-            command = _COMMAND_LINE.match(before)
-            texts = self._of_command(command["rest"]) if command is not None else ()
-        placed = ((_in_place_of(token, before, text), kind) for text, kind in texts)
-        return [(text, kind) for text, kind in placed if text is not None]
-
-    def _of_profile(self, rest: str, is_cell: bool) -> Sequence[tuple[str, str]]:
-        used, word = _words(rest)
-        option, begun = _option_and_value(used, word)
-        if option in _SETTING_OPTIONS:
-            return _settings(begun, several_values=option == "--sweep")
-        if option == "--device":
-            return [(device, "value") for device in _DEVICES]
-        if word.startswith("-") or (is_cell and not word):
-            return [(name, "option") for name in self._options if name not in used]
-        return ()
-
-    def _of_command(self, rest: str) -> Sequence[tuple[str, str]]:
-        used, word = _words(rest)
+def fitting(before: str, token: str, *, first_line: bool = True) -> list[tuple[str, str]]:
+    """Texts in place of `token`, the end of `before`, each with its kind; empty where the line is not ours."""
+    magic, line = _PROFILE_LINE.match(before), _COMMAND_LINE.match(before)
+    texts: Sequence[tuple[str, str]] = ()
+    if magic is not None:
+        used, word = _words(magic["rest"])
+        is_cell = bool(magic["cell"]) and first_line
+        texts = _of_command(PROFILE, used, word, all_options=is_cell)
+    elif line is not None:
+        used, word = _words(line["rest"])
+        commands = {command.name: command for command in at("notebook")}
         if not used:
-            return [(name, "command") for name in self._commands]
-        command, option = used[0], _option_and_value(used, word)[0]
-        if option in _KNOB_LISTS:
+            texts = [(name, "command") for name in commands]
+        elif used[0] in commands:
+            texts = _of_command(commands[used[0]], used[1:], word, all_options=True)
+    placed = ((_in_place_of(token, before, text), kind) for text, kind in texts)
+    return [(text, kind) for text, kind in placed if text is not None]
+
+
+def _of_command(command: Command, used: list[str], word: str, *, all_options: bool) -> Sequence[tuple[str, str]]:
+    """What fits behind a command; `all_options`: also where no option is begun."""
+    verbs = {verb.name: verb for verb in command.verbs}
+    if used and used[0] in verbs:
+        return _of_command(verbs[used[0]], used[1:], word, all_options=True)
+    options = {name: option for option in command.options for name in option.names}
+    name, begun = _option_and_value(used, word)
+    if name in options and options[name].values:
+        return _values(options[name], begun)
+    words = next((option for option in command.options if option.values and not option.names[0].startswith("-")), None)
+    if words is not None and not word.startswith("-"):
+        return _values(words, word)
+    if verbs and not used and not word.startswith("-"):
+        return [(verb, "command") for verb in verbs]
+    if not word.startswith("-") and (word or not all_options):
+        return ()
+    names = [name for name in (*options, *HELP_WORDS) if name.startswith("-")]
+    return [(name, "option") for name in names if name not in used]
+
+
+def _values(option: Option, begun: str) -> Sequence[tuple[str, str]]:
+    match option.values:
+        case "settings" | "sweep":
+            return _settings(begun, several_values=option.values == "sweep")
+        case "knobs":
             return [(name, "setting") for name in KNOBS]
-        if option == "--outcome":
-            return [(name, "value") for name in _OUTCOMES]
-        if option == "--device":
-            return [(device, "value") for device in _DEVICES[1:]]
-        if command == "predict":
-            return _settings(word, several_values=False)
-        if command == "report" and len(used) == 1:
+        case "runs":
             return _runs()
-        if command == "runs":
-            return _of_runs(used[1:], word)
-        return _unused(_COMMAND_OPTIONS.get(command, ()), used)
-
-
-def _of_runs(used: Sequence[str], word: str) -> Sequence[tuple[str, str]]:
-    if not used and not word.startswith("-"):
-        return [(verb, "command") for verb in _VERB_OPTIONS]
-    options = _VERB_OPTIONS.get(used[0], _COMMAND_OPTIONS["runs"]) if used else _COMMAND_OPTIONS["runs"]
-    takes_run = bool(used) and (used[0] == "delete" or (used[0] == "name" and len(used) == 1))
-    return _runs() if takes_run and not word.startswith("-") else _unused(options, used)
+        case words:
+            return [(word, "value") for word in words]
 
 
 def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
@@ -110,7 +91,7 @@ def _settings(begun: str, *, several_values: bool) -> Sequence[tuple[str, str]]:
 
 def _runs() -> Sequence[tuple[str, str]]:
     """Names of the newest runs, and ids of those without a name."""
-    from gpulab.api.reading import runs
+    from gpulab.api.runs_command import runs
 
     try:
         rows = runs.rows(RUNS_SHOWN)
@@ -122,10 +103,6 @@ def _runs() -> Sequence[tuple[str, str]]:
 
 def _quoted(name: str) -> str:
     return name if re.fullmatch(r"[\w.:=-]+", name) else "'" + name.replace("'", "'\\''") + "'"
-
-
-def _unused(options: Iterable[str], used: Sequence[str]) -> Sequence[tuple[str, str]]:
-    return [(option, "option") for option in options if option not in used]
 
 
 def _words(rest: str) -> tuple[list[str], str]:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import difflib
 import re
-import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from textwrap import fill
-from typing import TYPE_CHECKING, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, Literal
 
 from IPython.core.completer import CompletionContext, SimpleMatcherResult, context_matcher
 from IPython.core.error import UsageError as LineError
@@ -26,18 +23,11 @@ from IPython.core.magic import (
 from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
+from gpulab.arguments import HelpRequest, Parser, split
 from gpulab.capture import threads
+from gpulab.commands import PROFILE, overview, perform, text_of
 from gpulab.errors import GpulabError, RankError, UsageError
-from gpulab.options import (
-    DEFAULT_BUDGET_S,
-    FURTHER_BUDGET_S,
-    add_only_ranks,
-    add_run_options,
-    add_whole_number,
-    check_only_ranks,
-    seconds_type,
-    without_comment,
-)
+from gpulab.options import check_only_ranks, without_comment
 from gpulab.tuning import cell_code
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -52,78 +42,12 @@ if TYPE_CHECKING:
     from gpulab.tuning.execute import Changing
     from gpulab.tuning.plan import Code, Plan, PlanRequest
     from gpulab.views.comparison import Compared, ScalingView
+    from gpulab.views.view import Answer
 
 runs_users_code(__file__)
 
-_EPILOG = """\
-examples:
-  %%gpuprofile                       above a training cell: profile it
-  %%gpuprofile baseline --steps 50   name the run, stop the cell cleanly after 50 steps
-  %gpuprofile trainer.train()        one line of code
-  run = %gpuprofile -r train()       and return the run
-  %%gpuprofile --set workers=4       run the cell with this setting changed
-  %%gpuprofile --ab workers=4        baseline against the changed cell, interleaved: which is faster?
-  %%gpuprofile --sweep batch_size=8,16,32,64
-
-The cell behaves as it does without the magic. The run is saved in .gpulab/runs and is also gpulab.runs[-1].
---ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
-optimizer state, RNG state and data order. These runs stop inside the loop, so code after the loop does not run.
-Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].
-{settings}
-%config GPUProfile lists the defaults; %config GPUProfile.steps = 50 sets one."""
-
-
-class _Parser(argparse.ArgumentParser):
-    """An argument parser that raises instead of leaving Python, and names the nearest valid option."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"%%gpuprofile: {message}. `%gpuprofile --help` has examples.")
-
-
-def _parser() -> _Parser:
-    parser = _Parser(
-        prog="%%gpuprofile",
-        description="Profile a training cell: a live view while it runs, then a report with a step breakdown.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        add_help=False,
-        allow_abbrev=False,
-    )
-    add = parser.add_argument
-    add("name", nargs="?", default="", metavar="NAME", help="a name for the run")
-    add_run_options(parser, "cell")
-    add("--set", action="append", metavar="NAME=VALUE", help="run with this setting changed; repeat for several")
-    add(
-        "--ab",
-        action="append",
-        metavar="NAME=VALUE",
-        help="compare the changed cell with the unchanged one, the baseline",
-    )
-    add("--sweep", action="append", metavar="NAME=A,B,C", help="compare several values; two sweeps form a grid")
-    add_whole_number(
-        parser, "--pairs", 1, "pairs of blocks to measure (default: as many as fit the budget, at most 30)"
-    )
-    add(
-        "--budget",
-        type=seconds_type("--budget"),
-        metavar="SECONDS",
-        help=f"total time of a comparison (default: {DEFAULT_BUDGET_S:g}, plus {FURTHER_BUDGET_S:g} for each further "
-        "setting); when it is used up, the result so far stands",
-    )
-    add_whole_number(parser, "--seeds", 0, "also run the baseline with N other seeds, to show how much the loss varies")
-    add_whole_number(parser, "--ranks", 1, "run the cell in N new processes, as torchrun does, and report on all ranks")
-    add_only_ranks(parser)
-    add("--on", choices=("slurm",), help="run the ranks as a cluster job, submitted from a login node")
-    add_whole_number(parser, "--nodes", 1, "number of cluster nodes (default: 1)")
-    add_whole_number(parser, "--time", 1, "time limit of the cluster job in minutes (default: 10)")
-    add("--sbatch", metavar="OPTIONS", help="options for sbatch, e.g. '--partition=gpu --gres=gpu:2'")
-    add("--all", action="store_true", help="show the whole report, not only its first screen")
-    add("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value")
-    add("-h", "--help", action="store_true", help="show this text")
-    return parser
-
-
-PARSER = _parser()
-OPTIONS = sorted(PARSER._option_string_actions)
+_PROFILE = Parser(PROFILE, PROFILE.name)
+_OPTIONS = _PROFILE._option_string_actions
 LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two backward passes: none in later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
@@ -272,10 +196,9 @@ class GPUProfile(Magics):
     def gpuprofile(self, line: str, cell: str | None = None, local_ns: dict[str, Any] | None = None) -> Any:
         value = None
         try:
+            if cell is None and not line.strip():
+                raise HelpRequest
             prepared = self._prepared(line, cell, local_ns)
-            if prepared is None:
-                print(help_text())
-                return None
             if isinstance(prepared, Comparing):
                 return prepared.run()
             if isinstance(prepared, Ranked | Inner):
@@ -293,6 +216,9 @@ class GPUProfile(Magics):
                 _offer_bench(profiler)
             if changing is None and seen is not None:
                 _remember(code, seen, profiler)
+        except HelpRequest:
+            print(help_text())
+            return None
         except (LineError, Interrupted):
             raise
         except BaseException as error:
@@ -304,16 +230,13 @@ class GPUProfile(Magics):
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | Ranked | Inner | tuple[cell_code.Cell, Code, profile, Changing | None, bool] | None:
+    ) -> Comparing | Ranked | Inner | tuple[cell_code.Cell, Code, profile, Changing | None, bool]:
         """What to run, also as code that can run again, its profile, already started, and whether to return the run.
 
-        None where help is asked for.
-        Raises IPython's UsageError in one line, and SyntaxError as the cell alone would.
+        Raises IPython's UsageError in one line, HelpRequest, and SyntaxError as the cell alone would.
         """
         try:
             options, statement = self._read(line, cell)
-            if statement is None:
-                return None
             from gpulab.tuning.code import TextCode
 
             source: Literal["cell", "statement"] = "cell" if cell is not None else "statement"
@@ -401,14 +324,12 @@ class GPUProfile(Magics):
         check_plan(plan)
         return Ranked(RankedExperiment(ready, request, plan, options.all), give)
 
-    def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str | None]:
-        """The options and the code; None where a bare `%gpuprofile` asks for help. Raises UsageError."""
+    def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str]:
+        """The options and the code. Raises UsageError and HelpRequest."""
         if cell is not None:
-            options, code = parse(_words(without_comment(line))), cell
+            options, code = parse(split(without_comment(line), PROFILE.name)), cell
         else:
             options, code = split_statement(line)
-        if options.help or (cell is None and not line.strip()):
-            return options, None
         if not code.strip():
             raise UsageError("No code to profile: put it below %%gpuprofile, or after %gpuprofile.")
         return options, code
@@ -445,35 +366,30 @@ class GPUProfile(Magics):
     @line_magic
     def gpulab(self, line: str) -> None:
         """A command on what was profiled here; %gpulab --help lists them."""
-        command, _, rest = without_comment(line).strip().partition(" ")
+        words: list[str] = []
         try:
-            if command in _HELP_WORDS:
-                print(COMMANDS_HELP)
-            elif command in _ONE_LINE_HELP and rest.strip() in _HELP_WORDS:
-                print(_ONE_LINE_HELP[command])
-            else:
-                command_named(command)(rest.strip())
+            words = split(without_comment(line), "%gpulab")
+            _show(*perform(words, "notebook"))
+        except HelpRequest as e:
+            print(e)
         except GpulabError as e:
             raise LineError(str(e)) from None
         except Interrupted:
             raise
         except BaseException as error:
-            if command in ("climb", "headspace"):  # it runs the user's cell: what that raises is shown as from the cell
+            if words[:1] in (["climb"], ["headspace"]):  # they run the user's cell: what that raises is shown as bare
                 hide_gpulabs_frames(error)
                 cell_code.show_as_bare(self.shell, error)
             raise
 
 
 def parse(words: Sequence[str]) -> argparse.Namespace:
-    """Read options. Raises UsageError in one line that names the word and the nearest valid one."""
-    options, unknown = PARSER.parse_known_args(list(words))
-    if unknown:
-        word = unknown[0]
-        if not word.startswith("-"):
-            raise UsageError(f"A run has one name, got {options.name!r} and {word!r}. Quote a name with spaces.")
-        from gpulab.api.arguments import unknown_option
-
-        raise UsageError(unknown_option("%%gpuprofile", word, words, OPTIONS))
+    """The options of `%%gpuprofile`. Raises UsageError in one line that names the nearest valid word, HelpRequest."""
+    options = _PROFILE.read(words)
+    if len(options.name) > 1:
+        first, second, *_ = options.name
+        raise UsageError(f"A run has one name, got {first!r} and {second!r}. Quote a name with spaces.")
+    options.name = "".join(options.name)
     return options
 
 
@@ -484,7 +400,7 @@ def split_statement(line: str) -> tuple[argparse.Namespace, str]:
     while rest.startswith("-") and not rest.startswith("- "):
         word, rest = _first_word(rest)
         words.append(word)
-        action = PARSER._option_string_actions.get(word)
+        action = _OPTIONS.get(word)
         if action is not None and action.nargs is None and action.metavar:
             value, rest = _first_word(rest)
             words.append(value)
@@ -495,7 +411,7 @@ def _first_word(line: str) -> tuple[str, str]:
     """The first word, its quotes taken off as a shell does, and the rest. Raises UsageError for an open quote."""
     match = _WORD.match(line)
     end = match.end() if match is not None else 0
-    return "".join(_words(line[:end])), line[end:].lstrip()
+    return "".join(split(line[:end], PROFILE.name)), line[end:].lstrip()
 
 
 def _ended(sentence: str) -> str:
@@ -503,18 +419,6 @@ def _ended(sentence: str) -> str:
     if "\n    " in sentence and sentence.splitlines()[-1].startswith("    "):
         return f"{sentence}\n"
     return f"{sentence} " if sentence.endswith((".", "!", "?")) else f"{sentence}. "
-
-
-def _words(line: str) -> list[str]:
-    try:
-        return shlex.split(line)
-    except ValueError as e:
-        raise UsageError(f"%%gpuprofile {line}: {str(e).lower()}.") from None
-
-
-def _nothing_more(command: str, rest: str) -> None:
-    if rest:
-        raise UsageError(f"%gpulab {command} takes no further arguments: drop {rest!r}.")
 
 
 def _offer_bench(profiler: profile) -> None:
@@ -528,113 +432,33 @@ def _offer_bench(profiler: profile) -> None:
             offer_bench(dict(profiler.report.diagnosis.first.settings))
 
 
-def _show_doctor(rest: str) -> None:
-    _nothing_more("doctor", rest)
+def _show(answer: Answer, options: argparse.Namespace) -> None:
+    """Display what a command has to show; in a terminal, print it."""
+    from gpulab.views.live_view import in_notebook
+    from gpulab.views.view import View
+
+    asks_for_text = getattr(options, "json", False) or getattr(options, "html", None) is not None or answer.written
+    if not in_notebook() or isinstance(answer.shown, str) or asks_for_text:
+        print(text_of(answer, options), end="")
+        return
     from IPython.display import display
 
-    from gpulab.api.doctor import Examination
-    from gpulab.devices.doctor import examine
-    from gpulab.views.waiting import waiting
-
-    with waiting("checking this machine"):
-        checks = examine()
-    display(Examination(checks))  # type: ignore[no-untyped-call]
-
-
-def _show_report(rest: str) -> None:
-    words = _words(rest)
-    full = "--all" in words
-    rest = " ".join(word for word in words if word != "--all")
-    from gpulab.api.reading import open_run, report, runs
-    from gpulab.views.live_view import Stage
-
-    if not len(runs):
-        raise UsageError("No run yet: put %%gpuprofile above a training cell first.")
-    Stage.open(live=False, full=full).show(report(open_run(rest or "-1")))
-
-
-def _in(module: str, function: str = "magic", *, of_runs: bool = False, alone: str = "") -> Callable[[str], None]:
-    """A command whose module is imported when it is given; it is about the kept runs, or `alone`, its own name."""
-
-    def command(rest: str) -> None:
-        if alone:
-            _nothing_more(alone, rest)
-        do = getattr(import_module(module), function)
-        given = (import_module("gpulab.api.reading").runs,) if of_runs else ()
-        do(*given, *(() if alone else (rest,)))
-
-    return command
-
-
-_COMMANDS: dict[str, Callable[[str], None]] = {
-    "runs": _in("gpulab.api.runs_command", of_runs=True),
-    "doctor": _show_doctor,
-    "report": _show_report,
-    "tensorboard": _in("gpulab.api.tensorboard", of_runs=True),
-    "panel": _in("gpulab.bench.opening", "open_bench", alone="panel"),
-    "apply": _in("gpulab.bench.opening", "apply_edit", alone="apply"),
-    "climb": _in("gpulab.api.climb"),
-    "headspace": _in("gpulab.api.headspace"),
-    "predict": _in("gpulab.api.predict", "magic_predict"),
-    "scoreboard": _in("gpulab.api.predict", "magic_scoreboard"),
-    "progress": _in("gpulab.board.own", "show", alone="progress"),
-    "board": _in("gpulab.board.live"),
-    "fleet": _in("gpulab.api.fleet"),
-}
-
-
-_HELP_WORDS = ("-h", "--help")
-_AT_A_TERMINAL = {"record", "watch", "compare", "lab"}
-_ONE_LINE_HELP = {
-    "doctor": "%gpulab doctor   what gpulab can measure on this machine, and why not the rest",
-    "report": "%gpulab report [RUN] [--all]   show the report of the last run again, or of RUN (a name, an id or -1); "
-    "--all: not only the first screen",
-    "progress": "%gpulab progress   your guesses and exercises in the lessons of this folder",
-    "board": "%gpulab board FOLDER [--html FILE]   live progress of the class in FOLDER, refreshed every few seconds; "
-    "--html FILE: as a page; %gpulab board --stop ends it",
-    "panel": "%gpulab panel   the bench of the last profiled cell: toggle settings, run, compare; needs a notebook",
-    "apply": "%gpulab apply   the cell with the edit of the row open in the bench, as a new cell below",
-}
-COMMANDS_HELP = """\
-%gpulab runs          list the stored runs
-%gpulab report        show the report of a run again, or all of it
-%gpulab predict       predict the speedup of a setting from the last run, without running it
-%gpulab scoreboard    how accurate such predictions were on this machine
-%gpulab climb         try promising settings on the last profiled cell one by one, keep what is faster
-%gpulab headspace     the speedup of that cell with a perfect DataLoader
-%gpulab panel         the bench of that cell: toggle settings, run, compare
-%gpulab apply         the cell with the edit of the row open in the bench, as a new cell below
-%gpulab fleet         which jobs waste GPUs, across folders of runs
-%gpulab tensorboard   open the runs in TensorBoard
-%gpulab doctor        what gpulab can measure on this machine
-%gpulab progress      your guesses and exercises in the lessons
-%gpulab board         the progress of a class, for its instructor
-
-%gpulab COMMAND --help has details."""
-
-
-def command_named(name: str) -> Callable[[str], None]:
-    """A `%gpulab` command. Raises UsageError naming the nearest."""
-    if name in _COMMANDS:
-        return _COMMANDS[name]
-    near = difflib.get_close_matches(name, _COMMANDS, n=1, cutoff=0.5)
-    asked = f"%gpulab has no command {name!r}" if name else "%gpulab takes a command"
-    more = f"Did you mean {near[0]}?" if name and near else "`%gpulab --help` explains them."
-    if name in _AT_A_TERMINAL:
-        more = f"At a terminal: gpulab {name}."
-    raise UsageError(f"{asked}: {', '.join(_COMMANDS)}. {more}")
+    if isinstance(answer.shown, View):
+        display(answer.shown.bundle(full=getattr(options, "all", False)), raw=True)  # type: ignore[no-untyped-call]
+    else:
+        display(answer.shown)  # type: ignore[no-untyped-call]
 
 
 @context_matcher()  # type: ignore[untyped-decorator]
 def complete(context: CompletionContext) -> SimpleMatcherResult:
     """For Tab in a magic's line: its options, commands, knobs and runs."""
-    from gpulab.completion import LineCompletion
+    from gpulab.completion import completions
 
-    return LineCompletion(PARSER, _COMMANDS).completions(context)
+    return completions(context)
 
 
 def help_text() -> str:
-    """What `--help` prints: the options, examples, and every setting of the catalogue."""
+    """What `%gpuprofile --help` prints: the options, examples, and every setting of the catalogue."""
     from gpulab.knobs.catalogue import KNOBS
 
     return _help(
@@ -643,7 +467,8 @@ def help_text() -> str:
 
 
 def _help(settings: str) -> str:
-    return f"{PARSER.format_help()}\n{_EPILOG.replace('{settings}', fill(settings, 116))}\n"
+    defaults = "%config GPUProfile lists the defaults; %config GPUProfile.steps = 50 sets one."
+    return f"{_PROFILE.format_help()}{fill(settings, 116)}\n{defaults}\n"
 
 
 def register(shell: Any) -> None:
@@ -651,7 +476,7 @@ def register(shell: Any) -> None:
     magics = GPUProfile(shell=shell)
     # without the catalogue: to import it takes longer than all else that the extension needs
     GPUProfile.gpuprofile.__doc__ = _help("Settings: see %gpuprofile --help.")
-    GPUProfile.gpulab.__doc__ = COMMANDS_HELP
+    GPUProfile.gpulab.__doc__ = overview("notebook")
     shell.register_magics(magics)
     shell.Completer.custom_matchers.append(complete)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import math
 import os
-from argparse import ArgumentParser
 from collections.abc import Callable, Collection
 from typing import TypeVar, overload
 
@@ -13,9 +12,12 @@ from gpulab.errors import UsageError
 
 Number = TypeVar("Number", int, float)
 
+CLIMB_BUDGET_S = 300.0
+CLIMB_SEEDS = 3  # for the band of the loss; run only where a setting moves the loss at all
 DEFAULT_BUDGET_S = 60.0  # of a comparison of one setting with the baseline
 ROW_BUDGET_S = 45.0  # of one in a bench, where a click goes on with what is not decided by then
 FURTHER_BUDGET_S = 30.0  # more with each further setting
+STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
 LAST, SLOWEST = "last", "slowest"  # of --only-ranks
 QUICK_VARIABLE = "GPULAB_QUICK"  # of the environment
 QUICK_NOTE = f"{QUICK_VARIABLE} is set: runs are as short as possible, so no comparison is decided."
@@ -76,30 +78,6 @@ def without_comment(line: str) -> str:
     return line
 
 
-def add_run_options(parser: ArgumentParser, what: str) -> None:
-    """The options of a profiled run, of which `what` ("cell", "script") is the code."""
-    add = parser.add_argument
-    add_whole_number(parser, "--steps", 1, f"stop the {what} cleanly after N steps")
-    add_whole_number(parser, "--warmup", 0, "exclude the first N steps as warm-up (default: 1 to 3, by run length)")
-    add_whole_number(parser, "--trace-steps", 1, "trace N steps with the profiler (default: up to 5)")
-    add("--no-trace", action="store_true", help="no PyTorch profiler: step times and curves, but no step breakdown")
-    add("--whole", action="store_true", help="trace from the first line, for code without training steps")
-    add("--no-live", action="store_true", help=f"show nothing while the {what} runs: no live view, no alerts")
-    add("--no-save", action="store_true", help="do not save the run to disk")
-    add("--device", metavar="DEV", help="auto, cpu, cuda or cuda:N (default: auto)")
-
-
-def add_only_ranks(parser: ArgumentParser) -> None:
-    """Which ranks of several keep their trace."""
-    parser.add_argument(
-        "--only-ranks",
-        type=only_ranks_type,
-        metavar="0,last,slowest",
-        help="keep traces of these ranks only: numbers, last, or slowest (the rank that the others wait for); the "
-        "other ranks keep steps and curves",
-    )
-
-
 def only_ranks_type(text: str) -> str:
     """Numbers of ranks, "last" and "slowest", with commas between them. Raises UsageError."""
     words = [word.strip() for word in text.split(",")]
@@ -137,11 +115,6 @@ def whole_number_type(option: str, least: int) -> Callable[[str], int]:
     return read
 
 
-def add_whole_number(parser: ArgumentParser, option: str, least: int, explanation: str = "") -> None:
-    """Give the parser an option whose value is a whole number of at least `least`."""
-    parser.add_argument(option, type=whole_number_type(option, least), metavar="N", help=explanation)
-
-
 def seconds_type(option: str) -> Callable[[str], float]:
     """An argparse type for a number of seconds."""
 
@@ -154,6 +127,28 @@ def seconds_type(option: str) -> Callable[[str], float]:
         return seconds
 
     return read
+
+
+def price_type(option: str) -> Callable[[str], float]:
+    """An argparse type for a price per hour."""
+
+    def read(text: str) -> float:
+        try:
+            price = float(text)
+        except ValueError:
+            price = math.nan
+        if not 0 < price < math.inf:
+            raise UsageError(f"{option} must be a number > 0, got {text!r}.")
+        return price
+
+    return read
+
+
+def port_type(text: str) -> int:
+    """An argparse type for `--port`."""
+    if text.isascii() and text.isdecimal() and len(text) < 6 and 1 <= int(text) <= 65_535:
+        return int(text)
+    raise UsageError(f"--port must be an integer from 1 to 65535, got {text[:100]!r}.")
 
 
 def share_type(option: str) -> Callable[[str], float]:

@@ -10,20 +10,19 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from msgspec.structs import replace
 
-from gpulab import magics
-from gpulab.api import reading
-from gpulab.completion import LineCompletion
+from gpulab.api import runs_command
+from gpulab.arguments import Parser
+from gpulab.commands import PROFILE, at
+from gpulab.completion import fitting
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
 from tests.support.shell import shell_with_gpulab
 from tests.support.synthetic import cpu_case
 
-COMPLETION = LineCompletion(magics.PARSER, magics._COMMANDS)
-
 
 def texts(line: str, token: str = "") -> list[str]:
-    return [text for text, _ in COMPLETION.fitting(line, token)]
+    return [text for text, _ in fitting(line, token)]
 
 
 @pytest.fixture
@@ -32,7 +31,7 @@ def named_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("baseline", "it's a name", ""):
         run = cpu_case().run
         runs.add(replace(run, id=f"20260101-000000-{len(runs):06x}", settings=replace(run.settings, name=name)))
-    monkeypatch.setattr(reading, "runs", runs)
+    monkeypatch.setattr(runs_command, "runs", runs)
 
 
 @pytest.mark.parametrize(
@@ -59,9 +58,9 @@ def test_what_is_begun_is_completed(line: str, token: str, expected: list[str]) 
 
 
 def test_all_commands_and_knobs_are_offered() -> None:
-    assert texts("%gpulab ") == list(magics._COMMANDS)
+    assert texts("%gpulab ") == [command.name for command in at("notebook")]
     assert texts("%%gpuprofile --ab ") == [f"{name}=" for name in KNOBS]
-    assert set(texts("%%gpuprofile ")) == set(magics.PARSER._option_string_actions)
+    assert set(texts("%%gpuprofile ")) == set(Parser(PROFILE, PROFILE.name)._option_string_actions)
 
 
 def test_a_sweep_offers_values_not_there_yet() -> None:

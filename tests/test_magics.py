@@ -17,9 +17,12 @@ from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 
 import gpulab
 from gpulab import magics
+from gpulab.arguments import HelpRequest, Parser
+from gpulab.commands import PROFILE, at
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning import cell_code
+from tests.support.commands import answered
 from tests.support.fork_server import python_with_torch
 from tests.support.leftovers import own_frames
 from tests.support.shell import bare_shell
@@ -75,7 +78,6 @@ def value_of(done: ExecutionResult) -> Any:
         ("--steps 3 f(-1, --x)", {"steps": 3}, "f(-1, --x)"),
         ("--steps=3 --no-live -r f('a  b')", {"steps": 3, "no_live": True, "give": True}, "f('a  b')"),
         ("-r x = {'a': $b}", {"give": True}, "x = {'a': $b}"),
-        ("--help", {"help": True}, ""),
         ('--ab "workers=1, amp=bf16" train("a  b")', {"ab": ["workers=1, amp=bf16"]}, 'train("a  b")'),
         ("--ab='a=1, b=2' --set x=' 3 ' f()", {"ab": ["a=1, b=2"], "set": ["x= 3 "]}, "f()"),
         ("- 1", {}, "- 1"),
@@ -83,8 +85,10 @@ def value_of(done: ExecutionResult) -> Any:
 )
 def test_a_statement_is_left_as_it_is(line: str, words: dict[str, object], statement: str) -> None:
     options, rest = magics.split_statement(line)
-    assert {k: v for k, v in vars(options).items() if v not in (None, False, "")} == words
+    assert {k: v for k, v in vars(options).items() if v not in (None, False, "", "%%gpuprofile")} == words
     assert rest == statement
+    with pytest.raises(HelpRequest):
+        magics.split_statement("--help")
 
 
 @pytest.mark.parametrize(
@@ -100,11 +104,12 @@ def test_a_statement_is_left_as_it_is(line: str, words: dict[str, object], state
         (magics.parse, ["--batch-size=64"], "settings are --set batch_size=64 or, to compare, --ab batch_size=64."),
         (magics.parse, ["--compile"], "settings are --set compile="),
         (magics.parse, ["--zzzzzz"], "%%gpuprofile has no option --zzzzzz; --help lists them."),
-        (magics.command_named, "rnus", "Did you mean runs?"),
-        (magics.command_named, "Doctor", "Did you mean doctor?"),
-        (magics.command_named, "foo", "runs, doctor, report, tensorboard, panel, "),
-        (magics.command_named, "foo", "`%gpulab --help` explains them."),
-        (magics.command_named, "watch", "At a terminal: gpulab watch."),
+        (answered, "rnus", "Did you mean runs?"),
+        (answered, "Doctor", "Did you mean doctor?"),
+        (answered, "foo", "There are: report, runs, predict, "),
+        (answered, "foo", "See `%gpulab --help`."),
+        (answered, "watch", "At a terminal: gpulab watch."),
+        (answered, "doctor strange", "Unexpected argument 'strange'. See `%gpulab doctor --help`."),
     ],
 )
 def test_an_unknown_word_names_the_nearest(read: Callable[[Any], object], given: Any, told: str) -> None:
@@ -118,10 +123,11 @@ def test_an_unknown_word_names_the_nearest(read: Callable[[Any], object], given:
 def test_every_option_is_read_and_every_default_is_configurable() -> None:
     of_one_line = {"name", "help", "all", "give", "whole", "set", "ab", "sweep", "pairs", "budget", "seeds"}
     of_one_line |= {"ranks", "only_ranks", "on", "nodes", "time", "sbatch"}
-    read = {a.dest for a in magics.PARSER._actions} - of_one_line
+    actions = Parser(PROFILE, PROFILE.name)._actions
+    read = {a.dest for a in actions} - of_one_line
     traits = set(magics.GPUProfile.class_own_traits(config=True))
     assert {name.removeprefix("no_") for name in read} == traits
-    for action in magics.PARSER._actions:
+    for action in actions:
         assert action.help and action.help != argparse.SUPPRESS
         assert all(option in magics.help_text() for option in action.option_strings)
 
@@ -374,10 +380,12 @@ def test_the_bench_of_a_cell_that_failed_shows_no_values(shell: InteractiveShell
         session.close()
 
 
-@pytest.mark.parametrize("command", ["", *magics._COMMANDS])
+@pytest.mark.parametrize("command", [command.name for command in at("notebook")])
 def test_every_command_answers_help(shell: InteractiveShell, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    shell.run_line_magic("gpulab", f"{command} --help".strip())
-    assert capsys.readouterr().out.startswith(f"%gpulab {command}")
+    shell.run_line_magic("gpulab", f"{command} --help")
+    assert capsys.readouterr().out.startswith(f"usage: %gpulab {command}")
+    shell.run_line_magic("gpulab", "--help")
+    assert f"%gpulab {command} " in capsys.readouterr().out
 
 
 def test_the_extension_loads_without_what_only_comparisons_need() -> None:

@@ -15,6 +15,7 @@ from gpulab.api import climb, headspace
 from gpulab.demo import __main__ as demo
 from gpulab.errors import UsageError
 from gpulab.options import check_seconds, check_whole_number, seconds_type, whole_number_type, without_comment
+from tests.support.commands import answered
 
 
 def test_whole_numbers() -> None:
@@ -61,9 +62,9 @@ def of_the_magic() -> None:
     [
         lambda: gpulab.profile(steps=0),
         lambda: climb.climb(nothing, steps=0),
-        lambda: climb.parsed(["--steps", "0"]),
+        lambda: answered("climb --steps 0"),
         lambda: headspace.headspace(nothing, steps=0),
-        lambda: headspace.parsed(["--steps", "0"]),
+        lambda: answered("headspace --steps 0"),
         lambda: gpulab.experiment(nothing, {"workers": 2}, steps=0),
         of_the_magic,
     ],

@@ -19,7 +19,7 @@ import torch
 from benchmarks.conductor import NEEDED
 from benchmarks.gpu_first.answer import Answer
 from benchmarks.gpu_first.stage import Stage
-from gpulab.api.doctor import render
+from gpulab.api.doctor import Examination
 from gpulab.devices import doctor, nvml
 from gpulab.devices.machine import detect_device
 from tests.support.fake_nvml import fake_nvml, h100
@@ -43,7 +43,7 @@ def measure(answer: Answer, stage: Stage) -> None:
     began = time.perf_counter()
     checks = doctor.examine()
     answer.figure("doctor_s", time.perf_counter() - began)
-    answer.figure("doctor", render(checks).splitlines())
+    answer.figure("doctor", repr(Examination(checks)).splitlines())
     refused = [f"{check.name}: {check.evidence}" for check in checks if check.state in ("refused", "absent")]
     answer.check("gpulab doctor", "nothing refused or absent", "; ".join(refused) or "nothing", agrees=not refused)
 

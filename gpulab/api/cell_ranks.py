@@ -17,10 +17,9 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from gpulab.api.fleet import keep_summaries
-from gpulab.api.kept_traces import keep_only
+from gpulab.api.job_report import job_report, keep_only
 from gpulab.api.live_ranks import LiveJob
-from gpulab.api.reading import report, runs
+from gpulab.api.reading import runs
 from gpulab.devices.own_processes import import_path
 from gpulab.errors import RankError, StoreError, UsageError
 from gpulab.formatting import decapitalized
@@ -103,10 +102,9 @@ class RankedCell(Struct, frozen=True):
         ranks = self._recorded(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
-        shown = report(ranks)
+        shown = job_report(ranks, Store())
         watched = followed.watched if isinstance(followed.watched, _Watched) else None
         _show(shown, watched, full=self.full)
-        keep_summaries(shown, Store().root)
         if only := self.options.get("only_ranks"):
             keep_only(str(only), shown, Store())
         if followed.interrupted:

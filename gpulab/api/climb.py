@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -9,49 +10,19 @@ from typing import Any
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
-from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here, thresholds_of
 from gpulab.api.experiment import code_of, ending, remember_experiment, remember_trials
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
 from gpulab.knobs.catalogue import KNOBS, nearest_knob
-from gpulab.options import (
-    QUICK_BUDGET_S,
-    add_whole_number,
-    at_most,
-    check_seconds,
-    check_whole_number,
-    seconds_type,
-)
+from gpulab.options import CLIMB_BUDGET_S, CLIMB_SEEDS, QUICK_BUDGET_S, at_most, check_seconds, check_whole_number
 from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb import Climber
-from gpulab.tuning.climb_record import DEFAULT_BUDGET_S, DEFAULT_SEEDS, Bounds
+from gpulab.tuning.climb_record import Bounds
 from gpulab.tuning.plan import Code
 from gpulab.views.climb import Climbed, Climbing
-from gpulab.views.progress import RESTORED, STOPPED_BY
-
-HELP = f"""\
-%gpulab climb [--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]
-
-Tries one setting after another on the last profiled cell, the most promising first. Each is measured in short
-interleaved blocks against the cell with the settings kept so far. When the findings name no more, each other setting
-that leaves the training unchanged gets a few blocks, and the fastest one a full try. A setting is kept only if the
-blocks show a speedup and the loss stays the same. At the end gpulab prints the edit that makes them permanent.
-
-  --budget SECONDS   total time (default: {DEFAULT_BUDGET_S:g})
-  --rungs N          try at most N settings
-  --seeds N          runs with other seeds (default: {DEFAULT_SEEDS}), only if a setting changes the loss: is that
-                     within seed-to-seed noise?
-  --steps N          counted steps of a block
-  --pairs N          pairs of blocks of each comparison
-  --without NAME,…   do not try these settings
-  --allow NAME,…     settings that may change the training; batch_size and accumulate are tried only if named here
-  --no-save          do not keep the runs on disk
-
-{RESTORED}
-{STOPPED_BY} The result is also gpulab.climbs[-1]."""
 
 climbs: list[Climbed] = []
 
@@ -62,9 +33,9 @@ def climb(
     code: Callable[[], object] | str | Code | None = None,
     *,
     namespace: dict[str, Any] | None = None,
-    budget_s: float = DEFAULT_BUDGET_S,
+    budget_s: float = CLIMB_BUDGET_S,
     rungs: int | None = None,
-    seeds: int = DEFAULT_SEEDS,
+    seeds: int = CLIMB_SEEDS,
     steps: int | None = None,
     pairs: int | None = None,
     without: Iterable[str] = (),
@@ -123,36 +94,23 @@ def climber_of(code: Code, bounds: Bounds) -> Climber:
     return Climber(code, bounds, _diagnosed, _predicted, memory_full=thresholds_of().memory_full)
 
 
-def magic(line: str) -> None:
-    """`%gpulab climb …`. Raises UsageError in one line, and what the cell raises."""
-    words = split(line, "%gpulab climb")
-    if any(word in ("-h", "--help") for word in words):
-        print(HELP)
-        return
-    bounds = parsed(words)
+def climb_last(options: argparse.Namespace) -> None:
+    """Do `%gpulab climb`. Raises UsageError in one line, and what the cell raises."""
+    bounds = bounds_of(options)
     conduct(code_of(None), bounds)
 
 
-def parsed(words: Sequence[str], prog: str = "%gpulab climb") -> Bounds:
+def bounds_of(options: argparse.Namespace) -> Bounds:
     """The bounds that a line asks for. Raises UsageError naming the option."""
-    parser = Parser(prog, "[--budget SECONDS] [--rungs N] [--seeds N] [--without NAME,…] [--allow NAME,…]")
-    parser.add_argument("--budget", type=seconds_type("--budget"), default=DEFAULT_BUDGET_S)
-    for option, least in _LEAST.items():
-        add_whole_number(parser, f"--{option}", least)
-    parser.set_defaults(seeds=DEFAULT_SEEDS)
-    parser.add_argument("--without", action="append", default=[])
-    parser.add_argument("--allow", action="append", default=[])
-    parser.add_argument("--no-save", action="store_true")
-    given = parser.read(words)
     return Bounds(
-        budget_s=given.budget,
-        rungs=given.rungs,
-        seeds=given.seeds,
-        steps=given.steps,
-        pairs=given.pairs,
-        without=_knobs("without", _split(given.without)),
-        allow=_knobs("allow", _split(given.allow)),
-        save=not given.no_save,
+        budget_s=options.budget,
+        rungs=options.rungs,
+        seeds=options.seeds,
+        steps=options.steps,
+        pairs=options.pairs,
+        without=_knobs("without", _split(options.without or ())),
+        allow=_knobs("allow", _split(options.allow or ())),
+        save=not options.no_save,
     )
 
 

@@ -1,7 +1,11 @@
-"""Diagnoses as the doors give them: with the user's own thresholds, and with what this machine has learned."""
+"""Diagnoses as the doors give them: with the user's own thresholds, and with what this machine has learned.
+
+A run in short, from its figures and what was found: for lists of thousands of runs.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from msgspec import Struct
@@ -9,12 +13,15 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import RankComparison, compare_ranks
-from gpulab.diagnosis.diagnose import diagnose
+from gpulab.analysis.step_shares import shares_on
+from gpulab.diagnosis.catalogue import title_for
+from gpulab.diagnosis.diagnose import diagnose, headline
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.diagnosis.ranks import diagnose_ranks
 from gpulab.errors import UsageError
 from gpulab.prediction.prediction import NOTHING, PriorEvidence
-from gpulab.run import Ranks
+from gpulab.run import Job, Ranks
+from gpulab.run_summary import RunSummary
 from gpulab.store.folders import configured
 from gpulab.store.prediction_log import errors_here
 from gpulab.thresholds import DEFAULT, Thresholds
@@ -48,7 +55,7 @@ def diagnosis_for_report(figures: Facts, learned: PriorEvidence = NOTHING) -> Di
     return replace(diagnosis, notes=(*notes, *diagnosis.notes))
 
 
-class Job(Struct, frozen=True):
+class DiagnosedJob(Struct, frozen=True):
     """The figures of each rank, their comparison, what was found about each by itself, and about the job as a whole.
 
     Nothing is predicted of a rank: what one of them saves the others may wait for all the same.
@@ -60,8 +67,76 @@ class Job(Struct, frozen=True):
     diagnosis: Diagnosis
 
 
-def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> Job:
+def diagnose_job(ranks: Ranks, thresholds: Thresholds) -> DiagnosedJob:
     of_ranks = {rank: facts(run) for rank, run in ranks.runs.items()}
     ranked = compare_ranks(of_ranks, ranks.problems, skew_notice=thresholds.skew_notice)
     each = {rank: diagnose(figures, thresholds, predict_cures=False) for rank, figures in of_ranks.items()}
-    return Job(of_ranks, ranked, each, diagnose_ranks(ranked, each, thresholds))
+    return DiagnosedJob(of_ranks, ranked, each, diagnose_ranks(ranked, each, thresholds))
+
+
+_NO_JOB = Job("", 0, "torch.distributed")
+
+
+def summarize(figures: Facts, diagnosis: Diagnosis) -> RunSummary:
+    """A run's summary."""
+    run, first = figures.run, diagnosis.first
+    job = run.job or _NO_JOB
+    idle, source = idle_fraction(figures)
+    return RunSummary(
+        id=run.id,
+        name=run.settings.name,
+        created=run.created,
+        outcome=run.outcome,
+        device=run.device.kind,
+        device_name=run.device.name,
+        gpu_count=_gpu_count(figures),
+        wall_s=run.code_wall_ns / 1e9,
+        step_count=len(run.steps),
+        step_us=figures.typical_step_us.median if figures.typical_step_us is not None else None,
+        idle_fraction=idle,
+        idle_source=source,
+        idle_reason="" if idle is not None else _why_not(figures),
+        headline=headline(diagnosis).sentence,
+        level=first.level,
+        finding=first.key,
+        cause=title_for(first),
+        source_line=first.source_line,
+        knob=first.knob or "",
+        job_id=job.id,
+        rank=job.rank if run.job is not None else None,
+        world_size=job.world_size,
+        node=job.node or run.environment.hostname,
+        cluster_id=job.cluster_id,
+        queue=job.queue,
+        cpu_idle_fraction=_cpu_idle_fraction(figures),
+    )
+
+
+def idle_fraction(figures: Facts) -> tuple[float | None, str]:
+    """Share of the time in which the run's GPUs did nothing, and how it is known; see `RunSummary`."""
+    if figures.run.device.kind != "cuda":
+        return None, ""
+    devices = figures.trace.devices if figures.trace is not None else ()
+    if devices:  # without what starting up took, which no later step has
+        return sum(shares_on(figures, device).idle for device in devices) / len(devices), "trace"
+    curve = next((c for c in figures.curves if c.name == "gpu_utilization_pct" and math.isfinite(c.mean)), None)
+    return (1 - min(100.0, curve.mean) / 100, "curve") if curve is not None else (None, "")
+
+
+def _cpu_idle_fraction(figures: Facts) -> float | None:
+    shares = figures.shares
+    if figures.run.device.kind == "cuda" or figures.breakdown is None or shares is None:
+        return None
+    return 1 - shares.of("compute", "optimizer")
+
+
+def _gpu_count(figures: Facts) -> int:
+    if figures.run.device.kind != "cuda":
+        return 0
+    return max(1, len(figures.trace.devices) if figures.trace is not None else 1)
+
+
+def _why_not(figures: Facts) -> str:
+    if figures.run.device.kind != "cuda":
+        return "ran on the CPU"
+    return "without a trace and a utilization curve"

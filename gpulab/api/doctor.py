@@ -1,18 +1,28 @@
-"""The doctor's findings as text and as a notebook's output, for someone who has never heard our words."""
+"""`gpulab doctor`: what this machine can measure, as text and in a notebook, for someone who is new to the terms."""
 
 from __future__ import annotations
 
+import argparse
 import html as markup
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 
 from msgspec import Struct
 
-from gpulab.devices.doctor import Check, State
+from gpulab.devices.doctor import Check, State, examine
+from gpulab.store.folders import Store
+from gpulab.views.view import Answer
+from gpulab.views.waiting import waiting
 
 WIDTH = 100
 MARKS: Mapping[str, str] = {"ok": "ok", "limited": "partly", "refused": "no", "absent": "no"}
 _COLOURS: Mapping[State, str] = {"ok": "#1E7B45", "limited": "#B3541E", "refused": "#5B6B7F", "absent": "#5B6B7F"}
+
+
+def examine_machine(options: argparse.Namespace) -> Answer:
+    """Do `gpulab doctor`."""
+    with waiting("checking this machine"):
+        return Answer(Examination(examine(Store(options.store).root)))
 
 
 class Examination(Struct, frozen=True):
@@ -21,33 +31,25 @@ class Examination(Struct, frozen=True):
     checks: Sequence[Check]
 
     def __repr__(self) -> str:
-        return render(self.checks).rstrip()
+        """One aligned block per check, a summary on top; no colour. Only a long word, such as a path, is wider."""
+        name_width = max((len(c.name) for c in self.checks), default=0)
+        mark_width = max(map(len, MARKS.values()))
+        lines = ["gpulab doctor: what can be measured on this machine", "", *_filled(_summary(self.checks), ""), ""]
+        for check in self.checks:
+            head = f"  {MARKS[check.state]:<{mark_width}}  {_clean(check.name):<{name_width}}  "
+            lines += _filled(_clean(check.evidence), head)
+            if check.next_step:
+                lines += _filled("→ " + _clean(check.next_step), " " * len(head))
+        return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        return html(self.checks)
-
-
-def render(checks: Sequence[Check], width: int = WIDTH) -> str:
-    """One aligned block per finding, a summary on top; no colour. Lines fit `width`,
-    save where one word, such as a path, is longer."""
-    name_width = max((len(c.name) for c in checks), default=0)
-    mark_width = max(len(mark) for mark in MARKS.values())
-    lines = ["gpulab doctor: what can be measured on this machine", ""]
-    lines += _filled(_summary(checks), width, "")
-    lines.append("")
-    for check in checks:
-        head = f"  {MARKS[check.state]:<{mark_width}}  {_clean(check.name):<{name_width}}  "
-        lines += _filled(_clean(check.evidence), width, head)
-        if check.next_step:
-            lines += _filled("→ " + _clean(check.next_step), width, " " * len(head))
-    return "\n".join(lines) + "\n"
-
-
-def html(checks: Sequence[Check]) -> str:
-    """The same for a notebook: escaped, inline styles only, in the notebook's own colours."""
-    summary = f'<p style="margin:0 0 6px;font-weight:600;max-width:60em">{markup.escape(_summary(checks))}</p>'
-    rows = "".join(map(_row, checks))
-    return f'{summary}<table style="border-collapse:collapse;margin:0;font-size:13px">{rows}</table>'
+        """The same for a notebook: escaped, inline styles only, in the notebook's own colours."""
+        summary = markup.escape(_summary(self.checks))
+        rows = "".join(map(_row, self.checks))
+        return (
+            f'<p style="margin:0 0 6px;font-weight:600;max-width:60em">{summary}</p>'
+            f'<table style="border-collapse:collapse;margin:0;font-size:13px">{rows}</table>'
+        )
 
 
 def _row(check: Check) -> str:
@@ -91,10 +93,10 @@ def _depth(counters: bool, traced: bool) -> str:
     return "is estimated from the trace, not measured" if traced else "is not known"
 
 
-def _filled(text: str, width: int, head: str) -> list[str]:
-    return textwrap.wrap(
-        text, width, initial_indent=head, subsequent_indent=" " * len(head), break_long_words=False
-    ) or [head.rstrip()]
+def _filled(text: str, head: str) -> list[str]:
+    indent = " " * len(head)
+    lines = textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent, break_long_words=False)
+    return lines or [head.rstrip()]
 
 
 def _clean(text: str) -> str:

@@ -2,40 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from gpulab.api.arguments import Parser, split
 from gpulab.api.experiment import code_of, ending, last_step_s
-from gpulab.options import (
-    DEFAULT_BUDGET_S,
-    FURTHER_BUDGET_S,
-    add_whole_number,
-    check_seconds,
-    check_whole_number,
-    seconds_type,
-)
+from gpulab.options import check_seconds, check_whole_number
 from gpulab.tuning.headspace import Differential
 from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
-from gpulab.views.progress import RESTORED, STOPPED_BY, Stoppable
-
-_BUDGET_S = DEFAULT_BUDGET_S + FURTHER_BUDGET_S  # of two settings
-
-HELP = f"""\
-%gpulab headspace [--budget SECONDS] [--steps N] [--pairs N]
-
-Runs the last profiled cell in short interleaved blocks: the baseline, batches already on the device, and files read
-from disk again. Their differences are the cost of preparing the data and of fetching it. The speedup with batches on
-the device is that of a perfect DataLoader: no change to the loading can give more.
-
-  --budget SECONDS   total time (default: {_BUDGET_S:g}); at its end the result so far stands
-  --steps N          counted steps of a block
-  --pairs N          pairs of blocks (default: what fits into the budget, up to 30)
-
-{RESTORED}
-{STOPPED_BY} The result is also gpulab.headspaces[-1]."""
+from gpulab.views.progress import Stoppable
 
 headspaces: list[HeadspaceReport] = []
 
@@ -79,21 +56,6 @@ def headspace(
     return report
 
 
-def magic(line: str) -> None:
-    """`%gpulab headspace …`. Raises UsageError in one line, and what the cell raises."""
-    words = split(line, "%gpulab headspace")
-    if any(word in ("-h", "--help") for word in words):
-        print(HELP)
-        return
-    budget_s, steps, pairs = parsed(words)
-    headspace(budget_s=budget_s, steps=steps, pairs=pairs)
-
-
-def parsed(words: Sequence[str]) -> tuple[float | None, int | None, int | None]:
-    """Budget in s, steps and pairs as a line asks for them. Raises UsageError naming the option."""
-    parser = Parser("%gpulab headspace", "[--budget SECONDS] [--steps N] [--pairs N]")
-    parser.add_argument("--budget", type=seconds_type("--budget"))
-    for option in ("--steps", "--pairs"):
-        add_whole_number(parser, option, 1)
-    given = parser.read(words)
-    return given.budget, given.steps, given.pairs
+def headspace_last(options: argparse.Namespace) -> None:
+    """Do `%gpulab headspace`. Raises UsageError in one line, and what the cell raises."""
+    headspace(budget_s=options.budget, steps=options.steps, pairs=options.pairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import sys
 import time
@@ -22,6 +23,7 @@ from gpulab.tape.step_finder import StepFinder
 from gpulab.thresholds import DEFAULT
 from gpulab.views import live_ranks as view
 from gpulab.views.live_ranks import RankRow
+from gpulab.views.view import Answer
 
 EVERY_S, LOG_EVERY_S = 1.0, 10.0  # at a terminal, and in a file
 LATEST_STEPS = 50  # of which the figures are
@@ -125,15 +127,16 @@ def _busy(tail: Tail, header: Run) -> tuple[str, float] | None:
     return None
 
 
-def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time.sleep) -> int:
-    """Show a job's ranks at the terminal until all have ended; without `job_id` the one that began last.
+def watch(options: argparse.Namespace, sleep: Callable[[float], None] = time.sleep) -> Answer:
+    """Do `gpulab watch`: show a job's ranks until all have ended; without a job the one that began last.
 
-    Returns 0. Raises StoreError where no such job runs.
+    Ctrl-C ends it, and not the job. Raises StoreError where no such job runs.
     """
-    store = Store(root)
+    store = Store(options.store)
+    root = store.root
     store.finish_killed()  # what has no process any more does not run
     running = running_jobs(root)
-    chosen = job_id or next(reversed(running), "")
+    chosen = options.job or next(reversed(running), "")
     chosen = next((job for job, number in running.items() if number and number == chosen), chosen)
     if chosen not in running:
         named = f"No job {chosen!r}" if chosen else "No job"
@@ -141,14 +144,16 @@ def watch(root: Path, job_id: str = "", *, sleep: Callable[[float], None] = time
         others = f"These run: {', '.join(running)}" if running else start
         raise StoreError(f"{named} runs in {str(root)!r}. {others}.")
     job, screen = LiveJob(root, chosen), _Screen()
-    while True:
-        store.finish_killed()
-        ranks, late = job.look()
-        screen.show(f"job {chosen}\n{view.text(ranks, late)}")
-        if all(rank.has_ended for rank in ranks) and chosen not in running_jobs(root):
-            screen.end(f"All ranks have ended. The report: gpulab report {chosen}")
-            return 0
-        sleep(EVERY_S if screen.renews else LOG_EVERY_S)
+    try:
+        while True:
+            store.finish_killed()
+            ranks, late = job.look()
+            screen.show(f"job {chosen}\n{view.text(ranks, late)}")
+            if all(rank.has_ended for rank in ranks) and chosen not in running_jobs(root):
+                return Answer(f"All ranks have ended. The report: gpulab report {chosen}")
+            sleep(EVERY_S if screen.renews else LOG_EVERY_S)
+    except KeyboardInterrupt:
+        return Answer(" ")  # the prompt begins on a line of its own
 
 
 class _Screen:
@@ -166,6 +171,3 @@ class _Screen:
         sys.stdout.write(f"{back}{text}\n")
         sys.stdout.flush()
         self._height = text.count("\n") + 1
-
-    def end(self, text: str) -> None:
-        sys.stdout.write(f"{text}\n")

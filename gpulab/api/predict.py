@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import html as markup
 import math
 from collections.abc import Mapping, Sequence
@@ -10,7 +11,6 @@ import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis.facts import facts
-from gpulab.api.arguments import Parser, split
 from gpulab.api.diagnose import learned_here
 from gpulab.api.reading import runs
 from gpulab.diagnosis.diagnose import diagnose
@@ -26,22 +26,8 @@ from gpulab.store.prediction_log import Board, Record, Scoreboard
 from gpulab.views.html import plain_table
 from gpulab.views.predictions import Predicted
 from gpulab.views.text import aligned
+from gpulab.views.view import Answer
 from gpulab.views.wording import cut, plain
-
-PREDICT_HELP = """\
-%gpulab predict                    the expected speedup of each setting that the findings name
-%gpulab predict NAME=VALUE[,…]     the expected speedup of this setting
-
-Predicts from the last run of the baseline; nothing runs. Each prediction is a speedup and a range that should contain
-the measured one in 19 of 20 cases.
-
-To measure a setting, write above the cell: %%gpuprofile --ab NAME=VALUE
-For a script: gpulab record --ab NAME=VALUE SCRIPT"""
-SCOREBOARD_HELP = """\
-%gpulab scoreboard   predictions on this machine, beside what comparisons measured
-
-For each setting: the number of predictions, their median error, and how many measured speedups lay inside the predicted
-range. Below: the latest predictions one by one. Undecided comparisons are left out."""
 
 NO_RUN = "There is no run yet: put %%gpuprofile above a training cell first."
 
@@ -72,27 +58,16 @@ def predict(run: Run | str | None = None, settings: Mapping[str, object] | None 
     return Predicted(run.name, tuple(by_settings.values()), _doubt(diagnosis), run.source)
 
 
-def magic_predict(line: str) -> None:
-    """`%gpulab predict [NAME=VALUE …]`: of the last run of the baseline. Raises UsageError."""
-    if _asks_for_help(line):
-        print(PREDICT_HELP)
-        return
+def predict_last(options: argparse.Namespace) -> Answer:
+    """Do `%gpulab predict`: of the last run of the baseline. Raises UsageError."""
     run = _latest()
-    values = parse_settings([line], lambda name: False) if line.strip() else None
-    _display(predict(run, values))
+    values = parse_settings([" ".join(options.settings)], lambda name: False) if options.settings else None
+    return Answer(predict(run, values))
 
 
-def magic_scoreboard(line: str) -> None:
-    """`%gpulab scoreboard`. Raises UsageError."""
-    if _asks_for_help(line):
-        print(SCOREBOARD_HELP)
-        return
-    Parser("%gpulab scoreboard", "").read(split(line, "%gpulab scoreboard"))
-    _display(scoreboard())
-
-
-def _asks_for_help(line: str) -> bool:
-    return line.strip() in ("-h", "--help")
+def show_scoreboard() -> Answer:
+    """Do `%gpulab scoreboard`."""
+    return Answer(scoreboard())
 
 
 def _latest() -> Run:
@@ -118,12 +93,6 @@ def _text(name: str, value: object) -> str:
     if name not in KNOBS:
         raise UsageError(f"Unknown setting {name!r}. Settings: {', '.join(KNOBS)}.")
     return written(KNOBS[name].parse(written(value)))
-
-
-def _display(shown: object) -> None:
-    from IPython.display import display
-
-    display(shown)  # type: ignore[no-untyped-call]
 
 
 # How well predictions held on this machine: per knob and device, and the last ones one by one.

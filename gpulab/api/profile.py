@@ -13,9 +13,9 @@ from typing import Self
 
 from msgspec.structs import replace
 
-from gpulab.api.fleet import keep_summaries
+from gpulab.api.diagnose import summarize
+from gpulab.api.job_report import last_job_report
 from gpulab.api.reading import report, runs
-from gpulab.api.summary import summarize
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.loader_facts import deaths_unheard
 from gpulab.capture.pilot import stop_behind
@@ -28,11 +28,9 @@ from gpulab.live_feed import Watcher
 from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
 from gpulab.run import Change, Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace, new_id
-from gpulab.store.jobs import await_job
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views.live_view import Stage, in_notebook
-from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.waiting import alert_lines_or_none, progress_lines_or_none
@@ -228,7 +226,7 @@ class profile:
         """Show the report. A view that fails loses neither the run nor the user's own exception."""
         assert self._stage is not None
         try:
-            ranks = job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
+            ranks = last_job_report(self._ranks) if self._ranks and has_no_step(self.run) else None
             if ranks is not None:
                 self._stage.show(ranks)
             elif self.run.outcome == "failed" and has_no_step(self.run) and not self.settings.whole:
@@ -300,20 +298,6 @@ def followed(settings: Settings) -> Iterator[str]:
     name = f"{platform.node()}-{new_id()}"
     with followed_ranks(record_words(_of_each(settings), [])[3:], {JOB: name}):
         yield name
-
-
-def job_report(name: str) -> RankedReport | None:
-    """The report of the last job whose id begins so; None where no rank was stored."""
-    store = Store()
-    try:
-        ranks = [entry for entry in store.list() if entry.job is not None and entry.job.id.startswith(name)]
-        if not ranks or (job := ranks[-1].job) is None:
-            return None
-        shown = report(await_job(store, job.id, job.world_size or 1))
-    except StoreError:
-        return None
-    keep_summaries(shown, store.root)
-    return shown
 
 
 def _of_each(settings: Settings) -> Mapping[str, object]:

@@ -13,16 +13,14 @@ from typing import TYPE_CHECKING, overload
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
-from gpulab.analysis.run_row import COLUMNS, run_row
 from gpulab.analysis.steps import step_change
-from gpulab.api import runs_table
 from gpulab.api.diagnose import diagnose_job, diagnosis_for_report, learned_here, thresholds_of, thresholds_or_default
+from gpulab.api.runs_command import runs as runs
 from gpulab.diagnosis.diagnose import diagnose as diagnose_facts
 from gpulab.errors import StoreError, TraceError, UsageError
 from gpulab.run import Ranks, Run
 from gpulab.store.folders import DOCUMENT, Store
 from gpulab.store.jobs import SeveralJobs, job_of
-from gpulab.store.runs import Figures, Runs
 from gpulab.trace import files
 from gpulab.views import wording
 from gpulab.views.report.ranks import RankedReport, job_opening
@@ -35,9 +33,6 @@ if TYPE_CHECKING:
     from gpulab.views.comparison import Compared
 
 speeds: dict[str, Speed] = {}  # by run: how its blocks, interleaved with the baseline's, compare with these
-runs = Runs()
-runs.show_with(runs_table.text, runs_table.html)
-runs.export_with(Figures(COLUMNS, run_row))
 
 
 @overload

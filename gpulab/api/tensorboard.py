@@ -1,10 +1,11 @@
-"""`%gpulab tensorboard` and `gpulab tensorboard`: the stored traces in TensorBoard with torch-tb-profiler.
+"""`gpulab tensorboard`: the stored traces in TensorBoard with torch-tb-profiler.
 
 A trace lies in the store under the name by which the plugin finds it, so the store itself is the log folder.
 """
 
 from __future__ import annotations
 
+import argparse
 import atexit
 import contextlib
 import re
@@ -12,24 +13,17 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
-from gpulab.api.arguments import Parser, split, take_store
+from gpulab.api.runs_command import runs_of
 from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError, UsageError
 from gpulab.formatting import plural
 from gpulab.store.exports import installed
 from gpulab.store.folders import trace_path
-from gpulab.store.runs import Runs
-
-HELP = """\
-{prog} [--port N]   open the stored runs in TensorBoard with torch-tb-profiler
-{prog} --stop       end it; it also ends with this process
-
-Without --port it takes 6006 or a free port after it."""
+from gpulab.views.view import Answer
 
 NOTE = (
     "Its overview fetches a chart library from the network. torch-tb-profiler 0.4.3 misreads traces of today's "
@@ -65,45 +59,31 @@ class _Server(Struct, frozen=True):
 _server: _Server | None = None
 
 
-def magic(runs: Runs, line: str) -> None:
-    """Do what the rest of the line after `%gpulab tensorboard` asks. Raises UsageError and GpulabError."""
-    print(command(runs, split(line, "%gpulab tensorboard"), "%gpulab tensorboard"))
-
-
-def terminal(words: Sequence[str], prog: str = "gpulab tensorboard") -> None:
-    """For a terminal: say where TensorBoard is, and stay until it ends or Ctrl-C. Raises UsageError and GpulabError."""
-    store, rest = take_store(words, prog)
-    print(command(Runs(store), rest, prog), flush=True)
+def open_tensorboard(options: argparse.Namespace) -> Answer:
+    """Do `gpulab tensorboard`: at a terminal, stay until TensorBoard ends or Ctrl-C. Raises UsageError, GpulabError."""
+    if options.stop:
+        return Answer("TensorBoard has ended." if stop() else "No TensorBoard of this process runs.")
+    missing = [name for module, name in _PACKAGES.items() if not installed(module)]
+    if missing:
+        raise UsageError(f"To open runs in TensorBoard, install it first: pip install {' '.join(missing)}.")
+    store = runs_of(options).store
+    paths = [entry.path for entry in store.list() if entry.problem is None and entry.path is not None]
+    count = sum(trace_path(path) is not None for path in paths)
+    if not count:
+        raise UsageError(f"No run in {str(store.root)!r} has a trace to show: profile something first.")
+    url = start(store.root, options.port)
+    answer = f"TensorBoard shows {plural(count, 'run')} with a trace: {url}\nIt ends with this process. {NOTE}"
+    if options.prog.startswith("%"):
+        return Answer(answer)
+    print(answer, flush=True)
     with contextlib.suppress(KeyboardInterrupt):
         if _server is not None:
             _server.process.wait()
     stop()
+    return Answer()
 
 
-def command(runs: Runs, words: Sequence[str], prog: str = "gpulab tensorboard") -> str:
-    """Start or end TensorBoard; returns the answer for the user. Raises UsageError and GpulabError."""
-    parser = Parser(prog, "[--port N] [--stop]")
-    parser.add_argument("--port")
-    parser.add_argument("--stop", action="store_true")
-    parser.add_argument("--help", "-h", action="store_true")
-    options = parser.read(words)
-    if options.help:
-        return HELP.format(prog=prog)
-    if options.stop:
-        return "TensorBoard has ended." if stop() else "No TensorBoard of this process runs."
-    missing = [name for module, name in _PACKAGES.items() if not installed(module)]
-    if missing:
-        raise UsageError(f"To open runs in TensorBoard, install it first: pip install {' '.join(missing)}.")
-    port, root = _port(options.port), runs.store.root
-    paths = [entry.path for entry in runs.store.list() if entry.problem is None and entry.path is not None]
-    count = sum(trace_path(path) is not None for path in paths)
-    if not count:
-        raise UsageError(f"No run in {str(root)!r} has a trace to show: profile something first.")
-    url = start(root, port)
-    return f"TensorBoard shows {plural(count, 'run')} with a trace: {url}\nIt ends with this process. {NOTE}"
-
-
-def start(root: Path, port: str | None = None) -> str:
+def start(root: Path, port: int | None = None) -> str:
     """The address of a TensorBoard on that folder: the one that runs already, or a new one.
 
     Raises GpulabError with TensorBoard's own words where it does not start.
@@ -112,7 +92,7 @@ def start(root: Path, port: str | None = None) -> str:
     if _server is not None and _server.process.poll() is None and _server.root == root and port is None:
         return _server.url
     stop()
-    options = ["--logdir", str(root), "--host", _HOST, "--load_fast=false", *(["--port", port] if port else [])]
+    options = ["--logdir", str(root), "--host", _HOST, "--load_fast=false", *(["--port", str(port)] if port else [])]
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         log = Path(folder, "log")
         with log.open("wb") as output:
@@ -166,9 +146,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(_END_S)
     process.kill()
     process.wait()
-
-
-def _port(given: str | None) -> str | None:
-    if given is None or (given.isascii() and given.isdecimal() and len(given) < 6 and 1 <= int(given) <= 65_535):
-        return given
-    raise UsageError(f"--port must be an integer from 1 to 65535, got {given[:100]!r}.")

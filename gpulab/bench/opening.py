@@ -47,13 +47,13 @@ _opened: list[BenchSession] = []
 _offered: list[Offer] = []
 
 
-def open_bench() -> BenchSession:
-    """`%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError without one."""
-    return _open(lab(), None)
+def open_bench() -> None:
+    """Do `%gpulab panel`: the bench of the cell profiled last. An earlier one is closed. Raises UsageError."""
+    _open(lab(), None)
 
 
 def apply_edit() -> None:
-    """`%gpulab apply`: the changed cell as a new one below, where a widget cannot change it. Raises UsageError."""
+    """Do `%gpulab apply`: the changed cell as a new one below, where a widget cannot change it. Raises UsageError."""
     session = _opened[-1] if _opened else None
     row = session.row_to_keep if session is not None else None
     if session is None or row is None or not row.cell:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextvars
-import shlex
 import threading
-from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,6 +18,7 @@ from gpulab.board.standing import Standing, standing
 from gpulab.errors import UsageError
 from gpulab.lessons.catalogue import lesson_named
 from gpulab.views.live_view import in_notebook
+from gpulab.views.view import Answer
 
 RENEWED_S = 5.0
 
@@ -74,36 +74,24 @@ def stop_boards() -> None:
         _boards.pop().stop()
 
 
-def magic(rest: str) -> None:
-    """`%gpulab board …`. Raises UsageError in one line."""
-    words = _words(rest)
-    if words == ["--stop"]:
+def show_board(options: argparse.Namespace) -> Answer | None:
+    """Do `%gpulab board`. Raises UsageError in one line."""
+    if options.stop:
         stop_boards()
-        return
-    if "--html" in words:
-        at = words.index("--html")
-        if at + 1 >= len(words):
-            raise UsageError("--html needs the name of a file: %gpulab board FOLDER --html board.html.")
-        target = Path(words[at + 1])
-        board = _board([*words[:at], *words[at + 2 :]])
-        _write(target, board)
-        print(f"The board is in {str(target)!r}.")
-        return
-    board = _board(words)
-    stop_boards()
-    if in_notebook():
-        _boards.append(board)
-        board.start()
-    else:
-        print(page.text(board.read(), datetime.now(UTC)))
-
-
-def _board(words: Sequence[str]) -> LiveBoard:
-    if not words or words[0].startswith("-"):
+        return None
+    if options.folder is None:
         raise UsageError("%gpulab board needs the class folder: %gpulab board FOLDER.")
-    board = LiveBoard(Path(words[0]).expanduser(), tuple(lesson_named(word).name for word in words[1:]))
-    board.read()
-    return board
+    board = LiveBoard(options.folder.expanduser(), tuple(lesson_named(word).name for word in options.lessons))
+    current = board.read()
+    if options.html is not None:
+        _write(options.html, board)
+        return Answer(f"The board is in {str(options.html)!r}.")
+    stop_boards()
+    if not in_notebook():
+        return Answer(page.text(current, datetime.now(UTC)))
+    _boards.append(board)
+    board.start()
+    return None
 
 
 def _write(target: Path, board: LiveBoard) -> None:
@@ -112,10 +100,3 @@ def _write(target: Path, board: LiveBoard) -> None:
         target.write_text(content, encoding="utf-8")
     except OSError as e:
         raise UsageError(f"{str(target)!r} cannot be written: {e.strerror or e}.") from e
-
-
-def _words(rest: str) -> list[str]:
-    try:
-        return shlex.split(rest)
-    except ValueError as e:
-        raise UsageError(f"%gpulab board {rest}: {str(e).lower()}.") from None

@@ -1,40 +1,40 @@
-"""The command line: each command's module is imported when it is chosen, so that help and mistakes cost no wait.
-
-One place turns our errors into one line and exit status 2.
-"""
+"""The command line: `gpulab COMMAND`. One place turns our errors into one line and exit status 2."""
 
 from __future__ import annotations
 
+import io
 import os
 import sys
-from collections.abc import Callable, Sequence
-from importlib import import_module
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TextIO
 
-from gpulab.cli.arguments import parse
-from gpulab.cli.output import USAGE_STATUS, complain, write
-from gpulab.errors import GpulabError
+from gpulab.arguments import HelpRequest
+from gpulab.commands import perform, text_of
+from gpulab.errors import GpulabError, StoreError
 
+if TYPE_CHECKING:
+    import argparse
+
+    from gpulab.views.comparison import Compared
+    from gpulab.views.report.ranks import RankedReport
+    from gpulab.views.report.report import Report
+
+USAGE_STATUS = 2
 BROKEN_PIPE_STATUS = 141
-_OWN_WORDS = {  # these read their own words, as their magics do
-    "runs": ("gpulab.api.runs_command", "terminal"),
-    "fleet": ("gpulab.api.fleet", "terminal"),
-    "tensorboard": ("gpulab.api.tensorboard", "terminal"),
-}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Do one command; returns the exit status. Of `record`, it is the script's own."""
-    given = list(sys.argv[1:] if argv is None else argv)
     try:
-        if given and given[0] in _OWN_WORDS:
-            shown = _function(*_OWN_WORDS[given[0]])(given[1:])
-            text, status = shown if isinstance(shown, tuple) else (shown, 0)
-            if isinstance(text, str):
-                write(text)
-            return int(status)
-        options = parse(given)
-        status = _function(*options.do)(options)
-        return status if isinstance(status, int) else 0
+        answer, options = perform(sys.argv[1:] if argv is None else argv, "terminal")
+        if text := text_of(answer, options):
+            _write(text)
+        for sentence in answer.complaints:
+            complain(sentence)
+        return answer.status
+    except HelpRequest as e:
+        _write(f"{e}\n")
+        return 0
     except GpulabError as e:
         complain(str(e))
         return USAGE_STATUS
@@ -43,6 +43,34 @@ def main(argv: Sequence[str] | None = None) -> int:
         return BROKEN_PIPE_STATUS
 
 
-def _function(module: str, name: str) -> Callable[..., object]:
-    function: Callable[..., object] = getattr(import_module(module), name)
-    return function
+def _write(text: str) -> None:
+    """To the terminal, also to one that has no "µ"."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def complain(text: str) -> None:
+    """One line about what cannot be done."""
+    from gpulab.views.wording import plain  # with the record and NumPy: only where something went wrong
+
+    print(f"gpulab: {plain(text)}", file=sys.stderr)
+
+
+def show_recorded(shown: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
+    """Print what `gpulab record` measured and write the files that were asked for. Returns the exit status."""
+    from gpulab.store.files import write_whole
+    from gpulab.views.view import as_json
+
+    terminal.write("\n" + shown.text(full=options.all))
+    terminal.flush()
+    try:
+        if options.html is not None:
+            write_whole(options.html, shown.html().encode())
+        if options.json is not None:
+            write_whole(options.json, as_json(shown).encode())
+    except StoreError as e:
+        complain(str(e))
+        return USAGE_STATUS
+    return 0

@@ -13,12 +13,9 @@ from pathlib import Path
 from types import FrameType
 
 from gpulab.api.cell_ranks import STORED_S, failure_words
-from gpulab.api.fleet import keep_summaries
-from gpulab.api.kept_traces import keep_only
-from gpulab.api.reading import report
+from gpulab.api.job_report import job_report, keep_only
 from gpulab.capture.job import torchrun_job_id
-from gpulab.cli.output import complain
-from gpulab.cli.record import show_recorded
+from gpulab.cli import complain, show_recorded
 from gpulab.errors import StoreError
 from gpulab.formatting import plural
 from gpulab.launch.launcher import (
@@ -76,8 +73,7 @@ def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:
     except StoreError:  # what a rank has said of it stands above
         complain("no rank recorded a run.")
         return 0
-    shown = report(ranks)
-    keep_summaries(shown, store.root)
+    shown = job_report(ranks, store)
     status = show_recorded(shown, options, sys.stderr)
     if failure := failure_words(ranks, "script", ended if ended < 128 else 0):  # not where a signal was to end it
         complain(failure)

@@ -14,14 +14,12 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from gpulab.api.fleet import keep_summaries
-from gpulab.api.kept_traces import keep_only, may_keep
+from gpulab.api.job_report import job_report, keep_only, may_keep
 from gpulab.api.profile import profile
-from gpulab.api.reading import report
 from gpulab.capture.job import JOB, keep_few
-from gpulab.cli.output import USAGE_STATUS, as_json, complain, write_whole
+from gpulab.cli import complain, show_recorded
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.launch.launcher import end_with_launcher, followed_ranks, is_rank, record_words
 from gpulab.options import check_only_ranks
@@ -32,20 +30,24 @@ from gpulab.user_code import hide_gpulabs_frames, runs_users_code
 from gpulab.views.report.ranks import RankedReport
 from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
+from gpulab.views.view import Answer
 from gpulab.views.waiting import FIRST_S, TerminalLine, waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.code import TextCode
     from gpulab.tuning.execute import Changing
-    from gpulab.views.comparison import Compared
 
 runs_users_code(__file__)
 
 INTERRUPTED_STATUS = 130
 
 
-def record(options: argparse.Namespace) -> int:
-    """Do `gpulab record`. Returns the script's own exit status."""
+def record(options: argparse.Namespace) -> Answer:
+    """Do `gpulab record`; the exit status is the script's own."""
+    return Answer(status=_recorded(options))
+
+
+def _recorded(options: argparse.Namespace) -> int:
     _check_comparison(options)
     if not options.name and options.before is None:
         options.name = os.path.basename(options.script)
@@ -241,26 +243,9 @@ def _report_of(profiled: profile) -> Report | RankedReport | None:
         return None
     store = Store()
     try:
-        ranked = report(await_job(store, job.id, job.world_size))
+        return job_report(await_job(store, job.id, job.world_size), store)
     except StoreError:
         return profiled.report
-    keep_summaries(ranked, store.root)
-    return ranked
-
-
-def show_recorded(shown_report: Report | RankedReport | Compared, options: argparse.Namespace, terminal: TextIO) -> int:
-    """Print a report and write the files that were asked for. Returns the exit status."""
-    terminal.write("\n" + shown_report.text(full=options.all))
-    terminal.flush()
-    try:
-        if options.html is not None:
-            write_whole(options.html, shown_report.html())
-        if options.json is not None:
-            write_whole(options.json, as_json(shown_report))
-    except StoreError as e:
-        complain(str(e))
-        return USAGE_STATUS
-    return 0
 
 
 class _Script:

@@ -4,17 +4,18 @@ For self-study each solution is hidden behind a line to click on (`<details>`); 
 instructor's has it in the exercise cell. A block of Python belongs to the last cell above it whose name begins
 with "exercise-". A solution in words, of an answer that is a figure of the reader's own run, stands unfolded.
 
-
-A learner's own copy of the lessons: made from what is installed, never over what is there.
+`gpulab lab` makes a learner's own copy of the lessons from what is installed, never over what is there.
 """
 
 from __future__ import annotations
 
+import argparse
 import copy
 import importlib.util
 import json
 import os
 import re
+import subprocess
 import sys
 import sysconfig
 from collections.abc import Mapping, Sequence
@@ -24,12 +25,14 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from gpulab.errors import StoreError, UsageError
+from gpulab.formatting import plural
+from gpulab.lessons.catalogue import lesson_named
 from gpulab.store.files import reason
 from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.view import Answer
+from gpulab.views.wording import plain
 
 Edition = Literal["self-study", "class", "instructor"]
-EDITIONS: tuple[Edition, ...] = ("self-study", "class", "instructor")
-FOLDER = "gpulab-lessons"  # a learner's own copy of the notebooks
 EXERCISE = "exercise-"
 
 _FOLDED = re.compile(r"<details>\s*<summary>(?P<title>.*?)</summary>(?P<content>.*?)</details>\n*", re.DOTALL)
@@ -103,6 +106,25 @@ class Copied(Struct, frozen=True):
     folder: Path
     new: tuple[str, ...]
     kept: tuple[str, ...]
+
+
+def open_lessons(options: argparse.Namespace) -> Answer:
+    """Do `gpulab lab`; the exit status is JupyterLab's. Raises UsageError and StoreError."""
+    entry = lesson_named(options.lesson)
+    copied = copy_lessons(options.folder.absolute(), options.edition)
+    folder = plain(str(copied.folder))
+    if copied.new:
+        print(f"{plural(len(copied.new), 'lesson')} copied to {folder}")
+    if copied.kept:
+        print(f"{plural(len(copied.kept), 'lesson')} in {folder} kept: your copies are never overwritten")
+    if options.no_open:
+        return Answer()
+    command = jupyterlab_command(copied.folder, entry.name, options.args)
+    print(f"Opening JupyterLab on lesson {entry.number}. Press Ctrl+C twice to quit.", flush=True)
+    try:
+        return Answer(status=subprocess.call(command, cwd=copied.folder))
+    except KeyboardInterrupt:
+        return Answer()
 
 
 def notebooks() -> list[Path]:

@@ -62,7 +62,7 @@ class Runs(Sequence[Run]):
         self._filters: tuple[Filter, ...] = ()
         self._text: Callable[[Runs], str] | None = None
         self._html: Callable[[Runs], str] | None = None
-        self._figures: Figures | None = None
+        self._figures: Callable[[], Figures] | None = None
 
     @property
     def store(self) -> Store:
@@ -96,8 +96,8 @@ class Runs(Sequence[Run]):
         """Use these functions for `repr` and in a notebook."""
         self._text, self._html = text, html
 
-    def export_with(self, figures: Figures) -> None:
-        """Use these columns for exported tables."""
+    def export_with(self, figures: Callable[[], Figures]) -> None:
+        """Use these columns, asked for when they are needed, for exported tables."""
         self._figures = figures
 
     # -- choosing ------------------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Runs(Sequence[Run]):
         Raises UsageError for another ending, StoreError where there is no run or the file cannot be written.
         """
         assert self._figures is not None, "export_with says what a row is"
-        figures, file = self._figures, Path(path)
+        figures, file = self._figures(), Path(path)
         exports.check_path(file)
         rows: list[Mapping[str, Cell]] = []
         count, skipped = self._export_each(lambda run: rows.append(figures.row(run)))

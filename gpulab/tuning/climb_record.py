@@ -8,11 +8,9 @@ from typing import Literal
 from msgspec import Struct, field
 
 from gpulab.diagnosis.finding import Diagnosis, Finding
+from gpulab.options import CLIMB_BUDGET_S, CLIMB_SEEDS
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison, LossComparison, Side
-
-DEFAULT_BUDGET_S = 300.0
-DEFAULT_SEEDS = 3  # for the band of the loss; run only where a setting moves the loss at all
 
 Outcome = Literal[
     "kept",
@@ -33,9 +31,9 @@ Ending = Literal["nothing left", "budget", "rungs", "stopped", "error"]
 class Bounds(Struct, frozen=True):
     """What a climb may do. `without` are knobs to leave alone, `allow` those that may change the training."""
 
-    budget_s: float = DEFAULT_BUDGET_S  # for the whole climb
+    budget_s: float = CLIMB_BUDGET_S  # for the whole climb
     rungs: int | None = None  # settings to try; None: as many as the time allows
-    seeds: int = DEFAULT_SEEDS
+    seeds: int = CLIMB_SEEDS
     steps: int | None = None  # counted steps of a block; None: gpulab chooses
     pairs: int | None = None  # pairs of blocks of each comparison; None: gpulab chooses
     without: frozenset[str] = frozenset()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
 from gpulab.formatting import picked
+from gpulab.options import STOPPED_BY
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.bench import Bench, Row, memory_peak_bytes, with_run
 from gpulab.tuning.climb_record import Attempt, Climb
@@ -19,7 +20,7 @@ from gpulab.views import bench, climb_sections, html
 from gpulab.views.climb_sections import busy_fraction, data_wait_fraction, headline, kept_edit, origin, result
 from gpulab.views.comparison import comparison_document
 from gpulab.views.layout import Section
-from gpulab.views.progress import STOPPED_BY, Stoppable, words
+from gpulab.views.progress import Stoppable, words
 from gpulab.views.view import View
 
 

@@ -20,6 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.formatting import plain_values, while_s
+from gpulab.options import STOPPED_BY
 from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.live_view import WIDGET_VIEW, in_notebook, running_kernel
 from gpulab.views.waiting import TerminalLine
@@ -29,8 +30,6 @@ RENEWED_S = 0.2
 BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins
 JITTER_S = 0.5  # of a time that is counted from another one
 TRACED_SHARE = 0.15  # of the bar: the runs with their trace, before the blocks
-STOPPED_BY = "To stop: the button beside the bar, or the notebook's own."
-RESTORED = "Weights, optimizer, random numbers and data order are restored before each run and at the end."
 
 
 class Shown(Protocol):

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from typing import Any
+
+from msgspec import Struct
 
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.formatting import plain_values
@@ -76,3 +80,22 @@ class View(ABC):
 
     def _repr_mimebundle_(self, include: object = None, exclude: object = None) -> dict[str, object]:
         return self.bundle()
+
+
+def as_json(view: View) -> str:
+    """The figures as a text."""
+    return json.dumps(view.json(), indent=2, allow_nan=False) + "\n"
+
+
+class Answer(Struct, frozen=True):
+    """What a command has to show: a view, a text, anything with a `repr`. `status` is its exit status at a terminal.
+
+    `written` are sentences about files, in place of the view; `complaints` go to the error output. Where it is
+    `silent`, nothing is printed.
+    """
+
+    shown: Any = ""
+    status: int = 0
+    written: tuple[str, ...] = ()
+    complaints: tuple[str, ...] = ()
+    silent: bool = False

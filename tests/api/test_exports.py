@@ -44,7 +44,7 @@ def runs(tmp_path: Path) -> Runs:
     )
     store.save(full)
     found = Runs(store)
-    found.export_with(commands.figures())
+    found.export_with(commands.figures)
     return found
 
 
@@ -116,7 +116,7 @@ def test_json_has_null_for_what_was_not_measured(runs: Runs, tmp_path: Path) -> 
 @pytest.mark.parametrize("name", ["n" * 10_000, "bad \udc80", "\0", "=HYPERLINK(1)", "a\rb"])
 def test_any_name_comes_back(tmp_path: Path, name: str) -> None:
     runs = Runs(Store(tmp_path / "runs"))
-    runs.export_with(commands.figures())
+    runs.export_with(commands.figures)
     runs.add(tiny_run(OLD, name=name))
     whole = name.replace("\udc80", r"\udc80")
     runs.export(tmp_path / "a.json")

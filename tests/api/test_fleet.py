@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import facts
 from gpulab.api import fleet as command
-from gpulab.api.fleet import fleet, terminal
+from gpulab.api.fleet import fleet
 from gpulab.cli import main
 from gpulab.errors import StoreError, UsageError
 from gpulab.run import Category, Device, Job, Run, Samples, Series
@@ -23,6 +23,7 @@ from gpulab.run_summary import VERSION
 from gpulab.store.folders import COLUMNS, DOCUMENT, Store
 from gpulab.store.runs import Runs
 from gpulab.store.summaries import FILE, stores_in
+from tests.support.commands import answered
 from tests.support.strategies import tiny_run
 from tests.support.timelines import MAIN, STREAM, Span, timeline
 
@@ -183,7 +184,7 @@ def test_what_cannot_be_asked(store: Store, tmp_path: Path) -> None:
         fleet(store.root, day="yesterday")
     for wrong in ("x", "-1", "130%", "nan"):
         with pytest.raises(UsageError, match="must be a share"):
-            terminal([str(store.root), f"--alert={wrong}"])
+            answered(f"fleet {store.root} --alert={wrong}", "terminal")
 
 
 def test_an_alert_is_for_cron(store: Store, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from pathlib import Path
 
 import numpy as np
@@ -37,18 +38,18 @@ def test_the_job_is_shown_until_it_has_ended(
             for journal in journals:
                 journal.remove()
 
-    assert watch(tmp_path, asked, sleep=sleep) == 0
+    ending = watch(Namespace(store=tmp_path, job=asked), sleep).shown
     said = capsys.readouterr().out
     assert f"job {shown}\n" in said and "rank 0: step 7" in said and "rank 1: step 7" in said
-    assert said.endswith(f"gpulab report {shown}\n") and looks == 2
+    assert ending.endswith(f"gpulab report {shown}") and looks == 2
 
 
 def test_a_job_that_does_not_run(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=r"No job runs in .* Start one with gpulab record"):
-        watch(tmp_path)
+        watch(Namespace(store=tmp_path, job=""))
     journal = journal_of(tmp_path, rank("a", 0, "2026-01-01T00:00:00+00:00"))
     with pytest.raises(StoreError, match=r"No job 'x' runs in .* These run: a"):
-        watch(tmp_path, "x")
+        watch(Namespace(store=tmp_path, job="x"))
     journal.remove()
 
 

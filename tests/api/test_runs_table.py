@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,12 +23,12 @@ from msgspec.structs import replace
 
 from gpulab.api import runs_command as commands
 from gpulab.api import tensorboard
-from gpulab.api.arguments import split
-from gpulab.api.runs_table import Table
+from gpulab.api.runs_command import Table
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.run import Device, Loader, Run, Settings
 from gpulab.store.folders import DOCUMENT, Store, read
 from gpulab.store.runs import Runs
+from tests.support.commands import answered
 from tests.support.paths import ROOT
 from tests.support.strategies import assert_same, tiny_run
 
@@ -61,7 +62,14 @@ def write_trace(path: Path) -> None:
 
 
 def do(runs: Runs, line: str) -> str:
-    return str(commands.command(runs, split(line, "%gpulab runs"), "%gpulab runs"))
+    return command("runs", runs, line)
+
+
+def command(name: str, runs: Runs, line: str) -> str:
+    """What a command on these runs answers."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(commands, "runs", runs)
+        return answered(f"{name} {line}").removesuffix("\n")
 
 
 def complaint(runs: Runs, line: str) -> str:
@@ -406,17 +414,17 @@ def test_an_empty_store_is_no_error_to_list(store: Store) -> None:
     assert do(runs, "") == f"No run yet in {store.root}."
     assert do(runs, "--name x") == "No run matches: name x."
     assert "There is no run in" in complaint(runs, "delete latest")
-    for line in ("--help", "delete -h"):
-        assert all(word in do(runs, line) for word in ("name RUN NEW", "--yes", "--tensorboard", "--since"))
+    assert all(word in do(runs, "--help") for word in ("name RUN NEW", "[--yes]", "--tensorboard", "--since"))
+    assert all(word in do(runs, "delete -h") for word in ("RUN", "--yes", "--since"))
 
 
 def test_a_terminal_names_its_store(runs: Runs, store: Store, tmp_path: Path) -> None:
     for words in (["--store", str(store.root), "--device", "cuda"], ["--device", "cuda", f"--store={store.root}"]):
-        shown = commands.terminal(words)
+        shown = answered(shlex.join(["runs", *words]), "terminal")
         assert OLD in shown and NEW not in shown and "  failed\n" in shown
-    assert commands.terminal([]).startswith("No run yet in")
-    with pytest.raises(UsageError, match="--store takes a folder"):
-        commands.terminal(["--store"])
+    assert answered("runs", "terminal").startswith("No run yet in")
+    with pytest.raises(UsageError, match="--store: expected one argument"):
+        answered("runs --store", "terminal")
 
 
 # tensorboard
@@ -427,32 +435,32 @@ def traced(store: Store, id: str = OLD) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("line", "told"),
     [
-        (["--port", "x"], "--port must be an integer"),
-        (["--port", "99999"], "from 1 to 65535"),
-        (["--port", "0"], "from 1 to 65535"),
-        (["--prt", "1"], "did you mean --port?"),
-        (["more"], "unexpected argument 'more'."),
+        ("--port x", "--port must be an integer"),
+        ("--port 99999", "from 1 to 65535"),
+        ("--port 0", "from 1 to 65535"),
+        ("--prt 1", "did you mean --port?"),
+        ("more", "Unexpected argument 'more'."),
     ],
 )
-def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, words: list[str], told: str) -> None:
+def test_tensorboard_answers_bad_input_in_a_sentence(store: Store, line: str, told: str) -> None:
     pytest.importorskip("tensorboard")
     pytest.importorskip("torch_tb_profiler")
     traced(store)
     with pytest.raises(UsageError) as caught:
-        tensorboard.command(Runs(store), words)
+        command("tensorboard", Runs(store), line)
     assert told in str(caught.value)
-    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert command("tensorboard", Runs(store), "--stop") == "No TensorBoard of this process runs."
 
 
 def test_tensorboard_needs_its_plugin_and_a_trace(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorboard, "installed", lambda name: name != "torch_tb_profiler")
     with pytest.raises(UsageError, match=r"install it first: pip install torch-tb-profiler\.$"):
-        tensorboard.command(runs, [])
+        command("tensorboard", runs, "")
     monkeypatch.setattr(tensorboard, "installed", lambda name: True)
     with pytest.raises(UsageError, match="has a trace to show"):
-        tensorboard.command(runs, [])
+        command("tensorboard", runs, "")
 
 
 @pytest.fixture
@@ -469,7 +477,7 @@ def test_tensorboard_that_fails_says_why_and_is_gone(
     monkeypatch.setattr(tensorboard, "_CHILD", "import sys; sys.exit('it is broken')")
     traced(store)
     with pytest.raises(GpulabError, match=r"TensorBoard did not start: it is broken"):
-        tensorboard.command(Runs(store), [])
+        command("tensorboard", Runs(store), "")
     assert more_children() == []
 
 
@@ -497,8 +505,8 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(
     pytest.importorskip("torch_tb_profiler")
     traced(store)
     try:
-        answer = tensorboard.command(Runs(store), [])
-        assert tensorboard.command(Runs(store), []) == answer, "the one that runs is used again"
+        answer = command("tensorboard", Runs(store), "")
+        assert command("tensorboard", Runs(store), "") == answer, "the one that runs is used again"
         assert "TensorBoard shows 1 run with a trace: http://127.0.0.1:" in answer
         assert "from the network" in answer and "gpulab's own report" in answer
         address = answer.split("trace: ")[1].split("#")[0]
@@ -506,11 +514,11 @@ def test_tensorboard_serves_the_runs_until_it_is_stopped(
             assert page.status == 200 and b"TensorBoard" in page.read()
         children = more_children()
         assert children
-        assert tensorboard.command(Runs(store), ["--stop"]) == "TensorBoard has ended."
+        assert command("tensorboard", Runs(store), "--stop") == "TensorBoard has ended."
     finally:
         tensorboard.stop()
     assert psutil.wait_procs(children, timeout=60)[1] == []
-    assert tensorboard.command(Runs(store), ["--stop"]) == "No TensorBoard of this process runs."
+    assert command("tensorboard", Runs(store), "--stop") == "No TensorBoard of this process runs."
 
 
 KERNEL = """

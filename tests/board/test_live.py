@@ -12,10 +12,11 @@ import pytest
 
 from gpulab.board import live
 from gpulab.board.folder import read_folder, warning
-from gpulab.board.live import LiveBoard, magic, stop_boards
+from gpulab.board.live import LiveBoard, stop_boards
 from gpulab.board.own import report
 from gpulab.errors import UsageError
 from gpulab.lessons.progress import ClassFolder, Learner, Line
+from tests.support.commands import answered
 
 WHEN = "2026-11-23T11:00:00+00:00"
 
@@ -30,18 +31,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_terminal_gets_a_line_per_learner(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    magic(str(folder))
-    assert "Ada" in capsys.readouterr().out
-    magic(f"{folder} 05")
-    assert capsys.readouterr().out == "Nobody has opened a lesson yet.\n"
+def test_a_terminal_gets_a_line_per_learner(folder: Path) -> None:
+    assert "Ada" in answered(f"board {folder}")
+    assert answered(f"board {folder} 05") == "Nobody has opened a lesson yet.\n"
 
 
 @pytest.mark.parametrize(
     ("rest", "words"),
     [
         ("", "needs the class folder"),
-        ("--html", "needs the name of a file"),
+        ("--html", "--html: expected one argument"),
         ("/no/such/folder", "cannot be read"),
         (". 99", "There is no lesson '99'"),
         ("'", "no closing quotation"),
@@ -49,14 +48,14 @@ def test_a_terminal_gets_a_line_per_learner(folder: Path, capsys: pytest.Capture
 )
 def test_what_cannot_work_is_said_in_one_line(rest: str, words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        magic(rest)
+        answered(f"board {rest}")
 
 
-def test_a_page_is_written_once(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    magic(f"{folder} --html '{tmp_path / 'board page.html'}'")
+def test_a_page_is_written_once(folder: Path, tmp_path: Path) -> None:
+    assert "board page.html" in answered(f"board {folder} --html '{tmp_path / 'board page.html'}'")
     assert "Ada" in (tmp_path / "board page.html").read_text(encoding="utf-8")
     with pytest.raises(UsageError, match="cannot be written"):
-        magic(f"{folder} --html /no/such/folder/board.html")
+        answered(f"board {folder} --html /no/such/folder/board.html")
 
 
 class Handle:
@@ -77,7 +76,7 @@ def test_it_follows_the_folder_and_survives_its_loss(folder: Path, monkeypatch: 
     monkeypatch.setattr(live, "in_notebook", lambda: True)
     monkeypatch.setattr(live, "RENEWED_S", 0.02)
     before = {thread.ident for thread in threading.enumerate()}
-    magic(str(folder))
+    answered(f"board {folder}")
     ClassFolder(folder, Learner("Ben", "111111")).write(line("enough-workers"))
     wait_for(handle, "Ben")
     for path in folder.iterdir():
@@ -86,7 +85,7 @@ def test_it_follows_the_folder_and_survives_its_loss(folder: Path, monkeypatch: 
     wait_for(handle, "cannot be read")
     folder.mkdir()
     wait_for(handle, "Nobody has opened a lesson yet.")
-    magic("--stop")
+    answered("board --stop")
     stop_boards()
     for thread in threading.enumerate():
         if thread.ident not in before:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab import cli
-from gpulab.api.kept_traces import kept_ranks, may_keep
+from gpulab.api.job_report import kept_ranks, may_keep
 from gpulab.api.reading import report
 from gpulab.errors import UsageError
 from gpulab.options import check_only_ranks, only_ranks_type

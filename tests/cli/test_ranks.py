@@ -6,12 +6,14 @@ import os
 import signal
 import subprocess
 import sys
+from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from gpulab.cli.arguments import parse
 from gpulab.cli.ranks import _of_each, _status
+from gpulab.commands import command_of
 from gpulab.store.folders import Store
 from tests.support.fork_server import python_with_torch
 
@@ -38,6 +40,12 @@ def script(tmp_path: Path) -> Path:
     file = tmp_path / "train.py"
     file.write_text(TRAINING)
     return file
+
+
+def parse(words: Sequence[str]) -> Namespace:
+    """The options of a command line."""
+    _, parser, rest = command_of(words, "terminal")
+    return parser.read(rest)
 
 
 def test_each_rank_has_the_same_options() -> None:

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from gpulab.api import runs_table as views
+from gpulab.api import runs_command as views
 from gpulab.errors import StoreError
 from gpulab.run import SCHEMA, Device, Outcome, Run
 from gpulab.store import run_format, table_file

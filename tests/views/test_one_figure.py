@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.run_row import run_row
 from gpulab.analysis.step_shares import StepShares, own_shares
-from gpulab.api.runs_table import TITLES, _cells
-from gpulab.api.summary import summarize
+from gpulab.api.diagnose import summarize
+from gpulab.api.runs_command import TITLES, _cells
 from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.formatting import NOT_MEASURABLE, duration, percent

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.api import climb
-from gpulab.api.climb import conduct, parsed
+from gpulab.api.climb import bounds_of, conduct
+from gpulab.commands import command_of
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
@@ -444,9 +445,15 @@ def test_every_ending_is_said(bounds: dict[str, Any], ended: str, words: str) ->
 # -- the line ----------------------------------------------------------------------------------------------------------
 
 
+def bounds_in(words: Sequence[str]) -> Bounds:
+    """What a line after `%gpulab climb` asks for."""
+    _, parser, rest = command_of(["climb", *words], "notebook")
+    return bounds_of(parser.read(rest))
+
+
 def test_the_line() -> None:
     words = "--budget 90 --rungs 3 --without cache,amp --allow batch_size --seeds 0"
-    bounds = parsed(words.split())
+    bounds = bounds_in(words.split())
     assert (bounds.budget_s, bounds.rungs, bounds.seeds) == (90.0, 3, 0)
     assert bounds.without == {"cache", "amp"} and bounds.allow == {"batch_size"}
 
@@ -458,12 +465,12 @@ def test_the_line() -> None:
         (["--rungs", "few"], "integer"),
         (["--without", "wrkers"], r"Did you mean workers\?"),
         (["--alow", "amp"], "--allow"),
-        (["workers"], "unexpected argument"),
+        (["workers"], "Unexpected argument"),
     ],
 )
 def test_bad_lines_are_one_sentence(words: list[str], said: str) -> None:
     with pytest.raises(UsageError, match=said) as caught:
-        parsed(words)
+        bounds_in(words)
     assert "\n" not in str(caught.value)
 
 

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from gpulab import cli
-from gpulab.cli import doctor
+from gpulab.api import doctor
 from gpulab.views import waiting as module
 from gpulab.views.waiting import BAR, TOLD_FROM, TerminalLine, Wait, waiting
 from tests.support.kernel_session import kernel

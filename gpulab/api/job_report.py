@@ -1,18 +1,40 @@
-"""`--only-ranks`: which ranks of a job keep their trace. The others keep their steps and curves.
+"""The report of a job's ranks, with a summary of each rank on disk, and `--only-ranks`: which ranks keep their trace.
 
 All ranks are profiled, in the same steps: one that is profiled alone would be the slow one. The report of the job is
-made from all traces; then those of the other ranks are dropped.
+made from all traces; then those of the other ranks are dropped. They keep their steps and curves.
 """
 
 from __future__ import annotations
 
 import sys
 
+from gpulab.api.diagnose import summarize
+from gpulab.api.reading import report
 from gpulab.errors import StoreError
 from gpulab.options import LAST, SLOWEST
-from gpulab.run import Job
+from gpulab.run import Job, Ranks
 from gpulab.store.folders import Store
+from gpulab.store.jobs import await_job
+from gpulab.store.summaries import keep_summary
 from gpulab.views.report.ranks import RankedReport
+
+
+def job_report(ranks: Ranks, store: Store) -> RankedReport:
+    """The report of a job that is stored; the summary of each rank is put beside it."""
+    shown = report(ranks)
+    for rank, figures in shown.facts.items():
+        keep_summary(store.root / figures.run.id, summarize(figures, shown.each[rank]))
+    return shown
+
+
+def last_job_report(name: str) -> RankedReport | None:
+    """The report of the last job whose id begins so; None where no rank was stored."""
+    store = Store()
+    try:
+        jobs = [entry.job for entry in store.list() if entry.job is not None and entry.job.id.startswith(name)]
+        return job_report(await_job(store, jobs[-1].id, jobs[-1].world_size or 1), store) if jobs else None
+    except StoreError:
+        return None
 
 
 def may_keep(only: str | None, job: Job | None) -> bool:

@@ -1,0 +1,557 @@
+"""The commands of gpulab: `%gpulab NAME` in a notebook, `gpulab NAME` at a terminal, and `%%gpuprofile`.
+
+Each is stated once, in a literal list: its name, a summary, its options and the function that does it. Parsing, help,
+completion and the answer to a mistake are made from that. The function is imported when its command is given, so that
+help and mistakes cost no wait.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpulab.arguments import HELP_WORDS, Command, Door, HelpRequest, Option, Parser, unknown_option
+from gpulab.errors import UsageError
+from gpulab.options import (
+    CLIMB_BUDGET_S,
+    CLIMB_SEEDS,
+    DEFAULT_BUDGET_S,
+    FURTHER_BUDGET_S,
+    STOPPED_BY,
+    only_ranks_type,
+    port_type,
+    price_type,
+    seconds_type,
+    share_type,
+    whole_number_type,
+)
+
+if TYPE_CHECKING:
+    from gpulab.views.view import Answer
+
+PREFIX: dict[Door, str] = {"notebook": "%gpulab", "terminal": "gpulab"}  # of a command, as it is typed
+
+
+def _option(*names: str, values: Any = "", **settings: Any) -> Option:
+    return Option(names, settings, values)
+
+
+def _switch(name: str, explanation: str) -> Option:
+    return _option(name, action="store_true", help=explanation)
+
+
+def _whole_number(name: str, least: int, explanation: str, default: int | None = None) -> Option:
+    return _option(name, type=whole_number_type(name, least), metavar="N", help=explanation, default=default)
+
+
+def _settings(name: str, explanation: str) -> Option:
+    return _option(name, action="append", metavar="NAME=VALUE", help=explanation, values="settings")
+
+
+def _seconds(explanation: str, default: float | None = None) -> Option:
+    return _option("--budget", type=seconds_type("--budget"), metavar="SECONDS", help=explanation, default=default)
+
+
+def _run_options(code: str, device: str | None = None) -> tuple[Option, ...]:
+    """The options of a profiled run, of which `code` ("cell", "script") is measured."""
+    return (
+        _whole_number("--steps", 1, f"stop the {code} cleanly after N steps"),
+        _whole_number("--warmup", 0, "exclude the first N steps as warm-up (default: 1 to 3, by run length)"),
+        _whole_number("--trace-steps", 1, "trace N steps with the profiler (default: up to 5)"),
+        _switch("--no-trace", "no PyTorch profiler: step times and curves, but no step breakdown"),
+        _switch("--whole", "trace from the first line, for code without training steps"),
+        _switch("--no-live", f"show nothing while the {code} runs: no live view, no alerts"),
+        _switch("--no-save", "do not save the run to disk"),
+        _option(
+            "--device",
+            default=device,
+            metavar="DEV",
+            help="auto, cpu, cuda or cuda:N (default: auto)",
+            values=("auto", "cpu", "cuda"),
+        ),
+    )
+
+
+_ONLY_RANKS = _option(
+    "--only-ranks",
+    type=only_ranks_type,
+    metavar="0,last,slowest",
+    help="keep traces of these ranks only: numbers, last, or slowest (the rank that the others wait for); the other "
+    "ranks keep steps and curves",
+)
+_STORE = _option(
+    "--store", type=Path, metavar="DIR", help="folder of the runs (default: $GPULAB_DIR/runs, else .gpulab/runs)"
+)
+_VIEW = (
+    _switch("--all", "show everything, not only the first screen"),
+    _option("--html", type=Path, metavar="FILE", help="write it as one self-contained page"),
+    _switch("--json", "print the figures as JSON"),
+)
+_SINCE = _option("--since", default="", metavar="WHEN", help="a date (2026-11-20) or an age (30m, 2h, 3d, 1w)")
+_CONDITIONS = (
+    _option("--name", default="", metavar="NAME", help="of this name, or 'resnet*'"),
+    _option("--device", default="", metavar="DEV", help="on cpu or cuda", values=("cpu", "cuda")),
+    _SINCE,
+    _option(
+        "--outcome",
+        default="",
+        metavar="WORD",
+        help="completed, stopped, interrupted or failed",
+        values=("completed", "stopped", "interrupted", "failed"),
+    ),
+    _option("--text", default="", metavar="WORD", help="that contain this word"),
+    _STORE,
+)
+_RUN = "a run by id (or a prefix of it), name, folder, -1 for the newest, or latest"
+_RESTORED = "Weights, optimizer, random numbers and data order are restored before each run and at the end."
+
+PROFILE = Command(
+    "%%gpuprofile",
+    "profile a training cell: a live view while it runs, then a report with a step breakdown",
+    "",
+    (
+        _option("name", nargs="*", metavar="NAME", help="a name for the run"),
+        *_run_options("cell"),
+        _settings("--set", "run with this setting changed; repeat for several"),
+        _settings("--ab", "compare the changed cell with the unchanged one, the baseline"),
+        _option(
+            "--sweep",
+            action="append",
+            metavar="NAME=A,B,C",
+            help="compare several values; two sweeps form a grid",
+            values="sweep",
+        ),
+        _whole_number("--pairs", 1, "pairs of blocks to measure (default: as many as fit the budget, at most 30)"),
+        _seconds(
+            f"total time of a comparison (default: {DEFAULT_BUDGET_S:g}, plus {FURTHER_BUDGET_S:g} for each further "
+            "setting); when it is used up, the result so far stands"
+        ),
+        _whole_number("--seeds", 0, "also run the baseline with N other seeds, to show how much the loss varies"),
+        _whole_number("--ranks", 1, "run the cell in N new processes, as torchrun does, and report on all ranks"),
+        _ONLY_RANKS,
+        _option("--on", choices=("slurm",), help="run the ranks as a cluster job, submitted from a login node"),
+        _whole_number("--nodes", 1, "number of cluster nodes (default: 1)"),
+        _whole_number("--time", 1, "time limit of the cluster job in minutes (default: 10)"),
+        _option("--sbatch", metavar="OPTIONS", help="options for sbatch, e.g. '--partition=gpu --gres=gpu:2'"),
+        _switch("--all", "show the whole report, not only its first screen"),
+        _option("-r", "--return", dest="give", action="store_true", help="return the run instead of the cell's value"),
+    ),
+    usage="[NAME] [options]",
+    more="""\
+examples:
+  %%gpuprofile                       above a training cell: profile it
+  %%gpuprofile baseline --steps 50   name the run, stop the cell cleanly after 50 steps
+  %gpuprofile trainer.train()        one line of code
+  run = %gpuprofile -r train()       and return the run
+  %%gpuprofile --set workers=4       run the cell with this setting changed
+  %%gpuprofile --ab workers=4        baseline against the changed cell, interleaved: which is faster?
+  %%gpuprofile --sweep batch_size=8,16,32,64
+
+The cell behaves as it does without the magic. The run is saved in .gpulab/runs and is also gpulab.runs[-1].
+--ab and --sweep run the cell many times, a few steps each. Before each run and at the end they restore weights,
+optimizer state, RNG state and data order. These runs stop inside the loop, so code after the loop does not run.
+Files that the cell writes are not restored. The comparison is also gpulab.experiments[-1].""",
+)
+
+COMMANDS = (
+    Command(
+        "record",
+        "profile a script",
+        "gpulab.cli.record:record",
+        (
+            _option("-m", dest="module", action="store_true", help="run a module, as python -m does"),
+            _option("--name", default="", help="a name for the run (default: the script's)"),
+            _settings("--set", "run with this setting changed"),
+            _settings("--ab", "compare the changed script with the unchanged one, the baseline"),
+            _whole_number("--pairs", 1, "with --ab: pairs of blocks to measure (default: as many as fit the budget)"),
+            _seconds(f"with --ab: total time of the comparison (default: {DEFAULT_BUDGET_S:g})"),
+            _whole_number("--ranks", 1, "run the script in N processes, as torchrun does, and report on all ranks"),
+            _ONLY_RANKS,
+            *_run_options("script", "auto"),
+            _option("--html", type=Path, metavar="FILE", help="also write the report as one self-contained page"),
+            _option("--json", type=Path, metavar="FILE", help="also write the figures as JSON"),
+            _switch("--all", "print everything, not only the first 25 lines"),
+            # a cell that runs in several ranks: what it reads of its notebook, and no report by the ranks themselves
+            _option("--before", type=Path, help=argparse.SUPPRESS),
+            _switch("--silent", argparse.SUPPRESS),
+            _option("--plan", type=Path, help=argparse.SUPPRESS),
+            _switch("--with-launcher", argparse.SUPPRESS),
+            _option("script", metavar="SCRIPT", help="the Python file to run; after -m a module"),
+            _option("args", nargs=argparse.REMAINDER, metavar="ARGS", help="its arguments"),
+        ),
+        "terminal",
+        "[options] (SCRIPT | -m MODULE) [ARGS ...]",
+    ),
+    Command(
+        "report",
+        "show the report of a stored run, a trace file or a folder of traces",
+        "gpulab.api.stored:report_stored",
+        (
+            _option(
+                "run",
+                nargs="*",
+                metavar="RUN",
+                help=f"{_RUN} (default). Or a torch.profiler trace (.json, .json.gz), or a folder with one trace per "
+                "rank",
+                values="runs",
+            ),
+            *_VIEW,
+            _STORE,
+        ),
+        usage="[options] [RUN]",
+    ),
+    Command(
+        "compare",
+        "compare stored runs or traces with the first one",
+        "gpulab.api.stored:compare_stored",
+        (
+            _option("runs", nargs="+", metavar="RUN", help="two or more runs or traces, as for `gpulab report`"),
+            *_VIEW,
+            _option(
+                "--price-per-hour",
+                type=price_type("--price-per-hour"),
+                metavar="X",
+                help="price of the machine: adds the cost per million samples",
+            ),
+            _option(
+                "--fail-if-slower",
+                type=share_type("--fail-if-slower"),
+                metavar="SHARE",
+                help="for CI: exit with status 1 if a run is slower than the first by more than this, e.g. 5%%",
+            ),
+            _STORE,
+        ),
+        "terminal",
+        "[options] RUN RUN ...",
+    ),
+    Command(
+        "runs",
+        "list, filter, rename, delete and export the stored runs",
+        "gpulab.api.runs_command:list_runs",
+        (
+            _option("words", nargs="*", metavar="WORD", help="only runs that contain these words"),
+            _switch("--all", "all runs, not only the newest 20"),
+            *_CONDITIONS,
+        ),
+        usage="[options] [WORD ...]",
+        verbs=(
+            Command(
+                "name",
+                "rename a run",
+                "gpulab.api.runs_command:name_run",
+                (
+                    _option("words", nargs="*", metavar="RUN NEW", help="a run and its new name", values="runs"),
+                    _STORE,
+                ),
+                usage="RUN NEW",
+            ),
+            Command(
+                "delete",
+                "show what would be deleted; with --yes, delete it",
+                "gpulab.api.runs_command:delete_runs",
+                (
+                    _option("keys", nargs="*", metavar="RUN", help=_RUN, values="runs"),
+                    _switch("--yes", "delete them"),
+                    *_CONDITIONS,
+                ),
+                usage="(RUN ... | options) [--yes]",
+            ),
+            Command(
+                "export",
+                "write a table of runs, or curves as TensorBoard scalars",
+                "gpulab.api.runs_command:export_runs",
+                (
+                    _option("file", nargs="*", metavar="FILE", help=".csv, .json or .parquet: one row per run"),
+                    _option("--tensorboard", metavar="FOLDER", help="the curves as TensorBoard scalars instead"),
+                    *_CONDITIONS,
+                ),
+                usage="(FILE | --tensorboard FOLDER) [options]",
+            ),
+        ),
+    ),
+    Command(
+        "watch",
+        "show the ranks of a running job live: which rank waits for which",
+        "gpulab.api.live_ranks:watch",
+        (
+            _option("job", nargs="?", default="", metavar="JOB", help="its id (default: the last to start)"),
+            _STORE,
+        ),
+        "terminal",
+        "[options] [JOB]",
+    ),
+    Command(
+        "predict",
+        "predict the speedup of a setting from the last run, without running it",
+        "gpulab.api.predict:predict_last",
+        (
+            _option(
+                "settings",
+                nargs="*",
+                metavar="NAME=VALUE",
+                help="the settings (default: each that the findings name)",
+                values="settings",
+            ),
+        ),
+        "notebook",
+        "[NAME=VALUE[,...]]",
+        """\
+Predicts from the last run of the baseline; nothing runs. Each prediction is a speedup and a range that should contain
+the measured one in 19 of 20 cases.
+
+To measure a setting, write above the cell: %%gpuprofile --ab NAME=VALUE
+For a script: gpulab record --ab NAME=VALUE SCRIPT""",
+    ),
+    Command(
+        "scoreboard",
+        "show how accurate such predictions were on this machine",
+        "gpulab.api.predict:show_scoreboard",
+        door="notebook",
+        more="""\
+For each setting: the number of predictions, their median error, and how many measured speedups lay inside the predicted
+range. Below: the latest predictions one by one. Undecided comparisons are left out.""",
+    ),
+    Command(
+        "climb",
+        "try promising settings on the last profiled cell one by one, keep what is faster",
+        "gpulab.api.climb:climb_last",
+        (
+            _seconds(f"total time (default: {CLIMB_BUDGET_S:g})", CLIMB_BUDGET_S),
+            _whole_number("--rungs", 1, "try at most N settings"),
+            _whole_number(
+                "--seeds",
+                0,
+                f"runs with other seeds (default: {CLIMB_SEEDS}), only if a setting changes the loss: is that within "
+                "seed-to-seed noise?",
+                CLIMB_SEEDS,
+            ),
+            _whole_number("--steps", 1, "counted steps of a block"),
+            _whole_number("--pairs", 1, "pairs of blocks of each comparison"),
+            _option("--without", action="append", metavar="NAME,...", help="do not try these settings", values="knobs"),
+            _option(
+                "--allow",
+                action="append",
+                metavar="NAME,...",
+                help="settings that may change the training; batch_size and accumulate are tried only if named here",
+                values="knobs",
+            ),
+            _switch("--no-save", "do not keep the runs on disk"),
+        ),
+        "notebook",
+        more=f"""\
+The most promising setting comes first. Each is measured in short interleaved blocks against the cell with the settings
+kept so far. When the findings name no more, each other setting that leaves the training unchanged gets a few blocks,
+and the fastest one a full try. A setting is kept only if the blocks show a speedup and the loss stays the same. At the
+end gpulab prints the edit that makes them permanent.
+
+{_RESTORED}
+{STOPPED_BY} The result is also gpulab.climbs[-1].""",
+    ),
+    Command(
+        "headspace",
+        "measure the speedup of the last profiled cell with a perfect DataLoader",
+        "gpulab.api.headspace:headspace_last",
+        (
+            _seconds(
+                f"total time (default: {DEFAULT_BUDGET_S + FURTHER_BUDGET_S:g}); at its end the result so far stands"
+            ),
+            _whole_number("--steps", 1, "counted steps of a block"),
+            _whole_number("--pairs", 1, "pairs of blocks (default: what fits into the budget, up to 30)"),
+        ),
+        "notebook",
+        more=f"""\
+Runs the cell in short interleaved blocks: the baseline, batches already on the device, and files read from disk again.
+Their differences are the cost of preparing the data and of fetching it. The speedup with batches on the device is that
+of a perfect DataLoader: no change to the loading can give more.
+
+{_RESTORED}
+{STOPPED_BY} The result is also gpulab.headspaces[-1].""",
+    ),
+    Command(
+        "panel",
+        "open the bench of the last profiled cell: toggle settings, run, compare; needs a notebook",
+        "gpulab.bench.opening:open_bench",
+        door="notebook",
+    ),
+    Command(
+        "apply",
+        "add the cell with the edit of the row open in the bench, as a new cell below",
+        "gpulab.bench.opening:apply_edit",
+        door="notebook",
+    ),
+    Command(
+        "fleet",
+        "show which jobs waste GPUs, and why, across folders of runs",
+        "gpulab.api.fleet:show_fleet",
+        (
+            _option(
+                "folders",
+                nargs="*",
+                metavar="FOLDER",
+                help="a folder with runs in it or below it (default: the runs of this folder)",
+            ),
+            _option(
+                "--alert",
+                type=share_type("--alert"),
+                metavar="SHARE",
+                help="only jobs whose GPUs are idle for that share or more; exit status 1 if any",
+            ),
+            _switch("--cpu", "also jobs without a GPU: the CPU is then their device"),
+            _option("--user", default="", metavar="NAME", help="only jobs of this user"),
+            _option("--queue", default="", metavar="NAME", help="only jobs of this queue"),
+            _option("--day", default="", metavar="DATE", help="only jobs of that day (2026-11-20)"),
+            _SINCE,
+            *_VIEW,
+            _option("--export", type=Path, metavar="FILE", help="write one row per job: .csv, .json or .parquet"),
+            _STORE,
+        ),
+        usage="[FOLDER ...] [options]",
+    ),
+    Command(
+        "tensorboard",
+        "open the stored runs in TensorBoard with torch-tb-profiler",
+        "gpulab.api.tensorboard:open_tensorboard",
+        (
+            _option("--port", type=port_type, metavar="N", help="default: 6006, or a free port after it"),
+            _switch("--stop", "end it; it also ends with this process"),
+            _STORE,
+        ),
+    ),
+    Command(
+        "doctor",
+        "check what gpulab can measure on this machine, and why not the rest",
+        "gpulab.api.doctor:examine_machine",
+        (_STORE,),
+    ),
+    Command(
+        "lab",
+        "copy the guided lessons into your own folder and open them in JupyterLab",
+        "gpulab.lessons.editions:open_lessons",
+        (
+            _option("--lesson", default="00", metavar="NN", help="open this lesson (default: 00, the quick start)"),
+            _option(
+                "--folder",
+                type=Path,
+                default=Path("gpulab-lessons"),
+                help="where your copies go (default: gpulab-lessons in this folder)",
+            ),
+            _option(
+                "--edition",
+                choices=("self-study", "class", "instructor"),
+                default="self-study",
+                help="solutions collapsed (self-study), left out (class), or filled in (instructor)",
+            ),
+            _switch("--no-open", "copy only, do not open JupyterLab"),
+            _option("args", nargs="*", metavar="JUPYTERLAB OPTIONS", help="e.g. -- --no-browser --allow-root"),
+        ),
+        "terminal",
+        "[options] [-- JUPYTERLAB OPTIONS ...]",
+    ),
+    Command(
+        "progress",
+        "show your guesses and exercises in the lessons of this folder",
+        "gpulab.board.own:show",
+        door="notebook",
+    ),
+    Command(
+        "board",
+        "show the progress of a class, for its instructor, refreshed every few seconds",
+        "gpulab.board.live:show_board",
+        (
+            _option("folder", nargs="?", type=Path, metavar="FOLDER", help="the class folder"),
+            _option("lessons", nargs="*", metavar="LESSON", help="only these lessons"),
+            _option("--html", type=Path, metavar="FILE", help="write it as a page"),
+            _switch("--stop", "end the board that is shown"),
+        ),
+        "notebook",
+        "FOLDER [LESSON ...] [options]",
+    ),
+)
+
+
+def at(door: Door) -> list[Command]:
+    """The commands that can be given there."""
+    return [command for command in COMMANDS if command.door in ("both", door)]
+
+
+def overview(door: Door) -> str:
+    """The list of commands, as `--help` prints it."""
+    prefix, commands = PREFIX[door], at(door)
+    width = max(len(command.name) for command in commands)
+    lines = [f"{prefix} {command.name:<{width}}  {command.summary}" for command in commands]
+    details = f"{prefix} COMMAND --help has details. {prefix} --version prints the version."
+    return "\n".join(["Find out why a GPU idles.", "", *lines, "", details])
+
+
+def command_of(words: Sequence[str], door: Door) -> tuple[Command, Parser, Sequence[str]]:
+    """The command that the words begin with, its parser, and the other words.
+
+    Raises UsageError naming the nearest command, and HelpRequest where no command but help is asked for.
+    """
+    prefix, commands = PREFIX[door], {command.name: command for command in at(door)}
+    if not words:
+        raise UsageError(f"A command is missing: {', '.join(commands)}. See `{prefix} --help`.")
+    first, *rest = words
+    if first in HELP_WORDS:
+        raise HelpRequest(overview(door))
+    if first == "--version":
+        raise HelpRequest(f"gpulab {sys.modules['gpulab'].__version__}")
+    if first.startswith("-"):
+        raise UsageError(unknown_option(prefix, first, words, (*HELP_WORDS, "--version")))
+    if first not in commands:
+        raise UsageError(_no_command(first, door))
+    command, prog = commands[first], f"{prefix} {first}"
+    for verb in command.verbs:
+        if rest[:1] == [verb.name]:
+            return verb, Parser(verb, f"{prog} {verb.name}"), rest[1:]
+    return command, Parser(command, prog), rest
+
+
+def _no_command(word: str, door: Door) -> str:
+    names = [command.name for command in at(door)]
+    if any(word == command.name for command in COMMANDS):
+        elsewhere = f"In a notebook: %gpulab {word}." if door == "terminal" else f"At a terminal: gpulab {word}."
+        return f"There is no command {word!r} here. {elsewhere}"
+    near = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}. See `{PREFIX[door]} --help`."
+    return f"There is no command {word[:100]!r}. {hint}"
+
+
+def perform(words: Sequence[str], door: Door) -> tuple[Answer, argparse.Namespace]:
+    """Do what the words of a line ask. Raises UsageError, HelpRequest and what the command raises."""
+    command, parser, rest = command_of(words, door)
+    options = parser.read(rest)
+    from gpulab.views.view import Answer
+
+    module, _, function = command.run.partition(":")
+    run: Callable[..., Answer | None] = getattr(import_module(module), function)
+    answer = run(options) if command.options else run()
+    return answer or Answer(), options
+
+
+def text_of(answer: Answer, options: argparse.Namespace) -> str:
+    """What a command prints. The page that it was to write is written. Raises StoreError where that cannot be."""
+    from gpulab.store.files import write_whole
+    from gpulab.views.view import View, as_json
+    from gpulab.views.wording import plain
+
+    view, written = answer.shown, list(answer.written)
+    if isinstance(view, View):
+        page: Path | None = getattr(options, "html", None)
+        if page is not None:
+            write_whole(page, view.html().encode())
+            written.append(f"Page written to {plain(str(page))}")
+        if answer.silent:
+            return ""
+        if getattr(options, "json", False):
+            return as_json(view)
+        if not written:
+            return view.text(full=getattr(options, "all", False))
+    else:
+        written += [str(view)] if view else []
+    return "".join(f"{line}\n" for line in written)
