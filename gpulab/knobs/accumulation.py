@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
 
-from gpulab.knobs.distributed import average, kept_local
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
+from gpulab.knobs.distributed import average, without_sync
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.observation import Observation
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -36,10 +36,10 @@ class Accumulate(Knob):
     name = "accumulate"
     title = "Gradient accumulation"
     help = "Batches per optimizer step: the effective batch size of a larger batch with the memory of a small one"
-    kind: Kind = "optimizer option"
+    kind = "optimizer option"
     lesson = "05_batch_size"
     changes_training = "fewer optimizer steps, on gradients averaged over several batches, as with a larger batch"
-    options: tuple[Value, ...] = (1, 2, 4, 8)
+    options = (1, 2, 4, 8)
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True
 
@@ -59,18 +59,12 @@ class Accumulate(Knob):
             return "your code's GradScaler steps on gradients that are still scaled; amp=bf16 needs no scaler"
         return None
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        effects = KnobEffects()
-        if int(value) == 1:
-            yield effects
-            return
-        accumulation = Accumulation(int(value), effects)
-        try:
-            with kept_local(accumulation.models), around_steps(HookOrder.ACCUMULATING, accumulation):
-                yield effects
-        finally:
-            accumulation.taken.give_back()  # also after a step that has raised
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        if int(value) > 1:
+            accumulation = Accumulation(int(value), effects)
+            undo.callback(accumulation.taken.give_back)  # also after a step that has raised
+            undo.enter_context(without_sync(accumulation.models))
+            undo.enter_context(around_steps(HookOrder.ACCUMULATING, accumulation))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
@@ -99,7 +93,7 @@ class _Aside(Struct):
     mean: dict[Tensor, Tensor] = field(default_factory=dict)  # by parameter; complete after k batches
 
 
-class Accumulation(Watcher):
+class Accumulation(OptimizerHook):
     """Puts gradients aside before the steps and gives the user's back after them."""
 
     def __init__(self, batches: int, effects: KnobEffects) -> None:

@@ -16,15 +16,16 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from threading import get_ident
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from msgspec import Struct
+from msgspec.structs import replace
 
-from gpulab.devices.machine import detect_device
 from gpulab.knobs.description import length_of, observed_loader
 from gpulab.knobs.knob import KnobEffects
+from gpulab.knobs.observation import ObservedLoader
 from gpulab.knobs.variables import setting_names
 from gpulab.torch_hooks.patching import replaced
 
@@ -32,23 +33,45 @@ if TYPE_CHECKING:
     from torch import Generator
     from torch.utils.data import BatchSampler, DataLoader
 
+# In the order in which they are applied: the later may rest on the earlier
 Option = Literal["num_workers", "prefetch_factor", "persistent_workers", "pin_memory", "batch_size", "dataset"]
+Changes = dict[str, Any]  # attributes of the copy that are not those of the user's loader
 Iterate = Callable[[Any], Any]
+Reason = Callable[[ObservedLoader], str | None]
+
+PREFETCH_OF_TORCH = 2  # batches per worker, where nothing is said
+OWN_AFFAIR = (
+    "the dataset is an IterableDataset, which orders its data and shards them across workers itself: "
+    "the run might see different data"
+)
 
 _OWN_WAYS = ("_get_iterator", "_index_sampler", "_auto_collation")  # a class that has its own makes iterators with them
 _END_WAIT_S = 5.0
 
 
+class Inapplicable(Exception):
+    """A loader keeps this option as it is; why, in words for the user."""
+
+
 class Override(Struct, frozen=True, eq=False):
-    """One option and what it is to be; for "dataset" a function that is given the loader and its number of workers."""
+    """One option and what it is to be; for "dataset" a function that is given the loader and its number of workers.
+
+    `reason` says why a loader cannot have it; None where it can.
+    """
 
     option: Option
     value: Any
     effects: KnobEffects
+    reason: Reason
+
+
+def own_affair(loader: ObservedLoader) -> str | None:
+    """Why nothing is changed that decides who loads the data; None where it can be."""
+    return OWN_AFFAIR if loader.record.iterable else None
 
 
 @contextmanager
-def overriding(option: Option, value: Any, effects: KnobEffects) -> Iterator[None]:
+def overriding(option: Option, value: Any, effects: KnobEffects, reason: Reason = own_affair) -> Iterator[None]:
     """Override an option of every DataLoader that this thread iterates inside; of two of a kind the inner one counts.
 
     `effects` counts "loaders" that were changed, "loaders unchanged" that had the value, their "epochs" and
@@ -57,7 +80,7 @@ def overriding(option: Option, value: Any, effects: KnobEffects) -> Iterator[Non
     """
     thread = get_ident()
     session = _sessions.get(thread) or _Session(thread)
-    override = Override(option, value, effects)
+    override = Override(option, value, effects, reason)
     with ExitStack() as undo:
         undo.callback(session.remove, override)
         session.add(override)
@@ -133,7 +156,7 @@ class _Session:
     def _in_force(self) -> list[Override]:
         """The innermost override of each option, in the order in which they are applied."""
         inner = {o.option: o for o in self._overrides}
-        return [inner[option] for option in CHANGES if option in inner]
+        return [inner[option] for option in get_args(Option) if option in inner]
 
     def _iterate(self, copy: _Copy, loader: DataLoader[Any], original: Iterate) -> Any:
         for override in self._in_force():
@@ -154,11 +177,9 @@ class _Session:
             counts["worker processes"] = max(alive, counts.get("worker processes", 0))
 
     def _overridden_length(self, loader: DataLoader[Any]) -> int | None:
-        for override in self._in_force():
-            if override.option == "batch_size":
-                with suppress(Left):
-                    return len(rebatched(loader, override.value))
-        return None
+        sizes = [override.value for override in self._in_force() if override.option == "batch_size"]
+        batches = rebatched(loader, sizes[0]) if sizes else None
+        return None if batches is None else len(batches)
 
     def _copy_of(self, loader: DataLoader[Any]) -> _Copy | None:
         """Its one copy; None where nothing of it is to be changed."""
@@ -178,16 +199,21 @@ class _Session:
         return copy
 
     def _changes(self, loader: DataLoader[Any]) -> Changes:
-        asked: Changes = {}
+        changes: Changes = {}
         accepted: list[Override] = []
+        observed = observed_loader(loader)
         for override in self._in_force():
             try:
-                CHANGES[override.option](loader, asked, override.value)
-            except Left as why:
-                override.effects.refuse(str(why))
-            else:
-                accepted.append(override)
-        changes = settled(loader, asked)
+                if why := override.reason(observed):
+                    raise Inapplicable(why)
+                changes |= _change(loader, override, observed.record.num_workers)
+            except Inapplicable as e:
+                override.effects.refuse(f"the DataLoader of {type(loader.dataset).__name__} was not changed: {e}")
+                continue
+            accepted.append(override)
+            workers = changes.get("num_workers", loader.num_workers)
+            observed = replace(observed, record=replace(observed.record, num_workers=workers))
+        changes = settled(loader, changes)
         for override in accepted:
             attribute = "batch_sampler" if override.option == "batch_size" else override.option
             override.effects.count("loaders" if attribute in changes else "loaders unchanged")
@@ -260,6 +286,50 @@ def _end_workers(iterator: Any) -> None:
                 worker.join(_END_WAIT_S)
 
 
+# -- what an override changes ------------------------------------------------------------------------------------------
+
+
+def _change(loader: DataLoader[Any], override: Override, workers: int) -> Changes:
+    """What one override changes in a copy. Raises Inapplicable."""
+    if override.option == "dataset":
+        return {"dataset": override.value(loader, workers)}
+    if override.option != "batch_size":
+        return {override.option: override.value}
+    batches = rebatched(loader, override.value)
+    if batches is None:
+        raise Inapplicable(f"its sampler gives fewer items than a batch of {override.value}")
+    # accelerate gives its loaders a batch_sampler instead of a size
+    return {"batch_sampler": batches, **({} if loader.batch_size is None else {"batch_size": override.value})}
+
+
+def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler | None:
+    """Batches of that size from the same sampler; None where something else makes them, or it gives fewer items."""
+    from torch.utils.data import BatchSampler, IterableDataset
+
+    sampler = loader.batch_sampler
+    if isinstance(loader.dataset, IterableDataset) or type(sampler) is not BatchSampler:
+        return None
+    if sampler.batch_size == size:
+        return sampler
+    length = length_of(sampler.sampler)
+    return None if length is not None and size > length else BatchSampler(sampler.sampler, size, sampler.drop_last)
+
+
+def settled(loader: DataLoader[Any], changes: Changes) -> Changes:
+    """The changes with what follows from them, without those that are none."""
+    workers = changes.get("num_workers", loader.num_workers)
+    if not workers and loader.num_workers:
+        changes.update(prefetch_factor=None, persistent_workers=False, timeout=0)  # torch accepts no other
+    elif workers and changes.get("prefetch_factor", loader.prefetch_factor) is None:
+        changes["prefetch_factor"] = PREFETCH_OF_TORCH
+    return {name: value for name, value in changes.items() if _differs(getattr(loader, name), value)}
+
+
+def _differs(old: object, new: object) -> bool:
+    plain = isinstance(new, bool | int | float | None)
+    return old != new if plain else old is not new
+
+
 # -- the order of the data ---------------------------------------------------------------------------------------------
 
 
@@ -325,137 +395,3 @@ def ordered(loader: DataLoader[Any], order: Order | None) -> Iterator[None]:
     name = "sampler" if vars(loader)["batch_sampler"] is None else "batch_sampler"
     with setting_names(vars(loader), {name: order}):  # past the setter of DataLoader, which refuses another one
         yield
-
-
-Changes = dict[str, Any]  # attributes of the copy that are not those of the user's loader
-PREFETCH_OF_TORCH = 2  # batches per worker, where nothing is said
-
-OWN_AFFAIR = (
-    "the dataset is an IterableDataset, which orders its data and shards them across workers itself: "
-    "the run might see different data"
-)
-UNFIT_FOR_SPAWN = (
-    "the notebook defines the Dataset (or collate_fn, worker_init_fn): workers started by {method} cannot "
-    "import it; move it to a .py file, or keep workers=0"
-)
-NO_WORKERS = "the DataLoader has no workers; set workers=2 together with it"
-NOTHING_TO_PIN_FOR = "there is no GPU: torch does not pin memory here"
-
-
-class Left(Exception):
-    """A loader keeps this option as it is; why, in words for the user."""
-
-
-def rebatched(loader: DataLoader[Any], size: int) -> BatchSampler:
-    """Batches of that size from the same sampler. Raises Left."""
-    from torch.utils.data import BatchSampler
-
-    _not_iterable(loader)
-    sampler = loader.batch_sampler
-    if sampler is None:
-        raise _left(loader, "automatic batching is off (batch_size=None)")
-    if type(sampler) is not BatchSampler:
-        raise _left(loader, f"your code passes its own batch_sampler ({type(sampler).__name__})")
-    if sampler.batch_size == size:
-        return sampler
-    length = length_of(sampler.sampler)
-    if length is not None and size > length:
-        raise _left(loader, f"the dataset has {length} items, fewer than a batch of {size}")
-    return BatchSampler(sampler.sampler, size, sampler.drop_last)
-
-
-def settled(loader: DataLoader[Any], changes: Changes) -> Changes:
-    """The changes with what follows from them, without those that are none."""
-    workers = changes.get("num_workers", loader.num_workers)
-    if not workers and loader.num_workers:
-        changes.update(prefetch_factor=None, persistent_workers=False, timeout=0)  # torch accepts no other
-    elif workers and changes.get("prefetch_factor", loader.prefetch_factor) is None:
-        changes["prefetch_factor"] = PREFETCH_OF_TORCH
-    return {name: value for name, value in changes.items() if _differs(getattr(loader, name), value)}
-
-
-def _workers(loader: DataLoader[Any], changes: Changes, count: int) -> None:
-    _not_iterable(loader)
-    if count and not loader.num_workers:
-        seen = observed_loader(loader)
-        if seen.dataset_from_main and seen.start_method != "fork":
-            raise _left(loader, UNFIT_FOR_SPAWN.format(method=seen.start_method))
-    changes["num_workers"] = count
-
-
-def _prefetch(loader: DataLoader[Any], changes: Changes, batches: int) -> None:
-    _not_iterable(loader)
-    _needs_workers(loader, changes)
-    changes["prefetch_factor"] = batches
-
-
-def _persistent(loader: DataLoader[Any], changes: Changes, on: bool) -> None:
-    _not_iterable(loader)
-    if on:
-        _needs_workers(loader, changes)
-    changes["persistent_workers"] = on
-
-
-def _pin(loader: DataLoader[Any], changes: Changes, on: bool) -> None:
-    if on and not _can_pin():
-        raise Left(NOTHING_TO_PIN_FOR)
-    changes["pin_memory"] = on
-
-
-def _batch_size(loader: DataLoader[Any], changes: Changes, size: int) -> None:
-    changes["batch_sampler"] = rebatched(loader, size)
-    if loader.batch_size is not None:  # accelerate gives its loaders a batch_sampler instead
-        changes["batch_size"] = size
-
-
-def _dataset(loader: DataLoader[Any], changes: Changes, build: Callable[[DataLoader[Any], int], object]) -> None:
-    _not_iterable(loader)
-    try:
-        changes["dataset"] = build(loader, changes.get("num_workers", loader.num_workers))
-    except Left as why:
-        raise _left(loader, str(why)) from None
-
-
-CHANGES: dict[str, Callable[[Any, Changes, Any], None]] = {  # in the order in which they are applied
-    "num_workers": _workers,
-    "prefetch_factor": _prefetch,
-    "persistent_workers": _persistent,
-    "pin_memory": _pin,
-    "batch_size": _batch_size,
-    "dataset": _dataset,
-}
-
-
-def pins_nothing_here() -> bool:
-    """Whether this machine has no GPU that memory could be pinned for. Starts none."""
-    if detect_device("auto").kind == "cuda":  # torch's own question would start its driver
-        return False
-    return not _can_pin()
-
-
-def _can_pin() -> bool:
-    from torch import accelerator
-
-    current = accelerator.current_accelerator()
-    return accelerator.is_available() and current is not None and current.type != "mps"
-
-
-def _not_iterable(loader: DataLoader[Any]) -> None:
-    from torch.utils.data import IterableDataset
-
-    if isinstance(loader.dataset, IterableDataset):
-        raise _left(loader, OWN_AFFAIR)
-
-
-def _needs_workers(loader: DataLoader[Any], changes: Changes) -> None:
-    if not changes.get("num_workers", loader.num_workers):
-        raise _left(loader, NO_WORKERS)
-
-
-def _left(loader: DataLoader[Any], why: str) -> Left:
-    return Left(f"the DataLoader of {type(loader.dataset).__name__} was not changed: {why}")
-
-
-def _differs(old: object, new: object) -> bool:
-    plain = isinstance(new, bool | int | float | None)
-    return old != new if plain else old is not new

@@ -9,8 +9,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import while_s
 from gpulab.knobs.description import is_compiled
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observation import Observation, trace_counts
 from gpulab.knobs.preparation import PreparationEnded, endable
 from gpulab.run import Run
@@ -74,13 +73,13 @@ class Compile(Knob):
     lesson = "08_fused_kernels"
     title = "torch.compile"
     help = "Fuses operations and launches fewer kernels; the first steps compile. reduce-overhead adds CUDA graphs"
-    kind: Kind = "module call"
-    options: tuple[Value, ...] = ("off", "default", "reduce-overhead")
-    climb_values: tuple[Value, ...] = ("default",)  # a rule names reduce-overhead where launches are the cause
+    kind = "module call"
+    options = ("off", "default", "reduce-overhead")
+    climb_values = ("default",)  # a rule names reduce-overhead where launches are the cause
     slow_to_prepare = True
-    spellings: Mapping[str, str] = {"on": "default", "true": "default"}
+    spellings = {"on": "default", "true": "default"}
     refusal_rests_on = ("device", "modules")
-    helps_against: Mapping[str, int] = {"launch_bound": 1, "memory_bound_ops": 1}
+    helps_against = {"launch_bound": 1, "memory_bound_ops": 1}
 
     def __init__(self) -> None:
         self._others: bool | None = None  # something was compiled before the experiment; None: none begun
@@ -109,23 +108,21 @@ class Compile(Knob):
             return "reduce-overhead needs CUDA graphs, and this run's device is the CPU; use compile=default"
         return _no_cpp_compiler()
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        """Compile at the first call; afterwards the modules call their own code again."""
-        effects = KnobEffects()
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        """Compile at the first call; afterwards the modules call their own code again.
+
+        Off, what was compiled runs as it is written, the cell's own calls of torch.compile too.
+        """
         self._switched_off = value == "off"
         if self._switched_off:
-            with _eager():
-                yield effects
+            if "torch" in sys.modules:
+                undo.enter_context(sys.modules["torch"].compiler.set_stance("force_eager"))
             return
         if self._others is None:
             self._others = _something_is_compiled()
         compiling = Compiling(str(value), effects, self._names)
-        try:
-            with around_outermost(Layer.COMPILED, compiling.around):
-                yield effects
-        finally:
-            compiling.put_back()
+        undo.callback(compiling.put_back)
+        undo.enter_context(around_outermost(Layer.COMPILED, compiling.around))
 
     def forget(self) -> None:
         """Drop what was compiled, unless the user's own would go with it."""
@@ -140,17 +137,23 @@ class Compile(Knob):
         self._names.take_out()
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        counts = trace_counts(run)
+        regions = [n for n in counts or () if IN_TRACE.search(n)]
         if value == "off":
-            return _verified_off(observation, run)
+            if not any(m.compiled for m in observation.modules):
+                return Verification("no effect", "the baseline compiles nothing")
+            if counts is None:
+                return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")
+            if regions:
+                return Verification("no effect", f"“{regions[0]}” is in the trace")
+            return Verification("took effect", "no compiled region in the trace")
         compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
         if compiled <= 0:
             return Verification("no effect", "; ".join(effects.refused) or "no module was called")
-        counts = trace_counts(run)
         if counts is None:
             return Verification(
                 "cannot tell", f"{compiled} modules were compiled, but there is no trace to show that they ran"
             )
-        regions = [n for n in counts if IN_TRACE.search(n)]
         if not regions:
             return Verification("no effect", "no compiled region in the trace")
         return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *effects.refused]))
@@ -166,26 +169,6 @@ class Compile(Knob):
         return CodeEdit(
             "# remove torch.compile" if value == "off" else f"model.compile({mode})  # once, before the loop"
         )
-
-
-def _eager() -> AbstractContextManager[object]:
-    """Inside, what was compiled runs as it is written, the cell's own calls of torch.compile too."""
-    if "torch" not in sys.modules:
-        return nullcontext()
-    stance: AbstractContextManager[object] = sys.modules["torch"].compiler.set_stance("force_eager")
-    return stance
-
-
-def _verified_off(observation: Observation, run: Run) -> Verification:
-    if not any(m.compiled for m in observation.modules):
-        return Verification("no effect", "the baseline compiles nothing")
-    counts = trace_counts(run)
-    if counts is None:
-        return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")
-    regions = [n for n in counts if IN_TRACE.search(n)]
-    if regions:
-        return Verification("no effect", f"“{regions[0]}” is in the trace")
-    return Verification("took effect", "no compiled region in the trace")
 
 
 class Compiling:

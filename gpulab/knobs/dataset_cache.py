@@ -8,18 +8,19 @@ knob until `forget` or until the user's dataset is gone; at each new application
 
 from __future__ import annotations
 
+import copy
 import sys
 import time
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, number, percent, size, while_s
-from gpulab.knobs.changed_loader import OWN_AFFAIR, Left, overriding
-from gpulab.knobs.in_memory_dataset import served_for
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.changed_loader import OWN_AFFAIR, Inapplicable, overriding
+from gpulab.knobs.description import Served, start_method
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.loader_options import NO_LOADER, why_untouched
 from gpulab.knobs.observation import Observation
 from gpulab.knobs.preparation import doing
@@ -47,14 +48,14 @@ class DatasetCache(Knob):
     name = "cache"
     title = "Dataset cache"
     help = "Loads the whole dataset into memory before the loop: shows what loading and decoding cost"
-    kind: Kind = "DataLoader option"
+    kind = "DataLoader option"
     lesson = "03_starving_gpu"
-    options: tuple[Value, ...] = (False, True)
-    helps_against: Mapping[str, int] = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
+    options = (False, True)
+    helps_against = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
     def __init__(self) -> None:
         self._kept: dict[int, tuple[Reference, list[Any]]] = {}  # all items of datasets
-        self._left: dict[int, tuple[Reference, str]] = {}  # datasets looked at before, and what spoke against it
+        self._refused: dict[int, tuple[Reference, str]] = {}  # datasets asked for before, and what spoke against it
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, wherever there is a loader: a baseline has none."""
@@ -70,17 +71,77 @@ class DatasetCache(Knob):
             return OWN_AFFAIR
         return "the dataset has no length" if observation.loader.record.dataset_length is None else None
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        """Serve from memory the items of each dataset whose loader is iterated inside."""
-        effects = KnobEffects()
-        cached = _Application(self._kept, self._left, effects).cached
-        with overriding("dataset", cached, effects) if value else nullcontext():
-            yield effects
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        """Serve from memory the items of each dataset whose loader is iterated from here on."""
+        compared: set[int] = set()  # datasets some items of which were compared since
+
+        def from_memory(loader: DataLoader[Any], workers: int) -> object:
+            name = type(loader.dataset).__name__
+            try:
+                items = self._items(loader, workers, compared, effects)
+            except Inapplicable:
+                effects.count(f"{name} unchanged")
+                raise
+            effects.count(f"{name} from memory")
+            return _served(loader, items)
+
+        if value:
+            undo.enter_context(overriding("dataset", from_memory, effects))
+
+    def _items(self, loader: DataLoader[Any], workers: int, compared: set[int], effects: KnobEffects) -> list[Any]:
+        """All items of the loader's dataset. Raises Inapplicable."""
+        dataset = loader.dataset
+        reference, why = self._refused.get(id(dataset), (None, ""))
+        if reference is not None and reference() is dataset:
+            raise Inapplicable(why)
+        began = time.perf_counter()
+        try:
+            with preserving_randomness():
+                load = _Loading(dataset)
+                reference, items = self._kept.get(id(dataset), (None, []))
+                if reference is not None and reference() is dataset:
+                    if id(dataset) in compared or load.gives(items):
+                        return items
+                    effects.note("the dataset's items had changed, so the cache was refilled")
+                return self._fill(load, 1 + _copies(loader, workers), effects)
+        except Inapplicable as e:
+            with suppress(TypeError):  # it cannot be referred to weakly
+                self._refused[id(dataset)] = weakref.ref(dataset), str(e)
+            raise
+        finally:
+            compared.add(id(dataset))
+            doing.words = ""
+            effects.preparation_s += time.perf_counter() - began
+
+    def _fill(self, load: _Loading, copies: int, effects: KnobEffects) -> list[Any]:
+        began = time.perf_counter()
+        dataset, key = load.dataset, id(load.dataset)
+        self._kept.pop(key, None)
+        free = free_host_bytes()
+        if free is None:
+            raise Inapplicable("free memory cannot be read on this system")
+        limit = int(MEMORY_SHARE * free / copies)
+        load.probe(limit)
+        items, size_bytes = load.all(limit)
+
+        def drop(ended: Reference) -> None:
+            if key in self._kept and self._kept[key][0] is ended:
+                del self._kept[key]
+
+        try:
+            self._kept[key] = weakref.ref(dataset, drop), items
+        except TypeError:
+            name = type(dataset).__name__
+            raise Inapplicable(f"a {name} has no weak references, so its items could not be freed") from None
+        effects.note(
+            f"{len(items)} items of {type(dataset).__name__} ({size(size_bytes)}) were loaded into memory in "
+            f"{duration((time.perf_counter() - began) * 1e6)} before the loop"
+        )
+        return items
 
     def forget(self) -> None:
         self._kept.clear()
-        self._left.clear()
+        self._refused.clear()
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the dataset of the loader that fed the steps."""
@@ -91,9 +152,9 @@ class DatasetCache(Knob):
         if run.loader is None:
             return Verification("cannot tell", "could not identify which DataLoader fed the steps")
         name = run.loader.dataset
-        if not effects.counts.get(_from_memory(name)):
+        if not effects.counts.get(f"{name} from memory"):
             return Verification("no effect", "the steps were fed by a different dataset")
-        if effects.counts.get(_unchanged(name)):
+        if effects.counts.get(f"{name} unchanged"):
             return Verification("cannot tell", f"one {name} was served from memory, another was not")
         return Verification("took effect", f"{run.loader.dataset_length} items were served from memory")
 
@@ -112,81 +173,32 @@ class DatasetCache(Knob):
         )
 
 
-class _Application:
-    """The cache as it is applied once: for one block."""
+def _copies(loader: DataLoader[Any], workers: int) -> int:
+    """How many workers have the items a second time: forked ones share them with this process."""
+    return 0 if not workers or start_method(loader) == "fork" else workers
 
-    def __init__(
-        self,
-        kept_items: dict[int, tuple[Reference, list[Any]]],
-        left: dict[int, tuple[Reference, str]],
-        effects: KnobEffects,
-    ) -> None:
-        self._kept = kept_items
-        self._left = left
-        self._effects = effects
-        self._trusted: set[int] = set()  # datasets whose items were looked at in this application
 
-    def cached(self, loader: DataLoader[Any], workers: int) -> object:
-        """A dataset that serves the items of the loader's from memory. Raises Left."""
-        name = type(loader.dataset).__name__
-        try:
-            items = self._looked_up(loader, workers)
-        except Left:
-            self._effects.count(_unchanged(name))
-            raise
-        self._effects.count(_from_memory(name))
-        return served_for(loader, items)
+class ServedSeveral(Served):
+    """Of a dataset that loads several items at once."""
 
-    def _looked_up(self, loader: DataLoader[Any], workers: int) -> list[Any]:
-        dataset = loader.dataset
-        before = self._left.get(id(dataset))
-        if before is not None and before[0]() is dataset:
-            raise Left(before[1])
-        began = time.perf_counter()
-        try:
-            with preserving_randomness():
-                return self._items(_Loading(dataset), copies=1 + _copies(loader, workers))
-        except Left as why:
-            with suppress(TypeError):  # it cannot be referred to weakly
-                self._left[id(dataset)] = weakref.ref(dataset), str(why)
-            raise
-        finally:
-            doing.words = ""
-            self._effects.preparation_s += time.perf_counter() - began
+    def __getitems__(self, keys: list[Any]) -> list[Any]:
+        return [self[key] for key in keys]
 
-    def _items(self, load: _Loading, copies: int) -> list[Any]:
-        key = id(load.dataset)
-        reference, items = self._kept.get(key, (None, []))
-        if reference is None or reference() is not load.dataset:
-            items = self._fill(load, copies)
-        elif key not in self._trusted and not _still_true(load, items):
-            del self._kept[key]
-            self._effects.note("the dataset's items had changed, so the cache was refilled")
-            items = self._fill(load, copies)
-        self._trusted.add(key)
-        return items
 
-    def _fill(self, load: _Loading, copies: int) -> list[Any]:
-        began = time.perf_counter()
-        dataset = load.dataset
-        free = free_host_bytes()
-        if free is None:
-            raise Left("free memory cannot be read on this system")
-        limit = int(MEMORY_SHARE * free / copies)
-        load.probe(limit)
-        items, size_bytes = load.all(limit)
-        key = id(dataset)
+def _served(loader: DataLoader[Any], items: list[Any]) -> Served:
+    """The loader's dataset from memory.
 
-        def drop(ended: Reference) -> None:
-            if key in self._kept and self._kept[key][0] is ended:
-                del self._kept[key]
+    torch's own collate_fn copies what it is given; one of the user's might change an item, and a loader that does not
+    batch hands it to the training: these get a copy of each.
+    """
+    from torch.utils.data import default_collate
 
-        self._kept[key] = _reference(dataset, drop), items
-        self._effects.note(
-            f"{len(items)} items of {type(dataset).__name__} ({size(size_bytes)}) were loaded into memory in "
-            f"{duration((time.perf_counter() - began) * 1e6)} before the loop"
-        )
-        return items
+    kind = ServedSeveral if getattr(loader.dataset, "__getitems__", None) else Served
+    return kind(loader.dataset, items, _as_it_is if loader.collate_fn is default_collate else copy.deepcopy)
+
+
+def _as_it_is(item: Any) -> Any:
+    return item
 
 
 class _Loading:
@@ -194,26 +206,28 @@ class _Loading:
 
     def __init__(self, dataset: Any) -> None:
         if isinstance(dataset, list | tuple):
-            raise Left("the items are already in memory")
+            raise Inapplicable("the items are already in memory")
         self.dataset = dataset
         self._several = getattr(dataset, "__getitems__", None)
         try:
             self.length = len(dataset)
         except Exception:  # a user's __len__ may raise anything
-            raise Left("the dataset has no length") from None
+            raise Inapplicable("the dataset has no length") from None
 
     def items(self, indices: list[int]) -> list[Any]:
-        """These items. Raises Left where the dataset cannot load them."""
+        """These items. Raises Inapplicable where the dataset cannot load them."""
         try:
             items = self._several(indices) if self._several else [self.dataset[i] for i in indices]
         except Exception as e:
-            raise Left(f"an item between {indices[0]} and {indices[-1]} failed to load ({type(e).__name__})") from e
+            raise Inapplicable(
+                f"an item between {indices[0]} and {indices[-1]} failed to load ({type(e).__name__})"
+            ) from e
         if not isinstance(items, list | tuple) or len(items) != len(indices):
-            raise Left("the dataset yields whole batches, not items")
+            raise Inapplicable("the dataset yields whole batches, not items")
         return list(items)
 
     def probe(self, limit_bytes: int) -> None:
-        """Load some items twice. Raises Left where they differ, or all would be too large or take too long."""
+        """Load some items twice. Raises Inapplicable where they differ, or all would be too large or take too long."""
         sizes: list[int] = []
         loading_s = 0.0
         deadline = time.perf_counter() + PROBE_LIMIT_S
@@ -224,20 +238,20 @@ class _Loading:
             (item,) = self.items([i])
             loading_s += time.perf_counter() - began
             if not same(Randomness().states, before.states) or not same(item, self.items([i])[0]):
-                raise Left("items differ on each load (random augmentation), and a cache would freeze them")
+                raise Inapplicable("items differ on each load (random augmentation), and a cache would freeze them")
             sizes.append(item_bytes(item))
             if time.perf_counter() > deadline:
                 break
         share = self.length / max(1, len(sizes))
         if share * loading_s > LIMIT_S:
-            raise Left(
+            raise Inapplicable(
                 f"loading the {self.length} items would take {while_s(share * loading_s)}, more than {while_s(LIMIT_S)}"
             )
         if share * sum(sizes) > limit_bytes:
-            raise Left(_too_large(f"the {self.length} items", share * sum(sizes), limit_bytes))
+            raise Inapplicable(_too_large(f"the {self.length} items", share * sum(sizes), limit_bytes))
 
     def all(self, limit_bytes: int) -> tuple[list[Any], int]:
-        """All items and their size. Raises Left where they turn out to be more than the probe has predicted."""
+        """All items and their size. Raises Inapplicable where they turn out to be more than the probe has predicted."""
         items: list[Any] = []
         size_bytes = 0
         deadline = time.perf_counter() + 2 * LIMIT_S
@@ -247,40 +261,20 @@ class _Loading:
             items += chunk
             size_bytes += sum(map(item_bytes, chunk))
             if size_bytes > limit_bytes:
-                raise Left(_too_large(f"{len(items)} of the {self.length} items", size_bytes, limit_bytes))
+                raise Inapplicable(_too_large(f"{len(items)} of the {self.length} items", size_bytes, limit_bytes))
             if time.perf_counter() > deadline:
-                raise Left(f"after {while_s(2 * LIMIT_S)} only {len(items)} of the {self.length} items were loaded")
+                raise Inapplicable(
+                    f"after {while_s(2 * LIMIT_S)} only {len(items)} of the {self.length} items were loaded"
+                )
         return items, size_bytes
 
-
-def _still_true(load: _Loading, items: list[Any]) -> bool:
-    if load.length != len(items):
-        return False
-    count = min(CHECKED_AGAIN, len(items))
-    places = [len(items) * k // count for k in range(count)]
-    return all(same(items[i], load.items([i])[0]) for i in places)
-
-
-def _copies(loader: DataLoader[Any], workers: int) -> int:
-    """How many workers have the items a second time: forked ones share them with this process."""
-    from gpulab.knobs.description import observed_loader
-
-    return 0 if not workers or observed_loader(loader).start_method == "fork" else workers
-
-
-def _reference(dataset: Any, drop: Any) -> Reference:
-    try:
-        return weakref.ref(dataset, drop)
-    except TypeError:
-        raise Left(f"a {type(dataset).__name__} has no weak references, so its items could not be freed") from None
-
-
-def _from_memory(dataset: str) -> str:
-    return f"{dataset} from memory"
-
-
-def _unchanged(dataset: str) -> str:
-    return f"{dataset} unchanged"
+    def gives(self, items: list[Any]) -> bool:
+        """Whether it still gives these, by a few of them."""
+        if self.length != len(items):
+            return False
+        count = min(CHECKED_AGAIN, len(items))
+        places = [len(items) * k // count for k in range(count)]
+        return all(same(items[i], self.items([i])[0]) for i in places)
 
 
 def _too_large(what: str, size_bytes: float, limit_bytes: int) -> str:

@@ -6,12 +6,12 @@ import functools
 import inspect
 import math
 import multiprocessing
+import operator
 import sys
 import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.in_memory_dataset import Served
 from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.knobs.variables import LOOKED_AT, walk
 from gpulab.run import Loader
@@ -39,6 +39,37 @@ def loader_record(loader: DataLoader[Any]) -> Loader:
         iterable=iterable,
         own_collate=loader.collate_fn is not default_collate,
     )
+
+
+class Served:
+    """A dataset whose items come from memory and that is the user's own in everything else.
+
+    `fresh` makes of an item in memory the one that is handed out.
+    """
+
+    def __init__(self, dataset: Any, items: list[Any], fresh: Callable[[Any], Any]) -> None:
+        self._dataset = dataset
+        self._items = items
+        self._fresh = fresh
+
+    @property
+    def as_written(self) -> object:
+        return self._dataset
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __getitem__(self, key: Any) -> Any:
+        try:
+            index = operator.index(key)
+        except TypeError:
+            return self._dataset[key]
+        return self._fresh(self._items[index]) if 0 <= index < len(self._items) else self._dataset[key]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") and "_dataset" not in vars(self):  # being unpickled or copied
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
 
 
 def as_written(dataset: object) -> object:

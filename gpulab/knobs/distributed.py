@@ -10,29 +10,39 @@ import functools
 import inspect
 import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.knobs.description import observed_data_parallel
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observation import Observation, ObservedDataParallel
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, Watcher, around_outermost, around_steps
-from gpulab.torch_hooks.patching import replaced
+from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
+from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.nn import Module
     from torch.optim import Optimizer
 
-WRAPPED = "wrapped models"
 NO_DDP = "no DistributedDataParallel is called in your code"
 NONE_WRAPPED = "the code created no DistributedDataParallel while it ran; one created earlier keeps its options"
+NONE_SHARDED = "no module under fully_shard is called in your code"
+HAS_ONE = "the model already has a communication hook, and takes only one"
+GLOO_WAITS = (
+    "PyTorch's PowerSGD blocks gloo's own threads, and deadlocks with more than one bucket: "
+    "use NCCL, or a bucket_cap_mb larger than all gradients together"
+)
 LEAST_MB = 0.01
+START_STEPS = 2  # PowerSGD needs two steps of whole gradients first; its own default of 1000 would outlast a block
+
+# What is counted
+WRAPPED, HOOKED, SHARDED = "wrapped models", "models with the hook", "sharded modules"
+AVERAGED, LOCAL = "averages", "local steps"
 
 
 def data_parallel(observation: Observation) -> ObservedDataParallel | None:
@@ -40,29 +50,48 @@ def data_parallel(observation: Observation) -> ObservedDataParallel | None:
     return next((m.data_parallel for m in observation.modules if m.data_parallel is not None), None)
 
 
-class DdpOption(Knob):
-    """An argument of DistributedDataParallel of the knob's own name."""
+class RankKnob(Knob):
+    """A knob that does nothing in one process alone: of a model under DistributedDataParallel."""
 
     of_ranks = True
-    kind: Kind = "module call"
+    kind = "module call"
+
+    def refuses(self, observation: Observation, value: Value) -> str | None:
+        return None if data_parallel(observation) is not None else NO_DDP
+
+
+# -- how DistributedDataParallel is made -------------------------------------------------------------------------------
+
+
+class DdpOption(RankKnob):
+    """An argument of DistributedDataParallel of the knob's own name, as if it were written where the code makes one."""
 
     def value_in(self, observation: Observation) -> Value | None:
         seen = data_parallel(observation)
         return None if seen is None else getattr(seen, self.name)
 
-    def refuses(self, observation: Observation, value: Value) -> str | None:
-        return None if data_parallel(observation) is not None else NO_DDP
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        from torch.nn.parallel import DistributedDataParallel
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        effects = KnobEffects()
+        thread = get_ident()
 
-        def change(arguments: dict[str, Any]) -> None:
-            arguments[self.name] = value
-            effects.count(WRAPPED)
+        def wrap(original: Callable[..., None]) -> Callable[..., None]:
+            signature = inspect.signature(original)
 
-        with arguments_changed(change):
-            yield effects
+            @functools.wraps(original)
+            def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+                if get_ident() != thread:
+                    original(self, *args, **kwargs)
+                    return
+                bound = signature.bind(self, *args, **kwargs)
+                bound.arguments[name] = value
+                effects.count(WRAPPED)
+                original(*bound.args, **bound.kwargs)
+
+            return __init__
+
+        name = self.name
+        undo.enter_context(replaced(DistributedDataParallel, "__init__", wrap))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         count = effects.counts.get(WRAPPED, 0)
@@ -76,39 +105,16 @@ class DdpOption(Knob):
         return CodeEdit(line, "DistributedDataParallel", self.name, str(value))
 
 
-def arguments_changed(change: Callable[[dict[str, Any]], None]) -> AbstractContextManager[None]:
-    """Inside, each DistributedDataParallel that this thread makes has the arguments that `change` leaves it."""
-    from torch.nn.parallel import DistributedDataParallel
-
-    thread = get_ident()
-
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            if get_ident() != thread:
-                original(self, *args, **kwargs)
-                return
-            bound = signature.bind(self, *args, **kwargs)
-            change(bound.arguments)
-            original(*bound.args, **bound.kwargs)
-
-        return __init__
-
-    return replaced(DistributedDataParallel, "__init__", wrap)
-
-
 class BucketCap(DdpOption):
     """How many gradients are gathered before they are exchanged."""
 
     name = "bucket_cap_mb"
     title = "DDP bucket size"
     help = "MB of gradients per all-reduce: larger buckets mean fewer all-reduces, smaller ones start sooner"
-    options: tuple[Value, ...] = (1, 5, 25, 100)
+    options = (1, 5, 25, 100)
     climb_values = (100, 5)
     aliases = ("bucket", "bucket_size", "bucket_cap")
-    helps_against: Mapping[str, int] = {"exposed_communication": 1, "small_collectives": 1}
+    helps_against = {"exposed_communication": 1, "small_collectives": 1}
 
     def parse(self, text: str) -> Value:
         """A number of MB, of which a part may be. Raises UsageError."""
@@ -129,9 +135,9 @@ class BucketView(DdpOption):
     name = "gradient_as_bucket_view"
     title = "Gradients as bucket views"
     help = "Avoids a copy of all gradients: saves memory and time"
-    options: tuple[Value, ...] = (False, True)
+    options = (False, True)
     aliases = ("bucket_view",)
-    helps_against: Mapping[str, int] = {"exposed_communication": 3}
+    helps_against = {"exposed_communication": 3}
 
 
 class StaticGraph(DdpOption):
@@ -140,47 +146,26 @@ class StaticGraph(DdpOption):
     name = "static_graph"
     title = "DDP static graph"
     help = "DDP records the used parameters in the first step and skips the search afterwards"
-    options: tuple[Value, ...] = (False, True)
+    options = (False, True)
 
     def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
         return ("if a later step uses other parameters, their gradients are wrong",) if value else ()
 
 
-BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH = BucketCap(), BucketView(), StaticGraph()
+# -- what is sent of a gradient ----------------------------------------------------------------------------------------
 
 
-HOOKED = "models with the hook"
-HAS_ONE = "the model already has a communication hook, and takes only one"
-GLOO_WAITS = (
-    "PyTorch's PowerSGD blocks gloo's own threads, and deadlocks with more than one bucket: "
-    "use NCCL, or a bucket_cap_mb larger than all gradients together"
-)
-START_STEPS = 2  # PowerSGD needs two steps of whole gradients first; its own default of 1000 would outlast a block
-
-_EDITS = {
-    "fp16": "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-    "model.register_comm_hook(None, default_hooks.fp16_compress_hook)  # once, after DistributedDataParallel(…)",
-    "bf16": "from torch.distributed.algorithms.ddp_comm_hooks import default_hooks\n"
-    "model.register_comm_hook(None, default_hooks.bf16_compress_hook)  # once, after DistributedDataParallel(…)",
-    "powersgd": "from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook\n"
-    "state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=1000)\n"
-    "model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)  # once, after DistributedDataParallel(…)",
-}
-
-
-class CommHook(Knob):
+class CommHook(RankKnob):
     """The hook that exchanges a bucket of gradients in place of DistributedDataParallel's own all-reduce."""
 
     name = "comm_hook"
     title = "Compressed gradients"
     help = "Exchanges gradients in 16 bits, or as low-rank factors (PowerSGD): fewer bytes over a slow link"
-    kind: Kind = "module call"
-    of_ranks = True
-    options: tuple[Value, ...] = ("none", "fp16", "bf16", "powersgd")
+    options = ("none", "fp16", "bf16", "powersgd")
     climb_values = ("fp16",)
     changes_training = "the ranks exchange rounded gradients"
     aliases = ("compression", "gradient_compression", "compress")
-    helps_against: Mapping[str, int] = {"exposed_communication": 2}
+    helps_against = {"exposed_communication": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
         seen = data_parallel(observation)
@@ -188,35 +173,21 @@ class CommHook(Knob):
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
         seen = data_parallel(observation)
-        if seen is None:
-            return NO_DDP
-        if seen.has_hook:
-            return HAS_ONE
-        return GLOO_WAITS if value == "powersgd" and seen.backend == "gloo" and seen.bucket_count > 1 else None
+        return NO_DDP if seen is None else _takes_no_hook(seen, value)
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        effects = KnobEffects()
-        if value == "none":
-            yield effects
-            return
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        """At a model's first call: by then the user's code has registered its own."""
         from torch.nn.parallel import DistributedDataParallel
 
-        thread = get_ident()
         met: weakref.WeakSet[Any] = weakref.WeakSet()
 
-        def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-            @functools.wraps(original)
-            def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-                if get_ident() == thread and self not in met:  # by now the user's code has registered its own
-                    met.add(self)
-                    _register(self, str(value), effects)
-                return original(self, *args, **kwargs)
+        def called(args: Args, kwargs: KeywordArgs) -> None:
+            if args[0] not in met:
+                met.add(args[0])
+                _register(args[0], str(value), effects)
 
-            return forward
-
-        with replaced(DistributedDataParallel, "forward", wrap):
-            yield effects
+        if value != "none":
+            undo.enter_context(heard_before(DistributedDataParallel, "forward", called))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         count = effects.counts.get(HOOKED, 0)
@@ -227,19 +198,39 @@ class CommHook(Knob):
         return Verification("took effect", f"{count} DistributedDataParallel exchanged gradients with {value}")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
-        return CodeEdit(_EDITS.get(str(value), "# leave model.register_comm_hook(…) out"))
+        if value == "none":
+            return CodeEdit("# leave model.register_comm_hook(…) out")
+        module, state, hook = "default_hooks", "None", f"default_hooks.{value}_compress_hook"
+        lines = []
+        if value == "powersgd":
+            module, state, hook = "powerSGD_hook", "state", "powerSGD_hook.powerSGD_hook"
+            arguments = "None, matrix_approximation_rank=1, start_powerSGD_iter=1000"
+            lines = [f"state = powerSGD_hook.PowerSGDState({arguments})"]
+        return CodeEdit(
+            "\n".join(
+                [
+                    f"from torch.distributed.algorithms.ddp_comm_hooks import {module}",
+                    *lines,
+                    f"model.register_comm_hook({state}, {hook})  # once, after DistributedDataParallel(…)",
+                ]
+            )
+        )
+
+
+def _takes_no_hook(model: ObservedDataParallel, value: Value) -> str | None:
+    """Why a model cannot be given this hook; None where it can."""
+    if model.has_hook:
+        return HAS_ONE
+    return GLOO_WAITS if value == "powersgd" and model.backend == "gloo" and model.bucket_count > 1 else None
 
 
 def _register(model: Any, name: str, effects: KnobEffects) -> None:
-    if getattr(model, "_comm_hooks", None):
-        effects.refuse(HAS_ONE)
-        return
-    seen = observed_data_parallel(model)
-    if name == "powersgd" and seen is not None and seen.backend == "gloo" and seen.bucket_count > 1:
-        effects.refuse(GLOO_WAITS)
-        return
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
+    seen = observed_data_parallel(model)
+    if seen is not None and (why := _takes_no_hook(seen, name)):
+        effects.refuse(why)
+        return
     try:
         if name == "powersgd":
             state = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=START_STEPS)
@@ -252,41 +243,32 @@ def _register(model: Any, name: str, effects: KnobEffects) -> None:
     effects.count(HOOKED)
 
 
-COMM_HOOK = CommHook()
+# -- weights instead of gradients --------------------------------------------------------------------------------------
 
 
-AVERAGED, LOCAL = "averages", "local steps"
-
-
-class LocalSgd(Knob):
-    """No gradient is exchanged; the weights are, every k-th step."""
+class LocalSgd(RankKnob):
+    """Each rank steps by itself without exchanging gradients; every k steps all take the mean of their weights."""
 
     name = "local_sgd"
     title = "Local SGD"
     help = "Steps between weight averages across ranks, instead of a gradient all-reduce in every step"
-    kind: Kind = "module call"
-    of_ranks = True
-    options: tuple[Value, ...] = (1, 2, 4, 8, 16)
+    options = (1, 2, 4, 8, 16)
     climb_values = (8,)
     changes_training = "the ranks' weights diverge between averages"
     aliases = ("localsgd", "periodic_averaging")
-    helps_against: Mapping[str, int] = {"exposed_communication": 4, "straggler": 2}
+    helps_against = {"exposed_communication": 4, "straggler": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
         return 1 if data_parallel(observation) is not None else None
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        return None if value == 1 or data_parallel(observation) is not None else NO_DDP
+        return None if value == 1 else super().refuses(observation, value)
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        effects = KnobEffects()
-        if int(value) == 1:
-            yield effects
-            return
-        averaging = Averaging(int(value), effects)
-        with kept_local(averaging.models), around_steps(HookOrder.OPTIONS, averaging):
-            yield effects
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        if int(value) > 1:
+            averaging = Averaging(int(value), effects)
+            undo.enter_context(without_sync(averaging.models))
+            undo.enter_context(around_steps(HookOrder.OPTIONS, averaging))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         local, averages = effects.counts.get(LOCAL, 0), effects.counts.get(AVERAGED, 0)
@@ -310,7 +292,7 @@ class LocalSgd(Knob):
         )
 
 
-class Averaging(Watcher):
+class Averaging(OptimizerHook):
     """Averages the weights of its models after every k-th step."""
 
     def __init__(self, period: int, effects: KnobEffects) -> None:
@@ -333,15 +315,12 @@ class Averaging(Watcher):
                 self._effects.count(AVERAGED)
 
 
-LOCAL_SGD = LocalSgd()
-
-
-# Keeps DistributedDataParallel from exchanging gradients, as its `no_sync` does: for knobs that exchange later.
-
-
 @contextmanager
-def kept_local(models: list[Any]) -> Iterator[None]:
-    """Each DistributedDataParallel that this thread calls behaves as within its `no_sync`, and is in `models`."""
+def without_sync(models: list[Any]) -> Iterator[None]:
+    """Each DistributedDataParallel that this thread calls behaves as within its `no_sync`, and is in `models`.
+
+    For knobs that exchange later.
+    """
     import torch.distributed
 
     if not torch.distributed.is_available():
@@ -349,21 +328,13 @@ def kept_local(models: list[Any]) -> Iterator[None]:
         return
     from torch.nn.parallel import DistributedDataParallel
 
-    thread = get_ident()
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def forward(model: Any, *args: Any, **kwargs: Any) -> Any:
-            if get_ident() == thread:
-                if not any(model is other for other in models):
-                    models.append(model)
-                model.require_backward_grad_sync = False
-            return original(model, *args, **kwargs)
-
-        return forward
+    def called(args: Args, kwargs: KeywordArgs) -> None:
+        if not any(args[0] is other for other in models):
+            models.append(args[0])
+        args[0].require_backward_grad_sync = False
 
     try:
-        with replaced(DistributedDataParallel, "forward", wrap):
+        with heard_before(DistributedDataParallel, "forward", called):
             yield
     finally:
         for model in models:
@@ -387,19 +358,16 @@ def average(tensors: Sequence[Tensor], group: Any) -> None:
                 tensor.copy_(mean)
 
 
-SET = "sharded modules"
-NONE_SHARDED = "no module under fully_shard is called in your code"
+# -- FSDP2 -------------------------------------------------------------------------------------------------------------
 
 
-class ReshardAfterForward(Knob):
-    """Kept, the weights are not gathered a second time for the backward pass."""
+class ReshardAfterForward(RankKnob):
+    """Whether modules under `fully_shard` give gathered weights back: kept, none are gathered for the backward pass."""
 
     name = "reshard_after_forward"
     title = "FSDP: reshard after the forward pass"
     help = "Off: one all-gather of the weights per step instead of two, at the cost of keeping all of them in memory"
-    kind: Kind = "module call"
-    of_ranks = True
-    options: tuple[Value, ...] = (False, True)
+    options = (False, True)
     climb_values = (False,)
     cost = "Off keeps all weights in memory on each rank between forward and backward."
     aliases = ("reshard",)
@@ -410,11 +378,9 @@ class ReshardAfterForward(Knob):
     def refuses(self, observation: Observation, value: Value) -> str | None:
         return None if any(m.fully_sharded for m in observation.modules) else NONE_SHARDED
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         from torch.distributed.fsdp import FSDPModule
 
-        effects = KnobEffects()
         met: dict[int, Any] = {}
 
         def around(module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -423,14 +389,13 @@ class ReshardAfterForward(Knob):
                 for part in module.modules():
                     if isinstance(part, FSDPModule):
                         part.set_reshard_after_forward(bool(value), recurse=False)
-                        effects.count(SET)
+                        effects.count(SHARDED)
             return call(args, kwargs)
 
-        with around_outermost(Layer.INPUTS, around):
-            yield effects
+        undo.enter_context(around_outermost(Layer.INPUTS, around))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        count = effects.counts.get(SET, 0)
+        count = effects.counts.get(SHARDED, 0)
         if not count:
             return Verification("no effect", NONE_SHARDED)
         does = "freed" if value else "kept"
@@ -441,4 +406,5 @@ class ReshardAfterForward(Knob):
         return CodeEdit(line, "fully_shard", self.name, str(value))
 
 
-RESHARD_AFTER_FORWARD = ReshardAfterForward()
+BUCKET_CAP_MB, GRADIENT_AS_BUCKET_VIEW, STATIC_GRAPH = BucketCap(), BucketView(), StaticGraph()
+COMM_HOOK, LOCAL_SGD, RESHARD_AFTER_FORWARD = CommHook(), LocalSgd(), ReshardAfterForward()

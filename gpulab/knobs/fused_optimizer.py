@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observation import Observation, ObservedOptimizer, trace_counts
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import HookOrder, Watcher, around_steps
+from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -30,9 +29,9 @@ class FusedOptimizer(Knob):
     lesson = "08_fused_kernels"
     title = "Fused optimizer"
     help = "One kernel updates all parameters: helps models with many parameters, or launch-bound steps"
-    kind: Kind = "optimizer option"
-    options: tuple[Value, ...] = (False, True)
-    helps_against: Mapping[str, int] = {"launch_bound": 2, "unfused_optimizer": 1}
+    kind = "optimizer option"
+    options = (False, True)
+    helps_against = {"launch_bound": 2, "unfused_optimizer": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
         able = [o for o in observation.optimizers if o.supports_fused]
@@ -47,15 +46,11 @@ class FusedOptimizer(Knob):
         reasons = [_cannot(o) for o in observation.optimizers]
         return reasons[0] if all(reasons) else None
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """Set the param groups of each optimizer when it first steps."""
-        effects = KnobEffects()
         switching = Switching(bool(value), effects)
-        with ExitStack() as undo:
-            undo.callback(switching.put_back)
-            undo.enter_context(around_steps(HookOrder.OPTIONS, switching))
-            yield effects
+        undo.callback(switching.put_back)
+        undo.enter_context(around_steps(HookOrder.OPTIONS, switching))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         changed = effects.counts.get("optimizers", 0)
@@ -111,7 +106,7 @@ class _Before:
         rehost_steps(optimizer)
 
 
-class Switching(Watcher):
+class Switching(OptimizerHook):
     """Sets the options of each optimizer at its first step on this thread."""
 
     def __init__(self, fused: bool, effects: KnobEffects) -> None:

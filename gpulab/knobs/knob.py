@@ -8,8 +8,8 @@ from __future__ import annotations
 import difflib
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Literal
 
@@ -175,12 +175,22 @@ class Knob(ABC):
         """What speaks against a value without forbidding it."""
         return ()
 
-    @abstractmethod
-    def applied(self, value: Value) -> AbstractContextManager[KnobEffects]:
+    @contextmanager
+    def applied(self, value: Value) -> Iterator[KnobEffects]:
         """Set it for the code that runs inside, on this thread; put back everything at the end, whatever happens.
 
-        Entered once per block, after the capture's hooks are in place and in any order with other knobs. What has
-        to outlive a block (a filled cache) is kept by the knob object and dropped by `forget`.
+        Entered once per block, after the capture's hooks are in place and in any order with other knobs.
+        """
+        effects = KnobEffects()
+        with ExitStack() as undo:
+            self.apply(value, effects, undo)
+            yield effects
+
+    @abstractmethod
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        """Set it, and have `undo` put it back. What really happens is noted in `effects`, also later.
+
+        What has to outlive a block (a filled cache) is kept by the knob object and dropped by `forget`.
         """
 
     def forget(self) -> None:

@@ -8,31 +8,27 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.devices.machine import shared_memory_bytes
+from gpulab.devices.machine import detect_device, shared_memory_bytes
 from gpulab.formatting import number, size
-from gpulab.knobs.changed_loader import (
-    NO_WORKERS,
-    NOTHING_TO_PIN_FOR,
-    OWN_AFFAIR,
-    PREFETCH_OF_TORCH,
-    UNFIT_FOR_SPAWN,
-    Option,
-    overriding,
-    pins_nothing_here,
-)
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, StepTimes, Value, Verification
+from gpulab.knobs.changed_loader import OWN_AFFAIR, PREFETCH_OF_TORCH, Option, overriding
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, StepTimes, Value, Verification
 from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
 
 PINNED_COPY, PAGEABLE_COPY = "Pinned -> Device", "Pageable -> Device"  # in CUPTI's names of copies
 
 NO_LOADER = "your code iterates no DataLoader"
+NO_WORKERS = "the DataLoader has no workers; set workers=2 together with it"
+UNFIT_FOR_SPAWN = (
+    "the notebook defines the Dataset (or collate_fn, worker_init_fn): workers started by {method} cannot "
+    "import it; move it to a .py file, or keep workers=0"
+)
 LARGEST_PREFETCH = 8  # that a climb tries
 SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, through which all batches go
 
@@ -40,7 +36,7 @@ SMALL_SHARED_MEMORY_BYTES = 128 * 2**20  # a container's default is 64 MiB, thro
 class LoaderOption(Knob):
     """One option: each says by itself what a loader cannot have, and what shows in a run that a loader had it."""
 
-    kind: Kind = "DataLoader option"
+    kind = "DataLoader option"
     lesson = "03_starving_gpu"
     same_training = True
     option: Option
@@ -66,11 +62,8 @@ class LoaderOption(Knob):
             return NO_LOADER
         return self.reason(observation.loader, value)
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        effects = KnobEffects()
-        with overriding(self.option, value, effects):
-            yield effects
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        undo.enter_context(overriding(self.option, value, effects, lambda loader: self.reason(loader, value)))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the loader that fed the steps, and by what only that value can bring about."""
@@ -124,6 +117,16 @@ def _little_shared_memory(workers: int) -> tuple[str, ...]:
     )
 
 
+def pins_nothing_here() -> bool:
+    """Whether this machine has no GPU that memory could be pinned for. Starts none."""
+    if detect_device("auto").kind == "cuda":  # torch's own question would start its driver
+        return False
+    from torch import accelerator
+
+    current = accelerator.current_accelerator()
+    return not accelerator.is_available() or current is None or current.type == "mps"
+
+
 def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
     if effects.refused:
         return "; ".join(effects.refused)
@@ -152,12 +155,12 @@ class Workers(LoaderOption):
     title = "Workers"
     help = "Processes that load batches in parallel with training: helps if steps wait for data"
     option: Option = "num_workers"
-    options: tuple[Value, ...] = (0, 1, 2, 4, 8)
+    options = (0, 1, 2, 4, 8)
     least = 0
     aliases = ("num_workers",)
     cost = "Each additional worker needs memory and CPU."
     starts_processes = True
-    helps_against: Mapping[str, int] = {
+    helps_against = {
         "data_starved": 1,
         "cpu_preprocessing": 1,
         "storage_bound": 1,
@@ -189,12 +192,10 @@ class Workers(LoaderOption):
     def cautions(self, observation: Observation, value: Value) -> tuple[str, ...]:
         return _little_shared_memory(int(value))
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        with super().applied(value) as effects:
-            for caution in _little_shared_memory(int(value)):
-                effects.note(caution)
-            yield effects
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        for caution in _little_shared_memory(int(value)):
+            effects.note(caution)
+        super().apply(value, effects, undo)
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
         """As many as keep up with the steps, and one more; then powers of two; up to usable cores + 1."""
@@ -213,10 +214,10 @@ class Prefetch(LoaderOption):
     title = "Prefetch"
     help = "Batches that each worker prefetches: helps if loading times vary a lot between items"
     option: Option = "prefetch_factor"
-    options: tuple[Value, ...] = (1, 2, 4, 8)
+    options = (1, 2, 4, 8)
     aliases = ("prefetch_factor",)
     needs = ("workers",)
-    helps_against: Mapping[str, int] = {"data_starved": 2, "storage_bound": 2}
+    helps_against = {"data_starved": 2, "storage_bound": 2}
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """The loader as its workers were started."""
@@ -236,15 +237,19 @@ class PinMemory(LoaderOption):
     title = "Pin memory"
     help = "Batches in page-locked memory: faster copies to the GPU, which .to(…, non_blocking=True) can overlap"
     option: Option = "pin_memory"
-    options: tuple[Value, ...] = (False, True)
-    helps_against: Mapping[str, int] = {"blocking_copy": 1}
+    options = (False, True)
+    helps_against = {"blocking_copy": 1}
+
+    def reason(self, loader: ObservedLoader, value: Value) -> str | None:
+        return self.refused_here(value)
 
     def refuses(self, observation: Observation, value: Value) -> str | None:
-        why = super().refuses(observation, value)
-        return why if why or observation.device.kind == "cuda" else self.refused_here(value)
+        if observation.loader is not None and observation.device.kind == "cuda":
+            return None
+        return super().refuses(observation, value)
 
     def refused_here(self, value: Value) -> str | None:
-        return NOTHING_TO_PIN_FOR if value and pins_nothing_here() else None
+        return "there is no GPU: torch does not pin memory here" if value and pins_nothing_here() else None
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
@@ -265,9 +270,9 @@ class PersistentWorkers(LoaderOption):
     title = "Persistent workers"
     help = "Workers stay alive between epochs: helps if epochs are short and worker start-up is slow"
     option: Option = "persistent_workers"
-    options: tuple[Value, ...] = (False, True)
+    options = (False, True)
     needs = ("workers",)
-    helps_against: Mapping[str, int] = {"worker_restart": 1}
+    helps_against = {"worker_restart": 1}
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Workers started less often than epochs began, or as often."""
@@ -287,7 +292,7 @@ class BatchSize(LoaderOption):
     title = "Batch size"
     help = "Samples per step: a larger batch helps if the run is launch-bound"
     option: Option = "batch_size"
-    options: tuple[Value, ...] = (8, 16, 32, 64, 128, 256)
+    options = (8, 16, 32, 64, 128, 256)
     lesson = "05_batch_size"
     aliases = ("bs", "batch")
     cost = "A larger batch needs more memory."
@@ -297,7 +302,7 @@ class BatchSize(LoaderOption):
     )
     changes_steps = True
     same_training = False
-    helps_against: Mapping[str, int] = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
+    helps_against = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
 
     def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Samples that the steps really had; where they cannot be counted, the loader's own word."""

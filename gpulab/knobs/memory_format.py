@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.accumulation import laid_out_like
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observation import Observation, kernel_names
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, Watcher, around_outermost, around_steps
+from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 
 if TYPE_CHECKING:
     import torch
@@ -26,10 +25,10 @@ class ChannelsLast(Knob):
     lesson = "08_fused_kernels"
     title = "channels_last"
     help = "Images and convolution weights in NHWC layout: speeds up convolutions on tensor cores and on CPUs"
-    kind: Kind = "module call"
-    options: tuple[Value, ...] = (False, True)
+    kind = "module call"
+    options = (False, True)
     aliases = ("memory_format",)
-    helps_against: Mapping[str, int] = {"layout": 1}
+    helps_against = {"layout": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
         """As the weights are laid out; None where they differ."""
@@ -43,18 +42,14 @@ class ChannelsLast(Knob):
             return "no module in your code has a 2D convolution, and channels_last affects nothing else"
         return None
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """Lay out weights at a module's first call, inputs at each, optimizer states at the first step."""
         import torch
 
-        effects = KnobEffects()
         layout = Layout(torch.channels_last if value else torch.contiguous_format, effects)
-        with ExitStack() as undo:
-            undo.callback(layout.put_back)
-            undo.enter_context(around_steps(HookOrder.LAYOUT, layout))
-            undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
-            yield effects
+        undo.callback(layout.put_back)
+        undo.enter_context(around_steps(HookOrder.LAYOUT, layout))
+        undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         weights, inputs = effects.counts.get("weights", 0), effects.counts.get("inputs", 0)
@@ -82,7 +77,7 @@ class ChannelsLast(Knob):
         )
 
 
-class Layout(Watcher):
+class Layout(OptimizerHook):
     """Lays out weights, inputs and optimizer states, and the first and last as before at the end."""
 
     def __init__(self, layout: torch.memory_format, effects: KnobEffects) -> None:

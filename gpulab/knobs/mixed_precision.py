@@ -7,8 +7,8 @@ user's code (clipping, logging) sees gradients of the usual size. A step is left
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, suppress
 from threading import get_ident
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpulab.knobs.accumulation import Taken
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, LoopEnd, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification
 from gpulab.knobs.observation import Observation, first_match, kernel_names, trace_counts
 from gpulab.knobs.observer import has_ampere_units
 from gpulab.run import Run
-from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, Watcher, around_outermost, around_steps
+from gpulab.torch_hooks.hook_points import Around, Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from gpulab.torch_hooks.patching import replaced
 
 if TYPE_CHECKING:
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
+FIRST_SCALE = 2.0**16  # of a loss, torch's own
 DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
 LOW = frozenset(DTYPES.values())
 
@@ -47,12 +48,12 @@ class Amp(Knob):
     lesson = "07_mixed_precision"
     title = "Mixed precision"
     help = "Matmuls and convolutions in 16 bits: helps if they dominate and the device has hardware for it"
-    kind: Kind = "module call"
+    kind = "module call"
     changes_training = "lower precision: compare the losses"
-    options: tuple[Value, ...] = ("off", "fp16", "bf16")
-    climb_values: tuple[Value, ...] = ("bf16", "fp16")  # bf16 needs no loss scaling
+    options = ("off", "fp16", "bf16")
+    climb_values = ("bf16", "fp16")  # bf16 needs no loss scaling
     aliases = ("precision", "autocast", "bf16", "fp16")
-    spellings: Mapping[str, str] = {
+    spellings = {
         "bfloat16": "bf16",
         "float16": "fp16",
         "half": "fp16",
@@ -60,7 +61,7 @@ class Amp(Knob):
         "false": "off",
         "fp32": "off",
     }
-    helps_against: Mapping[str, int] = {"no_mixed_precision": 1, "memory_bound_ops": 2}
+    helps_against = {"no_mixed_precision": 1, "memory_bound_ops": 2}
 
     def __init__(self) -> None:
         self._scale: float | None = None  # of the loss: found in a block, it serves the next
@@ -95,24 +96,21 @@ class Amp(Knob):
             return "some weights are float16, so their gradients cannot be unscaled; use amp=bf16"
         return None
 
-    @contextmanager
-    def applied(self, value: Value) -> Iterator[KnobEffects]:
-        """Autocast the outermost module calls; with fp16 the loss is scaled too."""
+    def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
+        """Autocast the outermost module calls, and the code's own regions alike; with fp16 the loss is scaled too."""
         import torch
 
-        effects = KnobEffects()
-        with ExitStack() as undo:
-            if value == "off":
-                undo.enter_context(own_regions(effects, None))
-            elif value == "bf16":
-                undo.enter_context(autocast(torch.bfloat16, effects))
-            else:
-                scaling = undo.enter_context(loss_scaling(effects, self._scale))
-                undo.callback(self._keep, scaling)
-                undo.enter_context(autocast(torch.float16, effects, scaling.meet))
-            yield effects
+        dtype = None if value == "off" else getattr(torch, DTYPES[str(value)])
+        scaling = None
+        if value == "fp16":
+            scaling = LossScaling(effects, self._scale)
+            scaling.begin(undo)
+            undo.callback(self._keep_scale, scaling)
+        undo.enter_context(_own_regions(effects, dtype))
+        if dtype is not None:
+            undo.enter_context(around_outermost(Layer.AUTOCAST, _autocasting(dtype, effects, scaling)))
 
-    def _keep(self, scaling: LossScaling) -> None:
+    def _keep_scale(self, scaling: LossScaling) -> None:
         with suppress(RuntimeError):  # a device in trouble; the user's code has its own error
             self._scale = scaling.scale or self._scale
 
@@ -121,43 +119,32 @@ class Amp(Knob):
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the baseline has not."""
+        counts = effects.counts
         if value == "off":
-            regions = effects.counts.get("autocast regions", 0)
-            words = f"{regions} of your code's autocast regions were disabled"
+            regions = counts.get("autocast regions", 0)
             if not regions:
                 return Verification("no effect", "your code runs in fp32 already, without autocast")
-            return Verification("took effect", words)
+            return Verification("took effect", f"{regions} of your code's autocast regions were disabled")
         if value == self.value_in(observation):
             return Verification("no effect", f"the baseline already uses amp={value}")
-        calls = effects.counts.get("module calls", 0)
+        calls = counts.get("module calls", 0)
         if not calls:
             return Verification("no effect", "no module ran under autocast")
         if effects.refused:
             return Verification("cannot tell", "; ".join(effects.refused))
-        return self._by_trace(str(value), observation, effects, run) or self._by_results(str(value), calls, effects)
-
-    def _by_trace(self, value: str, observation: Observation, effects: KnobEffects, run: Run) -> Verification | None:
-        counts = trace_counts(run)
-        if counts is None:
-            return None
-        if run.timeline is not None and run.timeline.has_device_events:
-            kernel = first_match(KERNELS[value], tuple(sorted(set(kernel_names(run)) - observation.operators)))
-            if kernel is None:
-                return None
-            return Verification("took effect", f"kernels in {DTYPES[value]}, among them {kernel}{_left_out(effects)}")
-        if counts.get("aten::_to_copy", 0) and "aten::_to_copy" not in observation.operators:
-            words = f"{counts['aten::_to_copy']} casts in the trace, none in the baseline"
-            return Verification("took effect", words + _left_out(effects))
-        return None
-
-    def _by_results(self, value: str, calls: int, effects: KnobEffects) -> Verification:
-        results = effects.counts.get("results of lower precision", 0)
-        if results:
-            words = f"{results} of {calls} module calls under autocast returned {DTYPES[value]}"
-            return Verification("took effect", words + _left_out(effects))
-        words = f"{calls} module calls ran under autocast, but no {DTYPES[value]} result was seen"
-        words = f"could not verify that AMP was applied: {words}"
-        return Verification("cannot tell", words)
+        seen = _lower_precision_in(run, str(value), observation)
+        if not seen and (results := counts.get("results of lower precision", 0)):
+            seen = f"{results} of {calls} module calls under autocast returned {DTYPES[str(value)]}"
+        if not seen:
+            return Verification(
+                "cannot tell",
+                f"could not verify that AMP was applied: {calls} module calls ran under autocast, "
+                f"but no {DTYPES[str(value)]} result was seen",
+            )
+        if left_out := counts.get("steps left out", 0):
+            steps = "1 step was" if left_out == 1 else f"{left_out} steps were"
+            seen = f"{seen}; {steps} skipped because scaled gradients overflowed"
+        return Verification("took effect", seen)
 
     def without(self, observation: Observation) -> Observation:
         """Regions that the cell itself has under autocast are not told from the knob's."""
@@ -177,49 +164,63 @@ class Amp(Knob):
         return CodeEdit("\n".join([scaler, *lines]), loop_end=LoopEnd(scaled=True))
 
 
-def _left_out(effects: KnobEffects) -> str:
-    left_out = effects.counts.get("steps left out", 0)
-    if not left_out:
-        return ""
-    return f"; {left_out} step{'s were' if left_out > 1 else ' was'} skipped because scaled gradients overflowed"
+def _lower_precision_in(run: Run, value: str, observation: Observation) -> str:
+    """What in the trace shows it and is not in the baseline; empty where nothing does."""
+    counts = trace_counts(run) or {}
+    if run.timeline is not None and run.timeline.has_device_events:
+        kernel = first_match(KERNELS[value], tuple(sorted(set(kernel_names(run)) - observation.operators)))
+        return f"kernels in {DTYPES[value]}, among them {kernel}" if kernel is not None else ""
+    casts = counts.get("aten::_to_copy", 0)
+    is_new = casts and "aten::_to_copy" not in observation.operators
+    return f"{casts} casts in the trace, none in the baseline" if is_new else ""
 
 
-AMP = Amp()
-
-
-Meet = Callable[["Module"], None]
-
-
-@contextmanager
-def autocast(dtype: torch.dtype, effects: KnobEffects, meet: Meet | None = None) -> Iterator[None]:
-    """Autocast the outermost calls to `dtype`, their results back to float32; the code's own regions use it too.
+def _autocasting(dtype: torch.dtype, effects: KnobEffects, scaling: LossScaling | None) -> Around:
+    """Autocasts a call to `dtype`, its results back to float32: the code that follows knows nothing of it.
 
     Wrapped are modules with parameters, and others that are given something to differentiate: losses, but not the
-    transforms of a dataset. `meet` is told of each module before it is called.
+    transforms of a dataset.
     """
     import torch
+    from torch.utils import _pytree as pytree
+
+    def is_low(leaf: object) -> bool:
+        return isinstance(leaf, torch.Tensor) and leaf.dtype in (torch.bfloat16, torch.float16)
 
     def around(module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kind = _device_kind(module, args, kwargs)
         if kind is None:
             return call(args, kwargs)
-        if meet is not None:
-            meet(module)
+        if scaling is not None:
+            scaling.meet(module)
         effects.count("module calls")
         if torch.is_autocast_enabled(kind):  # in a region of the code's own
             return call(args, kwargs)
         with torch.autocast(kind, dtype=dtype):
             result = call(args, kwargs)
-        return _in_float32(result, effects)
+        if not any(map(is_low, pytree.tree_leaves(result))):
+            return result
+        effects.count("results of lower precision")
+        return pytree.tree_map(lambda leaf: leaf.float() if is_low(leaf) else leaf, result)
 
-    with ExitStack() as undo:
-        undo.enter_context(own_regions(effects, dtype))
-        undo.enter_context(around_outermost(Layer.AUTOCAST, around))
-        yield
+    return around
 
 
-@contextmanager
-def own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> Iterator[None]:
+def _device_kind(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """Where the call computes; None where autocast is not to be used."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    parameter = next(module.parameters(), None)
+    if parameter is not None:
+        return parameter.device.type
+    if isinstance(module, torch.nn.BCELoss):  # it raises under autocast
+        return None
+    tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
+    return next((t.device.type for t in tensors if t.requires_grad), None)
+
+
+def _own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> AbstractContextManager[None]:
     """The code's own `torch.autocast` regions use `dtype` on this thread, or do nothing where that is None."""
     from torch.amp import autocast_mode
 
@@ -239,77 +240,16 @@ def own_regions(effects: KnobEffects, dtype: torch.dtype | None) -> Iterator[Non
 
         return __enter__
 
-    with replaced(autocast_mode.autocast, "__enter__", wrap):
-        yield
+    return replaced(autocast_mode.autocast, "__enter__", wrap)
 
 
-def _device_kind(module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """Where the call computes; None where autocast is not to be used."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    parameter = next(module.parameters(), None)
-    if parameter is not None:
-        return parameter.device.type
-    if isinstance(module, torch.nn.BCELoss):  # it raises under autocast
-        return None
-    tensors = (t for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor))
-    return next((t.device.type for t in tensors if t.requires_grad), None)
+AMP = Amp()
 
 
-def _in_float32(result: Any, effects: KnobEffects) -> Any:
-    """The code that follows knows nothing of lower precision (as Accelerate does it)."""
-    import torch
-    from torch.utils import _pytree as pytree
-
-    low = (torch.bfloat16, torch.float16)
-
-    def is_low(leaf: object) -> bool:
-        return isinstance(leaf, torch.Tensor) and leaf.dtype in low
-
-    if not any(map(is_low, pytree.tree_leaves(result))):
-        return result
-    effects.count("results of lower precision")
-    return pytree.tree_map(lambda leaf: leaf.float() if is_low(leaf) else leaf, result)
+# -- loss scaling ------------------------------------------------------------------------------------------------------
 
 
-FIRST_SCALE = 2.0**16  # torch's own
-
-
-@contextmanager
-def loss_scaling(effects: KnobEffects, scale: float | None) -> Iterator[LossScaling]:
-    """Scale the losses of this thread, at first by `scale`; it has to be told of the modules that take part."""
-    import torch
-
-    scaling, thread = LossScaling(effects, scale), get_ident()
-
-    def wrap(original: Callable[..., None]) -> Callable[..., None]:
-        def backward(
-            tensors: Any,
-            grad_tensors: Any = None,
-            retain_graph: bool | None = None,
-            create_graph: bool = False,
-            *rest: Any,
-            **kw: Any,
-        ) -> None:
-            def go(roots: Any) -> None:
-                original(roots, grad_tensors, retain_graph, create_graph, *rest, **kw)
-
-            if get_ident() != thread or create_graph:
-                go(tensors)
-            else:
-                scaling.backward(tensors, go)
-
-        return backward
-
-    with ExitStack() as undo:
-        undo.callback(scaling.taken.give_back)
-        undo.enter_context(around_steps(HookOrder.SCALING, scaling))
-        undo.enter_context(replaced(torch.autograd, "backward", wrap))
-        yield scaling
-
-
-class LossScaling(Watcher):
+class LossScaling(OptimizerHook):
     """One GradScaler for everything that is trained, made at the first backward pass."""
 
     def __init__(self, effects: KnobEffects, scale: float | None) -> None:
@@ -325,7 +265,36 @@ class LossScaling(Watcher):
         self._within = False  # a backward pass of ours
         self._overflows = 0
         self._seen: dict[int, int] = {}  # of each optimizer: the overflows at its last step
-        self.taken = Taken()  # what a step was not to see, and is the user's
+        self._taken = Taken()  # what a step was not to see, and is the user's
+
+    def begin(self, undo: ExitStack) -> None:
+        """Scale the losses of this thread from here on; it has to be told of the modules that take part."""
+        import torch
+
+        thread = get_ident()
+
+        def wrap(original: Callable[..., None]) -> Callable[..., None]:
+            def backward(
+                tensors: Any,
+                grad_tensors: Any = None,
+                retain_graph: bool | None = None,
+                create_graph: bool = False,
+                *rest: Any,
+                **kw: Any,
+            ) -> None:
+                def go(roots: Any) -> None:
+                    original(roots, grad_tensors, retain_graph, create_graph, *rest, **kw)
+
+                if get_ident() != thread or create_graph:
+                    go(tensors)
+                else:
+                    self._backward(tensors, go)
+
+            return backward
+
+        undo.callback(self._taken.give_back)
+        undo.enter_context(around_steps(HookOrder.SCALING, self))
+        undo.enter_context(replaced(torch.autograd, "backward", wrap))
 
     def meet(self, module: Module) -> None:
         """Its parameters may get scaled gradients."""
@@ -342,7 +311,7 @@ class LossScaling(Watcher):
 
     # -- backward ------------------------------------------------------------------------------------------------
 
-    def backward(self, roots: Any, go: Callable[[Any], None]) -> None:
+    def _backward(self, roots: Any, go: Callable[[Any], None]) -> None:
         """One backward pass from the scaled roots; the gradients it leaves are unscaled and added to those before."""
         if self._off or self._within or not self._parameters:
             go(roots)
@@ -403,7 +372,7 @@ class LossScaling(Watcher):
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
         """Leave the step out where gradients have overflowed, by taking them away."""
-        self.taken.give_back()
+        self._taken.give_back()
         self._in_closure = closure
         parameters = [p for group in optimizer.param_groups for p in group["params"]]
         unknown = [p for p in parameters if id(p) not in self._parameters]
@@ -415,13 +384,13 @@ class LossScaling(Watcher):
         suspect = self._overflowed() or self._overflows != self._seen.get(id(optimizer), 0)
         self._seen[id(optimizer)] = self._overflows
         if suspect and not _finite(parameters):
-            self.taken.take(parameters)
+            self._taken.take(parameters)
             self._effects.count("steps left out")
 
     def after(self, optimizer: Optimizer) -> None:
         """The scale may be updated before the next backward pass: other optimizers may have to step first."""
         self._stepped, self._in_closure = True, False
-        self.taken.give_back()
+        self._taken.give_back()
 
     def _drop_gradients(self) -> None:
         for p in self._parameters.values():

@@ -25,6 +25,64 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
 StepHook = Callable[["Optimizer", tuple[Any, ...], dict[str, Any]], None]
+Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
+Around = Callable[["Module", Call, tuple[Any, ...], dict[str, Any]], Any]
+
+_numbers = itertools.count()
+
+
+class HookOrder(IntEnum):
+    """Who comes first before a step; after it, the last comes first."""
+
+    LAYOUT = 0
+    SCALING = 1
+    ACCUMULATING = 2
+    OPTIONS = 3
+
+
+class Layer(IntEnum):
+    """From the outside in: how wrappers of one module call are nested."""
+
+    INPUTS = 0
+    AUTOCAST = 1
+    COMPILED = 2
+
+
+class OptimizerHook:
+    """Stands around each step of an optimizer; a method that is left out does nothing."""
+
+    def before(self, optimizer: Optimizer, closure: bool) -> None:
+        """It is about to step; with a closure the gradients come only now."""
+
+    def after(self, optimizer: Optimizer) -> None:
+        """It has stepped; not called where the step raised."""
+
+
+class _Here(threading.local):
+    """Of one thread: who hooks a point, in their order; what is going on there; and the process that it belongs to."""
+
+    def __init__(self) -> None:
+        self.hooks: list[tuple[IntEnum, int, Any]] = []
+        self.stepping: list[Optimizer] = []
+        self.calling = False
+        self.process = 0  # a worker that was forked meanwhile is another
+
+    @contextmanager
+    def hooked(self, order: IntEnum, hook: object) -> Iterator[None]:
+        entry = (order, next(_numbers), hook)
+        if not self.hooks:
+            self.stepping, self.calling, self.process = [], False, os.getpid()
+        self.hooks = sorted([*self.hooks, entry])
+        try:
+            yield
+        finally:
+            self.hooks = [e for e in self.hooks if e is not entry]
+
+
+_steps, _calls = _Here(), _Here()
+
+
+# -- optimizer steps ---------------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -39,98 +97,39 @@ def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None
         yield
 
 
-class HookOrder(IntEnum):
-    """Who comes first before a step; after it, the last comes first."""
-
-    LAYOUT = 0
-    SCALING = 1
-    ACCUMULATING = 2
-    OPTIONS = 3
-
-
-class Watcher:
-    """Who stands around the steps; what it leaves out does nothing."""
-
-    def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """It is about to step; with a closure the gradients come only now."""
-
-    def after(self, optimizer: Optimizer) -> None:
-        """It has stepped; not called where the step raised."""
-
-
-class _StepsHere(threading.local):
-    def __init__(self) -> None:
-        self.watchers: list[tuple[HookOrder, int, Watcher]] = []
-        self.stepping: list[Optimizer] = []
-
-
-_steps_here = _StepsHere()
-_numbers = itertools.count()
-
-
 @contextmanager
-def around_steps(turn: HookOrder, watcher: Watcher) -> Iterator[None]:
-    """Have `watcher` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
-    entry = (turn, next(_numbers), watcher)
-    if not _steps_here.watchers:
-        _steps_here.stepping = []
-    _steps_here.watchers = sorted([*_steps_here.watchers, entry])
-    try:
-        with _shared_steps.held():
-            yield
-    finally:
-        _steps_here.watchers = [e for e in _steps_here.watchers if e is not entry]
+def around_steps(order: HookOrder, hook: OptimizerHook) -> Iterator[None]:
+    """Have `hook` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
+    with _steps.hooked(order, hook), _step_patch.held():
+        yield
 
 
-def _register(undo: ExitStack) -> None:
+def _hook_steps(undo: ExitStack) -> None:
     def before(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if not _steps_here.watchers:
+        if not _steps.hooks:
             return
-        stepping = _steps_here.stepping
+        stepping = _steps.stepping
         if any(o is optimizer for o in stepping):  # its last step raised
             stepping.clear()
         stepping.append(optimizer)
         if len(stepping) == 1:
             closure = (args[1] if len(args) > 1 else None) or kwargs.get("closure")
-            for _, _, watcher in _steps_here.watchers:
-                watcher.before(optimizer, closure is not None)
+            for _, _, hook in _steps.hooks:
+                hook.before(optimizer, closure is not None)
 
     def after(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        stepping = _steps_here.stepping
+        stepping = _steps.stepping
         if not stepping or stepping[-1] is not optimizer:
             return
         stepping.pop()
         if not stepping:
-            for _, _, watcher in reversed(_steps_here.watchers):
-                watcher.after(optimizer)
+            for _, _, hook in reversed(_steps.hooks):
+                hook.after(optimizer)
 
     undo.enter_context(step_hooks(after, before))
 
 
-_shared_steps = Shared(_register)
-
-
-Call = Callable[[tuple[Any, ...], dict[str, Any]], Any]
-Around = Callable[["Module", Call, tuple[Any, ...], dict[str, Any]], Any]
-
-
-class Layer(IntEnum):
-    """From the outside in: how wrappers of one call are nested, in whatever order their knobs were entered."""
-
-    INPUTS = 0
-    AUTOCAST = 1
-    COMPILED = 2
-
-
-class _CallsHere(threading.local):
-    def __init__(self) -> None:
-        self.arounds: list[tuple[Layer, int, Around]] = []
-        self.inside = False
-        self.process = 0  # a worker that was forked meanwhile is another
-
-
-_calls_here = _CallsHere()
-_call_numbers = itertools.count()
+# -- outermost module calls --------------------------------------------------------------------------------------------
 
 
 @contextmanager
@@ -139,18 +138,11 @@ def around_outermost(layer: Layer, around: Around) -> Iterator[None]:
 
     It returns what the user's code gets; `call(args, kwargs)` makes the call itself, or the next layer in.
     """
-    entry = (layer, next(_call_numbers), around)
-    if not _calls_here.arounds:
-        _calls_here.inside, _calls_here.process = False, os.getpid()
-    _calls_here.arounds = sorted([*_calls_here.arounds, entry])
-    try:
-        with _shared_calls.held():
-            yield
-    finally:
-        _calls_here.arounds = [e for e in _calls_here.arounds if e is not entry]
+    with _calls.hooked(layer, around), _call_patch.held():
+        yield
 
 
-def _install(undo: ExitStack) -> None:
+def _hook_calls(undo: ExitStack) -> None:
     """Dynamo, which torch's optimizers load anyway, keeps what `Module.__call__` is when it is imported: so before."""
     from torch._dynamo.eval_frame import OptimizedModule, skip_code
     from torch.nn import Module
@@ -172,9 +164,6 @@ def _install(undo: ExitStack) -> None:
     _tell_dynamo(original, ours)
 
 
-_shared_calls = Shared(_install)
-
-
 @cache
 def _wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
     """The same function each time, so that nothing compiled between two runs takes it for another."""
@@ -183,21 +172,19 @@ def _wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
     from torch._C._dynamo import eval_frame
     from torch.compiler import is_compiling
 
-    here = _calls_here
+    here = _calls
     compiled_caller: Callable[[], object] = getattr(eval_frame, "get_eval_frame_callback", lambda: None)
 
     def __call__(self: Module, *args: Any, **kwargs: Any) -> Any:
-        if is_compiling() or here.inside or not here.arounds:
+        if is_compiling() or here.calling or not here.hooks:
             return original(self, *args, **kwargs)
-        if backward_task() != -1 or tracing() is not None or compiled_caller():
+        if backward_task() != -1 or tracing() is not None or compiled_caller() or here.process != os.getpid():
             return original(self, *args, **kwargs)
-        if here.process != os.getpid():
-            return original(self, *args, **kwargs)
-        here.inside = True
+        here.calling = True
         try:
             return _through(self, original, args, kwargs)
         finally:
-            here.inside = False
+            here.calling = False
 
     return __call__
 
@@ -207,7 +194,7 @@ def _through(module: Module, original: Callable[..., Any], args: tuple[Any, ...]
         return original(module, *args, **kwargs)
 
     step: Call = call
-    for _, _, around in reversed(_calls_here.arounds):
+    for _, _, around in reversed(_calls.hooks):
         step = partial(around, module, step)
     return step(args, kwargs)
 
@@ -221,3 +208,6 @@ def _tell_dynamo(before: Any, now: Any) -> None:
         module = sys.modules.get(name)
         if module is not None and getattr(module, "unpatched_nn_module_call", None) is before:
             setattr(module, "unpatched_nn_module_call", now)  # noqa: B010
+
+
+_step_patch, _call_patch = Shared(_hook_steps), Shared(_hook_calls)

@@ -12,11 +12,10 @@ from msgspec.structs import replace
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
-from gpulab.knobs.changed_loader import UNFIT_FOR_SPAWN
 from gpulab.knobs.description import main_can_be_imported, observed_loader, observed_module, start_method
 from gpulab.knobs.edits import Edit, edit
 from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, written
-from gpulab.knobs.loader_options import with_settings
+from gpulab.knobs.loader_options import UNFIT_FOR_SPAWN, with_settings
 from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.knobs.variables import Plain, Variables, walk
 from gpulab.run import Change, Device, Run

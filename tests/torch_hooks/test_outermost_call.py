@@ -15,7 +15,7 @@ from torch import nn
 from torch._dynamo.variables import nn_module
 from torch.optim import Optimizer
 
-from gpulab.torch_hooks.hook_points import HookOrder, Layer, Watcher, around_outermost, around_steps
+from gpulab.torch_hooks.hook_points import HookOrder, Layer, OptimizerHook, around_outermost, around_steps
 from tests.support.knob_cells import Net, new_cell
 
 X = torch.ones(1, 3, 6, 6)
@@ -206,7 +206,7 @@ def test_calls_within_a_compiled_function_are_passed_through() -> None:
     assert notes == ["a Net"]
 
 
-class Noting(Watcher):
+class Noting(OptimizerHook):
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
 
