@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from textwrap import fill
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -36,11 +36,10 @@ if TYPE_CHECKING:
     from gpulab.api.cell_ranks import RankedCell
     from gpulab.api.profile import profile
     from gpulab.api.ranked_experiment import RankedExperiment, RanksSweep
-    from gpulab.knobs.observer import Observed
     from gpulab.run import Ranks
-    from gpulab.tuning.code import TextCode
-    from gpulab.tuning.execute import Changing
-    from gpulab.tuning.plan import Code, Plan, PlanRequest
+    from gpulab.tuning.code import Code, TextCode
+    from gpulab.tuning.execute import Execution
+    from gpulab.tuning.plan import Plan
     from gpulab.views.comparison import Compared, ScalingView
     from gpulab.views.view import Answer
 
@@ -48,7 +47,7 @@ runs_users_code(__file__)
 
 _PROFILE = Parser(PROFILE, PROFILE.name)
 _OPTIONS = _PROFILE._option_string_actions
-LOOKS_AT_MODULES = 5  # at the beginning, the loader, the first update and two backward passes: none in later epochs
+MODULE_CALLS = 5  # observed: at the beginning, the loader, the first update, two backward passes; no later epochs
 _COMPARING = ("ab", "sweep")
 _OF_COMPARISONS = ("pairs", "budget", "seeds")
 _OF_CLUSTERS = ("nodes", "time", "sbatch")
@@ -121,42 +120,6 @@ def _sweeps_ranks(options: argparse.Namespace, code: TextCode) -> bool:
     return asks and not code.variables.has("ranks")
 
 
-@contextmanager
-def _observed() -> Iterator[Observed | None]:
-    """What the cell inside uses, so that the bench opens with its values; None where torch is not imported yet."""
-    if "torch" not in sys.modules:
-        yield None
-        return
-    from gpulab.knobs.observer import observe
-
-    with observe(times=LOOKS_AT_MODULES) as seen:
-        yield seen
-
-
-def _remember(code: Code, seen: Observed, profiler: profile) -> None:
-    """What the cell has as written, where it came as far as to train. A fault of ours costs only the bench's values."""
-    from gpulab.tuning import execute
-
-    with suppress(Exception):
-        if len(profiler.run.steps):
-            execute.remember(code, seen.observation(profiler.run))
-
-
-def _changing(options: argparse.Namespace, code: Code) -> Changing | None:
-    """What `--set` asks for."""
-    if not options.set:
-        return None
-    from gpulab.knobs.catalogue import parse_settings
-    from gpulab.tuning.execute import Changing
-    from gpulab.tuning.plan import Arm
-
-    names = code.variables
-    changing = Changing(Arm(parse_settings(options.set, names.has, names.names)), code)
-    if changing.decided.refused:
-        raise UsageError(f"{changing.decided.refused}.")
-    return changing
-
-
 def _check_combination(options: argparse.Namespace) -> None:
     """Raises UsageError for options that contradict each other."""
     comparing = [name for name in _COMPARING if getattr(options, name)]
@@ -203,19 +166,16 @@ class GPUProfile(Magics):
                 return prepared.run()
             if isinstance(prepared, Ranked | Inner):
                 return prepared.run()
-            parsed, code, profiler, changing, give = prepared
+            execution, profiler, give = prepared
+            applied = execution.applied() if execution.arm.names else execution.applied(module_calls=MODULE_CALLS)
             try:
-                with profiler:
-                    if changing is not None:
-                        with changing.applied() as changed:
-                            value = changed.run()
-                    else:
-                        with _observed() as seen:
-                            value = parsed.run(self.shell, local_ns)
+                with profiler, applied as code:
+                    value = code.run()
             finally:
                 _offer_bench(profiler)
-            if changing is None and seen is not None:
-                _remember(code, seen, profiler)
+            with suppress(Exception):  # a fault of ours costs only the bench's values
+                if len(profiler.run.steps):
+                    execution.remember(profiler.run)
         except HelpRequest:
             print(help_text())
             return None
@@ -230,8 +190,8 @@ class GPUProfile(Magics):
 
     def _prepared(
         self, line: str, cell: str | None, local_ns: dict[str, Any] | None
-    ) -> Comparing | Ranked | Inner | tuple[cell_code.Cell, Code, profile, Changing | None, bool]:
-        """What to run, also as code that can run again, its profile, already started, and whether to return the run.
+    ) -> Comparing | Ranked | Inner | tuple[Execution, profile, bool]:
+        """What to run, its profile, already started, and whether to return the run.
 
         Raises IPython's UsageError in one line, HelpRequest, and SyntaxError as the cell alone would.
         """
@@ -251,24 +211,25 @@ class GPUProfile(Magics):
             if any(getattr(options, name) for name in _COMPARING):
                 from gpulab.tuning.runner import check
 
-                plan = self._request(options).plan(code.variables)
+                plan = self._plan(options, code)
                 check(code, plan)
                 return Comparing(code, plan, give, options.all)
-            changing = _changing(options, code)
-            profiler = self._profiler(options, statement, source, changing)
+            from gpulab.tuning.execute import execution_with
+
+            execution = execution_with(options.set, code)
+            profiler = self._profiler(options, execution)
             profiler.start()
         except GpulabError as e:
             raise LineError(f"{_ended(str(e))}The {'statement' if cell is None else 'cell'} did not run.") from None
-        return parsed, code, profiler, changing, give
+        return execution, profiler, give
 
-    def _request(self, options: argparse.Namespace) -> PlanRequest:
-        from gpulab.tuning.plan import PlanRequest
+    def _plan(self, options: argparse.Namespace, code: Code) -> Plan:
+        from gpulab.tuning.plan import Plan, arms_in
 
-        return PlanRequest(
-            ab=tuple(options.ab or ()),
-            sweep=tuple(options.sweep or ()),
-            set=tuple(options.set or ()),
-            steps=options.steps,
+        settings = [*(options.ab or ()), *(options.set or ())]
+        return Plan(
+            arms_in(code.variables, settings, options.sweep or ()),
+            block_steps=options.steps,
             pairs=options.pairs,
             budget_s=options.budget,
             seeds=options.seeds or 0,
@@ -313,16 +274,14 @@ class GPUProfile(Magics):
         ready = RankedCell.of(source, parsed.tree, namespace, cells, ranks, given, full=options.all, allocation=asked)
         if counts is not None:
             return Ranked(RanksSweep(ready, counts, options.pairs, options.budget, options.all), give)
+        plan = self._plan(options, code)
         if not any(getattr(options, name) for name in _COMPARING):
-            self._request(options).plan(code.variables)
             return Ranked(ready, give)
         from gpulab.api.ranked_experiment import RankedExperiment
         from gpulab.tuning.runner import check_plan
 
-        request = self._request(options)
-        plan = request.plan(code.variables)
         check_plan(plan)
-        return Ranked(RankedExperiment(ready, request, plan, options.all), give)
+        return Ranked(RankedExperiment(ready, plan, options.all), give)
 
     def _read(self, line: str, cell: str | None) -> tuple[argparse.Namespace, str]:
         """The options and the code. Raises UsageError and HelpRequest."""
@@ -334,13 +293,7 @@ class GPUProfile(Magics):
             raise UsageError("No code to profile: put it below %%gpuprofile, or after %gpuprofile.")
         return options, code
 
-    def _profiler(
-        self,
-        options: argparse.Namespace,
-        code: str,
-        source: Literal["cell", "statement"],
-        changing: Changing | None,
-    ) -> profile:
+    def _profiler(self, options: argparse.Namespace, execution: Execution) -> profile:
         from gpulab.api.profile import profile
 
         asks_for_trace = options.trace_steps is not None or options.whole
@@ -356,10 +309,9 @@ class GPUProfile(Magics):
             device=options.device or self.device,
             whole=options.whole,
             full=options.all,
-            source=source,
-            code=code,
-            changes=None if changing is None else changing.changes,
-            knobs=None if changing is None else {d.name: d.shown for d in changing.decided.names},
+            source=execution.code.source,
+            code=execution.code.text,
+            execution=execution,
         )
 
     @no_var_expand

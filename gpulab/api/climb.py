@@ -21,7 +21,7 @@ from gpulab.prediction.predict import predict
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds
-from gpulab.tuning.plan import Code
+from gpulab.tuning.code import Code
 from gpulab.views.climb import Climbed, Climbing
 
 climbs: list[Climbed] = []

@@ -15,10 +15,11 @@ from gpulab.store.runs import Runs
 from gpulab.tuning import cell_code as cells
 from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
-from gpulab.tuning.code import FunctionCode, TextCode
-from gpulab.tuning.execute import Trial, observation_of
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, step_s
+from gpulab.tuning.code import Code, FunctionCode, TextCode
+from gpulab.tuning.execute import Trial
+from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
+from gpulab.tuning.resolve import observation_of
 from gpulab.tuning.runner import Runner, check
 from gpulab.views.comparison import Compared, Comparing
 
@@ -91,7 +92,7 @@ def edited(code: Code, text: str) -> Code:
 
 def _last_profiled() -> tuple[Run, str]:
     """Of this process, with the text that its cell has: a cell of another notebook needs names that are not here."""
-    from gpulab.api.reading import runs
+    from gpulab.api.runs_command import runs
 
     run = next((run for run in reversed(runs.own) if run.source in ("cell", "statement") and run.code.strip()), None)
     if run is None:
@@ -153,7 +154,7 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
 
 def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
     """The baseline, where its last such run in this process has a trace and read the same objects."""
-    from gpulab.api.reading import runs
+    from gpulab.api.runs_command import runs
 
     observation = observation_of(code)
     latest = next((run for run in reversed(runs.own) if run.code == code.text and not run.settings.knobs), None)
@@ -162,12 +163,12 @@ def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
     usable = latest.outcome in ("completed", "stopped") and not latest.settings.whole
     if not usable or latest.timeline is None or latest.settings.device != plan.device:
         return []
-    return [(Arm(), Trial(latest, observation, {}, ()))]
+    return [(Arm(), Trial(latest, observation, ()))]
 
 
 def last_step_s(code: Code) -> float | None:
     """The step of this code when it last ran in this process; None where it did not."""
-    from gpulab.api.reading import runs
+    from gpulab.api.runs_command import runs
 
     latest = next((run for run in reversed(runs.own) if run.code == code.text and len(run.steps)), None)
     return step_s(latest) if latest is not None else None
@@ -193,7 +194,7 @@ def remember_speed(run_id: str, speed: Speed | None) -> None:
 
 def remember_trials(trials: Sequence[Trial]) -> None:
     """These runs are among `gpulab.runs`."""
-    from gpulab.api.reading import runs
+    from gpulab.api.runs_command import runs
 
     store: Runs = runs
     for trial in trials:

@@ -9,8 +9,8 @@ from typing import Any
 
 from gpulab.api.experiment import code_of, ending, last_step_s
 from gpulab.options import check_seconds, check_whole_number
+from gpulab.tuning.code import Code
 from gpulab.tuning.headspace import Differential
-from gpulab.tuning.plan import Code
 from gpulab.views.headspace import HeadspaceReport
 from gpulab.views.progress import Stoppable
 

@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from msgspec.structs import replace
 
 from gpulab.api.diagnose import summarize
 from gpulab.api.job_report import last_job_report
-from gpulab.api.reading import report, runs
+from gpulab.api.reading import report
+from gpulab.api.runs_command import runs
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.loader_facts import deaths_unheard
 from gpulab.capture.pilot import stop_behind
@@ -26,7 +27,7 @@ from gpulab.launch.launcher import followed_ranks, record_words
 from gpulab.launch.own_ranks import own_ranks
 from gpulab.live_feed import Watcher
 from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
-from gpulab.run import Change, Missing, Outcome, Run, Settings
+from gpulab.run import Missing, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace, new_id
 from gpulab.store.summaries import keep_summary
 from gpulab.user_code import hide_gpulabs_frames
@@ -35,6 +36,9 @@ from gpulab.views.report.report import Report
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.waiting import alert_lines_or_none, progress_lines_or_none
 from gpulab.views.wording import cut, plain
+
+if TYPE_CHECKING:
+    from gpulab.tuning.execute import Execution
 
 _ROOM = 100  # characters of an error; the traceback below has the rest
 
@@ -63,16 +67,16 @@ class profile:
         full: bool = False,
         source: RunSource = "block",
         code: str = "",
-        changes: Callable[[Run], tuple[Change, ...]] | None = None,
-        knobs: Mapping[str, str] | None = None,
+        execution: Execution | None = None,
         terminated: Callable[[], None] = lambda: None,
         keeps_trace: Callable[[Run], bool] = lambda run: True,
         progress_of: str = "",
     ) -> None:
-        asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, dict(knobs or {}))
+        knobs = {} if execution is None else execution.arm.shown
+        asked = Settings(name, steps, warmup, trace_steps, trace, live, save, device, whole, knobs)
         check(asked)
         self.settings = replace(asked, steps=at_most(asked.steps, QUICK_RUN_STEPS))
-        self._changes = changes
+        self._execution = execution
         self._when_terminated = terminated
         self._progress_of = progress_of
         self._keeps_trace = keeps_trace
@@ -185,8 +189,8 @@ class profile:
     def _take(self, run: Run, write_trace: WriteTrace | None) -> None:
         """Store the run, show it, and put the trace beside it."""
         self._run = run
-        if self._changes is not None:
-            self._run = replace(self._run, changes=self._changes(self._run))
+        if self._execution is not None:
+            self._run = replace(self._run, changes=self._execution.changes(self._run))
         self._run = replace(self._run, missing=(*self._run.missing, *_unfollowed(self._run, self._started_processes())))
         path = self._path = self._save()
         runs.add(self._run, path)

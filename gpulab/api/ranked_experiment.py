@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import facts
 from gpulab.api.cell_ranks import EVERY_S, KEPT, SHARED_S, STORED_S, Followed, Processes, RankedCell
 from gpulab.api.experiment import HINT, ending, remember_experiment
-from gpulab.api.reading import runs
+from gpulab.api.runs_command import runs
 from gpulab.devices.machine import usable_cores
 from gpulab.errors import StoreError, UsageError
 from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S
@@ -36,21 +36,20 @@ from gpulab.tuning.agreement import RanksAgreement, decoded, encoded, joined
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.compare.statistics import scaling
-from gpulab.tuning.plan import Plan, PlanRequest, Progress
+from gpulab.tuning.plan import Plan, Progress
 from gpulab.tuning.record import Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.user_code import runs_users_code
 from gpulab.views.comparison import Compared, ScalingView
 from gpulab.views.progress import Progressing, Stoppable
 
-PLAN = "plan.json"
+PLAN = "plan.msgpack"
 
 
 class RankedExperiment(Struct, frozen=True):
-    """An experiment that is ready to run in so many ranks. `plan` is what `request` means in this notebook."""
+    """An experiment that is ready to run in so many ranks."""
 
     cell: RankedCell
-    request: PlanRequest
     plan: Plan
     full: bool = False
 
@@ -80,7 +79,7 @@ class RankedExperiment(Struct, frozen=True):
         return range(len(self.plan.arms))
 
     def _begun(self, own_id: str, folder: Path) -> tuple[str, Processes]:
-        (folder / PLAN).write_bytes(msgspec.json.encode(self.request))
+        (folder / PLAN).write_bytes(msgspec.msgpack.encode(self.plan))
         return self.cell.begun(own_id, folder, {"plan": folder / PLAN, "set": None}, tasks=len(self._tasks))
 
     def _result(self, folder: Path, followed: Followed) -> Experiment:
@@ -151,14 +150,14 @@ def places(folder: Path, task: int | None) -> tuple[Path, Path, Path]:
 
 def run_experiment(options: argparse.Namespace, code: TextCode) -> int:
     """Run the plan of `options.plan`; write what came of it beside the plan. Returns the exit status."""
-    request = msgspec.json.decode(options.plan.read_bytes(), type=PlanRequest)
+    plan = msgspec.msgpack.decode(options.plan.read_bytes(), type=Plan)
     task = os.environ.get(ARRAY_TASK, "")
     number = int(task) if task.isdecimal() else None
     if number is not None:
-        request = msgspec.structs.replace(request, only=number)
+        plan = msgspec.structs.replace(plan, arms=plan.arms[number : number + 1])
     result, progress, agreed = places(options.plan.parent, number)
     ranks = RanksAgreement(agreed)
-    runner = Runner(code, request.plan(code.variables), ranks=ranks)
+    runner = Runner(code, plan, ranks=ranks)
     if ranks.rank == 0:
         runner.tell = _writer(progress)
         runner.tick = _writer(progress)

@@ -11,7 +11,7 @@ from gpulab.bench.output import BenchOutput, MainThread
 from gpulab.bench.session import BenchSession
 from gpulab.errors import UsageError
 from gpulab.tuning import cell_code
-from gpulab.tuning.plan import Code
+from gpulab.tuning.code import Code
 from gpulab.views.live_view import in_notebook
 from gpulab.views.widgets import Choice, Offer
 

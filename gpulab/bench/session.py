@@ -21,7 +21,8 @@ from msgspec.structs import replace
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
 from gpulab.api.experiment import edited, remember_experiment, remember_speed, remember_trials, run_before
-from gpulab.api.reading import report, runs
+from gpulab.api.reading import report
+from gpulab.api.runs_command import runs
 from gpulab.bench import file
 from gpulab.bench.output import BenchOutput, BenchWidget, KeptPrints, MainThread, interruptible, prints_kept
 from gpulab.bench.toggles import Toggle, data, toggles_of
@@ -37,9 +38,11 @@ from gpulab.tuning import cell_code
 from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
-from gpulab.tuning.execute import Trial, observation_of
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, PlanRequest, Progress
+from gpulab.tuning.code import Code
+from gpulab.tuning.execute import Trial
+from gpulab.tuning.plan import Arm, Listener, Plan, Progress, arms_in
 from gpulab.tuning.record import BASELINE, Experiment, Side
+from gpulab.tuning.resolve import observation_of
 from gpulab.tuning.runner import Runner, check_plan
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
@@ -382,8 +385,8 @@ class BenchSession:
         return (together,) if values else ()
 
     def _arm_of(self, settings: Mapping[str, str]) -> Arm:
-        asked = PlanRequest(ab=tuple(f"{name}={value}" for name, value in settings.items()))
-        return asked.plan(self.code.variables).arms[0]
+        (arm,) = arms_in(self.code.variables, [f"{name}={value}" for name, value in settings.items()])
+        return arm
 
     def _row_for(self, arm: Arm, kind: Kind) -> Row:
         row = self.bench.of(arm.shown)

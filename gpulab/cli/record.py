@@ -10,7 +10,7 @@ import linecache
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from gpulab.cli import complain, show_recorded
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.launch.launcher import end_with_launcher, followed_ranks, is_rank, record_words
 from gpulab.options import check_only_ranks
-from gpulab.run import Change, Run
+from gpulab.run import Run
 from gpulab.store.folders import Store, new_id
 from gpulab.store.jobs import await_job
 from gpulab.user_code import hide_gpulabs_frames, runs_users_code
@@ -35,7 +35,7 @@ from gpulab.views.waiting import FIRST_S, TerminalLine, waiting
 
 if TYPE_CHECKING:
     from gpulab.tuning.code import TextCode
-    from gpulab.tuning.execute import Changing
+    from gpulab.tuning.execute import Execution
 
 runs_users_code(__file__)
 
@@ -95,8 +95,7 @@ def _recorded(options: argparse.Namespace) -> int:
         show=False,
         source="script" if options.before is None else "cell",
         code=script.text,
-        changes=script.changes,
-        knobs=script.knobs,
+        execution=script.execution,
         progress_of=os.path.basename(options.script),
         keeps_trace=lambda run: may_keep(options.only_ranks, run.job),
         terminated=lambda: shown.append(
@@ -177,15 +176,14 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
     with _starting(options):
         from gpulab.api.experiment import conduct, experiments
         from gpulab.devices.machine import detect_device
-        from gpulab.tuning.plan import PlanRequest
+        from gpulab.tuning.plan import Plan, arms_in
         from gpulab.views.progress import log_lines
 
         code = script.code()
         detect_device(options.device)
-    request = PlanRequest(
-        ab=tuple(options.ab),
-        set=tuple(options.set or ()),
-        steps=options.steps,
+    plan = Plan(
+        arms_in(code.variables, [*options.ab, *(options.set or ())]),
+        block_steps=options.steps,
         pairs=options.pairs,
         budget_s=options.budget,
         name=options.name,
@@ -195,7 +193,7 @@ def _compare(options: argparse.Namespace, script: _Script) -> int:
     )
     terminal, before = sys.stderr, len(experiments)
     try:
-        conduct(code, request.plan(code.variables), show=False, tell=log_lines(terminal))
+        conduct(code, plan, show=False, tell=log_lines(terminal))
     except GpulabError:
         raise
     except BaseException as e:
@@ -261,20 +259,14 @@ class _Script:
         self._before = before
         self._args = args
         self._main = ModuleType("__main__")
-        self._changing: Changing | None = None
+        self.execution: Execution | None = None  # with the settings that were asked for
         self.raised: BaseException | None = None
 
     def change(self, settings: Sequence[str]) -> None:
         """Let it, which is prepared, run with these settings. Raises UsageError for one that it cannot have."""
-        from gpulab.knobs.catalogue import parse_settings
-        from gpulab.tuning.execute import Changing
-        from gpulab.tuning.plan import Arm
+        from gpulab.tuning.execute import execution_with
 
-        code = self.code()
-        names = code.variables
-        self._changing = Changing(Arm(parse_settings(settings, names.has, names.names)), code)
-        if self._changing.decided.refused:
-            raise UsageError(f"{self._changing.decided.refused}.")
+        self.execution = execution_with(settings, self.code())
 
     def code(self) -> TextCode:
         """What can run again; it is prepared. Raises UsageError where it does not parse."""
@@ -286,16 +278,6 @@ class _Script:
             return file_code(self.text, self.namespace, file, "cell" if cell else "script")
         except SyntaxError as e:
             raise UsageError(f"The script does not parse: {e}.") from None
-
-    @property
-    def changes(self) -> Callable[[Run], tuple[Change, ...]] | None:
-        """Whether they took effect in a run; None where nothing is changed."""
-        return None if self._changing is None else self._changing.changes
-
-    @property
-    def knobs(self) -> dict[str, str] | None:
-        """The settings as shown."""
-        return None if self._changing is None else {d.name: d.shown for d in self._changing.decided.names}
 
     @property
     def text(self) -> str:
@@ -330,8 +312,8 @@ class _Script:
     def run(self) -> None:
         """Run to its end, of which a clean `sys.exit` is one. What else it raises is kept in `raised` and raised on."""
         absolute = os.path.abspath(self._path)
-        if self._changing is not None:
-            with self._changing.applied() as code:
+        if self.execution is not None:
+            with self.execution.applied() as code:
                 try:
                     code.run()
                 except BaseException as e:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.ranks import compare_ranks
 from gpulab.api.experiment import code_of, conduct, experiment, experiments, main_names
-from gpulab.api.reading import runs
+from gpulab.api.runs_command import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
@@ -27,7 +27,7 @@ from gpulab.tuning import cell_code as cells
 from gpulab.tuning.compare.blocks import compare_runs, pair_ratios
 from gpulab.tuning.compare.statistics import Estimate, paired, pairs_to_decide
 from gpulab.tuning.compare.verdicts import chosen_unit, counted
-from gpulab.tuning.plan import PlanRequest
+from gpulab.tuning.plan import Plan, arms_in
 from gpulab.tuning.record import Comparison, Experiment, Side
 from gpulab.verdict import TOO_FEW, is_decided
 from gpulab.views.comparison import Compared
@@ -177,8 +177,7 @@ class Again(Struct, frozen=True):
             cells.shell().run_cell_magic("gpuprofile", line, run.code)
             return
         code = code_of(run.code, main_names())
-        request = PlanRequest(ab=settings, steps=steps, budget_s=AGAIN_S, name=name)
-        conduct(code, request.plan(code.variables))
+        conduct(code, Plan(arms_in(code.variables, settings), block_steps=steps, budget_s=AGAIN_S, name=name))
 
 
 def left_open(name: str, knob: str = "", value: str = "") -> Again | None:

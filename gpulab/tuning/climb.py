@@ -32,9 +32,10 @@ from gpulab.tuning.climb_policy import (
     ways_back,
 )
 from gpulab.tuning.climb_record import Attempt, Bounds, Climb, Ending, Passed
+from gpulab.tuning.code import Code
 from gpulab.tuning.compare.differences import compare_losses
 from gpulab.tuning.execute import Trial
-from gpulab.tuning.plan import Arm, Clock, Code, Listener, Plan, Progress
+from gpulab.tuning.plan import Arm, Clock, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
 from gpulab.verdict import LEAST_EFFECT, TOO_FEW

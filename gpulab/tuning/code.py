@@ -6,7 +6,7 @@ import ast
 import inspect
 from collections.abc import Callable, Mapping, MutableMapping
 from types import FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -17,6 +17,36 @@ from gpulab.tuning.cell_code import Cell
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, runs_users_code
 
 runs_users_code(__file__)
+
+
+class Code(Protocol):
+    """The code of the user that is run again and again, unmodified.
+
+    `names` are those of `namespace` that it uses itself; None: it may use all. `roots` are objects besides, from which
+    its state is reached; `variables` those that can be set.
+    """
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def source(self) -> Literal["cell", "statement", "block", "script"]: ...
+    @property
+    def namespace(self) -> dict[str, Any]: ...
+    @property
+    def names(self) -> frozenset[str] | None: ...
+    @property
+    def roots(self) -> tuple[object, ...]: ...
+    @property
+    def variables(self) -> Variables: ...
+
+    def run(self) -> object:
+        """Run it once, as the user would; its exceptions pass."""
+
+    def replacing(self, variables: Mapping[str, Plain]) -> Code:
+        """The same code with these of the literals replaced that it assigns at its top."""
+
+    def through(self, names: MutableMapping[str, Any]) -> Code:
+        """The same code, whose own lines use its namespace through this."""
 
 
 class FunctionCode(Struct, frozen=True):
@@ -58,7 +88,7 @@ class FunctionCode(Struct, frozen=True):
         return Variables({}, frozenset(), {})
 
     def replacing(self, variables: Mapping[str, Plain]) -> FunctionCode:
-        """The same function: its variables are set in its globals."""
+        """The same function: it has no literals at its top."""
         return self
 
     def through(self, names: MutableMapping[str, Any]) -> FunctionCode:
@@ -121,9 +151,7 @@ class TextCode(Struct, frozen=True):
         return self.execute(self.tree, self.namespace if self.seen_through is None else self.seen_through)
 
     def replacing(self, variables: Mapping[str, Plain]) -> TextCode:
-        """The same text with these of its literals replaced; others are set in its namespace."""
-        own = {name: value for name, value in variables.items() if name in self.variables.literals}
-        return replace(self, tree=replace_literals(self.tree, own)) if own else self
+        return replace(self, tree=replace_literals(self.tree, variables)) if variables else self
 
     def through(self, names: MutableMapping[str, Any]) -> TextCode:
         return replace(self, seen_through=names)

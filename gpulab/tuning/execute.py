@@ -8,13 +8,10 @@ import random
 import sys
 import threading
 import traceback
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter_ns
-from typing import Self
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -25,20 +22,22 @@ from gpulab.capture.pilot import ShortRun, stop_behind
 from gpulab.capture.recorder import Capture
 from gpulab.capture.step_values import Losses
 from gpulab.devices.core_clock import CoreWait
-from gpulab.errors import GpulabError, StoreError
+from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.knobs import preparation
-from gpulab.knobs.knob import Knob, KnobEffects, Value
+from gpulab.knobs.catalogue import parse_settings
+from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import Observation
-from gpulab.knobs.observer import Observed, observe
+from gpulab.knobs.observer import TIMES, Observed, observe
 from gpulab.knobs.variable_reads import watching
-from gpulab.knobs.variables import Plain, is_plain, setting_names
+from gpulab.knobs.variables import setting_names
 from gpulab.run import Change, Outcome, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
 from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
-from gpulab.tuning.plan import Arm, Code, Size, counted_rows
+from gpulab.tuning.code import Code
+from gpulab.tuning.plan import Arm, Size, counted_rows
 from gpulab.tuning.record import Block
-from gpulab.tuning.resolve import ResolvedArm, changes_unseen, outside_of, resolve_beforehand
+from gpulab.tuning.resolve import AS_WRITTEN, Objects, ResolvedArm, observation_of, remember, resolve
 
 TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
@@ -46,24 +45,80 @@ PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 
 
-@dataclass(slots=True)
-class Setting:
-    """One arm made ready: the code, with its variables set in the text, and the knobs to apply around it."""
+class Execution:
+    """An arm made ready to run again and again: the code with its variables in its text, and what is set around it.
 
-    code: Code
-    knobs: Mapping[Knob, Value]
-    label: str
-    variables: Mapping[str, Plain] = field(default_factory=dict)
-    within: Callable[[], AbstractContextManager[object]] = nullcontext  # around each run of the code
-    _outside: Mapping[str, Plain] = field(init=False)
+    `within` is entered around each run of the code. After a run `effects` are what its settings did and `observed` what
+    it used, where PyTorch was imported.
+    """
 
-    def __post_init__(self) -> None:
-        self._outside = outside_of(self.code, self.variables)
+    def __init__(
+        self,
+        code: Code,
+        arm: ResolvedArm = AS_WRITTEN,
+        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        literals = code.variables.literals if arm.variables else {}  # slow: looks at all that the code uses
+        inside = {name: value for name, value in arm.variables.items() if name in literals}
+        self.arm, self.within = arm, within
+        self.code = code.replacing(inside)
+        self.effects: dict[str, KnobEffects] = {}
+        self.observed: Observed | None = None
+        self.began_ns = 0
+        self._outside = {name: value for name, value in arm.variables.items() if name not in literals}
+        self._put_back = {name: (value, literals[name]) for name, value in inside.items()}
 
-    def applied(self, stack: ExitStack) -> dict[str, KnobEffects]:
-        """Set and turn it all until the stack ends. Cheap: what an arm does before a block slows down that block."""
-        stack.enter_context(setting_names(self.code.namespace, self._outside))
-        return {knob.name: stack.enter_context(knob.applied(value)) for knob, value in self.knobs.items()}
+    @contextmanager
+    def applied(self, *, in_full: bool = True, module_calls: int = TIMES) -> Iterator[Code]:
+        """Everything is set inside; the code to run. `in_full`: it is observed as well, which slows down its steps.
+
+        `module_calls` are watched at most a few times. What an arm does before a block slows down that block.
+        """
+        namespace, variables = self.code.namespace, self.arm.variables
+        self.effects.clear()
+        with ExitStack() as stack:
+            stack.callback(self._put_literals_back)
+            stack.enter_context(setting_names(namespace, self._outside))
+            for knob, value in self.arm.knobs.items():
+                self.effects[knob.name] = stack.enter_context(knob.applied(value))
+            if not in_full:
+                yield self.code
+                return
+            if "torch" in sys.modules:  # over the knobs: it sees loaders before they change them
+                self.observed = stack.enter_context(observe(module_calls))
+            lines, reads = stack.enter_context(watching(namespace, variables))
+            self.effects.update(reads)
+            yield self.code.through(lines) if reads else self.code
+
+    def observation(self, run: Run) -> Observation:
+        """What the code used in that run of it."""
+        return (self.observed or Observed()).observation(run)
+
+    def changes(self, run: Run) -> tuple[Change, ...]:
+        """Whether the settings took effect in that run of it."""
+        return self.arm.changes(self.effects, run, self.observation(run)) if self.arm.names else ()
+
+    def remember(self, run: Run) -> None:
+        """What the code used in that run, where it ran as written."""
+        if self.observed is not None and not self.arm.names:
+            remember(self.code, self.observation(run))
+
+    def _put_literals_back(self) -> None:
+        """What the code has made of a literal set for it becomes what it would have made of its own."""
+        names = self.code.namespace
+        for name, (value, literal) in self._put_back.items():
+            if name in names and type(names[name]) is type(value) and names[name] == value:
+                names[name] = literal
+
+
+def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
+    """Of code with these settings, as `--set` has them. Raises UsageError for one that it certainly cannot have."""
+    names = code.variables
+    arm = Arm(parse_settings(settings or (), names.has, names.names))
+    resolved = resolve(arm, code, Objects(code, observation_of(code))) if arm.settings else AS_WRITTEN
+    if resolved.refused:
+        raise UsageError(f"{resolved.refused}.")
+    return Execution(code, resolved)
 
 
 class Trial(Struct, frozen=True):
@@ -71,7 +126,6 @@ class Trial(Struct, frozen=True):
 
     run: Run
     observation: Observation
-    effects: Mapping[str, KnobEffects]
     losses: tuple[float, ...]
     error: BaseException | None = None
     unsaved: str = ""
@@ -117,25 +171,6 @@ class Stopper(Struct):
             self.cut()
 
 
-class _Raised(Struct):
-    """What the user's code raised, our own end of it aside.
-
-    Knobs that are taken out after it may raise on top of it, on a lost GPU for one.
-    """
-
-    error: BaseException | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.error = error if stop_behind(error) is None else None
-
-    def first(self, error: BaseException) -> BaseException:
-        """The error that came first of these two; an interrupt is never passed over."""
-        return error if self.error is None or not isinstance(error, Exception) else self.error
-
-
 class _Limit:
     """Ends a capture that takes long, on a thread of its own. What a knob needs to get ready does not count."""
 
@@ -164,93 +199,70 @@ class _Limit:
         self._thread.join()
 
 
-def full_trial(
-    setting: Setting,
+def run_full(
+    execution: Execution,
     settings: Settings,
     stopper: Stopper,
     store: Store | None,
     *,
     quiet: bool,
-    changes: Callable[[Run, Mapping[str, KnobEffects]], tuple[Change, ...]] | None = None,
     limit_s: float = TRIAL_LIMIT_S,
     ends_alone: bool = True,
 ) -> Trial:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
-    `changes` tells of a run that did not fail whether the knobs took effect: the record holds it. `limit_s` is how long
-    it may go on after its first step; infinite: to its end, however long. Where others wait for each step of it,
-    `ends_alone` is false: SIGTERM is left to the caller.
+    `limit_s` is how long it may go on after its first step; infinite: to its end, however long. Where others wait for
+    each step of it, `ends_alone` is false: SIGTERM is left to the caller.
     """
 
     def keep(run: Run, write_trace: WriteTrace | None) -> None:
         _save(run, write_trace, store)
 
-    source, text = setting.code.source, setting.code.text
-    capture = Capture(settings, source, text, keep=keep if store is not None and ends_alone else None)
-    losses = Losses()
-    raised, error = _Raised(), None
-    outcome: Outcome = "completed"
-    effects: dict[str, KnobEffects] = {}
-    seen, began_ns = Observed(), 0
-    counted = count_anew()
+    code = execution.code
+    capture = Capture(settings, code.source, code.text, keep=keep if store is not None and ends_alone else None)
+    losses, counted = Losses(), count_anew()
     capture.start()
-    stopper.now(capture)
-    origin_ns = perf_counter_ns() - capture.now()
-    limit = _Limit(capture, effects, limit_s)
     try:
-        with ExitStack() as stack:
-            seen = stack.enter_context(observe())
-            effects.update(setting.applied(stack))
-            stack.enter_context(losses.heard())
-            lines, reads = stack.enter_context(watching(setting.code.namespace, setting.variables))
-            effects.update(reads)
-            code = setting.code.through(lines) if reads else setting.code
-            if quiet:
-                stack.enter_context(silence())
-            began_ns = capture.now()
-            with users_code(), raised, setting.within():
-                code.run()
-    except BaseException as e:
-        outcome, error = _ending(capture, raised.first(e))
-    finally:
+        origin_ns = perf_counter_ns() - capture.now()
+        limit = _Limit(capture, execution.effects, limit_s)
+        outcome, error = _ending(capture, _execute(execution, capture, stopper, losses, in_full=True, quiet=quiet))
         limit.cancel()
         stopper.after = "reading its trace" if settings.trace else ""
-        stopper.now(None)
-        try:
-            run, write_trace = _finished(capture, outcome, error)
-            if counted is not None:
-                run = replace(run, choices=(*run.choices, counted))
-            if changes is not None and error is None:
-                run = replace(run, changes=changes(run, effects))
-            path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
-        finally:
-            stopper.after = ""
-            capture.close()
-    setup = setup_ns(run.steps, select(run).rows, began_ns)
-    per_step = losses.per_step(run.steps, origin_ns)
-    return Trial(run, seen.observation(run), effects, per_step, error, unsaved, path, setup)
+        run, write_trace = _finished(capture, outcome, error)
+        if counted is not None:
+            run = replace(run, choices=(*run.choices, counted))
+        if error is None:
+            run = replace(run, changes=execution.changes(run))
+        path, unsaved = (None, "") if capture.terminated else _save(run, write_trace, store)
+    finally:
+        stopper.after = ""
+        capture.close()
+    return Trial(
+        run,
+        execution.observation(run),
+        losses.per_step(run.steps, origin_ns),
+        error,
+        unsaved,
+        path,
+        setup_ns(run.steps, select(run).rows, execution.began_ns - origin_ns),
+    )
 
 
-def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
+def run_block(execution: Execution, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block | BaseException:
     """Run the code as one block, whose place in an experiment is not set yet. Gives back what was raised, if it was."""
-    losses, raised, waits = Losses(), _Raised(), CoreWait()
-    block = ShortRun(size.total, setting.code.text, on_gpu=on_gpu)
+    losses, waits = Losses(), CoreWait()
+    block = ShortRun(size.total, execution.code.text, on_gpu=on_gpu)
     began_ns, waited_ns = perf_counter_ns(), waits.read()
+    error: BaseException | None = None
     try:
         with block:
-            stopper.now(block)
-            with ExitStack() as stack:
-                setting.applied(stack)
-                stack.enter_context(losses.heard())
-                stack.enter_context(silence())
-                with users_code(), raised, setting.within():
-                    setting.code.run()
+            _, error = _ending(block, _execute(execution, block, stopper, losses, in_full=False, quiet=True))
     except BaseException as e:
-        return raised.first(e)
-    finally:
-        stopper.now(None)
-        missed_ns, took_ns = waits.read() - waited_ns, perf_counter_ns() - began_ns
-        waits.close()
+        error = _first(error, e)
+    missed_ns, took_ns = waits.read() - waited_ns, perf_counter_ns() - began_ns
+    waits.close()
+    if error is not None:
+        return error
     if block.fault is not None:
         return GpulabError(f"gpulab failed while measuring a block: {block.fault}")
     rows = counted_rows(block.steps, size)
@@ -267,6 +279,61 @@ def short_trial(setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool)
         setup_ns=setup_ns(block.steps, rows),
         own_fraction=1 - min(0.99, missed_ns / took_ns) if waited_ns >= 0 else None,
     )
+
+
+def _execute(
+    execution: Execution,
+    capture: Capture | ShortRun,
+    stopper: Stopper,
+    losses: Losses,
+    *,
+    in_full: bool,
+    quiet: bool,
+) -> BaseException | None:
+    """Run the code inside a capture that has begun; what was raised, our own end of it among it.
+
+    Knobs that are taken out after it may raise on top of what the code raised, on a lost GPU for one.
+    """
+    own: BaseException | None = None
+    stopper.now(capture)
+    try:
+        with ExitStack() as stack:
+            code = stack.enter_context(execution.applied(in_full=in_full))
+            stack.enter_context(losses.heard())
+            if quiet:
+                stack.enter_context(silence())
+            execution.began_ns = perf_counter_ns()
+            with users_code():
+                try:
+                    with execution.within():
+                        code.run()
+                except BaseException as e:
+                    own = e if stop_behind(e) is None else None
+                    raise
+    except BaseException as e:
+        return _first(own, e)
+    finally:
+        stopper.now(None)
+    return None
+
+
+def _first(error: BaseException | None, later: BaseException) -> BaseException:
+    """The error that came first of these two; an interrupt is never passed over."""
+    return later if error is None or not isinstance(later, Exception) else error
+
+
+def _ending(capture: Capture | ShortRun, error: BaseException | None) -> tuple[Outcome, BaseException | None]:
+    """How the code ended, and its error, unless that was our own end of it.
+
+    Whoever calls it has no local that names our own end: in the traceback of that end, it would keep alive all that
+    the code held, GPU memory too.
+    """
+    stop = stop_behind(error)
+    if stop is not None:
+        return "stopped", None if stop.capture is capture else stop
+    if error is None:
+        return "completed", None
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), error
 
 
 @contextmanager
@@ -306,18 +373,6 @@ def release(error: BaseException | None) -> None:
             torch.cuda.empty_cache()
 
 
-def _ending(capture: Capture, error: BaseException) -> tuple[Outcome, BaseException | None]:
-    """How the code ended, and its error, unless that was our own end of it.
-
-    Here and not in `full_trial`: a local there that names our own end is in the traceback of it, and so keeps alive all
-    that the code held, GPU memory too.
-    """
-    stop = stop_behind(error)
-    if stop is None:
-        return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), error
-    return "stopped", None if stop.capture is capture else stop
-
-
 def _finished(
     capture: Capture, outcome: Outcome, error: BaseException | None
 ) -> tuple[Run, Callable[[Path], None] | None]:
@@ -338,84 +393,3 @@ def _save(run: Run, write_trace: WriteTrace | None, store: Store | None) -> tupl
         return store.save(run, write_trace), ""
     except StoreError as e:
         return None, str(e)
-
-
-OBSERVATIONS_KEPT = 50
-
-
-class _Remembered(Struct, frozen=True):
-    """What code was seen to use as written, and whether each name that it reads is still what it was then."""
-
-    observation: Observation
-    same: Mapping[str, Callable[[object], bool]]
-
-
-_observations: dict[str, _Remembered] = {}  # of cells that ran as written in this process, by their text
-
-
-def remember(code: Code, observation: Observation) -> None:
-    """What this code was just seen to use as written."""
-    names = code.namespace
-    same = {name: _sameness(names[name]) for name in code.variables.read if name in names}
-    _observations.pop(code.text, None)
-    _observations[code.text] = _Remembered(observation, same)
-    for old in list(_observations)[:-OBSERVATIONS_KEPT]:
-        del _observations[old]
-
-
-def observation_of(code: Code) -> Observation | None:
-    """What this code was seen to use; None where it did not run as written yet, or reads other objects now."""
-    remembered = _observations.get(code.text)
-    names = code.namespace
-    if remembered is None or not all(name in names and same(names[name]) for name, same in remembered.same.items()):
-        return None
-    return remembered.observation
-
-
-def _sameness(value: object) -> Callable[[object], bool]:
-    if is_plain(value):
-        return lambda now: type(now) is type(value) and now == value
-    try:
-        there = weakref.ref(value)
-    except TypeError:  # a list or dict of objects
-        place = id(value)
-        return lambda now: id(now) == place
-    return lambda now: there() is now
-
-
-class Changing:
-    """The settings of an arm for one run. Raises UsageError for a name that is neither a knob nor a variable."""
-
-    def __init__(self, arm: Arm, code: Code) -> None:
-        self._written = observation_of(code)
-        self.decided: ResolvedArm = resolve_beforehand(arm, self._written, code)
-        self.code = code.replacing(self.decided.variables)
-        literals = code.variables.literals
-        self._literals = {n: literals[n] for n in self.decided.variables if n in literals}
-        self._effects: dict[str, KnobEffects] = {}
-        self._seen = Observed()
-
-    @contextmanager
-    def applied(self) -> Iterator[Code]:
-        """Everything is set inside; the code to run."""
-        decided = self.decided
-        with ExitStack() as stack:
-            stack.callback(self._put_literals_back)
-            stack.enter_context(setting_names(self.code.namespace, outside_of(self.code, decided.variables)))
-            self._effects = {k.name: stack.enter_context(k.applied(v)) for k, v in decided.knobs.items()}
-            self._seen = stack.enter_context(observe())  # over the knobs: it sees loaders before they change them
-            lines, reads = stack.enter_context(watching(self.code.namespace, decided.variables))
-            self._effects.update(reads)
-            yield self.code.through(lines) if reads else self.code
-
-    def _put_literals_back(self) -> None:
-        """What the code has made of a literal set for it becomes what it would have made of its own."""
-        names = self.code.namespace
-        for name, literal in self._literals.items():
-            value = self.decided.variables[name]
-            if name in names and type(names[name]) is type(value) and names[name] == value:
-                names[name] = literal
-
-    def changes(self, run: Run) -> tuple[Change, ...]:
-        """Whether they took effect in that run."""
-        return changes_unseen(self.decided, self._written, self._seen.observation(run), self._effects, run)

@@ -20,9 +20,10 @@ from gpulab.knobs.observation import Observation
 from gpulab.run import Device, Run
 from gpulab.tuning import headspace_data
 from gpulab.tuning import plan as schedule
-from gpulab.tuning.execute import Setting, short_trial
+from gpulab.tuning.code import Code
+from gpulab.tuning.execute import Execution, run_block
 from gpulab.tuning.headspace_data import kept_batches
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.record import Block, Comparison, Experiment
 from gpulab.tuning.runner import Runner
 from gpulab.verdict import Verdict
@@ -141,7 +142,7 @@ class Differential(Runner):
         """No run with its trace: the blocks alone tell."""
         ready = super()._make_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
-        ready.arm, ready.setting = arm, Setting(self._code, {}, arm.label, within=ways[arm.label])
+        ready.arm, ready.execution = arm, Execution(self._code, within=ways[arm.label])
         ready.trial = self._written
         return ready
 
@@ -218,7 +219,7 @@ class Differential(Runner):
         self._tell(Progress(what, 0, 1, None))
         if not self._restore():
             return None
-        result = short_trial(Setting(self._code, {}, what, within=within), size, self._stopper, on_gpu=False)
+        result = run_block(Execution(self._code, within=within), size, self._stopper, on_gpu=False)
         if isinstance(result, Block):
             return None
         if isinstance(result, Exception):

@@ -6,9 +6,9 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
@@ -22,41 +22,16 @@ from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.record import BASELINE
 
-
-class Code(Protocol):
-    """The code of the user that is run again and again, unmodified.
-
-    `names` are those of `namespace` that it uses itself; None: it may use all. `roots` are objects besides, from which
-    its state is reached; `variables` those that can be set.
-    """
-
-    @property
-    def text(self) -> str: ...
-    @property
-    def source(self) -> Literal["cell", "statement", "block", "script"]: ...
-    @property
-    def namespace(self) -> dict[str, Any]: ...
-    @property
-    def names(self) -> frozenset[str] | None: ...
-    @property
-    def roots(self) -> tuple[object, ...]: ...
-    @property
-    def variables(self) -> Variables: ...
-
-    def run(self) -> object:
-        """Run it once, as the user would; its exceptions pass."""
-
-    def replacing(self, variables: Mapping[str, Plain]) -> Code:
-        """The same code with these variables set: names it assigns as literals at its top, else names it reads."""
-
-    def through(self, names: MutableMapping[str, Any]) -> Code:
-        """The same code, whose own lines use its namespace through this."""
+if TYPE_CHECKING:
+    Settings = Mapping[str, Plain]
+else:
+    Settings = Mapping[str, Any]  # of a plan that is read from a file
 
 
 class Arm(Struct, frozen=True):
     """One setting of the knobs; no setting at all is the baseline."""
 
-    settings: Mapping[str, Plain] = field(default_factory=dict)
+    settings: Settings = field(default_factory=dict)
 
     @property
     def label(self) -> str:
@@ -65,6 +40,15 @@ class Arm(Struct, frozen=True):
     @property
     def shown(self) -> dict[str, str]:
         return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
+
+
+def arms_in(names: Variables, settings: Sequence[str], sweeps: Sequence[str] = ()) -> tuple[Arm, ...]:
+    """What `--ab`, `--set` and `--sweep` mean for code with these variables.
+
+    Raises UsageError for a name or a value that it cannot have.
+    """
+    fixed = parse_settings(settings, names.has, names.names)
+    return tuple(map(Arm, grid(parse_sweeps(sweeps, names.has, names.names), fixed)))
 
 
 class Plan(Struct, frozen=True):
@@ -110,43 +94,6 @@ class Progress(Struct, frozen=True):
 
 
 Listener = Callable[[Progress], None]
-
-
-# A plan as its user wrote it, in the words of `--ab`, `--sweep` and `--set`: they mean what the code has them mean.
-
-
-class PlanRequest(Struct, frozen=True):
-    """What was asked for; `only` leaves one arm of all, by its number."""
-
-    ab: tuple[str, ...] = ()
-    sweep: tuple[str, ...] = ()
-    set: tuple[str, ...] = ()
-    steps: int | None = None
-    pairs: int | None = None
-    budget_s: float | None = None
-    seeds: int = 0
-    name: str = ""
-    device: str = "auto"
-    trace: bool = True
-    save: bool = True
-    only: int | None = None
-
-    def plan(self, names: Variables) -> Plan:
-        """For code with these variables. Raises UsageError for a name or a value that it cannot have."""
-        fixed = parse_settings([*self.ab, *self.set], names.has, names.names)
-        sweeps = parse_sweeps(self.sweep, names.has, names.names)
-        arms = tuple(Arm(values) for values in grid(sweeps, fixed))
-        return Plan(
-            arms=arms if self.only is None else arms[self.only : self.only + 1],
-            block_steps=self.steps,
-            pairs=self.pairs,
-            budget_s=self.budget_s,
-            seeds=self.seeds,
-            name=self.name,
-            device=self.device,
-            trace=self.trace,
-            save=self.save,
-        )
 
 
 WARMUP = 3  # steps; definitions.md, "Honest comparison" 1: and with workers those fed from the buffer

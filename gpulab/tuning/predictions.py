@@ -13,12 +13,12 @@ from gpulab.analysis.facts import Facts
 from gpulab.capture.gpu import count_anew, gpu_peak_bytes
 from gpulab.errors import StoreError
 from gpulab.knobs.loader_options import BATCH_SIZE
-from gpulab.prediction.predict import PriorEvidence, knobs_named, predict, refused
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.predict import knobs_named, predict, refused
+from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.store import prediction_log
 from gpulab.store.prediction_log import Record, Scoreboard
 from gpulab.tuning.record import Block, Comparison, Experiment
-from gpulab.tuning.resolve import ResolvedArm, ResolvedSetting
+from gpulab.tuning.resolve import ResolvedArm, Setting
 from gpulab.verdict import is_decided
 
 BATCH = BATCH_SIZE.name
@@ -45,9 +45,7 @@ class ArmPredictions(Struct):
         prediction = predict(self.facts, asked, PriorEvidence(self.errors, self.sizes, before))
         return replace(prediction, settings=dict(settings))
 
-    def measure_sizes(
-        self, arms: Iterable[ResolvedArm], run_size: Callable[[ResolvedSetting, int], Block | None]
-    ) -> None:
+    def measure_sizes(self, arms: Iterable[ResolvedArm], run_size: Callable[[Setting, int], Block | None]) -> None:
         """Short runs at two other batch sizes and the present one, where an arm has another one."""
         wanted = [d for arm in arms for d in arm.names if names_batch(d) and not d.refused and not d.is_current]
         targets = [d.value for d in wanted if isinstance(d.value, int) and d.value > 0]
@@ -72,7 +70,7 @@ class ArmPredictions(Struct):
             self.sizes[before] = self.sizes[before][0], peak_bytes
 
 
-def names_batch(decided: ResolvedSetting) -> bool:
+def names_batch(decided: Setting) -> bool:
     """Whether it is the batch size, as a knob or as a variable of the cell."""
     return decided.name == BATCH or (decided.knob is None and _BATCH_NAME.search(decided.name) is not None)
 

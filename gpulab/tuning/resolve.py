@@ -1,12 +1,12 @@
-"""What each name of an arm means in this cell: a knob or a variable, its current value, and why it cannot be set."""
+"""What each name of an arm means in this cell: a knob or a variable, its value now, and why it cannot be set."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.devices.machine import detect_device
@@ -14,114 +14,21 @@ from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
 from gpulab.knobs.description import main_can_be_imported, observed_loader, observed_module, start_method
 from gpulab.knobs.edits import Edit, edit
-from gpulab.knobs.knob import CodeEdit, Kind, Knob, KnobEffects, Value, written
+from gpulab.knobs.knob import Kind, Knob, KnobEffects, Value, written
 from gpulab.knobs.loader_options import UNFIT_FOR_SPAWN, with_settings
-from gpulab.knobs.observation import Observation, ObservedLoader
-from gpulab.knobs.variables import Plain, Variables, walk
+from gpulab.knobs.observation import Observation, ObservedModule
+from gpulab.knobs.variables import Plain, Variables, is_plain, walk
 from gpulab.run import Change, Device, Run
-from gpulab.tuning.plan import Arm, Code
-
-if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+from gpulab.tuning.code import Code
+from gpulab.tuning.plan import Arm
 
 
-class Beforehand:
-    """The DataLoaders and modules that are there already. Where the code builds loaders itself, those are not."""
-
-    def __init__(self, code: Code) -> None:
-        from torch.nn import Module
-        from torch.utils.data import DataLoader
-
-        self._code = code
-        self._values = [code.namespace[name] for name in sorted(code.variables.read & code.namespace.keys())]
-        self.builds_loaders = "DataLoader(" in code.text or any(_is_kind(v, DataLoader) for v in self._values)
-        loaders = {id(o): o for o in self._reached() if isinstance(o, DataLoader)}
-        self.loaders = _loaders(loaders.values())
-        modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
-        self._modules = tuple(observed_module(m, trained=False, autocast_dtype=None) for m in modules)
-
-    def value_of(self, knob: Knob) -> Value | None:
-        """The value that all loaders have; None where they differ or others may be used."""
-        if knob.kind != "DataLoader option" or self.builds_loaders:
-            return None
-        values = {knob.value_in(observation) for observation in self._observations()}
-        return values.pop() if len(values) == 1 else None
-
-    def refuses(self, knob: Knob, value: Value, settings: Mapping[str, Value]) -> str:
-        """Why it cannot be set to that value, whatever the code does; empty where that is not certain.
-
-        `settings`: those that are set together.
-        """
-        if why := knob.refused_here(value):
-            return why
-        if knob.kind == "DataLoader option":
-            reasons = [
-                knob.refuses(with_settings(observation, settings), value) for observation in self._observations()
-            ]
-            if reasons and all(reasons) and not self.builds_loaders:
-                return reasons[0] or ""
-            return self._unfit_dataset() if knob.starts_processes and value and self.builds_loaders else ""
-        if not knob.refusal_rests_on or ("modules" in knob.refusal_rests_on and not self._modules):
-            return ""
-        if detect_device("auto").kind == "cuda":  # torch.cuda.is_available() starts the driver before the user's code
-            return ""
-        return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
-
-    def _observations(self) -> Iterator[Observation]:
-        yield from (Observation(Device("cpu", "CPU"), loaders=(loader,)) for loader in self.loaders)
-
-    def _reached(self) -> Iterator[object]:
-        for value in self._values:
-            yield from walk(value)
-
-    def _unfit_dataset(self) -> str:
-        """The code builds its DataLoader, from a Dataset of the notebook."""
-        from torch.utils.data import Dataset
-
-        method = start_method()
-        if method == "fork" or "multiprocessing_context" in self._code.text or main_can_be_imported():
-            return ""
-        kinds = [v if isinstance(v, type) else type(v) for v in self._values]
-        local = any(_is_kind(kind, Dataset) and kind.__module__ == "__main__" for kind in kinds)
-        return UNFIT_FOR_SPAWN.format(method=method) if local else ""
-
-
-def refusals(settings: Mapping[str, Plain], code: Code) -> dict[str, str]:
-    """Of the knobs among these settings: why they certainly cannot be set. A name may also be a variable's."""
-    knobs = dict(_knobs(settings, code))
-    if not knobs:
-        return {}
-    there = Beforehand(code)
-    plain = {knob.name: value for knob, value in knobs.items()}
-    reasons = {knob.name: there.refuses(knob, value, plain) for knob, value in knobs.items()}
-    return {name: why for name, why in reasons.items() if why}
-
-
-def _knobs(settings: Mapping[str, Plain], code: Code) -> Iterator[tuple[Knob, Value]]:
-    for name, given in settings.items():
-        if name in catalogue.KNOBS and name not in code.variables.names:
-            knob = catalogue.KNOBS[name]
-            with suppress(UsageError):  # said where the value is read
-                yield knob, catalogue.value_of_knob(knob, given)
-
-
-def _loaders(loaders: Iterable[DataLoader[Any]]) -> tuple[ObservedLoader, ...]:
-    try:
-        return tuple(map(observed_loader, loaders))
-    except Exception:  # a user's own kind of DataLoader: what one of them is like is not known
-        return ()
-
-
-def _is_kind(value: object, kind: type) -> bool:
-    return isinstance(value, type) and issubclass(value, kind)
-
-
-class ResolvedSetting(Struct, frozen=True):
+class Setting(Struct, frozen=True):
     """One name of an arm. `current`: the value as the cell has it, None where it cannot be seen."""
 
     name: str
     value: Plain
-    knob: Knob | None
+    knob: Knob | None  # None: a variable
     current: Plain | None = None
     refused: str = ""
     used: bool = False  # of a variable: the code has something that could read it
@@ -145,11 +52,26 @@ class ResolvedSetting(Struct, frozen=True):
 
 
 class ResolvedArm(Struct, frozen=True):
-    """An arm whose names are resolved in this cell."""
+    """An arm whose names are resolved in this cell. `knobs` and `variables`: those that can be set.
 
-    names: tuple[ResolvedSetting, ...] = ()
-    knobs: dict[Knob, Value] = field(default_factory=dict)
-    variables: dict[str, Plain] = field(default_factory=dict)
+    `observation` is of the code as written, as far as it is known; `certain`: the code has just run so.
+    """
+
+    names: tuple[Setting, ...] = ()
+    observation: Observation | None = None
+    certain: bool = True
+
+    @property
+    def knobs(self) -> dict[Knob, Value]:
+        return {d.knob: d.knob_value for d in self.names if d.knob is not None and not d.refused}
+
+    @property
+    def variables(self) -> dict[str, Plain]:
+        return {d.name: d.value for d in self.names if d.knob is None and not d.refused}
+
+    @property
+    def shown(self) -> dict[str, str]:
+        return {d.name: d.shown for d in self.names}
 
     @property
     def refused(self) -> str:
@@ -169,198 +91,283 @@ class ResolvedArm(Struct, frozen=True):
         return f"the baseline has {'this' if len(same) == 1 else 'all of this'} already, so there is nothing to compare"
 
     def changes_training(self, checks: Iterable[Change], base: Mapping[str, Plain] | None = None) -> str:
-        """Why it is another training, and not only another speed. `checks`: what was seen in its run.
+        """Why it is another training, and not only another speed. `checks`: what was observed in its run.
 
         `base`: settings that the side it is compared with has as well.
         """
-        same = {name for name, value in (base or {}).items() for d in self.names if d.name == name and d.value == value}
-        changed = [d for d in self._changed(checks) if d.name not in same]
+        others = base or {}
+        changed = [d for d in self._changed(checks) if d.name not in others or others[d.name] != d.value]
         reasons = [d.knob.changes_training for d in changed if d.knob is not None]
         names = ", ".join(f"`{d.name}`" for d in changed if d.knob is None)
         if names:
             reasons.append(f"your code computes with another {names}")
         return "; ".join(r for r in reasons if r)
 
-    def edit(self, code: Code, observation: Observation, checks: Iterable[Change]) -> Edit | None:
+    def edit(self, code: Code, checks: Iterable[Change]) -> Edit | None:
         """What makes it permanent; None where it cannot be set or changed nothing."""
-        lasting = [] if self.refused else [_code_edit(d, observation) for d in self._changed(checks)]
+        if self.refused or self.observation is None:
+            return None
+        lasting = [
+            variables.code_edit(d.name, d.value) if d.knob is None else d.knob.code_edit(self.observation, d.knob_value)
+            for d in self._changed(checks)
+        ]
         return edit(code.text, lasting) if lasting else None
 
-    def _changed(self, checks: Iterable[Change]) -> list[ResolvedSetting]:
+    def changes(self, effects: Mapping[str, KnobEffects], run: Run, changed: Observation) -> tuple[Change, ...]:
+        """Whether each setting took effect in a run in which it was set; `changed`: what that used, settings and all.
+
+        Where the code did not just run as written, it also says what speaks against a setting that was tried.
+        """
+        if self.certain:
+            return tuple(_change(d, self.observation, effects, run) for d in self.names)
+        bare = changed
+        for knob in self.knobs:
+            bare = knob.without(bare)
+        imagined = with_settings(bare, {knob.name: value for knob, value in self.knobs.items()})
+        written = self.observation or bare
+        return tuple(_judged(_change(d, written, effects, run), d, bare, imagined) for d in self.names)
+
+    def _changed(self, checks: Iterable[Change]) -> list[Setting]:
         idle = {c.name for c in checks if c.state == "no effect"}
         return [d for d in self.names if d.name not in idle and not d.is_current]
 
 
-def check_names(arms: Sequence[Arm], code: Code) -> None:
-    """Raises UsageError for a name that is neither a knob nor a variable of the code, or for a value that does not fit.
+AS_WRITTEN = ResolvedArm()
 
-    Also where it is certain that no arm can be set. Before anything runs.
+
+def check_arms(arms: Sequence[Arm], code: Code) -> list[ResolvedArm]:
+    """The arms as far as they can be resolved before anything runs.
+
+    Raises UsageError for a name that is neither a knob nor a variable of the code, for a value that does not fit, and
+    where it is certain that no arm can be set.
     """
-    variables = code.variables
-    for arm in arms:
-        for name, given in arm.settings.items():
-            if name not in catalogue.KNOBS:
-                catalogue.decide(name, Observation(Device("cpu", "")), variables.has)
-            if name not in catalogue.KNOBS or not _is_value(catalogue.KNOBS[name], given):
-                variables.value(name, given)  # it may be meant for a variable of a knob's name
-    refused = [_said(arm, refusals(arm.settings, code)) for arm in arms]
-    if refused and all(refused):
-        raise UsageError(f"{refused[0]}.")
+    objects = Objects(code)
+    resolved = [resolve(arm, code, objects) for arm in arms]
+    if resolved and all(arm.refused for arm in resolved):
+        raise UsageError(f"{resolved[0].refused}.")
+    return resolved
 
 
-def _is_value(knob: Knob, given: Plain) -> bool:
+def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedArm:
+    """The arm in this cell. Raises UsageError for a name that is neither a knob nor a variable of the code.
+
+    With the observation of a run of the code just before, what cannot be set says why and is not set. With the
+    objects that are there before any run, only what is certain speaks against a setting; then a value that does not
+    fit raises UsageError.
+    """
+    own = code.variables
+    observation = evidence.observation if isinstance(evidence, Objects) else evidence
+    settings = []
+    for name, given in arm.settings.items():
+        knob = _knob_of(name, given, observation, own)
+        try:
+            if knob is None:
+                settings.append(Setting(name, own.value(name, given), None, own.present(name), used=name in own.used))
+            else:
+                settings.append(Setting(name, catalogue.value_of_knob(knob, given), knob))
+        except UsageError as e:
+            if isinstance(evidence, Objects):
+                raise
+            settings.append(Setting(name, given, knob, refused=str(e)))
+    together = {d.name: d.knob_value for d in settings if d.knob is not None and not d.refused}
+    imagined = with_settings(evidence, together) if isinstance(evidence, Observation) else None
+
+    def judged(setting: Setting) -> Setting:
+        knob, value = setting.knob, together.get(setting.name)
+        if knob is None or value is None:
+            return setting
+        if isinstance(evidence, Objects):
+            why = "" if setting.name in own.names else evidence.refuses(knob, value, together)
+            return replace(setting, current=evidence.value_of(knob), refused=why)
+        assert imagined is not None
+        return replace(setting, current=knob.value_in(evidence), refused=knob.refuses(imagined, value) or "")
+
+    return ResolvedArm(tuple(map(judged, settings)), observation, isinstance(evidence, Observation))
+
+
+def _knob_of(name: str, given: Plain, observation: Observation | None, own: Variables) -> Knob | None:
+    """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
+    knob = catalogue.KNOBS.get(name)
+    if observation is not None or knob is None:
+        return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has).knob
+    if name in own.literals and _fits(own.value, name, given):
+        return None
+    return knob if _fits(catalogue.value_of_knob, knob, given) else None  # a variable may have a knob's name
+
+
+def _fits(read: Callable[..., object], *given: object) -> bool:
     try:
-        catalogue.value_of_knob(knob, given)
+        read(*given)
     except UsageError:
         return False
     return True
 
 
-def _said(arm: Arm, reasons: Mapping[str, str]) -> str:
-    return "; ".join(f"{name}={arm.shown[name]}: {why}" for name, why in reasons.items())
+class Objects:
+    """The DataLoaders and modules that are there before the code runs, and what it was observed to use, if it ran.
 
-
-def resolve_beforehand(arm: Arm, observation: Observation | None, code: Code) -> ResolvedArm:
-    """For a run of code that has not just run as written; `observation`: what it used when it last did, as far
-    as known.
-
-    Only what is certain before the run speaks against a knob: the rest shows when it runs. Raises UsageError for a
-    name that is neither a knob nor a variable of the code.
+    Where the code builds loaders itself, those are not among them.
     """
-    reasons = refusals(arm.settings, code)
-    there = Beforehand(code)
-    names = []
-    for name, given in arm.settings.items():
-        knob = _knob_of(name, observation, code.variables)
-        if knob is None:
-            names.append(_variable(name, given, code.variables))
-        else:
-            before = knob.value_in(observation) if observation is not None else there.value_of(knob)
-            value = catalogue.value_of_knob(knob, given)
-            names.append(ResolvedSetting(name, value, knob, before, reasons.get(name, "")))
-    return _of(names)
+
+    def __init__(self, code: Code, observation: Observation | None = None) -> None:
+        self.observation = observation
+        self._text = code.text
+        read = code.variables.read & code.namespace.keys()
+        self._values = [code.namespace[name] for name in sorted(read)]
+
+    @cached_property
+    def _loaders(self) -> list[Observation]:
+        from torch.utils.data import DataLoader
+
+        loaders = {id(o): o for value in self._values for o in walk(value) if isinstance(o, DataLoader)}
+        try:
+            return [Observation(Device("cpu", "CPU"), loaders=(observed_loader(o),)) for o in loaders.values()]
+        except Exception:  # a user's own kind of DataLoader: what one of them is like is not known
+            return []
+
+    @cached_property
+    def _builds_loaders(self) -> bool:
+        from torch.utils.data import DataLoader
+
+        return "DataLoader(" in self._text or any(_is_kind(value, DataLoader) for value in self._values)
+
+    @cached_property
+    def _modules(self) -> tuple[ObservedModule, ...]:
+        from torch.nn import Module
+
+        modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
+        return tuple(observed_module(m, trained=False, autocast_dtype=None) for m in modules)
+
+    def value_of(self, knob: Knob) -> Value | None:
+        """The value that all loaders have; None where they differ or others may be used."""
+        if self.observation is not None:
+            return knob.value_in(self.observation)
+        if knob.kind != "DataLoader option" or self._builds_loaders:
+            return None
+        values = {knob.value_in(loader) for loader in self._loaders}
+        return values.pop() if len(values) == 1 else None
+
+    def refuses(self, knob: Knob, value: Value, settings: Mapping[str, Value]) -> str:
+        """Why it cannot be set to that value, whatever the code does; empty where that is not certain.
+
+        `settings`: those that are set together.
+        """
+        if why := knob.refused_here(value):
+            return why
+        if knob.kind == "DataLoader option":
+            reasons = [knob.refuses(with_settings(loader, settings), value) for loader in self._loaders]
+            if reasons and all(reasons) and not self._builds_loaders:
+                return reasons[0] or ""
+            return self._unfit_dataset() if knob.starts_processes and value and self._builds_loaders else ""
+        if not knob.refusal_rests_on or ("modules" in knob.refusal_rests_on and not self._modules):
+            return ""
+        if detect_device("auto").kind == "cuda":  # torch.cuda.is_available() starts the driver before the user's code
+            return ""
+        return knob.refuses(Observation(Device("cpu", "CPU"), modules=self._modules), value) or ""
+
+    def _unfit_dataset(self) -> str:
+        """The code builds its DataLoader, from a Dataset of the notebook."""
+        from torch.utils.data import Dataset
+
+        method = start_method()
+        if method == "fork" or "multiprocessing_context" in self._text or main_can_be_imported():
+            return ""
+        kinds = [v if isinstance(v, type) else type(v) for v in self._values]
+        local = any(_is_kind(kind, Dataset) and kind.__module__ == "__main__" for kind in kinds)
+        return UNFIT_FOR_SPAWN.format(method=method) if local else ""
 
 
-def resolve_arm(arm: Arm, observation: Observation, code: Code) -> ResolvedArm:
-    """By the catalogue's rule. What cannot be set says why, and is not set.
-
-    `observation`: of the run of the baseline just before. Raises UsageError for a name that is neither a knob nor a
-    variable of the code.
-    """
-    together = {
-        name: value
-        for name, value in arm.settings.items()
-        if name in catalogue.KNOBS and isinstance(value, (bool, int, float, str))
-    }
-    imagined = with_settings(observation, together)
-    return _of([_decide(name, given, observation, imagined, code) for name, given in arm.settings.items()])
+def _is_kind(value: object, kind: type) -> bool:
+    return isinstance(value, type) and issubclass(value, kind)
 
 
-def _of(names: list[ResolvedSetting]) -> ResolvedArm:
-    able = [d for d in names if not d.refused]
-    return ResolvedArm(
-        tuple(names),
-        {d.knob: d.knob_value for d in able if d.knob is not None},
-        {d.name: d.value for d in able if d.knob is None},
+# -- whether the settings took effect ----------------------------------------------------------------------------------
+
+
+def _change(setting: Setting, observation: Observation | None, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
+    knob, show = setting.knob, str if setting.knob is None else written
+    change = Change(
+        name=setting.name,
+        value=setting.shown,
+        found="" if setting.current is None else show(setting.current),
+        kind=setting.kind,
+        state="no effect",
+        evidence=setting.refused,
     )
-
-
-def changes(
-    arm: ResolvedArm, observation: Observation, effects: Mapping[str, KnobEffects], run: Run
-) -> tuple[Change, ...]:
-    """Whether each change took effect in a run in which it was made. `observation`: of the code as written."""
-    return tuple(_change(d, observation, effects, run) for d in arm.names)
-
-
-def changes_unseen(
-    arm: ResolvedArm,
-    written: Observation | None,
-    changed: Observation,
-    effects: Mapping[str, KnobEffects],
-    run: Run,
-) -> tuple[Change, ...]:
-    """The same where the code did not just run as written: `changed` is the observation of `run`, changes and all.
-
-    It also tells what speaks against a setting that was tried.
-    """
-    bare = changed
-    for knob in arm.knobs:
-        bare = knob.without(bare)
-    imagined = with_settings(bare, {knob.name: value for knob, value in arm.knobs.items()})
-    verified = changes(arm, written or bare, effects, run)
-    return tuple(_judged(c, d, bare, imagined) for c, d in zip(verified, arm.names, strict=True))
-
-
-def outside_of(code: Code, values: Mapping[str, Plain]) -> dict[str, Plain]:
-    """Those that are no literals of the code: they are set in its namespace. Slow: looks at all that it uses."""
-    literals = code.variables.literals if values else {}
-    return {name: value for name, value in values.items() if name not in literals}
-
-
-def _change(decided: ResolvedSetting, observation: Observation, by_name: Mapping[str, KnobEffects], run: Run) -> Change:
-    name, kind, knob = decided.name, decided.kind, decided.knob
-    show = str if knob is None else written
-    current, value = "" if decided.current is None else show(decided.current), show(decided.value)
-    if decided.refused:
-        return Change(name, value, current, kind, "no effect", decided.refused)
-    effects = by_name[name]
+    if setting.refused:
+        return change
+    effects = by_name[setting.name]
     if knob is None:
-        seen = variable_reads.verify(decided.value, decided.current, decided.used, effects, run)
-        return Change(name, value, current, kind, seen.state, seen.evidence)
+        result = variable_reads.verify(setting.value, setting.current, setting.used, effects, run)
+        return replace(change, state=result.state, evidence=result.evidence)
+    assert observation is not None
     try:
-        result = knob.verify(observation, decided.knob_value, effects, run)
+        result = knob.verify(observation, setting.knob_value, effects, run)
     except Exception as e:  # a fault of ours must not cost the run its report
-        return Change(name, value, current, kind, "cannot tell", f"gpulab failed to look ({type(e).__name__}: {e})")
+        return replace(change, state="cannot tell", evidence=f"gpulab failed to look ({type(e).__name__}: {e})")
     more = (words for words in (*effects.refused, *effects.notes) if words not in result.evidence)
-    evidence = "; ".join(dict.fromkeys([result.evidence, *more]))
-    return Change(name, value, current, kind, result.state, evidence)
+    return replace(change, state=result.state, evidence="; ".join(dict.fromkeys([result.evidence, *more])))
 
 
-def _judged(change: Change, decided: ResolvedSetting, bare: Observation, imagined: Observation) -> Change:
-    knob = decided.knob
-    if knob is None or decided.refused:
+def _judged(change: Change, setting: Setting, bare: Observation, imagined: Observation) -> Change:
+    """With what speaks against it, and with what the code had: loaders show it, and a switch that acted was not so."""
+    knob = setting.knob
+    if knob is None or setting.refused:
         return change
-    if not change.found:
-        change = replace(change, found=_value_before(knob, decided.knob_value, change, bare))
-    why = knob.refuses(imagined, decided.knob_value)
-    if not why or (change.state == "took effect" and knob.kind == "DataLoader option"):
+    value, acted = setting.knob_value, change.state == "took effect"
+    if not change.found and knob.kind == "DataLoader option":
+        before = knob.value_in(bare)
+        change = replace(change, found="" if before is None else written(before))
+    elif not change.found and isinstance(value, bool) and acted:
+        change = replace(change, found=written(not value))
+    why = knob.refuses(imagined, value)
+    if not why or (acted and knob.kind == "DataLoader option"):
         return change
-    if change.state == "took effect":
+    if acted:
         return replace(change, state="cannot tell", evidence=f"{why}; {change.evidence}")
     return replace(change, evidence=why)
 
 
-def _value_before(knob: Knob, value: Value, change: Change, bare: Observation) -> str:
-    """What the code had before: loaders were seen so, and what was switched was not so before."""
-    if knob.kind == "DataLoader option":
-        before = knob.value_in(bare)
-        return "" if before is None else written(before)
-    return written(not value) if isinstance(value, bool) and change.state == "took effect" else ""
+# -- what code was observed to use -------------------------------------------------------------------------------------
+
+OBSERVATIONS_KEPT = 50
 
 
-def _knob_of(name: str, observation: Observation | None, own: Variables) -> Knob | None:
-    """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
-    if observation is not None:
-        return catalogue.decide(name, observation, own.has).knob
-    return None if name in own.literals else catalogue.KNOBS.get(name)
+class _Remembered(Struct, frozen=True):
+    """What code was observed to use as written, and whether each name that it reads is still what it was then."""
+
+    observation: Observation
+    same: Mapping[str, Callable[[object], bool]]
 
 
-def _decide(name: str, given: Plain, observation: Observation, imagined: Observation, code: Code) -> ResolvedSetting:
-    knob = catalogue.decide(name, observation, code.variables.has).knob
+_observations: dict[str, _Remembered] = {}  # of cells that ran as written in this process, by their text
+
+
+def remember(code: Code, observation: Observation) -> None:
+    """What this code just used as written."""
+    names = code.namespace
+    same = {name: _sameness(names[name]) for name in code.variables.read if name in names}
+    _observations.pop(code.text, None)
+    _observations[code.text] = _Remembered(observation, same)
+    for old in list(_observations)[:-OBSERVATIONS_KEPT]:
+        del _observations[old]
+
+
+def observation_of(code: Code) -> Observation | None:
+    """What this code was observed to use; None where it did not run as written yet, or reads other objects now."""
+    remembered = _observations.get(code.text)
+    names = code.namespace
+    if remembered is None or not all(name in names and same(names[name]) for name, same in remembered.same.items()):
+        return None
+    return remembered.observation
+
+
+def _sameness(value: object) -> Callable[[object], bool]:
+    if is_plain(value):
+        return lambda now: type(now) is type(value) and now == value
     try:
-        if knob is None:
-            return _variable(name, given, code.variables)
-        value = catalogue.value_of_knob(knob, given)
-    except UsageError as e:
-        return ResolvedSetting(name, given, knob, refused=str(e))
-    return ResolvedSetting(name, value, knob, knob.value_in(observation), knob.refuses(imagined, value) or "")
-
-
-def _variable(name: str, given: Plain, own: Variables) -> ResolvedSetting:
-    return ResolvedSetting(name, own.value(name, given), None, own.present(name), used=name in own.used)
-
-
-def _code_edit(decided: ResolvedSetting, observation: Observation) -> CodeEdit:
-    if decided.knob is None:
-        return variables.code_edit(decided.name, decided.value)
-    return decided.knob.code_edit(observation, decided.knob_value)
+        there = weakref.ref(value)
+    except TypeError:  # a list or dict of objects
+        place = id(value)
+        return lambda now: id(now) == place
+    return lambda now: there() is now

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -23,7 +23,6 @@ from gpulab.errors import DeviceLost, GpulabError, UsageError
 from gpulab.formatting import duration, plural, size, while_s
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
 from gpulab.options import (
@@ -38,39 +37,32 @@ from gpulab.options import (
     is_quick,
 )
 from gpulab.prediction.prediction import Prediction
-from gpulab.run import Change, Loader, Run, Settings
+from gpulab.run import Loader, Run, Settings
 from gpulab.snapshot.state import State
 from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
-from gpulab.tuning import execute
 from gpulab.tuning import plan as schedule
 from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
 from gpulab.tuning.cell_code import interrupts_heard
+from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.execute import (
     TRIAL_LIMIT_S,
-    Setting,
+    Execution,
     Stopper,
     Trial,
-    full_trial,
     out_of_memory,
     release,
+    run_block,
+    run_full,
     seeded,
-    short_trial,
 )
-from gpulab.tuning.plan import Arm, Budget, Clock, Code, Listener, Plan, Progress, watched
+from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, watched
 from gpulab.tuning.predictions import ArmPredictions, keep
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import (
-    ResolvedArm,
-    ResolvedSetting,
-    changes,
-    check_names,
-    resolve_arm,
-    resolve_beforehand,
-)
+from gpulab.tuning.resolve import Setting, check_arms, observation_of, remember, resolve
 
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
@@ -80,9 +72,8 @@ UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads i
 
 
 class _Arm(Struct):
-    setting: Setting
     arm: Arm
-    decided: ResolvedArm = field(default_factory=ResolvedArm)
+    execution: Execution
     trial: Trial | None = None
     failure: str = ""
     prediction: Prediction | None = None
@@ -173,7 +164,7 @@ class Runner:
         return experiment
 
     def _check(self) -> None:
-        check_names(self._plan.arms, self._code)
+        check_arms(self._plan.arms, self._code)
 
     def _run(self) -> Experiment:
         self._take_state()
@@ -273,7 +264,7 @@ class Runner:
         for arm in self._plan.arms:
             ready = self._make_ready(arm, written.observation)
             if self._plan.interleaved:
-                ready.failure = ready.failure or ready.decided.unchanged(self._plan.base.settings)
+                ready.failure = ready.failure or ready.execution.arm.unchanged(self._plan.base.settings)
             ready.failure = self._ranks.of_first(ready.failure)
             arms.append(ready)
         if self._plan.screening:
@@ -299,11 +290,11 @@ class Runner:
             return
         predictions = ArmPredictions(facts(run), errors_here(run))
         if self._plan.interleaved and not (self._plan.early or self._ranks.is_of_several or is_quick()):
-            predictions.measure_sizes([arm.decided for arm in able], self._run_size)
+            predictions.measure_sizes([arm.execution.arm for arm in able], self._run_size)
         for arm in able:
-            arm.prediction = predictions.of(arm.decided, arm.arm.shown, self._plan.base.shown)
+            arm.prediction = predictions.of(arm.execution.arm, arm.arm.shown, self._plan.base.shown)
 
-    def _run_size(self, batch: ResolvedSetting, size: int) -> Block | None:
+    def _run_size(self, batch: Setting, size: int) -> Block | None:
         """A short run of A with another batch size; None where it cannot be told what it takes."""
         a, written = self._arms[0].trial, self._written
         if self._ended or a is None or written is None:
@@ -317,7 +308,7 @@ class Runner:
     def _run_short(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
         """One block of that arm; None where it failed."""
         self._steps = size.total
-        result = short_trial(arm.setting, size, self._stopper, on_gpu=on_gpu)
+        result = run_block(arm.execution, size, self._stopper, on_gpu=on_gpu)
         error = self._error_of_all(None if isinstance(result, Block) else result)
         if isinstance(result, Block) and error is None:
             return replace(result, time_ns=max(self._ranks.of_all(result.time_ns)))
@@ -347,7 +338,7 @@ class Runner:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(Setting(self._code, {}, BASELINE, within=self._ranks.one_run), base, trial=written)
+            return _Arm(base, Execution(self._code, within=self._ranks.one_run), trial=written)
         assert written is not None, "a base needs the run of the baseline"
         return self._make_ready(base, written.observation)
 
@@ -372,8 +363,8 @@ class Runner:
             if not self._all_restore():
                 return
             with seeded(seed):
-                trial = full_trial(
-                    first.setting,
+                trial = run_full(
+                    first.execution,
                     settings,
                     self._stopper,
                     None,
@@ -387,10 +378,9 @@ class Runner:
             first.seed_losses.append(trial.losses)
 
     def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
-        decided = resolve_arm(arm, observation, self._code)
-        code = self._code.replacing(decided.variables)
-        setting = Setting(code, decided.knobs, arm.label, decided.variables, self._ranks.one_run)
-        return _Arm(setting, arm, decided, self._before(arm), decided.failure)
+        resolved = resolve(arm, self._code, observation)
+        execution = Execution(self._code, resolved, self._ranks.one_run)
+        return _Arm(arm, execution, self._before(arm), resolved.failure)
 
     def _unprofiled_steps(self, profiled: int) -> int:
         """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
@@ -440,13 +430,12 @@ class Runner:
             knobs=arm.arm.shown,
         )
         self._steps = settings.steps
-        trial = full_trial(
-            arm.setting,
+        trial = run_full(
+            arm.execution,
             settings,
             self._stopper,
             self._store,
             quiet=quiet,
-            changes=lambda run, effects: self._changes(arm, run, effects),
             limit_s=self._full_run_s(),
             ends_alone=not self._ranks.is_of_several,
         )
@@ -455,17 +444,13 @@ class Runner:
         self._step_s = schedule.step_s(trial.run) if len(trial.run.steps) else self._step_s
         as_written = not arm.arm.settings
         if as_written:
-            execute.remember(self._code, trial.observation)
+            remember(self._code, trial.observation)
         if error is None or (as_written and isinstance(error, Exception)):
             arm.trial = trial
         if error is not None:
             self._fail(arm, error, trial)
         elif not as_written and not arm.failure:
             arm.failure = self._ranks.of_first(_idle(trial.run))
-
-    def _changes(self, arm: _Arm, run: Run, effects: Mapping[str, KnobEffects]) -> tuple[Change, ...]:
-        written = self._written
-        return changes(arm.decided, written.observation, effects, run) if written is not None else ()
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
@@ -477,7 +462,7 @@ class Runner:
         if len(able) < 2 or not self._plan.interleaved or self._ended:
             return
         runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
-        rounds = [k for i in able for knob, k in arms[i].setting.knobs.items() if knob is ACCUMULATE]
+        rounds = [k for i in able for knob, k in arms[i].execution.arm.knobs.items() if knob is ACCUMULATE]
         written = self._written
         unknown = [_loader(arms[i], written) for i in able if early and arms[i].trial is None and written is not None]
         loaders = [loader for loader in unknown if loader is not None]
@@ -585,8 +570,7 @@ class Runner:
 
     def _experiment(self, seconds: float) -> Experiment:
         arms, blocks = self._arms, self._blocks
-        observation = self._written.observation if self._written is not None else None
-        sides = [self._side(arm, [b for b in blocks if b.arm == i], observation) for i, arm in enumerate(arms)]
+        sides = [self._side(arm, [b for b in blocks if b.arm == i]) for i, arm in enumerate(arms)]
         comparisons: list[Comparison] = []
         for arm, side in zip(arms[1:], sides[1:], strict=True):
             comparison = compare_blocks(
@@ -594,10 +578,10 @@ class Runner:
                 side,
                 restored=self._restored + (f" Not restored: {_quoted(self._used_up)}." if self._used_up else ""),
                 same_start=self._whole,
-                changes_training=arm.decided.changes_training(side.checks, self._plan.base.settings),
+                changes_training=arm.execution.arm.changes_training(side.checks, self._plan.base.settings),
                 notes=tuple(self._notes),
             )
-            loads = any(knob.kind == "DataLoader option" for knob in arm.setting.knobs)
+            loads = any(knob.kind == "DataLoader option" for knob in arm.execution.arm.knobs)
             first = (_used_up_words(self._used_up, loads=loads),) if self._used_up else ()
             comparisons.append(
                 replace(
@@ -638,11 +622,10 @@ class Runner:
             return f"{how} after {plural(comparison.pairs, 'pair')} of blocks"
         return f"{how} before a pair of blocks had run: only the full run of each is there"
 
-    def _side(self, arm: _Arm, blocks: list[Block], observation: Observation | None) -> Side:
-        """`observation` is that of the code as written."""
+    def _side(self, arm: _Arm, blocks: list[Block]) -> Side:
         trial = arm.trial
         checks = trial.run.changes if trial is not None else ()
-        edit = arm.decided.edit(self._code, observation, checks) if observation is not None else None
+        edit = arm.execution.arm.edit(self._code, checks)
         side = Side(
             label=arm.arm.label,
             settings=arm.arm.shown,
@@ -741,7 +724,7 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
 
 def _loader(arm: _Arm, written: Trial) -> Loader | None:
     """The DataLoader that the code has under that arm, as far as it is known before a run."""
-    settings = {knob.name: value for knob, value in arm.setting.knobs.items()}
+    settings = {knob.name: value for knob, value in arm.execution.arm.knobs.items()}
     loader = with_settings(written.observation, settings).loader
     return loader.record if loader is not None else None
 
@@ -766,25 +749,22 @@ def _spent_words(traced_s: float, blocks_s: float) -> str:
 
 
 def check(code: Code, plan: Plan) -> None:
-    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing."""
+    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing.
+
+    Also where it is known of each arm that it cannot be set or changes nothing: as far as the objects that are there
+    tell, or what an earlier run of the code was observed to use.
+    """
     check_plan(plan)
-    check_names(plan.arms, code)
-    # raises UsageError where it is known of each arm that it cannot be set or changes nothing
-    reasons = [_without_effect(arm, code) for arm in plan.arms]
+    arms = check_arms(plan.arms, code)
+    observation = observation_of(code)
+    if observation is not None:
+        arms = [resolve(arm, code, observation) for arm in plan.arms]
+    reasons = [(arm.failure if arm.certain else "") or arm.unchanged() for arm in arms]
     if all(reasons):
         raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
     detect_device(plan.device)
     with threads.measuring():
         pass
-
-
-def _without_effect(arm: Arm, code: Code) -> str:
-    """As far as the objects that are there tell, and what an earlier run of the code was seen to use."""
-    observation = execute.observation_of(code)
-    if observation is None:
-        return resolve_beforehand(arm, None, code).unchanged()
-    decided = resolve_arm(arm, observation, code)
-    return decided.failure or decided.unchanged()
 
 
 def _bounded(plan: Plan) -> Plan:

@@ -16,7 +16,8 @@ import torch
 from msgspec.structs import replace
 
 from gpulab.api.experiment import NO_CELL
-from gpulab.api.reading import report, runs
+from gpulab.api.reading import report
+from gpulab.api.runs_command import runs
 from gpulab.bench import file
 from gpulab.bench.opening import NOTHING_TO_APPLY, apply_edit, lab
 from gpulab.bench.output import BenchWidget, KeptPrints, MainThread, interruptible, prints_kept
@@ -30,10 +31,10 @@ from gpulab.bench.session import (
     first_line,
 )
 from gpulab.errors import UsageError
-from gpulab.tuning import execute
-from gpulab.tuning.code import TextCode
+from gpulab.tuning import resolve
+from gpulab.tuning.code import Code, TextCode
 from gpulab.tuning.execute import Trial
-from gpulab.tuning.plan import Arm, Code, Listener, Plan
+from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.runner import Runner
 from gpulab.views import bench as view
 from gpulab.views.wording import lesson_path
@@ -198,7 +199,7 @@ def test_after_a_restart_the_last_bench_opens_again(bench: Bench, monkeypatch: p
     monkeypatch.setenv(file.NOTEBOOK, "other.ipynb")
     file.save(replace(kept, code="of_another()"))
     monkeypatch.setattr(runs, "_own", {})
-    monkeypatch.setattr(execute, "_observations", {})
+    monkeypatch.setattr(resolve, "_observations", {})
     assert lab().code.text == "of_another()"
     monkeypatch.setenv(file.NOTEBOOK, "this.ipynb")
     assert lab().code.text == CODE.text and lab().rows == kept.rows

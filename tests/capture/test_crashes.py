@@ -23,7 +23,7 @@ from gpulab.errors import DeviceLost, GpulabError, StoreError
 from gpulab.knobs.loader_options import LoaderOption
 from gpulab.prediction.predict import predict
 from gpulab.tuning.code import TextCode
-from gpulab.tuning.execute import Setting, Stopper, short_trial
+from gpulab.tuning.execute import Execution, Stopper, run_block
 from gpulab.tuning.plan import Size
 from gpulab.tuning.record import Block, Experiment
 from tests.support.fake_cuda import ASSERT, FakeCuda
@@ -276,14 +276,14 @@ def test_a_block_cut_short_by_a_fault_of_ours_is_no_block(monkeypatch: pytest.Mo
     exec(SETUP, namespace)
     cell = TextCode.parsed(CELL, namespace)
     monkeypatch.setattr(Pilot, "_note_feeder", broken)
-    ended = short_trial(Setting(cell, {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
+    ended = run_block(Execution(cell), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(ended, GpulabError) and "no note" in str(ended)
 
 
 def test_a_block_tells_how_long_it_had_a_core() -> None:
     namespace: dict[str, Any] = {"__name__": "__main__"}
     exec(SETUP, namespace)
-    block = short_trial(Setting(TextCode.parsed(CELL, namespace), {}, "baseline"), Size(1, 2), Stopper(), on_gpu=False)
+    block = run_block(Execution(TextCode.parsed(CELL, namespace)), Size(1, 2), Stopper(), on_gpu=False)
     assert isinstance(block, Block) and block.time_ns > 0
     known = block.own_fraction is not None and 0 < block.own_fraction <= 1
     assert known if sys.platform == "linux" else block.own_fraction is None

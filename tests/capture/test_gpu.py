@@ -16,7 +16,7 @@ from gpulab.capture import gpu
 from gpulab.capture.gpu import Moved, PeakMemory, count_anew, moved, working_gpus
 from gpulab.run import Category, Choice, Device, Memory, Missing, Samples, Series, Settings
 from gpulab.tuning.code import TextCode
-from gpulab.tuning.execute import Setting, Stopper, full_trial
+from gpulab.tuning.execute import Execution, Stopper, run_full
 from tests.support.fake_cuda import FakeCuda
 from tests.support.timelines import MAIN, OTHER_GPU, STREAM, STREAM_2, Span, timeline
 
@@ -179,9 +179,9 @@ for _ in range(2):
     runs = []
     for gib in (10, 4):
         names = {"fake": fake_cuda, "size": gib * GIB}
-        setting = Setting(TextCode.parsed(code, names), {}, "arm")
+        execution = Execution(TextCode.parsed(code, names))
         settings = Settings(live=False, save=False, trace=False, device="cpu")
-        trial = full_trial(setting, settings, Stopper(), None, quiet=True)
+        trial = run_full(execution, settings, Stopper(), None, quiet=True)
         assert trial.error is None
         runs.append(trial.run)
         assert torch.cuda.max_memory_allocated(0) == gib * GIB

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 
 from gpulab.knobs import variable_reads
 from gpulab.knobs.knob import Verification
-from gpulab.knobs.variables import setting_names
 from gpulab.run import Loader, Run
 from gpulab.tuning.code import FunctionCode, TextCode
-from gpulab.tuning.resolve import outside_of
+from gpulab.tuning.execute import Execution
+from gpulab.tuning.resolve import ResolvedArm, Setting
 from tests.support.synthetic import no_step_case
 
 WITHOUT_WORKERS = replace(no_step_case().run, loader=None)
@@ -30,12 +30,11 @@ def told(cell: str, x: Any = 2, earlier: str = "", run: Run | None = None) -> Ve
     written = TextCode.parsed(cell, namespace)
     found = written.variables.literals.get("x", 1)
     used = "x" in written.variables.used
-    code = written.replacing({"x": x})
-    outside = outside_of(code, {"x": x})
-    with setting_names(namespace, outside), variable_reads.watching(namespace, {"x": x}) as (lines, logs):
-        code.through(lines).run()
+    execution = Execution(written, ResolvedArm((Setting("x", x, None, found, used=used),)))
+    with execution.applied() as code:
+        code.run()
     assert sys.getprofile() is None
-    return variable_reads.verify(x, found, used, logs["x"], run or WITHOUT_WORKERS)
+    return variable_reads.verify(x, found, used, execution.effects["x"], run or WITHOUT_WORKERS)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ class Script:
             sides[1:] = [replace(side, facts=None, losses=()) for side in sides[1:]]
         for arm, side in zip((plan.base, *plan.arms), sides, strict=True):
             if arm.label not in self.done and side.facts is not None:
-                self.trials.append(Trial(side.facts.run, SCENE, {}, side.losses))
+                self.trials.append(Trial(side.facts.run, SCENE, side.losses))
         if self.stopped or not plan.interleaved:
             sides = [replace(side, blocks=()) for side in sides]
         compared = tuple(compare_blocks(sides[0], side) for side in sides[1:])

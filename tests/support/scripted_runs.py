@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.run import Run, Settings
-from gpulab.tuning.execute import TRIAL_LIMIT_S, Setting, Stopper, Trial
+from gpulab.tuning.execute import TRIAL_LIMIT_S, Execution, Stopper, Trial
 from gpulab.tuning.plan import Plan, Progress, Size
 from gpulab.tuning.record import Block, Experiment
 from gpulab.tuning.runner import Runner
@@ -37,8 +37,8 @@ class ScriptedRuns(Struct, dict=True):
         return self.now_s
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> ScriptedRuns:
-        monkeypatch.setattr("gpulab.tuning.runner.full_trial", self.full_trial)
-        monkeypatch.setattr("gpulab.tuning.runner.short_trial", self.short_trial)
+        monkeypatch.setattr("gpulab.tuning.runner.run_full", self.run_full)
+        monkeypatch.setattr("gpulab.tuning.runner.run_block", self.run_block)
         return self
 
     def conduct(self, code: Any, plan: Plan, step_s: float | None = None) -> Experiment:
@@ -50,19 +50,18 @@ class ScriptedRuns(Struct, dict=True):
         self.look = runner._look
         return runner
 
-    def full_trial(
+    def run_full(
         self,
-        setting: Setting,
+        execution: Execution,
         settings: Settings,
         stopper: Stopper,
         store: object,
         *,
         quiet: bool,
-        changes: object = None,
         limit_s: float | None = None,
         ends_alone: bool = True,
     ) -> Trial:
-        began_s, step_s, most = self.now_s, self.step_s(setting.label), settings.steps or 0
+        began_s, step_s, most = self.now_s, self.step_s(_label(execution)), settings.steps or 0
         limit_s = TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S)
         for number in range(most):
             self.now_s += step_s
@@ -73,17 +72,21 @@ class ScriptedRuns(Struct, dict=True):
         stopper.current = None
         self.now_s += PROFILER_S
         self.trials.append(settings)
-        return Trial(_run(step_s, settings), SCENE, {}, ())
+        return Trial(_run(step_s, settings), SCENE, ())
 
-    def short_trial(self, setting: Setting, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block:
-        step_s, done = self.step_s(setting.label), 0
+    def run_block(self, execution: Execution, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block:
+        step_s, done = self.step_s(_label(execution)), 0
         while done < size.total and not stopper.ends:
             self.now_s += step_s
             done += 1
-        self.blocks.append(setting.label)
+        self.blocks.append(_label(execution))
         self.on_block(self)
         counted = max(0, done - size.warmup)
         return Block(0, 0, 0, counted, done - counted, 32 * counted, int(counted * step_s * 1e3 * MS))
+
+
+def _label(execution: Execution) -> str:
+    return ", ".join(f"{name}={value}" for name, value in execution.arm.shown.items()) or "baseline"
 
 
 def _nothing() -> None:

@@ -26,7 +26,7 @@ from gpulab.tuning.compare.blocks import (
     same_ratios,
 )
 from gpulab.tuning.compare.cost import spending
-from gpulab.tuning.compare.differences import compare_losses
+from gpulab.tuning.compare.differences import compare_losses, differences
 from gpulab.tuning.compare.headline import (
     DISTURBED,
     NOT_CLEAR,
@@ -38,7 +38,6 @@ from gpulab.tuning.compare.headline import (
 )
 from gpulab.tuning.compare.parts import LABELS, ONE_RUN_EACH, _grew, most_changed, part_changes, typical_steps
 from gpulab.tuning.compare.statistics import noise_floor, paired, unpaired
-from gpulab.tuning.compare.verdicts import differences
 from gpulab.tuning.record import Block, Comparison, Experiment, PartChange, Side
 from gpulab.views import wording
 from gpulab.views.comparison_sections import side_by_side, unprofiled_us

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from contextlib import ExitStack
 from typing import Any, ClassVar
 
 import numpy as np
@@ -17,8 +16,9 @@ from gpulab.knobs.variables import Variables
 from gpulab.run import Loader, Run, StepFlag
 from gpulab.tuning import plan
 from gpulab.tuning.code import TextCode
-from gpulab.tuning.execute import Setting
+from gpulab.tuning.execute import Execution
 from gpulab.tuning.plan import Arm, Plan, Size
+from gpulab.tuning.resolve import ResolvedArm, Setting
 from tests.support.synthetic import no_trace_case
 from tests.support.timelines import steps_between
 
@@ -116,10 +116,9 @@ def test_variables_are_looked_for_once_not_in_each_block(text: str, within: int)
     parsed = TextCode.parsed(text, namespace)
     code = Counting(**asdict(parsed))
     Counting.looks = 0
-    setting = Setting(code, {}, "x=2", {"x": 2})
+    execution = Execution(code, ResolvedArm((Setting("x", 2, None),)))
     for _ in range(3):
-        with ExitStack() as stack:
-            setting.applied(stack)
+        with execution.applied(in_full=False):
             assert namespace["x"] == within  # a literal of the code is replaced in its text
         assert namespace["x"] == 1
     assert Counting.looks == 1

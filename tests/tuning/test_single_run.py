@@ -14,12 +14,11 @@ from torch.utils.data import DataLoader, TensorDataset
 import gpulab
 from gpulab.errors import UsageError
 from gpulab.run import Change, Run
-from gpulab.tuning import execute
 from gpulab.tuning.code import TextCode
-from gpulab.tuning.execute import Changing
+from gpulab.tuning.execute import Execution
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Experiment
-from gpulab.tuning.resolve import check_names, refusals, resolve_arm
+from gpulab.tuning.resolve import Objects, ResolvedArm, check_arms, observation_of, remember, resolve
 from gpulab.tuning.runner import Runner
 from tests.tuning.cells import CELL as LOOP
 
@@ -32,13 +31,23 @@ loader = DataLoader(data, batch_sampler=Batches(SequentialSampler(data), 4, Fals
 """
 
 
+def before(code: TextCode, **settings: Any) -> ResolvedArm:
+    """What is known of settings before anything runs."""
+    return resolve(Arm(settings), code, Objects(code, observation_of(code)))
+
+
+def execution_of(cell: str, names: dict[str, Any], **settings: Any) -> Execution:
+    code = TextCode.parsed(cell, names)
+    return Execution(code, before(code, **settings))
+
+
 def ran(cell: str, names: dict[str, Any], **settings: Any) -> tuple[Change, ...]:
     """What the report says of the changes."""
-    change = Changing(Arm(settings), TextCode.parsed(cell, names))
-    assert not change.decided.refused, change.decided.refused
+    execution = execution_of(cell, names, **settings)
+    assert not execution.arm.refused, execution.arm.refused
     with (
-        gpulab.profile(live=False, save=False, show=False, device="cpu", changes=change.changes) as profile,
-        change.applied() as code,
+        gpulab.profile(live=False, save=False, show=False, device="cpu", execution=execution) as profile,
+        execution.applied() as code,
     ):
         code.run()
     found: Run = profile.run
@@ -77,13 +86,13 @@ def test_what_speaks_against_it_is_told_afterwards(names: dict[str, Any]) -> Non
 def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> None:
     code = TextCode.parsed(LOOP, names)
     exec(OWN_SAMPLER, names)
-    refused = Changing(Arm({"batch_size": 8}), code).decided.refused
+    refused = before(code, batch_size=8).refused
     assert "its own batch_sampler" in refused
     observation = changing_scene(code)
-    execute.remember(code, observation)
-    assert execute.observation_of(code) is observation
+    remember(code, observation)
+    assert observation_of(code) is observation
     names["loader"] = names["DataLoader"](names["data"], batch_size=16)
-    assert execute.observation_of(code) is None, "the cell reads another loader now"
+    assert observation_of(code) is None, "the cell reads another loader now"
     (change,) = ran(LOOP, names, batch_size=8)
     assert (change.found, change.state) == ("16", "took effect")
 
@@ -91,9 +100,9 @@ def test_a_loader_that_another_cell_made_anew_is_seen(names: dict[str, Any]) -> 
 def test_a_remembered_observation_never_refuses(names: dict[str, Any]) -> None:
     code = TextCode.parsed(LOOP, names)
     observation = changing_scene(code)
-    execute.remember(code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),)))
-    assert execute.observation_of(code) is not None
-    assert not Changing(Arm({"batch_size": 8}), code).decided.refused
+    remember(code, replace(observation, loaders=(replace(observation.loaders[0], custom_batch_sampler=True),)))
+    assert observation_of(code) is not None
+    assert not before(code, batch_size=8).refused
 
 
 def changing_scene(code: TextCode) -> Any:
@@ -131,16 +140,16 @@ def test_workers_that_cannot_import_the_dataset(
 ) -> None:
     exec(LOCAL + "loader = DataLoader(items, batch_size=4)\ndef train():\n    for x in loader: pass", names)
     code = TextCode.parsed(cell, names)
-    assert not refusals({"workers": 2}, code)
+    assert not before(code, workers=2).refused
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__spec__", None)
     monkeypatch.delattr(main, "__file__", raising=False)
     monkeypatch.setattr(multiprocessing, "get_start_method", lambda allow_none=False: "spawn")
     with pytest.raises(UsageError, match=r"workers=2: .*spawn cannot import it; move it to a \.py file"):
-        check_names([Arm({"workers": 2})], code)
-    assert not refusals({"workers": 0}, code)
+        check_arms([Arm({"workers": 2})], code)
+    assert not before(code, workers=0).refused
     names["loader"] = DataLoader(TensorDataset(torch.ones(8)), batch_size=4)
-    assert not refusals({"workers": 2}, TextCode.parsed(f"len(items)\n{LOOP}", names)), "it is not loaded from"
+    assert not before(TextCode.parsed(f"len(items)\n{LOOP}", names), workers=2).refused, "it is not loaded from"
 
 
 # -- variables ------------------------------------------------------------------------------------------------------
@@ -164,7 +173,7 @@ def test_what_built_the_model_is_no_variable_of_its_training(names: dict[str, An
     names["hidden"] = 64
     names["model"].hidden = 64
     with pytest.raises(UsageError, match="hidden is 64 in the notebook, but this code does not appear to read it"):
-        Changing(Arm({"hidden": 512}), TextCode.parsed(LOOP, names)).decided  # noqa: B018
+        before(TextCode.parsed(LOOP, names), hidden=512)
 
 
 # -- what is the same as the cell has it ----------------------------------------------------------------------------
@@ -188,7 +197,7 @@ def test_values_as_found_make_no_other_training_and_no_edit(names: dict[str, Any
 def test_only_what_changed_is_an_edit_and_another_training(names: dict[str, Any]) -> None:
     found = compared(names, "lr = 0.1\nscale = 1.0\nrate = [scale]\n" + LOOP, lr=0.5, scale=2.0, accumulate=1)
     assert "scale" in found.sides[1].edit and "lr = 0.5" not in found.sides[1].edit
-    decided = resolve_arm(Arm({"lr": 0.5, "batch_size": 4}), changing_scene(TextCode.parsed(LOOP, names)), NO_READER)
+    decided = resolve(Arm({"lr": 0.5, "batch_size": 4}), NO_READER, changing_scene(TextCode.parsed(LOOP, names)))
     assert decided.changes_training(()) == "your code computes with another `lr`"
     idle = Change("lr", "0.5", "0.1", "variable", "no effect", "")
     assert decided.changes_training((idle,)) == ""
@@ -208,4 +217,4 @@ def test_objects_that_cannot_be_looked_at_cost_nothing(names: dict[str, Any]) ->
         "odd, dark = Odd(data), Dark()",
         names,
     )
-    assert not refusals({"batch_size": 5000}, TextCode.parsed("print(odd, dark)\n" + LOOP, names))
+    assert not before(TextCode.parsed("print(odd, dark)\n" + LOOP, names), batch_size=5000).refused

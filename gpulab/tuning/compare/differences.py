@@ -181,7 +181,7 @@ def _differ(a: object, b: object) -> bool:
 SAME = 1e-6  # relative: the last bits of float32, which another order of additions changes
 UNMOVED = "the other seeds changed nothing: your code sets its own seed, or draws no random numbers"
 UNSEEDED = "how far another seed alone moves them was not measured (--seeds 3 does)"
-Losses = tuple[float, ...]
+Curve = tuple[float, ...]
 
 
 def compare_losses(
@@ -237,14 +237,14 @@ def compare_losses(
     )
 
 
-def loss_band(curves: Sequence[Losses]) -> tuple[tuple[float, float], ...]:
+def loss_band(curves: Sequence[Curve]) -> tuple[tuple[float, float], ...]:
     """Lowest and highest loss of each step that all curves have."""
     common = min(map(len, curves))
     table = np.array([curve[:common] for curve in curves], np.float64)
     return tuple((float(low), float(high)) for low, high in zip(table.min(axis=0), table.max(axis=0), strict=True))
 
 
-def repeats(first: Losses, again: Losses) -> bool:
+def repeats(first: Curve, again: Curve) -> bool:
     """Whether two runs at identical settings gave the same losses, as far as both have any."""
     common = min(len(first), len(again))
     apart = _apart(np.array(first[:common], np.float64), np.array(again[:common], np.float64))
@@ -270,7 +270,7 @@ def _apart(a: Float64, b: Float64) -> Float64:
     return difference
 
 
-def _distance(b: Float64, seeds: Sequence[Losses]) -> float:
+def _distance(b: Float64, seeds: Sequence[Curve]) -> float:
     """How far b is from the mean of the seeds, over what one more seed would be expected to be: a Student's t.
 
     Root mean square over the steps, so that a curve that lies apart all along and one that strays count alike.

@@ -9,9 +9,9 @@ import pytest
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
-from gpulab.tuning.code import TextCode
+from gpulab.tuning.code import Code, TextCode
 from gpulab.tuning.execute import Trial
-from gpulab.tuning.plan import Arm, Code, Listener, Plan, Progress
+from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
 from gpulab.views.climb import Climbed
 from tests.support.scripted_climb import finding, nothing_foretold
