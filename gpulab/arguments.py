@@ -1,42 +1,26 @@
-"""The words of a command: what it takes, how they are read, and the answer to a mistake, with the nearest word."""
+"""The words of a command: how they are read and done, its help, and the answer to a mistake, with the nearest word."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shlex
-from collections.abc import Collection, Sequence
-from typing import Any, Literal, NamedTuple, NoReturn
+import sys
+from collections.abc import Callable, Collection, Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
 
+from gpulab.commands import COMMANDS, Command, Door, at
 from gpulab.errors import UsageError
 from gpulab.options import meant_option
 
-Door = Literal["both", "notebook", "terminal"]
+if TYPE_CHECKING:
+    from gpulab.views.view import Answer
+
+PREFIX: dict[Door, str] = {"notebook": "%gpulab", "terminal": "gpulab"}  # of a command, as it is typed
 HELP_WORDS = ("-h", "--help")
-
-
-class Option(NamedTuple):
-    """An option or a word of a command, as argparse takes it. `values`: what Tab offers, words or a kind of them."""
-
-    names: tuple[str, ...]
-    argparse: dict[str, Any]
-    values: tuple[str, ...] | Literal["settings", "sweep", "knobs", "runs", ""] = ""
-
-
-class Command(NamedTuple):
-    """A command: `run` is "module:function"; it is called with the options, if there are any, and may give an `Answer`.
-
-    `more` stands below the options in its help. `verbs` are commands of their own behind its name: `runs delete`.
-    """
-
-    name: str
-    summary: str
-    run: str
-    options: tuple[Option, ...] = ()
-    door: Door = "both"
-    usage: str = "[options]"
-    more: str = ""
-    verbs: tuple[Command, ...] = ()
 
 
 class HelpRequest(Exception):
@@ -96,6 +80,84 @@ def _more(command: Command, prog: str) -> str:
     width = max(map(len, calls), default=0)
     lines = [f"  {prog} {call:<{width}}  {summary}" for call, summary in calls.items()]
     return "\n".join(["more:", *lines]) if lines else command.more
+
+
+def overview(door: Door) -> str:
+    """The list of commands, as `--help` prints it."""
+    prefix, commands = PREFIX[door], at(door)
+    width = max(len(command.name) for command in commands)
+    lines = [f"{prefix} {command.name:<{width}}  {command.summary}" for command in commands]
+    details = f"{prefix} COMMAND --help has details. {prefix} --version prints the version."
+    return "\n".join(["Find out why a GPU idles.", "", *lines, "", details])
+
+
+def command_of(words: Sequence[str], door: Door) -> tuple[Command, Parser, Sequence[str]]:
+    """The command that the words begin with, its parser, and the other words.
+
+    Raises UsageError naming the nearest command, and HelpRequest where no command but help is asked for.
+    """
+    prefix, commands = PREFIX[door], {command.name: command for command in at(door)}
+    if not words:
+        raise UsageError(f"A command is missing: {', '.join(commands)}. See `{prefix} --help`.")
+    first, *rest = words
+    if first in HELP_WORDS:
+        raise HelpRequest(overview(door))
+    if first == "--version":
+        raise HelpRequest(f"gpulab {sys.modules['gpulab'].__version__}")
+    if first.startswith("-"):
+        raise UsageError(unknown_option(prefix, first, words, (*HELP_WORDS, "--version")))
+    if first not in commands:
+        raise UsageError(_no_command(first, door))
+    command, prog = commands[first], f"{prefix} {first}"
+    for verb in command.verbs:
+        if rest[:1] == [verb.name]:
+            return verb, Parser(verb, f"{prog} {verb.name}"), rest[1:]
+    return command, Parser(command, prog), rest
+
+
+def _no_command(word: str, door: Door) -> str:
+    names = [command.name for command in at(door)]
+    if any(word == command.name for command in COMMANDS):
+        elsewhere = f"In a notebook: %gpulab {word}." if door == "terminal" else f"At a terminal: gpulab {word}."
+        return f"There is no command {word!r} here. {elsewhere}"
+    near = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.5)
+    hint = f"Did you mean {near[0]}?" if near else f"There are: {', '.join(names)}. See `{PREFIX[door]} --help`."
+    return f"There is no command {word[:100]!r}. {hint}"
+
+
+def perform(words: Sequence[str], door: Door) -> tuple[Answer, argparse.Namespace]:
+    """Do what the words of a line ask. Raises UsageError, HelpRequest and what the command raises."""
+    command, parser, rest = command_of(words, door)
+    options = parser.read(rest)
+    from gpulab.views.view import Answer
+
+    module, _, function = command.run.partition(":")
+    run: Callable[..., Answer | None] = getattr(import_module(module), function)
+    answer = run(options) if command.options else run()
+    return answer or Answer(), options
+
+
+def text_of(answer: Answer, options: argparse.Namespace) -> str:
+    """What a command prints. The page that it was to write is written. Raises StoreError where that cannot be."""
+    from gpulab.store.files import write_whole
+    from gpulab.views.view import View, as_json
+    from gpulab.views.wording import plain
+
+    view, written = answer.shown, list(answer.written)
+    if isinstance(view, View):
+        page: Path | None = getattr(options, "html", None)
+        if page is not None:
+            write_whole(page, view.html().encode())
+            written.append(f"Page written to {plain(str(page))}")
+        if answer.silent:
+            return ""
+        if getattr(options, "json", False):
+            return as_json(view)
+        if not written:
+            return view.text(full=getattr(options, "all", False))
+    else:
+        written += [str(view)] if view else []
+    return "".join(f"{line}\n" for line in written)
 
 
 def unknown_option(prog: str, word: str, words: Sequence[str], valid: Collection[str]) -> str:

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, SimpleMatcherResult
 
-from gpulab.arguments import HELP_WORDS, Command, Option
-from gpulab.commands import PROFILE, at
+from gpulab.arguments import HELP_WORDS
+from gpulab.commands import PROFILE, Command, Option, at
 from gpulab.errors import GpulabError
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import written

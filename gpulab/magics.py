@@ -23,9 +23,9 @@ from IPython.core.magic import (
 from msgspec import Struct
 from traitlets import Bool, Int, Unicode
 
-from gpulab.arguments import HelpRequest, Parser, split
+from gpulab.arguments import HelpRequest, Parser, overview, perform, split, text_of
 from gpulab.capture import threads
-from gpulab.commands import PROFILE, overview, perform, text_of
+from gpulab.commands import PROFILE
 from gpulab.errors import GpulabError, RankError, UsageError
 from gpulab.options import check_only_ranks, without_comment
 from gpulab.tuning import cell_code

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TextIO
 
-from gpulab.arguments import HelpRequest
-from gpulab.commands import perform, text_of
+from gpulab.arguments import HelpRequest, perform, text_of
 from gpulab.errors import GpulabError, StoreError
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from gpulab.arguments import command_of
 from gpulab.cli.ranks import _of_each, _status
-from gpulab.commands import command_of
 from gpulab.store.folders import Store
 from tests.support.fork_server import python_with_torch
 

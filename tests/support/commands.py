@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gpulab.arguments import Door, HelpRequest, split
-from gpulab.commands import perform, text_of
+from gpulab.arguments import HelpRequest, perform, split, text_of
+from gpulab.commands import Door
 
 
 def answered(line: str, door: Door = "notebook") -> str:

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 import gpulab
 from gpulab.api import climb
 from gpulab.api.climb import bounds_of, conduct
-from gpulab.commands import command_of
+from gpulab.arguments import command_of
 from gpulab.diagnosis.finding import Diagnosis, Finding
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Plain
