@@ -104,7 +104,7 @@ def observed_optimizer(optimizer: Optimizer) -> ObservedOptimizer:
     )
 
 
-def observed_module(module: Module, *, trained: bool, autocast_dtype: str | None) -> ObservedModule:
+def observed_module(module: Module) -> ObservedModule:
     """A module; parameters that have no shape yet are not counted."""
     from torch.nn.modules.conv import _ConvNd
     from torch.nn.parameter import is_lazy
@@ -117,8 +117,8 @@ def observed_module(module: Module, *, trained: bool, autocast_dtype: str | None
         has_convolution=any(isinstance(m, _ConvNd) for m in module.modules()),
         memory_format=_memory_format(p for p in parameters if p.dim() == 4),
         compiled=any(map(is_compiled, module.modules())),
-        trained=trained,
-        autocast_dtype=autocast_dtype,
+        trained=False,
+        autocast_dtype=None,
         data_parallel=observed_data_parallel(module),
         fully_sharded=_is_fully_sharded(module),
     )

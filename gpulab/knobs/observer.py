@@ -1,8 +1,8 @@
 """See what a cell uses while it runs as written, so that every knob can tell its present value and its limits.
 
-Watched, on the entering thread only: `DataLoader.__iter__`, `GradScaler.scale`, `autocast.__enter__`; optimizer steps
-and backward passes for a few steps at a time, at the beginning and anew when a loader is iterated or an optimizer steps
-for the first time; module calls for a few outermost calls, then as well, and when a first backward pass comes.
+On the entering thread only these are heard: `DataLoader.__iter__`, `GradScaler.scale`, `autocast.__enter__`; optimizer
+steps and backward passes for a few steps at a time, at the beginning and anew when a loader is iterated or an optimizer
+steps for the first time; a few outermost module calls, then as well, and when a first backward pass comes.
 All of it is put back. Objects are known weakly and only as long as the code runs; what is kept are facts.
 """
 
@@ -20,16 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 from msgspec.structs import replace
 
 from gpulab.knobs.description import dtype_name, observed_loader, observed_module, observed_optimizer
-from gpulab.knobs.observation import (
-    OPERATORS,
-    Observation,
-    ObservedLoader,
-    ObservedModule,
-    ObservedOptimizer,
-    Shape,
-    StepInputs,
-    trace_counts,
-)
+from gpulab.knobs.observation import OPERATORS, Observation, Shape, StepInputs, trace_counts
 from gpulab.run import Device, Run
 from gpulab.timeline.labels import differentiates_twice
 from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
@@ -39,8 +30,8 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
 
-CALLS_AT_A_TIME = 16  # outermost module calls
-TIMES = 12  # that such calls are watched, at most
+CALLS_OF_A_SAMPLE = 16  # outermost module calls
+SAMPLES = 12  # of such calls, at most
 STEPS_AT_A_TIME, PASSES_AT_A_TIME = 5, 512  # optimizer steps, and backward passes where none comes
 OBJECTS_KEPT = 32  # of each kind
 
@@ -54,89 +45,39 @@ _ATTENTION = {
     "aten::_scaled_dot_product_attention_math_for_mps": "math",
 }
 
-Seen = TypeVar("Seen")
-Given = ParamSpec("Given")
+Facts = TypeVar("Facts")
+Parameters = ParamSpec("Parameters")
 
 
-class Noted(Generic[Seen]):
-    """Facts of objects in the order they were met; the objects themselves are known weakly, until `forget`."""
+class FactsByObject(Generic[Facts]):
+    """Facts of objects in the order in which they were met; the objects themselves are known weakly, until `forget`."""
 
-    def __init__(self) -> None:
-        self.facts: list[Seen] = []
-        self._met: dict[int, tuple[weakref.ref[Any], int]] = {}
+    def __init__(self, describe: Callable[[Any], Facts]) -> None:
+        self.facts: list[Facts] = []
+        self._describe = describe
+        self._places: dict[int, tuple[weakref.ref[Any], int]] = {}
 
     def place(self, thing: object) -> int | None:
-        """Where its facts are; None where it was not met."""
-        met = self._met.get(id(thing))
-        return met[1] if met is not None and met[0]() is thing else None  # an id returns when its object is gone
-
-    def add(self, thing: object, facts: Seen) -> int | None:
-        """Keep the facts of an object not met before; None where there are too many."""
+        """Where its facts are, which are noted when it is met for the first time; None where there are too many."""
+        reference, place = self._places.get(id(thing), (None, 0))
+        if reference is not None and reference() is thing:  # an id returns when its object is gone
+            return place
         if len(self.facts) >= OBJECTS_KEPT:
             return None
-        self._met[id(thing)] = weakref.ref(thing), len(self.facts)
-        self.facts.append(facts)
-        return len(self.facts) - 1
+        self.facts.append(self._describe(thing))
+        place = len(self.facts) - 1
+        self._places[id(thing)] = weakref.ref(thing), place
+        return place
 
     def forget(self) -> None:
-        self._met.clear()
+        self._places.clear()
 
 
-class Observed:
-    """What was seen. `observation` joins it with the record of the same run."""
-
-    def __init__(self) -> None:
-        self.loaders: Noted[ObservedLoader] = Noted()
-        self.optimizers: Noted[ObservedOptimizer] = Noted()
-        self.modules: Noted[ObservedModule] = Noted()
-        self.tf32: bool | None = None  # torch's setting while modules were called; None: unknown
-        self.grad_scaler = False
-        self.checks: set[str] = set()
-        self.inputs = ObservedInputs()
-
-    def observation(self, run: Run) -> Observation:
-        """The observation of `run`, the run that was observed."""
-        counts = Counter(trace_counts(run, OPERATORS) or {})
-        return Observation(
-            device=run.device,
-            loaders=tuple(sorted(self.loaders.facts, key=lambda seen: seen.record != run.loader)),
-            optimizers=tuple(self.optimizers.facts),
-            modules=tuple(sorted(self.modules.facts, key=lambda seen: (not seen.trained, -seen.parameter_count))),
-            operators=frozenset(counts),
-            tf32=self.tf32 if has_ampere_units(run.device) else None,
-            attention=attention_backend(counts),
-            compute_threads=run.environment.compute_threads,
-            grad_scaler=self.grad_scaler,
-            differentiates_twice=differentiates_twice(run),
-            checks=frozenset(self.checks),
-            step_inputs=self.inputs.of_a_step,
-        )
-
-
-@contextmanager
-def observe(times: int = TIMES) -> Iterator[Observed]:
-    """Note what the code inside uses; `times`: how often a few outermost module calls are watched. Imports torch."""
-    from torch.amp import GradScaler
-    from torch.distributions import Distribution
-    from torch.utils.data import DataLoader
-
-    seen = Observed()
-    watch = Watch(seen, times)
-    with ExitStack() as undo:
-        undo.callback(watch.close)
-        undo.enter_context(heard_before(DataLoader, "__iter__", watch.iterated))
-        undo.enter_context(heard_before(GradScaler, "scale", watch.scaled))
-        undo.enter_context(heard_before(Distribution, "__init__", watch.validated))
-        undo.enter_context(_autocast(watch))
-        watch.begin()
-        yield seen
-
-
-def guarded(note: Callable[Given, None]) -> Callable[Given, None]:
+def guarded(note: Callable[Parameters, None]) -> Callable[Parameters, None]:
     """A fault of ours must not become the user's: what cannot be described is not noted."""
 
     @functools.wraps(note)
-    def careful(*args: Given.args, **kwargs: Given.kwargs) -> None:
+    def careful(*args: Parameters.args, **kwargs: Parameters.kwargs) -> None:
         try:
             note(*args, **kwargs)
         except Exception as e:
@@ -146,48 +87,85 @@ def guarded(note: Callable[Given, None]) -> Callable[Given, None]:
     return careful
 
 
-class Watch:
-    """Hears what happens and notes it. Deaf on other threads and after `close`."""
+class Observer:
+    """Hears what the code does and notes it: deaf on other threads and after `close`.
 
-    def __init__(self, seen: Observed, times: int = TIMES) -> None:
-        self._seen: Observed | None = seen
+    `observation` joins what was noted with the record of the same run.
+    """
+
+    def __init__(self, samples: int = SAMPLES) -> None:
+        self.loaders = FactsByObject(observed_loader)
+        self.optimizers = FactsByObject(observed_optimizer)
+        self.modules = FactsByObject(observed_module)
+        self._tf32: bool | None = None  # torch's setting while modules were called; None: unknown
+        self._grad_scaler = False
+        self._checks: set[str] = set()
+        self.inputs = InputShapes()
         self._thread = get_ident()
-        self._calls_left = 0
-        self._times_left = times
+        self._closed = False
+        self._samples_left, self._calls_left = samples, 0
         self._steps_left = self._passes_left = 0
         self._undo_steps: ExitStack | None = None
         self._hears_passes = False
         self._undo_modules: ExitStack | None = None
         self._since_backward: set[int] = set()  # places of modules that were called to be trained
-        self._backward_seen = 0
-        self.current: int | None = None  # place of the outermost module that runs and is watched
+        self._backward_count = 0
+        self._current: int | None = None  # place of the outermost module that runs and is sampled
 
-    @property
-    def hears(self) -> bool:
-        """Whether this thread is the one that is watched, and still is."""
-        return self._seen is not None and get_ident() == self._thread
+    def observation(self, run: Run) -> Observation:
+        """The observation of `run`, the run that was observed."""
+        counts = Counter(trace_counts(run, OPERATORS) or {})
+        return Observation(
+            device=run.device,
+            loaders=tuple(sorted(self.loaders.facts, key=lambda one: one.record != run.loader)),
+            optimizers=tuple(self.optimizers.facts),
+            modules=tuple(sorted(self.modules.facts, key=lambda one: (not one.trained, -one.parameter_count))),
+            operators=frozenset(counts),
+            tf32=self._tf32 if has_ampere_units(run.device) else None,
+            attention=attention_backend(counts),
+            compute_threads=run.environment.compute_threads,
+            grad_scaler=self._grad_scaler,
+            differentiates_twice=differentiates_twice(run),
+            checks=frozenset(self._checks),
+            step_inputs=self.inputs.of_a_step,
+        )
 
-    def close(self) -> None:
+    @contextmanager
+    def observing(self) -> Iterator[None]:
+        """Note what the code inside uses. Imports torch."""
+        from torch.amp import GradScaler
+        from torch.amp.autocast_mode import autocast
+        from torch.distributions import Distribution
+        from torch.utils.data import DataLoader
+
+        with ExitStack() as undo:
+            undo.callback(self._close)
+            undo.enter_context(heard_before(DataLoader, "__iter__", self._iterated))
+            undo.enter_context(heard_before(GradScaler, "scale", self._scaled))
+            undo.enter_context(heard_before(Distribution, "__init__", self._made_distribution))
+            undo.enter_context(replaced(autocast, "__enter__", self._around_autocast))
+            self._begin()
+            yield
+
+    def _close(self) -> None:
         """The code is over: keep facts, know no object any more."""
-        self.look_away()
+        self._end_sample()
         self._rest()
-        seen, self._seen = self._seen, None
-        if seen is None:
-            return
-        if seen.tf32 is None:
-            seen.tf32 = tf32_setting()
-        for noted in (seen.loaders, seen.optimizers, seen.modules):
-            noted.forget()
+        self._closed = True
+        if self._tf32 is None:
+            self._tf32 = tf32_setting()
+        for facts in (self.loaders, self.optimizers, self.modules):
+            facts.forget()
 
     # -- loaders, optimizers, gradients ------------------------------------------------------------------------------
 
-    def begin(self) -> None:
-        """Hear the next few steps, and watch the first modules that they call."""
+    def _begin(self) -> None:
+        """Hear the next few steps, and sample the first module calls of them."""
         self._steps_left, self._passes_left = STEPS_AT_A_TIME, PASSES_AT_A_TIME
-        if self._undo_steps is None and self._seen is not None:
+        if self._undo_steps is None and not self._closed:
             self._undo_steps = ExitStack()
-            self._undo_steps.enter_context(step_hooks(self.stepped))
-        self.look()
+            self._undo_steps.enter_context(step_hooks(self._stepped))
+        self._sample()
 
     def _hear_passes(self) -> None:
         """Hear backward passes as well. Only once the code runs: so this hook is over all others, and goes for good."""
@@ -195,151 +173,140 @@ class Watch:
 
         if self._undo_steps is not None and not self._hears_passes:
             self._hears_passes = True
-            self._undo_steps.enter_context(heard_before(torch.autograd, "backward", self.backward))
+            self._undo_steps.enter_context(heard_before(torch.autograd, "backward", self._backward))
 
     def _rest(self) -> None:
         """Hear no steps. Not from an optimizer's hook, of which torch is calling one after the other."""
         undo, self._undo_steps, self._hears_passes = self._undo_steps, None, False
         if undo is not None:
             undo.close()
-            if self._seen is not None:
-                self._seen.inputs.missed()
+            self.inputs.whole = False
 
     @guarded
-    def iterated(self, args: Args, kwargs: KeywordArgs) -> None:
+    def _iterated(self, args: Args, kwargs: KeywordArgs) -> None:
         """A DataLoader is asked for an iterator."""
-        loader = args[0]
-        if self._seen is not None and self._seen.loaders.place(loader) is None:
-            self._seen.loaders.add(loader, observed_loader(loader))
-        self.begin()
+        if not self._closed:
+            self.loaders.place(args[0])
+        self._begin()
         self._hear_passes()
 
     @guarded
-    def stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
+    def _stepped(self, optimizer: Optimizer, args: Args, kwargs: KeywordArgs) -> None:
         """An optimizer has stepped. A wrapper (Accelerate's) has the param groups of the one within, which is first."""
-        if self._seen is None or get_ident() != self._thread:
+        if self._closed or get_ident() != self._thread:
             return
         self._steps_left -= 1
         self._hear_passes()
-        if self._seen.optimizers.place(optimizer) is None:
-            self._seen.optimizers.add(optimizer, observed_optimizer(optimizer))
-            self.begin()
-        self._seen.inputs.stepped(watching=self._undo_modules is not None)
+        known = len(self.optimizers.facts)
+        self.optimizers.place(optimizer)
+        if len(self.optimizers.facts) > known:
+            self._begin()
+        self.inputs.stepped(sampling=self._undo_modules is not None)
 
     @guarded
-    def backward(self, args: Args, kwargs: KeywordArgs) -> None:
+    def _backward(self, args: Args, kwargs: KeywordArgs) -> None:
         """A backward pass begins: whatever was called since the last one is trained."""
-        if self._seen is None or self._undo_steps is None:
+        if self._closed or self._undo_steps is None:
             return
         if min(self._steps_left, self._passes_left) <= 0 and self._undo_modules is None:
             self._rest()
             return
         self._passes_left -= 1
         if sys.modules["torch"].is_anomaly_enabled():
-            self._seen.checks.add("anomaly")
-        self._seen.inputs.backward()
-        facts = self._seen.modules.facts
+            self._checks.add("anomaly")
+        self.inputs.backward()
+        facts = self.modules.facts
         for place in self._since_backward:
             facts[place] = replace(facts[place], trained=True)
         self._since_backward.clear()
-        self._backward_seen += 1
-        if self._backward_seen <= 2:
-            self.look()
+        self._backward_count += 1
+        if self._backward_count <= 2:
+            self._sample()
 
-    def scaled(self, args: Args, kwargs: KeywordArgs) -> None:
+    def _scaled(self, args: Args, kwargs: KeywordArgs) -> None:
         """A GradScaler is about to scale a loss."""
-        if self._seen is not None and args[0].is_enabled():
-            self._seen.grad_scaler = True
+        self._grad_scaler |= args[0].is_enabled()
 
-    def validated(self, args: Args, kwargs: KeywordArgs) -> None:
-        """A distribution is made."""
-        if self._seen is not None and args[0]._validate_args:
-            self._seen.checks.add("validate_args")
+    def _made_distribution(self, args: Args, kwargs: KeywordArgs) -> None:
+        if args[0]._validate_args:
+            self._checks.add("validate_args")
 
     # -- modules -----------------------------------------------------------------------------------------------------
 
-    def look(self) -> None:
-        """Watch the next few outermost module calls."""
-        if self._seen is None or self._times_left <= 0:
+    def _sample(self) -> None:
+        """Look at the next few outermost module calls."""
+        if self._closed or self._samples_left <= 0:
             return
-        self._times_left -= 1
-        self._calls_left = CALLS_AT_A_TIME
+        self._samples_left -= 1
+        self._calls_left = CALLS_OF_A_SAMPLE
         if self._undo_modules is None and not _within_a_module():
             self._undo_modules = ExitStack()
-            self._undo_modules.enter_context(around_outermost(Layer.INPUTS, self._called))
+            self._undo_modules.enter_context(around_outermost(Layer.INPUTS, self._around_module))
 
-    def look_away(self) -> None:
+    def _end_sample(self) -> None:
         undo, self._undo_modules = self._undo_modules, None
         if undo is not None:
             undo.close()
-            if self._seen is not None:
-                self._seen.inputs.missed()
+            self.inputs.whole = False
 
-    def _called(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not self.hears:
+    def _around_module(self, module: Module, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if self._closed:
             return call(args, kwargs)
-        self.enters(module, args, kwargs)
+        self._called(module, args, kwargs)
         try:
             return call(args, kwargs)
         finally:
-            self.leaves()
+            self._current = None
+            self._calls_left -= 1
+            if self._calls_left <= 0:
+                self._end_sample()
 
     @guarded
-    def enters(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _called(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """An outermost module is called."""
         import torch
 
-        assert self._seen is not None
         self._hear_passes()
-        modules = self._seen.modules
-        place = modules.place(module)
-        if place is None:
-            place = modules.add(module, observed_module(module, trained=False, autocast_dtype=None))
+        self._current = place = self.modules.place(module)
         if place is None:
             return
-        self.current = place
         self._note_autocast(_autocast_dtype(module))
-        self._seen.tf32 = tf32_setting()
+        self._tf32 = tf32_setting()
         if module.training and torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters()):
             self._since_backward.add(place)
-            self._seen.inputs.called(args, kwargs)
+            self.inputs.called(args, kwargs)
 
-    def leaves(self) -> None:
-        self.current = None
-        self._calls_left -= 1
-        if self._calls_left <= 0:
-            self.look_away()
-
-    @guarded
-    def autocasts(self, region: Any) -> None:
+    def _around_autocast(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Autocast is switched, perhaps within the outermost module."""
-        import torch
 
-        if self.current is not None and torch.is_autocast_enabled(region.device):
-            self._note_autocast(dtype_name(torch.get_autocast_dtype(region.device)))
+        @guarded
+        def note(region: Any) -> None:
+            import torch
 
-    def _note_autocast(self, kind: str | None) -> None:
-        if self._seen is not None and self.current is not None and kind is not None:
-            facts = self._seen.modules.facts
-            facts[self.current] = replace(facts[self.current], autocast_dtype=kind)
+            if torch.is_autocast_enabled(region.device):
+                self._note_autocast(dtype_name(torch.get_autocast_dtype(region.device)))
 
-
-@contextmanager
-def _autocast(watch: Watch) -> Iterator[None]:
-    from torch.amp.autocast_mode import autocast
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def __enter__(self: Any) -> Any:
-            result = original(self)
-            if watch.current is not None and watch.hears:
-                watch.autocasts(self)
+        def __enter__(region: Any) -> Any:
+            result = original(region)
+            if self._current is not None and not self._closed and get_ident() == self._thread:
+                note(region)
             return result
 
         return __enter__
 
-    with replaced(autocast, "__enter__", wrap):
-        yield
+    def _note_autocast(self, kind: str | None) -> None:
+        if self._current is not None and kind is not None:
+            facts = self.modules.facts
+            facts[self._current] = replace(facts[self._current], autocast_dtype=kind)
+
+
+@contextmanager
+def observe(samples: int = SAMPLES) -> Iterator[Observer]:
+    """Note what the code inside uses; `samples`: how often a few outermost module calls are looked at."""
+    observer = Observer(samples)
+    with observer.observing():
+        yield observer
 
 
 # -- settings and figures ----------------------------------------------------------------------------------------------
@@ -393,17 +360,17 @@ def _within_a_module() -> bool:
     return False
 
 
-class ObservedInputs:
+class InputShapes:
     """Shapes of what is called to be trained, per backward pass, of whole steps: from one optimizer step to the next.
 
-    `whole` is whether everything was watched since the last optimizer step.
+    `whole` is whether all module calls since the last optimizer step were seen.
     """
 
     def __init__(self) -> None:
-        self.steps: set[StepInputs] = set()
+        self.whole = True
+        self._steps: set[StepInputs] = set()
         self._passes: list[tuple[Shape, ...]] = []
         self._shapes: dict[Shape | None, None] = {}
-        self._whole = True
 
     def called(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         tensor = next(_tensors(args, kwargs), None)
@@ -412,25 +379,22 @@ class ObservedInputs:
     def backward(self) -> None:
         """A backward pass begins, through the calls since the last one."""
         if not self._shapes or None in self._shapes:
-            self._whole = False
+            self.whole = False
         self._passes.append(tuple(shape for shape in self._shapes if shape is not None))
         self._shapes.clear()
 
-    def stepped(self, *, watching: bool) -> None:
-        """An optimizer has stepped. `watching`: calls are watched from now on."""
-        if self._whole and self._passes:
-            self.steps.add(tuple(self._passes))
+    def stepped(self, *, sampling: bool) -> None:
+        """An optimizer has stepped. `sampling`: calls are seen from now on."""
+        if self.whole and self._passes:
+            self._steps.add(tuple(self._passes))
         self._passes.clear()
         self._shapes.clear()
-        self._whole = watching
-
-    def missed(self) -> None:
-        self._whole = False
+        self.whole = sampling
 
     @property
     def of_a_step(self) -> StepInputs | None:
-        """What every step that was watched had; None where they differ, or none could be watched."""
-        return next(iter(self.steps)) if len(self.steps) == 1 else None
+        """What every step that was seen had; None where they differ, or none could be seen."""
+        return next(iter(self._steps)) if len(self._steps) == 1 else None
 
 
 def _tensors(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[Any]:

@@ -27,7 +27,7 @@ from gpulab.knobs import preparation
 from gpulab.knobs.catalogue import parse_settings
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import Observation
-from gpulab.knobs.observer import TIMES, Observed, observe
+from gpulab.knobs.observer import SAMPLES, Observer, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import setting_names
 from gpulab.run import Change, Outcome, Run, Settings
@@ -63,13 +63,13 @@ class Execution:
         self.arm, self.within = arm, within
         self.code = code.replacing(inside)
         self.effects: dict[str, KnobEffects] = {}
-        self.observed: Observed | None = None
+        self.observed: Observer | None = None
         self.began_ns = 0
         self._outside = {name: value for name, value in arm.variables.items() if name not in literals}
         self._put_back = {name: (value, literals[name]) for name, value in inside.items()}
 
     @contextmanager
-    def applied(self, *, in_full: bool = True, module_calls: int = TIMES) -> Iterator[Code]:
+    def applied(self, *, in_full: bool = True, module_calls: int = SAMPLES) -> Iterator[Code]:
         """Everything is set inside; the code to run. `in_full`: it is observed as well, which slows down its steps.
 
         `module_calls` are watched at most a few times. What an arm does before a block slows down that block.
@@ -92,7 +92,7 @@ class Execution:
 
     def observation(self, run: Run) -> Observation:
         """What the code used in that run of it."""
-        return (self.observed or Observed()).observation(run)
+        return (self.observed or Observer()).observation(run)
 
     def changes(self, run: Run) -> tuple[Change, ...]:
         """Whether the settings took effect in that run of it."""

@@ -236,7 +236,7 @@ class Objects:
         from torch.nn import Module
 
         modules = [v for v in self._values if isinstance(v, Module) and next(v.parameters(), None) is not None]
-        return tuple(observed_module(m, trained=False, autocast_dtype=None) for m in modules)
+        return tuple(observed_module(m) for m in modules)
 
     def value_of(self, knob: Knob) -> Value | None:
         """The value that all loaders have; None where they differ or others may be used."""

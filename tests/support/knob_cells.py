@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gpulab.capture.recorder import Capture
 from gpulab.knobs.knob import Knob, KnobEffects, Value
 from gpulab.knobs.observation import Observation
-from gpulab.knobs.observer import Observed, observe
+from gpulab.knobs.observer import Observer, observe
 from gpulab.run import Device, Run, Settings
 
 CPU = Device("cpu", "CPU")
@@ -73,7 +73,7 @@ def new_cell(kind: type[torch.optim.Optimizer] = torch.optim.AdamW, **options: A
 
 def captured(
     code: Callable[[], object], *settings: tuple[Knob, Value], observed: bool = False, **options: Any
-) -> tuple[Run, dict[str, KnobEffects], Observed | None]:
+) -> tuple[Run, dict[str, KnobEffects], Observer | None]:
     """A captured run of the code under knobs: the run, what they did, and what was seen to be used."""
     capture = Capture(Settings(live=False, save=False, **options), "block", "loss.backward()")
     capture.start()
