@@ -376,8 +376,8 @@ def waits_for_device(timeline: Timeline, tasks: Tasks, begin_ns: int) -> dict[in
     spans = labels(timeline)
     begun = timeline.start_ns >= begin_ns
     copying, synchronizing = (begun & spans.of(*kinds) for kinds in ((What.COPY_CALL,), WAITS))
-    known = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
-    ended = _found_done(timeline, tasks, np.flatnonzero(known))
+    eventless = begun & spans.of(What.WAIT, What.DEVICE_WAIT)  # for which event a call waits is not in the trace
+    ended = _found_done(timeline, tasks, np.flatnonzero(eventless))
     ended |= _ended_before(timeline, tasks, np.flatnonzero(synchronizing | copying), NEAR_NS)
     ended |= _ended_before(timeline, tasks, _into_a_full_queue(timeline, tasks), TIGHT_NS)
     return ended | _with_own_copy(timeline, tasks, copying)

@@ -353,10 +353,10 @@ def labels(timeline: Timeline) -> Labels:
     """The labels of a timeline: made at the first call, and there as long as the timeline is."""
     if isinstance(timeline, Labels):
         return timeline
-    made = _labels_of.get(timeline)
-    if made is None:
-        made = _labels_of[timeline] = _labels(timeline)
-    return made
+    columns = _labels_of.get(timeline)
+    if columns is None:
+        columns = _labels_of[timeline] = _labels(timeline)
+    return columns
 
 
 def _labels(timeline: Timeline) -> Labels:
