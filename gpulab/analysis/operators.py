@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from gpulab.intervals import (
     median_share,
     subtract,
     union,
-    union_of,
 )
 from gpulab.run import BackwardPass, Int64, Run, Timeline
 from gpulab.timeline.kernel_names import reading
@@ -36,7 +35,6 @@ from gpulab.timeline.labels import (
     CallTree,
     Labels,
     Mask,
-    Rows,
     What,
     Where,
     labels,
@@ -147,30 +145,13 @@ def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = T
     if not len(rows):
         return ()
     bare = account.bare
-    within: dict[int, list[tuple[int, int]]] = {}
-    for name_id, start, end in _innermost(timeline, rows):
-        within.setdefault(name_id, []).append((start, end))
+    within = spans.pieces(rows)
     shares = {
-        name_id: median_share(account.windows, intersect(bare, union_of(times))) for name_id, times in within.items()
+        name_id: median_share(account.windows, intersect(bare, within.times(name_id)))
+        for name_id in dict.fromkeys(within.name_id.tolist())
     }
     largest = sorted(shares, key=lambda name_id: -shares[name_id])
     return tuple(Annotated(timeline.names[i], shares[i]) for i in largest if shares[i] > 0)
-
-
-def _innermost(timeline: Timeline, rows: Rows) -> Iterator[tuple[int, int, int]]:
-    """Name, start and end of the pieces in which a row is the innermost of these, which are in order of time."""
-    opened: list[tuple[int, int]] = []  # name, end
-    at = 0
-    columns = (timeline.name_id[rows], timeline.start_ns[rows], timeline.end_ns[rows])
-    for name_id, start, end in [*zip(*(c.tolist() for c in columns), strict=True), (-1, 1 << 62, 1 << 62)]:
-        while opened and opened[-1][1] <= start:
-            closed, until = opened.pop()
-            yield closed, at, until
-            at = max(at, until)
-        if opened:
-            yield opened[-1][0], at, start
-        at = max(at, start)
-        opened.append((name_id, end))
 
 
 # Ours: to call an operator costs 3 to 10 µs on a CPU, autograd's node and the profiler included: half or more of a

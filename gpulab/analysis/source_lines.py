@@ -17,7 +17,6 @@ is of aten::convolution. What several lines call is divided among them as the lo
 from __future__ import annotations
 
 import math
-import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -27,18 +26,15 @@ import numpy.typing as npt
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import Breakdown
-from gpulab.intervals import Intervals, clip, covers, intersect, measure, subtract, union
+from gpulab.intervals import Intervals, covers, intersect, measure, subtract, union
 from gpulab.run import Excerpt, Int64, Place, Run, StackSamples, Timeline, Unit
-from gpulab.timeline.labels import EVALUATING, NODES, OPERATOR_OF_NODE, What, Where, labels, plain_name
-from gpulab.user_code import is_users_in_trace
+from gpulab.timeline.labels import EVALUATING, FUNCTION, NODES, OPERATOR_OF_NODE, labels, plain_name
 
 # Ours, of looks at the stack every few milliseconds.
 LEAST_LOOKS = 2  # one may be chance
 LATE = 2.0  # times the usual time between two looks: the thread that looks was kept waiting
 TELLING = 3.0  # times it: a single late look is evidence enough, where nearly all of its time lies in the stretch
 NEARLY_ALL = 0.8  # of a late look's time
-
-_NAME = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")
 
 
 class LineShare(Struct, frozen=True):
@@ -133,56 +129,16 @@ def _overlap(start: Int64, end: Int64, times: Intervals) -> Int64:
 
 def _from_functions(timeline: Timeline, times: Intervals) -> tuple[LineShare, ...]:
     """From the stacks in the trace: the innermost function of the user's own code at each moment."""
-    spans = labels(timeline)
-    python = spans.of(What.PYTHON) & (spans.where == Where.TRAINER)
-    rows = np.flatnonzero(python & spans.named(_is_users))
-    if not len(rows) or not len(times):
-        return ()
-    first, last = int(times[0, 0]), int(times[-1, 1])
-    rows = rows[(timeline.start_ns[rows] < last) & (timeline.end_ns[rows] > first)]
-    owner, start, end = _innermost(timeline, rows)
-    total = measure(times)
-    lines = []
-    for name in np.unique(owner).tolist():
-        mine = owner == name
-        share = measure(intersect(clip(union(start[mine], end[mine]), first, last), times)) / max(1, total)
-        if share > 0:
-            lines.append(LineShare(_place(timeline.names[name]), share, 0))
-    return tuple(sorted(lines, key=lambda line: -line.share))
-
-
-def _innermost(timeline: Timeline, rows: npt.NDArray[np.intp]) -> tuple[Int64, Int64, Int64]:
-    """Name, start and end of the pieces in which a row is the innermost of these, which nest and are sorted."""
-    pieces: list[tuple[int, int, int]] = []
-    stack: list[tuple[int, int]] = []  # name, end
-    at = 0
-
-    def ended(until: int) -> None:
-        nonlocal at
-        while stack and stack[-1][1] <= until:
-            name, end = stack.pop()
-            pieces.append((name, at, end))
-            at = max(at, end)
-
-    starts, ends, names = timeline.start_ns[rows], timeline.end_ns[rows], timeline.name_id[rows]
-    for start, end, name in zip(starts.tolist(), ends.tolist(), names.tolist(), strict=True):
-        ended(start)
-        if stack:
-            pieces.append((stack[-1][0], at, start))
-        at = start
-        stack.append((name, end))
-    ended(1 << 62)
-    columns = np.array(pieces, dtype=np.int64).reshape(-1, 3).T
-    return columns[0], columns[1], columns[2]
-
-
-def _is_users(name: str) -> bool:
-    traced = _NAME.fullmatch(name)
-    return traced is not None and is_users_in_trace(traced["file"])
+    functions, total = labels(timeline).user_functions, max(1, measure(times))
+    lines = [
+        LineShare(_place(timeline.names[name]), measure(intersect(functions.times(name), times)) / total, 0)
+        for name in np.unique(functions.name_id).tolist()
+    ]
+    return tuple(sorted((line for line in lines if line.share > 0), key=lambda line: -line.share))
 
 
 def _place(name: str) -> Place:
-    match = _NAME.fullmatch(name)
+    match = FUNCTION.fullmatch(name)
     assert match is not None
     return Place(match["file"], int(match["line"]), match["function"])
 

@@ -23,6 +23,7 @@ from msgspec import Struct
 from gpulab.intervals import EMPTY, Intervals, intersect, joined, subtract, union
 from gpulab.run import Category, Int32, Int64, Run, Timeline, UInt8
 from gpulab.timeline.kernel_names import is_communication
+from gpulab.user_code import is_users_in_trace
 
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
@@ -66,7 +67,8 @@ class What(IntEnum):
     MEMSET = 27
     # the rest
     PYTHON = 28  # a function of Python
-    OVERHEAD = 29  # the profiler's own
+    USER_PYTHON = 29  # the same, of the user's own code
+    OVERHEAD = 30  # the profiler's own
 
 
 OPERATORS = (What.OPERATOR, What.NODE, What.ADDING_NODE, What.ADDING, What.EXCHANGE)
@@ -119,7 +121,21 @@ EVALUATING = "autograd::engine::evaluate_function: "
 _ADDING = "torch::autograd::AccumulateGrad"
 _WAIT = re.compile(r"(?<![Aa])[Ss]ync(?!hronizationPolicy)|^(?!.*Enqueue).*(Finish|Wait)$")
 _NODE = re.compile(r"(Backward\d*|AccumulateGrad)$")  # torch before 1.9 names only the node: `AddBackward0`
+FUNCTION = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<function>.+)")  # as Kineto writes it
 OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # as `plain_name` spells it
+
+
+class Pieces(Struct, frozen=True):
+    """Stretches of one thread, disjoint: the name of each (index into the timeline's names), from when, to when."""
+
+    name_id: Int64
+    start_ns: Int64
+    end_ns: Int64
+
+    def times(self, name_id: int) -> Intervals:
+        """The time of all that have this name."""
+        mine = self.name_id == name_id
+        return union(self.start_ns[mine], self.end_ns[mine])
 
 
 class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
@@ -237,6 +253,28 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         last = np.searchsorted(self.start_ns[adding], end) - 1
         inside = (last >= 0) & (self.start_ns[adding][last] >= start)
         return union(np.where(inside, self.end_ns[adding][last], start), end)
+
+    def pieces(self, rows: Rows) -> Pieces:
+        """Where each of these rows, which nest, is the innermost of them."""
+        opened: list[tuple[int, int]] = []  # name, end
+        found: list[tuple[int, int, int]] = []
+        at, latest = 0, np.iinfo(np.int64).max
+        columns = (self.name_id[rows], self.start_ns[rows], self.end_ns[rows])
+        for name, start, end in [*zip(*(column.tolist() for column in columns), strict=True), (-1, latest, latest)]:
+            while opened and opened[-1][1] <= start:
+                closed, until = opened.pop()
+                found.append((closed, at, until))
+                at = max(at, until)
+            if opened:
+                found.append((opened[-1][0], at, start))
+            at = start
+            opened.append((name, end))
+        return Pieces(*np.array([piece for piece in found if piece[2] > piece[1]], np.int64).reshape(-1, 3).T)
+
+    @cached_property
+    def user_functions(self) -> Pieces:
+        """Where the training thread is in which function of the user's own code."""
+        return self.pieces(np.flatnonzero(self.of(What.USER_PYTHON) & (self.where == Where.TRAINER)))
 
     @cached_property
     def operators(self) -> CallTree:
@@ -388,6 +426,8 @@ def kind_of(category: int, name: str) -> What:
         return _kind_of_call(name)
     if category == Category.KERNEL and is_communication(name):
         return What.COMMUNICATION
+    if category == Category.PYTHON_FUNCTION and (function := FUNCTION.fullmatch(name)):
+        return What.USER_PYTHON if is_users_in_trace(function["file"]) else What.PYTHON
     if category not in (Category.CPU_OP, Category.USER_ANNOTATION):
         return _OF_CATEGORY.get(category, What.OTHER)
     kind = next((kind for prefixes, kind in _HOST_KINDS if name.startswith(prefixes)), None)

@@ -21,7 +21,7 @@ from gpulab.diagnosis.diagnose import FAULT, diagnose
 from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
 from gpulab.run import Category, Damage, Loader, Memory, Missing, Place, Run, Samples, Series
 from gpulab.thresholds import DEFAULT
-from gpulab.timeline.labels import EVALUATING
+from gpulab.timeline.labels import EVALUATING, labels
 from gpulab.trace.load import load_run
 from tests.support import synthetic
 from tests.support.loops import Machine, loop
@@ -207,7 +207,7 @@ def with_sizes(m: int, n: int, k: int) -> Callable[[], RuleContext]:
         sides = {"m": m, "n": n, "k": k}
         product = np.array([timeline.names[i] == "aten::mm" for i in timeline.name_id])
         sizes = {f"product_{side}": np.where(product, float(sides[side]), np.nan) for side in sides}
-        with_them = replace(timeline, extra={**timeline.extra, **sizes})
+        with_them = labels(replace(timeline, extra={**timeline.extra, **sizes}))
         return RuleContext(replace(made, work=replace(made.work, timeline=with_them)), DEFAULT)
 
     return make

@@ -405,6 +405,7 @@ _KEYS = {
     What.UPDATE: _OPTIMIZER,
     What.ZEROING: _OPTIMIZER,
     What.PYTHON: _PYTHON,
+    What.USER_PYTHON: _PYTHON,
 }
 
 
