@@ -278,7 +278,7 @@ class GPUProfile(Magics):
         if not any(getattr(options, name) for name in _COMPARING):
             return Ranked(ready, give)
         from gpulab.api.ranked_experiment import RankedExperiment
-        from gpulab.tuning.runner import check_plan
+        from gpulab.tuning.plan import check_plan
 
         check_plan(plan)
         return Ranked(RankedExperiment(ready, plan, options.all), give)

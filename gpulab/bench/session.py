@@ -40,10 +40,10 @@ from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code
 from gpulab.tuning.execute import Trial
-from gpulab.tuning.plan import Arm, Listener, Plan, Progress, arms_in
+from gpulab.tuning.plan import Arm, Listener, Plan, Progress, arms_in, check_plan
 from gpulab.tuning.record import BASELINE, Experiment, Side
 from gpulab.tuning.resolve import observation_of
-from gpulab.tuning.runner import Runner, check_plan
+from gpulab.tuning.runner import Runner
 from gpulab.user_code import hide_gpulabs_frames
 from gpulab.views import bench as view
 from gpulab.views import side_by_side

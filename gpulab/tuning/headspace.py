@@ -132,7 +132,7 @@ class Differential(Runner):
         """Its arms are no knobs."""
 
     @property
-    def _full_runs(self) -> int:
+    def _full_run_count(self) -> int:
         """Of the baseline only."""
         return 1
 

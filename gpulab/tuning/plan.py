@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from gpulab.analysis.steps import select
+from gpulab.errors import UsageError
 from gpulab.formatting import while_s
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
-from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S
+from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S, check_seconds, check_whole_number
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.record import BASELINE
 
@@ -40,6 +42,16 @@ class Arm(Struct, frozen=True):
     @property
     def shown(self) -> dict[str, str]:
         return {k: written(v) if k in KNOBS else str(v) for k, v in self.settings.items()}
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse bounds that cannot work. Raises UsageError naming the option."""
+    for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
+        check_whole_number(f"--{option}", value, least)
+    if plan.budget_s is not None:
+        check_seconds("--budget", plan.budget_s)
+    if not plan.arms:
+        raise UsageError("There is nothing to compare: name a setting, for example --ab workers=4.")
 
 
 def arms_in(names: Variables, settings: Sequence[str], sweeps: Sequence[str] = ()) -> tuple[Arm, ...]:
@@ -163,19 +175,15 @@ def turn_s(runs: Sequence[Run], size: Size) -> float:
     return size.total * (sum(steps_s) + steps_s[0])
 
 
-class Expected(Struct, frozen=True):
-    """What an experiment takes in all, before it begins."""
+def expected(one_s: float, arms: int, pairs: int | None = None) -> tuple[float, float]:
+    """What an experiment takes in all, at least and about, in s.
 
-    least_s: float
-    about_s: float
-
-
-def expected(one_s: float, arms: int, pairs: int | None = None) -> Expected:
-    """From `one_s`, the step of an earlier run. `arms` beside the baseline, whose steps take about the same."""
+    `one_s` is the step of an earlier run, `arms` their number beside the baseline; their steps take about the same.
+    """
     turn = (arms + 2) * ((WARMUP + _counted(one_s)) * one_s + RESTORING_S)
     shortest, full = (STARTING_S + steps * one_s for steps in (SHORTEST_FULL_RUN, FULL_RUN))
     turns = (FEWEST_TURNS, PAIRS[1]) if pairs is None else (pairs, pairs)
-    return Expected((arms + 1) * shortest + turns[0] * turn, (arms + 1) * full + turns[1] * turn)
+    return ((arms + 1) * shortest + turns[0] * turn, (arms + 1) * full + turns[1] * turn)
 
 
 def turn_order(arm_count: int, random_order: random.Random, *, early: bool = False) -> list[int]:
@@ -217,7 +225,7 @@ MOST_TIMES = 5  # times the default: longer than this nobody waits who has not a
 FULL_RUNS_SHARE = 0.5  # of the budget, where blocks follow
 LEAST_FULL_RUN_S = 1.0
 ENDING_S, ENDING_SHARE = 2.0, 0.1  # at most
-WATCHED_S = 0.5
+EVERY_S = 0.5
 
 
 def default_budget_s(plan: Plan) -> float:
@@ -235,6 +243,9 @@ class Budget:
         self.limit_s = plan.budget_s if plan.budget_s is not None else default_budget_s(plan)
         self._most_s = self.limit_s if self.asked else MOST_TIMES * self.limit_s
         self._full_runs_s = self.limit_s * (FULL_RUNS_SHARE if plan.interleaved else 1.0)
+        self._pairs = plan.pairs
+        self.needed_s: float | None = None  # in all, at least
+        self.expected_s: float | None = None  # in all
         self._clock = clock
         self._began_s = clock()
 
@@ -255,11 +266,28 @@ class Budget:
         """How long the next of so many full runs may take."""
         return max(LEAST_FULL_RUN_S, (self._full_runs_s - self.elapsed_s) / max(1, runs_left))
 
-    def extend_to(self, needed_s: float) -> bool:
-        """Make room for what the least takes in all, where no budget was asked for. False where there is no room."""
+    def expect(self, needed_s: float) -> None:
+        """Make room for what the least takes in all, where no budget was asked for."""
+        self.needed_s = needed_s
         if not self.asked:
             self.limit_s = min(self._most_s, max(self.limit_s, needed_s + ENDING_S))
-        return needed_s <= self.limit_s
+
+    @property
+    def too_short(self) -> str:
+        """A sentence where the least does not fit."""
+        if self.needed_s is None or self.needed_s <= self.limit_s:
+            return ""
+        return f"The budget of {self.words} is short: the minimum takes about {while_s(self.needed_s)}."
+
+    def timed(self, progress: Progress) -> Progress:
+        """With what is known of the time; blocks end as soon as they decide it, unless their number was asked for."""
+        return replace(
+            progress,
+            elapsed_s=self.elapsed_s,
+            about_s=None if self.expected_s is None or self._pairs is None else min(self.expected_s, self.limit_s),
+            most_s=None if math.isinf(self.limit_s) else self.limit_s,
+            note=self.too_short,
+        )
 
     @property
     def words(self) -> str:
@@ -268,15 +296,15 @@ class Budget:
 
 
 @contextmanager
-def watched(look: Callable[[], None]) -> Iterator[None]:
-    """Inside, `look` is called again and again on a thread of its own."""
+def repeated(task: Callable[[], None]) -> Iterator[None]:
+    """Inside, `task` is called again and again on a thread of its own."""
     ended = threading.Event()
 
-    def watch() -> None:
-        while not ended.wait(WATCHED_S):
-            look()
+    def repeat() -> None:
+        while not ended.wait(EVERY_S):
+            task()
 
-    thread = threading.Thread(target=watch, name="gpulab-budget", daemon=True)
+    thread = threading.Thread(target=repeat, name="gpulab-budget", daemon=True)
     thread.start()
     try:
         yield

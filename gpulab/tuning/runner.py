@@ -5,41 +5,27 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.facts import facts
+from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.steps import loaded_ahead
 from gpulab.capture import threads
 from gpulab.capture.windows import TRACED
 from gpulab.devices import gpus
 from gpulab.devices.machine import detect_device
 from gpulab.errors import DeviceLost, GpulabError, UsageError
-from gpulab.formatting import duration, plural, size, while_s
+from gpulab.formatting import duration, plural, size
 from gpulab.knobs.accumulation import ACCUMULATE
-from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
-from gpulab.options import (
-    QUICK_MEASURED,
-    QUICK_NOTE,
-    QUICK_PAIRS,
-    QUICK_STEPS,
-    QUICK_TRACED,
-    at_most,
-    check_seconds,
-    check_whole_number,
-    is_quick,
-)
+from gpulab.options import QUICK_MEASURED, QUICK_NOTE, QUICK_PAIRS, QUICK_STEPS, QUICK_TRACED, at_most, is_quick
 from gpulab.prediction.prediction import Prediction
 from gpulab.run import Loader, Run, Settings
-from gpulab.snapshot.state import State
-from gpulab.snapshot.tensors import TooLarge
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import plan as schedule
@@ -59,10 +45,11 @@ from gpulab.tuning.execute import (
     run_full,
     seeded,
 )
-from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, watched
+from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, check_plan, repeated
 from gpulab.tuning.predictions import ArmPredictions, keep
 from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
 from gpulab.tuning.resolve import Setting, check_arms, observation_of, remember, resolve
+from gpulab.tuning.snapshots import Start, quoted
 
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
@@ -78,6 +65,35 @@ class _Arm(Struct):
     failure: str = ""
     prediction: Prediction | None = None
     seed_losses: list[tuple[float, ...]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    _facts: Facts | None = None
+
+    @property
+    def side(self) -> Side:
+        """What was measured of it so far."""
+        trial = self.trial
+        side = Side(self.arm.label, self.arm.shown, None, tuple(self.blocks), failure=self.failure)
+        side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
+        if trial is None:
+            return side
+        if self._facts is None:
+            self._facts = facts(trial.run)
+        # of a run that was made before, and so from another start, the losses are those of its first block
+        of_blocks = next((block.losses for block in self.blocks if block.losses), ())
+        return replace(
+            side,
+            facts=self._facts,
+            checks=trial.run.changes,
+            losses=trial.losses or of_blocks,
+            step_inputs=trial.observation.step_inputs,
+            setup_ns=trial.setup_ns,
+        )
+
+    def loader(self, written: Trial) -> Loader | None:
+        """The DataLoader that the code has under that arm, as far as it is known before a run."""
+        settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
+        loader = with_settings(written.observation, settings).loader
+        return loader.record if loader is not None else None
 
 
 class Runner:
@@ -104,18 +120,18 @@ class Runner:
         clock: Clock = time.monotonic,
         ranks: Agreement | None = None,
     ) -> None:
-        self._code = code
-        self._plan = plan = _bounded(plan)
-        self._done = done
+        if is_quick():  # as few pairs and steps as compare anything at all
+            bounds = (at_most(plan.pairs, QUICK_PAIRS), at_most(plan.block_steps, QUICK_STEPS))
+            pairs, steps = bounds if plan.interleaved else (plan.pairs, plan.block_steps)
+            plan = replace(plan, pairs=pairs, block_steps=steps, seeds=min(plan.seeds, 1))
+        self._code, self._plan, self._done = code, plan, done
         self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
         self.tick: Listener = lambda progress: None
         self._budget = Budget(plan, clock)
-        several = self._ranks.is_of_several
-        self._stopper = Stopper(late=(lambda: False) if several else (lambda: self._budget.over))
-        self._step_s = step_s if step_s is not None else _step_of(done)
-        self._expected_s: float | None = None  # in all
-        self._needed_s: float | None = None  # in all, at least
+        self._stopper = Stopper(late=lambda: self._budget.over and not self._ranks.is_of_several)
+        steps_s = (schedule.step_s(trial.run) for _, trial in done if len(trial.run.steps))
+        self._step_s = step_s if step_s is not None else next(steps_s, None)
         self._now = Progress("saving the training state", 0, 1, None)
         self._steps: int | None = None  # planned of what runs now
         self._seeds_done = 0
@@ -123,16 +139,10 @@ class Runner:
         # of its own: the user's numbers stay where they are
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
         self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
-        self._used_up: list[str] = []  # iterators that the code takes from
-        self._restored = ""
-        self._state: State | None = None
-        self._whole = False  # all of it is copied, and can be put back
-        self._lost = False  # a GPU takes no more work
-        self._names_as_written: dict[str, Any] = {}  # the names after the code ran as written
+        self._start: Start | None = None
         self._arms: list[_Arm] = []
-        self._blocks: list[Block] = []
+        self._blocks = 0  # that ran so far
         self._time_spent: tuple[str, ...] = ()
-        self._early = ""
         self._stopped = False  # of several ranks, which no run may notice before its end
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the baseline
         self.trials: list[Trial] = []
@@ -140,12 +150,12 @@ class Runner:
     @property
     def same_start(self) -> bool:
         """Whether the whole state was put back before each run, so that losses can be compared."""
-        return self._whole
+        return self._start is not None and self._start.whole
 
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Those that ran so far: `Block.arm` counts from the baseline, 0, in the order of the plan."""
-        return tuple(self._blocks)
+        return tuple(sorted((b for arm in self._arms for b in arm.blocks), key=lambda block: block.order))
 
     def stop(self) -> None:
         """End at the next step boundary, with what there is; of several ranks before the next run."""
@@ -156,85 +166,51 @@ class Runner:
 
     def run(self) -> Experiment:
         """Run all of it. Raises UsageError before anything runs: the plan cannot work, or another thread measures."""
-        with threads.measuring(), interrupts_heard(self.stop) as heard, watched(self._look):
+        with threads.measuring(), interrupts_heard(self.stop) as heard, repeated(self._look):
             self._check()
             detect_device(self._plan.device)
-            experiment = self._run()
+            start = self._start = Start(self._code)
+            start.notes = self._notes
+            try:
+                self._expect()
+                self._full_runs()
+                if self._arms[0].trial is not None and self.error is None:
+                    self._run_blocks()
+            except KeyboardInterrupt as e:  # between two runs of the user's code
+                self.error = e
+            finally:
+                self._now = replace(self._now, what="comparing")
+                start.end()
+                self._take_loss()
+            experiment = self._experiment(self._budget.elapsed_s)
         self.error = self.error or heard.error
         return experiment
 
     def _check(self) -> None:
         check_arms(self._plan.arms, self._code)
 
-    def _run(self) -> Experiment:
-        self._take_state()
-        before = set(self._code.namespace)
-        try:
-            self._expect()
-            self._trials()
-            if self._arms[0].trial is not None and self.error is None:
-                self._run_blocks()
-        except KeyboardInterrupt as e:  # between two runs of the user's code
-            self.error = e
-        finally:
-            self._now = replace(self._now, what="comparing")
-            self._restore()
-            self._state = None  # it holds what the cell had before
-            for knob in KNOBS.values():
-                knob.forget()
-            # of new names those that the code as written made; Dynamo, for one, leaves names of its own
-            names = self._code.namespace
-            for name in set(names) - before - set(self._names_as_written):
-                del names[name]
-            names.update((n, v) for n, v in self._names_as_written.items() if n not in before)
-        return self._experiment(self._budget.elapsed_s)
-
     # -- state ---------------------------------------------------------------------------------------------------
-
-    def _take_state(self) -> None:
-        code = self._code
-        try:
-            self._state = State.of(code.namespace, code.names, roots=code.roots)
-            self._whole = True
-        except TooLarge as e:
-            self._state = State.of_random(code.namespace, code.names)
-            self._restored = str(e)
-            self._whole = False
-        else:
-            copied = f" ({size(self._state.bytes)})" if self._state.bytes >= 2**20 else ""
-            what = "Weights, optimizer, random numbers and data order"
-            self._restored = f"{what} were restored before each run and at the end{copied}."
 
     def _restore(self) -> bool:
         """Put all back. False where nothing can run any more."""
-        if self._state is None:
-            return not self._lost
-        try:
-            done = self._state.restore()
-        except DeviceLost as e:
-            self._lose(e)
-            return False
-        self._note(*(f"Could not be restored: {what}." for what in done.could_not))
-        self._used_up += [name for name in done.taken_from if name not in self._used_up]
-        changed = [name for name in done.left if name not in done.taken_from]
-        if changed:
-            self._note(
-                f"Your code changed {_quoted(changed)}, which cannot be restored: it may not behave the same twice."
-            )
-        return True
+        assert self._start is not None
+        restored = self._start.restore()
+        self._take_loss()
+        return restored
+
+    def _take_loss(self) -> None:
+        """Where a GPU was lost, the experiment ends with the error of the user's code, if there is one."""
+        lost = self._start.lost if self._start is not None else None
+        if lost is None or isinstance(self.error, DeviceLost):
+            return
+        if self.error is None:
+            self.error = lost
+        elif lost.NEXT_STEP not in getattr(self.error, "__notes__", ()):
+            self.error.add_note(lost.NEXT_STEP)
 
     def _all_restore(self) -> bool:
         """The same on all ranks: none goes on where one cannot."""
         return all(self._ranks.of_all(self._restore()))
-
-    def _lose(self, lost: DeviceLost) -> None:
-        """Nothing can be put back: the experiment ends, with the error of the user's code, if there is one."""
-        self._lost, self._state = True, None
-        self._note(f"Not restored: {lost}")
-        if self.error is None:
-            self.error = lost
-        elif not isinstance(self.error, DeviceLost):
-            self.error.add_note(lost.NEXT_STEP)
 
     def _let_go(self, error: Exception) -> None:
         """Free what a failed run holds; if it has made the GPU unusable, the experiment ends with it."""
@@ -243,21 +219,25 @@ class Runner:
             release(error)
         else:
             self.error = error
-            self._lose(lost)
+            assert self._start is not None
+            self._start.lose(lost)
+            self._take_loss()
 
-    def _note(self, *words: str) -> None:
-        self._notes += [w for w in words if w not in self._notes]
+    def _note(self, words: str) -> None:
+        if words not in self._notes:
+            self._notes.append(words)
 
     # -- runs with their trace -----------------------------------------------------------------------------------
 
-    def _trials(self) -> None:
+    def _full_runs(self) -> None:
         """The baseline, or under the plan's base, then each arm, once; none that was run before."""
         first = self._first()
-        arms = self._arms = [first]
+        self._arms = [first]
         self._say(first.arm.label, 0)
         if first.trial is None:
-            self._try(first, quiet=False)
-        self._names_as_written = dict(self._code.namespace)
+            self._run_full(first, quiet=False)
+        if self._start is not None:
+            self._start.ran_as_written()
         written = self._written
         if first.trial is None or written is None or self.error is not None:
             return
@@ -266,7 +246,7 @@ class Runner:
             if self._plan.interleaved:
                 ready.failure = ready.failure or ready.execution.arm.unchanged(self._plan.base.settings)
             ready.failure = self._ranks.of_first(ready.failure)
-            arms.append(ready)
+            self._arms.append(ready)
         if self._plan.screening:
             return
         self._predict(first.trial.run)
@@ -281,7 +261,7 @@ class Runner:
                 continue
             self._say(ready.arm.label, number)
             if self._all_restore():
-                self._try(ready, quiet=True)
+                self._run_full(ready, quiet=True)
 
     def _predict(self, run: Run) -> None:
         """What each arm should bring to the run that they are compared with, before any of them runs."""
@@ -295,7 +275,7 @@ class Runner:
             arm.prediction = predictions.of(arm.execution.arm, arm.arm.shown, self._plan.base.shown)
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
-        """A short run of A with another batch size; None where it cannot be told what it takes."""
+        """A block of A with another batch size; None where it cannot be told what it takes."""
         a, written = self._arms[0].trial, self._written
         if self._ended or a is None or written is None:
             return None
@@ -303,9 +283,9 @@ class Runner:
         ready = self._make_ready(Arm({**self._plan.base.settings, batch.name: size}), written.observation)
         if ready.failure or not self._restore():
             return None
-        return self._run_short(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
+        return self._run_block(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
 
-    def _run_short(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
+    def _run_block(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
         """One block of that arm; None where it failed."""
         self._steps = size.total
         result = run_block(arm.execution, size, self._stopper, on_gpu=on_gpu)
@@ -363,14 +343,7 @@ class Runner:
             if not self._all_restore():
                 return
             with seeded(seed):
-                trial = run_full(
-                    first.execution,
-                    settings,
-                    self._stopper,
-                    None,
-                    quiet=True,
-                    limit_s=self._full_run_s(),
-                )
+                trial = run_full(first.execution, settings, self._stopper, None, quiet=True, limit_s=self._full_run_s())
             self._seeds_done = seed
             error = self._error_of_all(trial.error)
             if isinstance(error, Exception):
@@ -379,8 +352,7 @@ class Runner:
 
     def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
         resolved = resolve(arm, self._code, observation)
-        execution = Execution(self._code, resolved, self._ranks.one_run)
-        return _Arm(arm, execution, self._before(arm), resolved.failure)
+        return _Arm(arm, Execution(self._code, resolved, self._ranks.one_run), self._before(arm), resolved.failure)
 
     def _unprofiled_steps(self, profiled: int) -> int:
         """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
@@ -394,19 +366,6 @@ class Runner:
         room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
         return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
 
-    def _full_run_s(self) -> float:
-        """How long the next full run may take; several ranks end it by the number of its steps alone."""
-        if self._ranks.is_of_several:
-            return math.inf
-        left = self._full_runs - len(self.trials) - self._seeds_done + self._plan.seeds
-        most_s = self._plan.full_run_s
-        return min(self._budget.full_run_s(left), TRIAL_LIMIT_S, math.inf if most_s is None else most_s)
-
-    @property
-    def _full_runs(self) -> int:
-        """How many of them there are in all, other seeds aside."""
-        return sum(self._before(arm) is None for arm in (self._plan.base, *self._plan.arms))
-
     def _profiled_steps(self, arm: _Arm) -> int:
         """Enough that some remain when those are left out that need not wait: batches were ready for them."""
         written = self._written
@@ -414,10 +373,23 @@ class Runner:
             return QUICK_TRACED
         if written is None:
             return TRACED + UNKNOWN_AHEAD
-        loader = _loader(arm, written)
+        loader = arm.loader(written)
         return TRACED + (min(loaded_ahead(loader), MOST_AHEAD) if loader is not None else 0)
 
-    def _try(self, arm: _Arm, *, quiet: bool) -> None:
+    def _full_run_s(self) -> float:
+        """How long the next full run may take; several ranks end it by the number of its steps alone."""
+        if self._ranks.is_of_several:
+            return math.inf
+        left = self._full_run_count - len(self.trials) - self._seeds_done + self._plan.seeds
+        most_s = self._plan.full_run_s
+        return min(self._budget.full_run_s(left), TRIAL_LIMIT_S, math.inf if most_s is None else most_s)
+
+    @property
+    def _full_run_count(self) -> int:
+        """How many of them there are in all, other seeds aside."""
+        return sum(self._before(arm) is None for arm in (self._plan.base, *self._plan.arms))
+
+    def _run_full(self, arm: _Arm, *, quiet: bool) -> None:
         profiled = self._ranks.of_first(self._profiled_steps(arm))
         settings = Settings(
             name=self._plan.run_name(arm.arm),
@@ -456,51 +428,49 @@ class Runner:
 
     def _run_blocks(self) -> None:
         """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
-        arms = self._arms
-        screening, early = self._plan.screening, self._plan.early
-        able = [i for i, arm in enumerate(arms) if (arm.trial is not None or screening or early) and not arm.failure]
-        if len(able) < 2 or not self._plan.interleaved or self._ended:
+        arms, plan, budget, ranks = self._arms, self._plan, self._budget, self._ranks
+        able = [
+            i for i, a in enumerate(arms) if (a.trial is not None or plan.screening or plan.early) and not a.failure
+        ]
+        if len(able) < 2 or not plan.interleaved or self._ended:
             return
-        runs = [trial.run for i in able if (trial := arms[i].trial) is not None]
-        rounds = [k for i in able for knob, k in arms[i].execution.arm.knobs.items() if knob is ACCUMULATE]
-        written = self._written
-        unknown = [_loader(arms[i], written) for i in able if early and arms[i].trial is None and written is not None]
-        loaders = [loader for loader in unknown if loader is not None]
-        size = schedule.block_size(runs, self._plan.block_steps, [int(k) for k in rounds], loaders)
-        size = schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted]))
+        size, runs = self._block_size(able)
         on_gpu = runs[0].device.kind == "cuda"
-        began_s, turn_s = self._budget.elapsed_s, schedule.turn_s(runs, size)
-        least = self._plan.pairs or schedule.FEWEST_TURNS
+        began_s, turn_s = budget.elapsed_s, schedule.turn_s(runs, size)
+        least, early = plan.pairs or schedule.FEWEST_TURNS, ""
         turn, wanted = 0, self._make_room(began_s, turn_s, least)
-        while turn < wanted and not self._ended and self._ranks.of_first(turn < least or turn_s <= self._budget.left_s):
-            order = [able[i] for i in schedule.turn_order(len(able), self._random, early=early and not turn)]
+        while turn < wanted and not self._ended and ranks.of_first(turn < least or turn_s <= budget.left_s):
+            order = [able[i] for i in schedule.turn_order(len(able), self._random, early=plan.early and not turn)]
             self._turn(order, size, turn, wanted, began_s, on_gpu)
+            turn += 1
             able = [i for i in able if not arms[i].failure]
+            if plan.early and turn == 1 and len(able) > 1:
+                before_s = budget.elapsed_s
+                self._full_runs_of_arms()
+                began_s += budget.elapsed_s - before_s
+                able = [i for i in able if not arms[i].failure]
+            if plan.screening and len(able) > 1:
+                able = ranks.of_first(self._faster_half(able, turn))
             if len(able) < 2:
                 break
-            turn += 1
-            if early and turn == 1:
-                before_s = self._budget.elapsed_s
-                self._full_runs_of_arms()
-                began_s += self._budget.elapsed_s - before_s
-                able = [i for i in able if not arms[i].failure]
-                if len(able) < 2:
-                    break
-            if screening:
-                able = self._ranks.of_first(self._faster_half(able, turn))
-                if len(able) < 2:
-                    break
-            turn_s = (self._budget.elapsed_s - began_s) / turn
+            turn_s = (budget.elapsed_s - began_s) / turn
             wanted = self._make_room(began_s, turn_s, least)
-            if (
-                self._plan.pairs is None
-                and not screening
-                and self._ranks.of_first(turn * turn_s >= LEAST_BLOCKS_S and self._is_decided(able[1:]))
-            ):
-                self._early = "The blocks ended as soon as they decided it."
+            long_enough = plan.pairs is None and not plan.screening and turn * turn_s >= LEAST_BLOCKS_S
+            if ranks.of_first(long_enough and self._is_decided(able[1:])):
+                early = " The blocks ended as soon as they decided it."
                 break
-        blocks_s = self._budget.elapsed_s - began_s
-        self._time_spent = (" ".join(filter(None, (_spent_words(began_s, blocks_s), self._early))),)
+        blocks, full = (duration(s * 1e6) for s in (budget.elapsed_s - began_s, began_s))
+        self._time_spent = (f"Time: the blocks took {blocks}, the full runs before them {full}.{early}",)
+
+    def _block_size(self, able: list[int]) -> tuple[schedule.Size, list[Run]]:
+        """The size of a block that suits these arms, and the runs by which that is known."""
+        arms, written = [self._arms[i] for i in able], self._written
+        runs = [arm.trial.run for arm in arms if arm.trial is not None]
+        rounds = [int(k) for arm in arms for knob, k in arm.execution.arm.knobs.items() if knob is ACCUMULATE]
+        waiting = [arm for arm in arms if self._plan.early and arm.trial is None]
+        loaders = [loader for arm in waiting if written is not None and (loader := arm.loader(written)) is not None]
+        size = schedule.block_size(runs, self._plan.block_steps, rounds, loaders)
+        return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted])), runs
 
     def _faster_half(self, able: list[int], turn: int) -> list[int]:
         """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
@@ -509,93 +479,89 @@ class Runner:
             return able
         if len(others) <= schedule.SCREENED:
             return able[:1]
-        ranked = sorted(others, key=lambda i: self._median_ratio(i))
-        return [able[0], *sorted(ranked[: max(schedule.SCREENED, math.ceil(len(others) / 2))])]
 
-    def _median_ratio(self, i: int) -> float:
-        a, b, _ = counted(self._bare_side(0), self._bare_side(i))
-        ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
-        return float(np.median(ratios)) if len(ratios) else math.inf
+        def median_ratio(i: int) -> float:
+            a, b, _ = counted(self._arms[0].side, self._arms[i].side)
+            ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
+            return float(np.median(ratios)) if len(ratios) else math.inf
+
+        ranked = sorted(others, key=median_ratio)
+        return [able[0], *sorted(ranked[: max(schedule.SCREENED, math.ceil(len(others) / 2))])]
 
     def _is_decided(self, arms: Sequence[int]) -> bool:
         """Of all these arms; of several also so precisely that they can be told from each other."""
-        a, *sides = (self._bare_side(i) for i in (0, *arms))
+        a, sides = self._arms[0].side, [self._arms[i].side for i in arms]
         return all(is_decided_early(a, b, precise=len(sides) > 1) for b in sides)
-
-    def _bare_side(self, i: int) -> Side:
-        """What decides about the times of an arm."""
-        arm, trial = self._arms[i], self._arms[i].trial
-        return Side(
-            label=arm.arm.label,
-            settings=arm.arm.shown,
-            facts=facts(trial.run) if trial is not None else None,
-            blocks=tuple(block for block in self._blocks if block.arm == i),
-            checks=trial.run.changes if trial is not None else (),
-            step_inputs=trial.observation.step_inputs if trial is not None else None,
-        )
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
         """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
-        self._needed_s = began_s + least * turn_s
-        self._budget.extend_to(self._needed_s)
-        room_s = self._budget.left_s + self._budget.elapsed_s - began_s
+        budget = self._budget
+        budget.expect(began_s + least * turn_s)
+        room_s = budget.left_s + budget.elapsed_s - began_s
         wanted = self._ranks.of_first(schedule.pairs_within(room_s, turn_s, self._plan.pairs))
-        self._expected_s = began_s + wanted * turn_s
+        budget.expected_s = began_s + wanted * turn_s
         return wanted
 
     def _turn(self, order: list[int], size: schedule.Size, turn: int, turns: int, began_s: float, on_gpu: bool) -> None:
         """Every arm once, A twice, in this order."""
-        blocks = self._blocks
+        budget, total = self._budget, turns * len(order)
         for i in order:
-            arm = self._arms[i]
+            arm, ran = self._arms[i], self._blocks
             if self._ended:
                 break
             if arm.failure:
                 continue
-            number, total = len(blocks) + 1, turns * len(order)
-            spent_s = self._budget.elapsed_s - began_s
-            left_s = spent_s / (number - 1) * (total - number + 1) if number > 1 else None
-            left_s = None if left_s is None else min(left_s, max(0.0, self._budget.left_s))
-            what = f"block {number}{f' of {total}' if self._plan.pairs is not None else ''}: {arm.arm.label}"
-            self._tell(Progress(what, number - 1, total, left_s, in_blocks=True))
+            spent_s = budget.elapsed_s - began_s
+            left_s = min(spent_s / ran * (total - ran), max(0.0, budget.left_s)) if ran else None
+            of_all = f" of {total}" if self._plan.pairs is not None else ""
+            self._tell(Progress(f"block {ran + 1}{of_all}: {arm.arm.label}", ran, total, left_s, in_blocks=True))
             if not self._all_restore():
                 break
-            block = self._run_short(arm, size, on_gpu=on_gpu)
-            if any(self._ranks.of_all(self._halted or (self._budget.over and _is_cut(block, size)))):
+            block = self._run_block(arm, size, on_gpu=on_gpu)
+            is_cut = block is None or block.step_count < size.counted
+            if any(self._ranks.of_all(self._halted or (budget.over and is_cut))):
                 break
             if block is not None and block.step_count:
-                blocks.append(replace(block, arm=i, turn=turn, order=number - 1))
+                arm.blocks.append(replace(block, arm=i, turn=turn, order=ran))
+                self._blocks += 1
 
     # -- what came out -------------------------------------------------------------------------------------------
 
     def _experiment(self, seconds: float) -> Experiment:
-        arms, blocks = self._arms, self._blocks
-        sides = [self._side(arm, [b for b in blocks if b.arm == i]) for i, arm in enumerate(arms)]
-        comparisons: list[Comparison] = []
-        for arm, side in zip(arms[1:], sides[1:], strict=True):
-            comparison = compare_blocks(
-                sides[0],
-                side,
-                restored=self._restored + (f" Not restored: {_quoted(self._used_up)}." if self._used_up else ""),
-                same_start=self._whole,
-                changes_training=arm.execution.arm.changes_training(side.checks, self._plan.base.settings),
-                notes=tuple(self._notes),
-            )
-            loads = any(knob.kind == "DataLoader option" for knob in arm.execution.arm.knobs)
-            first = (_used_up_words(self._used_up, loads=loads),) if self._used_up else ()
-            comparisons.append(
-                replace(
-                    comparison,
-                    differences=(*first, *comparison.differences),
-                    ended_early=self._ended_early(arm, comparison),
-                )
-            )
-        notes = (*self._notes, *self._time_spent, *self._too_short())
+        sides = [self._with_edit(arm) for arm in self._arms]
+        comparisons = [self._comparison(sides[0], arm, b) for arm, b in zip(self._arms[1:], sides[1:], strict=True)]
         sides[1:] = [comparison.b for comparison in comparisons]
-        whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, self._plan.name, notes)
-        kept = self._plan.save and not self._halted and not self._plan.screening and not self._ranks.is_of_several
+        notes = (*self._notes, *self._time_spent, *filter(None, [self._budget.too_short]))
+        plan = self._plan
+        whole = Experiment(tuple(sides), tuple(comparisons), seconds, self._halted, plan.name, notes)
+        kept = plan.save and not self._halted and not plan.screening and not self._ranks.is_of_several
         unkept = keep(whole) if kept else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole
+
+    def _with_edit(self, arm: _Arm) -> Side:
+        """The side with its times and with what makes its settings permanent."""
+        side = with_times(arm.side)
+        edit = arm.execution.arm.edit(self._code, side.checks)
+        return side if edit is None else replace(side, edit=edit.text, edit_is_diff=edit.is_diff, edit_cell=edit.cell)
+
+    def _comparison(self, a: Side, arm: _Arm, b: Side) -> Comparison:
+        resolved, start = arm.execution.arm, self._start
+        assert start is not None
+        comparison = compare_blocks(
+            a,
+            b,
+            restored=start.words,
+            same_start=start.whole,
+            changes_training=resolved.changes_training(b.checks, self._plan.base.settings),
+            notes=tuple(self._notes),
+        )
+        loads = any(knob.kind == "DataLoader option" for knob in resolved.knobs)
+        first = (_used_up_words(start.used_up, loads=loads),) if start.used_up else ()
+        return replace(
+            comparison,
+            differences=(*first, *comparison.differences),
+            ended_early=self._ended_early(arm, comparison),
+        )
 
     @property
     def _halted(self) -> bool:
@@ -622,28 +588,6 @@ class Runner:
             return f"{how} after {plural(comparison.pairs, 'pair')} of blocks"
         return f"{how} before a pair of blocks had run: only the full run of each is there"
 
-    def _side(self, arm: _Arm, blocks: list[Block]) -> Side:
-        trial = arm.trial
-        checks = trial.run.changes if trial is not None else ()
-        edit = arm.execution.arm.edit(self._code, checks)
-        side = Side(
-            label=arm.arm.label,
-            settings=arm.arm.shown,
-            facts=facts(trial.run) if trial is not None else None,
-            blocks=tuple(blocks),
-            checks=checks,
-            losses=_losses(trial, blocks),
-            seed_losses=tuple(arm.seed_losses),
-            failure=arm.failure,
-            edit=edit.text if edit is not None else "",
-            edit_is_diff=edit is not None and edit.is_diff,
-            edit_cell=edit.cell if edit is not None else "",
-            step_inputs=trial.observation.step_inputs if trial is not None else None,
-            prediction=arm.prediction,
-            setup_ns=trial.setup_ns if trial is not None else None,
-        )
-        return with_times(side)
-
     # -- what is said meanwhile ----------------------------------------------------------------------------------
 
     def _say(self, what: str, done: int) -> None:
@@ -651,7 +595,7 @@ class Runner:
 
     def _tell(self, progress: Progress) -> None:
         self._now = progress
-        self.tell(self._timed(progress))
+        self.tell(self._budget.timed(progress))
 
     def _look(self) -> None:
         """On another thread, again and again: whether the time is over, and how far the current run is."""
@@ -664,47 +608,19 @@ class Runner:
             of_all = f" of {total}" if words.startswith("step ") else ""
         what = f"{now.what}: {words}{of_all}" if words else now.what
         with suppress(Exception):  # a view that fails ends no run
-            self.tick(self._timed(replace(now, what=what, done=now.done + share)))
-
-    def _timed(self, progress: Progress) -> Progress:
-        budget = self._budget
-        most_s = None if math.isinf(budget.limit_s) else budget.limit_s
-        note = " ".join(self._too_short()) if self._needed_s is not None else ""
-        unsure = self._expected_s is None or self._plan.pairs is None  # blocks end as soon as they decide it
-        about_s = None if unsure else min(self._expected_s or 0.0, budget.limit_s)
-        return replace(progress, elapsed_s=budget.elapsed_s, about_s=about_s, most_s=most_s, note=note)
+            self.tick(self._budget.timed(replace(now, what=what, done=now.done + share)))
 
     def _expect(self) -> None:
         """What it takes in all, as soon as the length of a step is known."""
-        if self._step_s is None or not self._plan.interleaved or not self._plan.arms:
-            return
-        expected = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
-        self._needed_s = expected.least_s
-        self._budget.extend_to(expected.least_s)
-        self._expected_s = expected.about_s
-
-    def _too_short(self) -> tuple[str, ...]:
-        needed_s = self._needed_s
-        if needed_s is None or needed_s <= self._budget.limit_s:
-            return ()
-        return (f"The budget of {self._budget.words} is short: the minimum takes about {while_s(needed_s)}.",)
-
-
-def _losses(trial: Trial | None, blocks: Sequence[Block]) -> tuple[float, ...]:
-    """Of its full run; of a run that was made before, and so from another start, those of its first block."""
-    if trial is None or trial.losses:
-        return trial.losses if trial is not None else ()
-    return next((block.losses for block in blocks if block.losses), ())
-
-
-def _quoted(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in names)
+        if self._step_s is not None and self._plan.interleaved and self._plan.arms:
+            least_s, self._budget.expected_s = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
+            self._budget.expect(least_s)
 
 
 def _used_up_words(names: list[str], *, loads: bool) -> str:
     goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
     words = (
-        f"Your code uses up {_quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
+        f"Your code uses up {quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
     )
     if not loads:
         return words
@@ -722,30 +638,10 @@ def _failed(error: BaseException, trial: Trial | None) -> str:
     return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
 
 
-def _loader(arm: _Arm, written: Trial) -> Loader | None:
-    """The DataLoader that the code has under that arm, as far as it is known before a run."""
-    settings = {knob.name: value for knob, value in arm.execution.arm.knobs.items()}
-    loader = with_settings(written.observation, settings).loader
-    return loader.record if loader is not None else None
-
-
-def _step_of(done: Sequence[tuple[Arm, Trial]]) -> float | None:
-    return next((schedule.step_s(trial.run) for _, trial in done if len(trial.run.steps)), None)
-
-
-def _is_cut(block: Block | None, size: schedule.Size) -> bool:
-    return block is None or block.step_count < size.counted
-
-
 def _idle(run: Run) -> str:
     """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
     idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
     return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
-
-
-def _spent_words(traced_s: float, blocks_s: float) -> str:
-    """Where the time went."""
-    return f"Time: the blocks took {duration(blocks_s * 1e6)}, the full runs before them {duration(traced_s * 1e6)}."
 
 
 def check(code: Code, plan: Plan) -> None:
@@ -765,26 +661,3 @@ def check(code: Code, plan: Plan) -> None:
     detect_device(plan.device)
     with threads.measuring():
         pass
-
-
-def _bounded(plan: Plan) -> Plan:
-    """The same; while it is quick, with as few pairs and steps as compare anything at all."""
-    if not is_quick():
-        return plan
-    steps = plan.block_steps
-    return replace(
-        plan,
-        pairs=at_most(plan.pairs, QUICK_PAIRS) if plan.interleaved else plan.pairs,
-        block_steps=at_most(steps, QUICK_STEPS) if plan.interleaved else steps,
-        seeds=min(plan.seeds, 1),
-    )
-
-
-def check_plan(plan: Plan) -> None:
-    """Refuse bounds that cannot work. Raises UsageError naming the option."""
-    for option, value, least in (("steps", plan.block_steps, 1), ("pairs", plan.pairs, 1), ("seeds", plan.seeds, 0)):
-        check_whole_number(f"--{option}", value, least)
-    if plan.budget_s is not None:
-        check_seconds("--budget", plan.budget_s)
-    if not plan.arms:
-        raise UsageError("There is nothing to compare: name a setting, for example --ab workers=4.")

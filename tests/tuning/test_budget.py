@@ -92,9 +92,12 @@ def test_more_settings_have_more_time() -> None:
 
 def test_a_chosen_budget_grows_with_bounds() -> None:
     chosen, asked = Budget(Plan(arms(1)), lambda: 0.0), Budget(Plan(arms(1), budget_s=60.0), lambda: 0.0)
-    assert chosen.extend_to(100.0) and chosen.limit_s == 100.0 + ENDING_S
-    assert not chosen.extend_to(1000.0) and chosen.limit_s == 300.0
-    assert not asked.extend_to(100.0) and asked.limit_s == 60.0
+    for budget in (chosen, asked):
+        budget.expect(100.0)
+    assert chosen.limit_s == 100.0 + ENDING_S and not chosen.too_short
+    assert asked.limit_s == 60.0 and asked.too_short
+    chosen.expect(1000.0)
+    assert chosen.limit_s == 300.0 and chosen.too_short
 
 
 # -- screening: many settings in a few short blocks each, and no full run is spent on any ------------------------------

@@ -1,0 +1,89 @@
+"""The same start for each run of an experiment: the user's state is taken once, put back, and put back at the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpulab.errors import DeviceLost
+from gpulab.formatting import size
+from gpulab.knobs.catalogue import KNOBS
+from gpulab.snapshot.state import State
+from gpulab.snapshot.tensors import TooLarge
+from gpulab.tuning.code import Code
+
+
+class Start:
+    """Takes the state of what the code uses when it is made. `whole`: all of it, so that losses can be compared.
+
+    `notes` say what could not be put back; `used_up` are iterators that the code takes from.
+    """
+
+    def __init__(self, code: Code) -> None:
+        self.notes: list[str] = []
+        self.used_up: list[str] = []
+        self.lost: DeviceLost | None = None  # the GPU takes no more work: nothing can be put back
+        self._namespace = code.namespace
+        self._before = set(code.namespace)
+        self._as_written: dict[str, Any] = {}
+        self.whole = True
+        try:
+            state = State.of(code.namespace, code.names, roots=code.roots)
+        except TooLarge as e:
+            state = State.of_random(code.namespace, code.names)
+            self._words, self.whole = str(e), False
+        else:
+            copied = f" ({size(state.bytes)})" if state.bytes >= 2**20 else ""
+            what = "Weights, optimizer, random numbers and data order"
+            self._words = f"{what} were restored before each run and at the end{copied}."
+        self._state: State | None = state
+
+    @property
+    def words(self) -> str:
+        """What was put back, or why not."""
+        return self._words + (f" Not restored: {quoted(self.used_up)}." if self.used_up else "")
+
+    def note(self, words: str) -> None:
+        if words not in self.notes:
+            self.notes.append(words)
+
+    def restore(self) -> bool:
+        """Put all back. False where nothing can run any more."""
+        if self._state is None:
+            return False
+        try:
+            restored = self._state.restore()
+        except DeviceLost as e:
+            self.lose(e)
+            return False
+        for what in restored.could_not:
+            self.note(f"Could not be restored: {what}.")
+        self.used_up += [name for name in restored.taken_from if name not in self.used_up]
+        changed = [name for name in restored.left if name not in restored.taken_from]
+        if changed:
+            self.note(
+                f"Your code changed {quoted(changed)}, which cannot be restored: it may not behave the same twice."
+            )
+        return True
+
+    def lose(self, lost: DeviceLost) -> None:
+        """Nothing can be put back any more."""
+        self.lost, self._state = lost, None
+        self.note(f"Not restored: {lost}")
+
+    def ran_as_written(self) -> None:
+        """The names that the code has made by now stay at the end."""
+        self._as_written = dict(self._namespace)
+
+    def end(self) -> None:
+        """Put all back for the last time. New names of later runs go; Dynamo, for one, leaves names of its own."""
+        self.restore()
+        self._state = None  # it holds what the cell had before
+        for knob in KNOBS.values():
+            knob.forget()
+        for name in set(self._namespace) - self._before - set(self._as_written):
+            del self._namespace[name]
+        self._namespace.update((n, v) for n, v in self._as_written.items() if n not in self._before)
+
+
+def quoted(names: list[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
