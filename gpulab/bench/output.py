@@ -23,7 +23,7 @@ from msgspec import Struct
 
 from gpulab.tuning import cell_code
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.bars import static
+from gpulab.views.html import static
 from gpulab.views.live_view import WIDGET_VIEW
 from gpulab.views.progress import Status
 from gpulab.views.widgets import Renewed

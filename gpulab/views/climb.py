@@ -7,6 +7,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from markupsafe import Markup
+
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
 from gpulab.formatting import picked
@@ -73,7 +75,7 @@ class Climbed(View):
     def _more(self) -> str:
         return self._more_in_python("climbs[-1]")
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         return picture_of(self.result)
 
     def _sections(self) -> tuple[Section, ...]:
@@ -175,15 +177,15 @@ class Climbing(Stoppable):
     def _draw_ladder(self, line: str) -> None:
         climb = self._climb
         what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the baseline: {line}"
-        drawn = picture_of(climb) if climb else ""
+        drawn = picture_of(climb) if climb else Markup()
         fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), drawn)
         self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)
 
 
-def picture_of(climb: Climb) -> str:
+def picture_of(climb: Climb) -> Markup:
     """Each try as a row, as on the bench; empty before the cell as written was measured."""
     if climb.written is None or climb.written.facts is None:
-        return ""
+        return Markup()
     rows = Bench("", (with_run(Row("0"), climb.written),))
     for rung in climb.rungs:
         rows = rows.with_rung(rung, str(rung.number), origin(rung))

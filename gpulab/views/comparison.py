@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from markupsafe import Markup
+
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Level
 from gpulab.errors import UsageError
@@ -19,8 +21,9 @@ from gpulab.tuning.plan import Arm, Listener
 from gpulab.tuning.record import Block, Comparison, Experiment, LossComparison, PartChange, Side
 from gpulab.verdict import EQUIVALENT, Verdict
 from gpulab.views import bench, comparison_sections
-from gpulab.views.bars import FactorAxis, static
+from gpulab.views.bars import FactorAxis
 from gpulab.views.comparison_sections import keep_faster, profiled_us, unprofiled_us
+from gpulab.views.html import static
 from gpulab.views.layout import Section, leading, numbers, present
 from gpulab.views.progress import Stoppable
 from gpulab.views.view import View
@@ -136,9 +139,9 @@ class Compared(View):
             return comparison_sections.sections(shown, self.price_per_hour, notes)
         return comparison_sections.sweep_sections(shown)
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         ran = any(not comparison_sections.never_ran(c) for c in self.comparisons)
-        return bench.picture(rows_of(self.comparisons)) if ran else ""
+        return bench.picture(rows_of(self.comparisons)) if ran else Markup()
 
 
 SCHEMA = 1
@@ -323,9 +326,9 @@ class Comparing(Stoppable):
     def _figures(self) -> str:
         return bench.figures(self._so_far())
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         rows = self._so_far()
         if not bench.figures(rows):
-            return ""
+            return Markup()
         self._axis = bench.axis_so_far(rows, self._axis)
-        return f"<style>{static('rows.css')}</style>{bench.picture(rows, self._axis)}"
+        return Markup("<style>{}</style>{}").format(static("rows.css"), bench.picture(rows, self._axis))

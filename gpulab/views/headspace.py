@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from markupsafe import Markup
 from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import Headline
@@ -11,8 +12,8 @@ from gpulab.formatting import NOT_MEASURABLE, duration, factor_within, percent, 
 from gpulab.tuning.headspace import Headspace
 from gpulab.tuning.record import BASELINE
 from gpulab.verdict import EQUIVALENT, TOO_FEW, is_decided
-from gpulab.views import bars
 from gpulab.views.bars import Segment
+from gpulab.views.html import macros
 from gpulab.views.layout import Column, Row, Section, leading, numbers, present
 from gpulab.views.report.sections import device
 from gpulab.views.view import View
@@ -106,9 +107,11 @@ class HeadspaceReport(View):
         steps = replace(_steps(self.result), pictured=True)
         return present(leading(steps), leading(_to_do(self.result)), _notes(self.result))
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         steps = _steps(self.result)
-        return bars.picture(bars.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar))
+        drawn = macros("bars.html")
+        picture: Markup = drawn.picture([drawn.caption(_OF_A_STEP), *(_drawn(line) for line in steps.rows if line.bar)])
+        return picture
 
 
 def excludes_gain(headspace: Headspace) -> bool:
@@ -149,12 +152,13 @@ def _steps(headspace: Headspace) -> Section:
     )
 
 
-def _drawn(line: Row) -> str:
+def _drawn(line: Row) -> Markup:
     """A line of the table as a bar with its figures above and its meaning below."""
     label, time, adds, meaning = line.cells
     figures = f"{time} · adds {adds}" if adds and adds[0].isdigit() else f"{time}{f' · {adds}' if adds else ''}"
-    drawn = bars.bar([Segment(label, line.bar, line.colour, time)], height_px=14) if line.bar else ""
-    return bars.row(label, figures, drawn, note=meaning)
+    drawn = macros("bars.html")
+    row: Markup = drawn.row(label, figures, drawn.bar([Segment(label, line.bar or 0, line.colour, time)], 14), meaning)
+    return row
 
 
 def _row(part: Part, us: float | None, longest: float, adds: str, reason: str | None) -> Row:

@@ -63,6 +63,26 @@ class Section(Struct, frozen=True):
     text_only: bool = False
 
     @property
+    def has_head(self) -> bool:
+        """Whether any column has a title."""
+        return any(column.title for column in self.columns)
+
+    @property
+    def has_bars(self) -> bool:
+        """Whether any row has a bar."""
+        return any(row.bar is not None for row in self.rows)
+
+    @property
+    def summary_rows(self) -> tuple[Row, ...]:
+        """The rows without their details."""
+        return tuple(row for row in self.rows if not row.detail)
+
+    @property
+    def details(self) -> tuple[Row, ...]:
+        """What is folded below the other rows, of a leading table of pairs."""
+        return tuple(row for row in self.rows if row.detail) if self.lead and self.columns == PAIRS else ()
+
+    @property
     def in_short(self) -> str:
         """The section in one line: its result, else its first row or sentence."""
         if self.result:

@@ -5,7 +5,6 @@ Shown as HTML without a script, which is renewed in place; a terminal has a line
 
 from __future__ import annotations
 
-import html
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,12 +13,11 @@ from msgspec import Struct
 
 from gpulab.analysis.collectives import RankWaits
 from gpulab.formatting import duration, number, percent, while_s
-from gpulab.views.bars import Segment, bar, legend, row
+from gpulab.views.bars import Segment
+from gpulab.views.html import macros
 from gpulab.views.wording import PARTS, plain
 
 SILENT_S = 5.0  # after so long without a word from a rank it is said how long
-_OTHERS = "#882255"
-_WORKS = "#0072B2"
 
 
 class RankRow(Struct, frozen=True):
@@ -61,36 +59,35 @@ def text(rows: Sequence[RankRow], straggler: int | None) -> str:
 
 def markup(rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> str:
     """For a notebook's output: inline styles, no script, in any theme. `note`: where the job stands."""
-    head = f'<div style="font-weight:600;margin:0 0 4px">{html.escape(sentence(rows, straggler))}</div>'
-    shown = "".join(_row(r, straggler) for r in rows)
-    any_waits = any(r.waits is not None for r in rows)
-    below = legend([s for s in _segments_of(0.0, 0.0, 0.0) if any_waits or s.label != _WAITS]) if rows else ""
-    stands = " · ".join(filter(None, (html.escape(plain(note)), while_s(elapsed_s))))
-    since = f'<div style="font-size:12px;opacity:0.75">{stands}</div>'
-    return f'<div class="gpulab" style="max-width:900px">{head}{shown}{below}{since}</div>'
-
-
-_WAITS = "waits for other ranks"
-
-
-def _segments_of(data: float, others: float, rest: float) -> list[Segment]:
-    part = PARTS["data_wait"]
-    return [
-        Segment("waits for its own input", data, part.colour),
-        Segment(_WAITS, others, _OTHERS),
-        Segment("works", rest, _WORKS),
+    lines = [
+        {
+            "name": f"rank {row.rank}{f' · {row.node}' if row.node else ''}",
+            "figures": " · ".join(_figures(row)),
+            "parts": _parts(row) if row.step_count else [],
+            "colour": PARTS["core_wait"].colour if row.rank == straggler else "",
+        }
+        for row in rows
     ]
+    data, others, works = (Segment(label, 0, colour) for label, colour in _KEY)
+    key = [data, *([others] if any(row.waits is not None for row in rows) else []), works]
+    stands = " · ".join(filter(None, (note, while_s(elapsed_s))))
+    return str(macros("running.html").ranks(sentence(rows, straggler), lines, key if rows else [], stands))
 
 
-def _row(shown: RankRow, straggler: int | None) -> str:
-    name = f"rank {shown.rank}" + (f" · {shown.node}" if shown.node else "")
-    data = shown.data_wait_us / shown.step_us if shown.step_us and shown.data_wait_us is not None else 0.0
-    others = shown.waits.waits if shown.waits is not None else 0.0
+_KEY = (
+    ("waits for its own input", PARTS["data_wait"].colour),
+    ("waits for other ranks", PARTS["communication"].colour),
+    ("works", PARTS["compute"].colour),
+)
+
+
+def _parts(row: RankRow) -> list[Segment]:
+    """What its time goes to, as shares of it."""
+    others = row.waits.waits if row.waits is not None else 0.0
+    data = row.data_wait_us / row.step_us if row.step_us and row.data_wait_us is not None else 0.0
     data = min(data, 1.0 - others)
-    segments = _segments_of(data, others, max(0.0, 1.0 - data - others))
-    drawn = bar(segments, 16) if shown.step_count else ""
-    colour = PARTS["core_wait"].colour if shown.rank == straggler else ""
-    return row(plain(name), " · ".join(_figures(shown)), drawn, colour=colour)
+    shares = (data, others, max(0.0, 1.0 - data - others))
+    return [Segment(label, share, colour) for (label, colour), share in zip(_KEY, shares, strict=True)]
 
 
 def _figures(shown: RankRow) -> list[str]:

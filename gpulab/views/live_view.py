@@ -32,6 +32,7 @@ from gpulab.diagnosis.diagnose import diagnose, summary
 from gpulab.formatting import decapitalized, plain_values, plural, while_s
 from gpulab.run import Missing
 from gpulab.user_code import PACKAGE_FOLDER
+from gpulab.views.html import static
 from gpulab.views.widgets import accept_stop, close
 
 if TYPE_CHECKING:
@@ -55,22 +56,12 @@ PLAIN_TEXT = "gpulab is measuring this cell; its report follows when the cell en
 
 EMPTY = {"text/plain": "", "text/html": ""}
 NOTE_S = 5.0  # between two last frames
-# The front end writes "Error displaying widget" as the only text of a widget's place whose kernel is gone, and that
-# place then holds no element: only above such a one the note is shown, and the error is not. `:has` cannot be nested.
-# A place is empty for a moment while its widget is loaded, too.
-_BELOW = "+.jp-OutputArea-child div.jupyter-widgets"
-_STYLE = (
-    "<style>.gpulab-live-note{display:none;visibility:hidden;animation:gpulab-note 0s 2s forwards}"
-    "@keyframes gpulab-note{to{visibility:visible}}"
-    f".jp-OutputArea-child:has({_BELOW}):not(:has({_BELOW} *)) .gpulab-live-note{{display:block}}"
-    f".jp-OutputArea-child:has(.gpulab-live-note){_BELOW}:not(:has(*)){{display:none}}</style>"
-)
 
 
 def last_frame(text: str) -> dict[str, str]:
     """What a notebook shows in place of the view where the kernel went away in the middle of the run."""
     words = f"{text} The kernel ended or was restarted during this run. What was measured so far: %gpulab report"
-    html = f'{_STYLE}<div class="gpulab-live-note" style="font-size:13px">{escape(words)}</div>'
+    html = f'<style>{static("live_note.css")}</style><div class="gpulab-live-note">{escape(words)}</div>'
     return {"text/plain": "", "text/html": html}
 
 

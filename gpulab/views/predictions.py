@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from markupsafe import Markup
 from msgspec.structs import replace
 
 from gpulab.diagnosis.diagnose import Headline
@@ -12,8 +13,9 @@ from gpulab.formatting import NOT_MEASURABLE, capitalized, factor, sentence, spe
 from gpulab.prediction.prediction import Prediction
 from gpulab.tuning.record import Comparison
 from gpulab.verdict import is_decided
-from gpulab.views import bars, text
-from gpulab.views.bars import FactorAxis, FactorRange, axis_of
+from gpulab.views import text
+from gpulab.views.bars import PREDICTED, FactorRange, axis_of, factor_axis, factor_row
+from gpulab.views.html import macros
 from gpulab.views.layout import Column, Section, leading, present
 from gpulab.views.report.findings import to_try
 from gpulab.views.view import View
@@ -75,15 +77,16 @@ class Predicted(View):
     def _sections(self) -> tuple[Section, ...]:
         return present(leading(replace(self._section(), title=_GROUNDS, pictured=True)) if self.predictions else None)
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         ranges = [_range(p) for p in self.predictions]
         axis = axis_of(factor for one in ranges if one is not None for factor in one.factors)
         pairs = list(zip(self.predictions, ranges, strict=True))
-        refused = [bars.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
-        rows = [_row(p, one, axis) for p, one in pairs if one is not None]
-        if not rows:
-            return bars.picture(*refused)
-        return bars.picture(bars.caption(_AXIS), *rows, bars.factor_axis(axis), *refused)
+        drawn = macros("bars.html")
+        rows = [drawn.row(_named(p), predicted_words(p), factor_row(axis, one)) for p, one in pairs if one is not None]
+        parts = [drawn.caption(_AXIS), *rows, factor_axis(axis)] if rows else []
+        parts += [drawn.row(_named(p), NONE, note=sentence(plain(p.reason))) for p, one in pairs if one is None]
+        picture: Markup = drawn.picture(parts)
+        return picture
 
     def _section(self) -> Section:
         if not self.predictions:
@@ -120,11 +123,7 @@ def _range(prediction: Prediction) -> FactorRange | None:
         return None
     low, high = prediction.interval
     middle = None if prediction.only_sign else 1 / prediction.ratio
-    return FactorRange(middle, (1 / high, 1 / low), bars.PREDICTED)
-
-
-def _row(prediction: Prediction, shown: FactorRange, axis: FactorAxis) -> str:
-    return bars.row(_named(prediction), predicted_words(prediction), bars.factor_row(axis, shown))
+    return FactorRange(middle, (1 / high, 1 / low), PREDICTED)
 
 
 def _cells(prediction: Prediction) -> tuple[str, str, str]:

@@ -8,7 +8,6 @@ is for front ends without widgets.
 from __future__ import annotations
 
 import contextvars
-import html
 import sys
 import time
 import uuid
@@ -16,12 +15,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Literal, Protocol, Self, TextIO
 
+from markupsafe import Markup
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.formatting import plain_values, while_s
 from gpulab.options import STOPPED_BY
 from gpulab.tuning.plan import Listener, Progress
+from gpulab.views.html import macros
 from gpulab.views.live_view import WIDGET_VIEW, in_notebook, running_kernel
 from gpulab.views.waiting import TerminalLine
 from gpulab.views.widgets import ProgressWidget, accept_stop
@@ -129,21 +130,19 @@ class Progressing:
                 self._line.write(f"gpulab: {words(progress, self._figures())}")
 
     def _draw(self, progress: Progress) -> None:
-        line = self._as_twin(_html(progress, self._status.share_at(progress.elapsed_s)))
+        line = macros("running.html").progress(words(progress), self._status.share_at(progress.elapsed_s))
+        if self._widget is not None:  # which hides it where it is alive
+            line = Markup('<div class="gpulab-twin-{}">{}</div>').format(self._widget.key, line)
         text = words(progress, self._figures())
-        self._handle.update({"text/html": line + self._picture(), "text/plain": text}, raw=True)
+        self._handle.update({"text/html": f"{line}{self._picture()}", "text/plain": text}, raw=True)
 
     def _figures(self) -> str:
         """What there is so far, in a few words."""
         return ""
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         """The same as HTML."""
-        return ""
-
-    def _as_twin(self, html: str) -> str:
-        """HTML that the widget hides, where it is alive."""
-        return html if self._widget is None else f'<div class="gpulab-twin-{self._widget.key}">{html}</div>'
+        return Markup()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._line.clear()
@@ -256,11 +255,3 @@ def share_done(progress: Progress) -> float:
         return min(1.0, progress.elapsed_s / whole_s)
     share = min(1.0, progress.done / progress.total) if progress.total else 0.0
     return TRACED_SHARE + (1 - TRACED_SHARE) * share if progress.in_blocks else TRACED_SHARE * share
-
-
-def _html(progress: Progress, share: float) -> str:
-    bar = (
-        '<div style="width:320px;height:6px;border-radius:3px;background:rgba(128,128,128,0.25);margin-top:4px">'
-        f'<div style="width:{share:.1%};height:6px;border-radius:3px;background:#0072b2"></div></div>'
-    )
-    return f'<div style="font-size:13px;margin:4px 0">{html.escape(words(progress))}{bar}</div>'

@@ -6,14 +6,16 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from msgspec import Struct
+from markupsafe import Markup
+from msgspec import Struct, to_builtins
 
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts, is_long_enough
 from gpulab.formatting import duration, percent, time_unit
-from gpulab.run import Float64, Int64, Samples, Series
-from gpulab.views import bars, wording
-from gpulab.views.bars import Segment
+from gpulab.run import Float64, Int64, Run, Samples, Series
+from gpulab.views import wording
+from gpulab.views.bars import BLUE, Path, Segment, line_path, part_colour, stacked_paths
+from gpulab.views.html import render
 from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 
@@ -80,8 +82,11 @@ class Line(Struct, frozen=True):
     dashed: bool = False  # so that one below it is seen where both are equal
 
 
-class Chart(Struct, frozen=True):
-    """Lines over an axis from 0 to `x_end`; charts with one `x_unit` share their cursor."""
+class Chart(Struct, frozen=True, rename="camel"):
+    """Lines over an axis from 0 to `x_end`; charts with one `x_unit` share their cursor.
+
+    What is saved as SVG and what a live bench draws with a cursor in its place are the same.
+    """
 
     title: str
     below: str  # at the right end of the axis
@@ -94,51 +99,38 @@ class Chart(Struct, frozen=True):
     stacked: bool = False
     height_px: int = 110
 
-    def html(self) -> str:
-        """As SVG; a bench that lives draws in its place, for it knows the charts in their order."""
-        return f'<div class="gp-chart">{bars.panel(self._svg(), self.title, self.below)}</div>'
-
-    def _svg(self) -> str:
+    @property
+    def paths(self) -> list[Path]:
+        """It as SVG draws it."""
         if self.stacked:
             edges = self.lines[0].x / self.x_end
             stacks = [(line.colour, line.y[:-1]) for line in self.lines]
-            return bars.columns(edges[:-1], edges[1:], stacks, self.top, self.height_px)
+            return stacked_paths(edges[:-1], edges[1:], stacks, self.top)
         high = self.top - self.low
-        curves = [
-            (line.x / self.x_end, (line.y - self.low) / high if high else line.y * 0 + 0.5, line.colour, line.dashed)
+        return [
+            line_path(
+                line.x / self.x_end,
+                (line.y - self.low) / high if high else line.y * 0 + 0.5,
+                line.colour,
+                dashed=line.dashed,
+            )
             for line in self.lines
         ]
-        return bars.lines(curves, self.height_px)
 
     def data(self) -> dict[str, object]:
         """For the front end."""
-        return {
-            "xUnit": self.x_unit,
-            "xEnd": self.x_end,
-            "unit": self.unit,
-            "low": self.low,
-            "top": self.top,
-            "stacked": self.stacked,
-            "lines": [
-                {
-                    "label": line.label,
-                    "colour": line.colour,
-                    "dashed": line.dashed,
-                    "x": _short(line.x, 7),
-                    "y": _short(line.y, 4),
-                }
-                for line in self.lines
-            ],
-        }
+        chart: dict[str, object] = to_builtins(self, enc_hook=_short)
+        return chart
 
 
-def _short(column: Float64, digits: int) -> list[float | None]:
-    return [float(f"{value:.{digits}g}") if np.isfinite(value) else None for value in column.tolist()]
+def _short(column: Float64) -> list[float | None]:
+    return [float(f"{value:.6g}") if np.isfinite(value) else None for value in column.tolist()]
 
 
 MOST_BARS = 150
 REST = "rest"  # of a step, beside its waiting for data: the profiled steps alone tell how it divides
 _PAUSE = 0.02  # of the run: a bar does not reach over a longer pause between steps
+_BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
 
 
 class StepBars(Struct, frozen=True):
@@ -155,6 +147,11 @@ class StepBars(Struct, frozen=True):
         """The full height of each bar: its steps' mean wall time."""
         height: Float64 = np.sum(list(self.parts_ms.values()), axis=0)
         return height
+
+    @property
+    def grey(self) -> str:
+        """What grey bars are, where there are any."""
+        return "" if self.profiled.all() else "; grey: no trace"
 
     @property
     def top_ms(self) -> float:
@@ -224,36 +221,28 @@ REST_LABEL = "the rest of the step"
 _LEAST = 0.01  # of the step: less stands in the table, not in the legend
 
 
-def picture(facts: Facts) -> str:
+def picture(facts: Facts) -> Markup:
     """The picture; empty where nothing was measured that it could show."""
-    parts = [_step(facts), _steps(facts), _curve(facts)]
-    inside = "".join(part for part in parts if part)
-    return f'<div style="margin:10px 0 4px">{inside}</div>' if inside else ""
+    parts = segments(facts)
+    named = [part for part in parts if part.share >= _LEAST]
+    charts = [chart for chart in (_steps(facts), _device(facts)) if chart is not None]
+    return render("run.html", title=title(facts), parts=parts, named=named, charts=charts)
 
 
-def segments(facts: Facts) -> tuple[Segment, ...]:
+def segments(facts: Facts) -> list[Segment]:
     """Where a typical step's time goes, the largest part first."""
     shares = facts.shares
     if shares is None or facts.few_steps is not None:
-        return ()
-    ordered = sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part])
-    parts = tuple(_segment(facts, part, shares.share[part]) for part in ordered)
-    if not shares.undivided:
-        return parts
-    return (*parts, Segment(REST_LABEL, shares.undivided, wording.NOT_PROFILED.colour, percent(shares.undivided)))
-
-
-def _segment(facts: Facts, part: str, share: float) -> Segment:
-    look = wording.PARTS[part] if facts.breakdown is None else wording.part_of(part, facts.breakdown)
-    return Segment(look.label, share, look.colour, percent(share), bool(look.hatch))
-
-
-def _step(facts: Facts) -> str:
-    parts = segments(facts)
-    if not parts:
-        return ""
-    named = [part for part in parts if part.share >= _LEAST]
-    return f"{bars.caption(title(facts))}{bars.bar(parts)}{bars.legend(named)}"
+        return []
+    shown = []
+    for name in sorted((p for p in wording.PARTS if shares.share[p] > 0), key=lambda part: -shares.share[part]):
+        part = wording.PARTS[name] if facts.breakdown is None else wording.part_of(name, facts.breakdown)
+        share = shares.share[name]
+        shown.append(Segment(part.label, share, part.colour, percent(share), bool(part.hatch)))
+    if shares.undivided:
+        grey = wording.NOT_PROFILED.colour
+        shown.append(Segment(REST_LABEL, shares.undivided, grey, percent(shares.undivided)))
+    return shown
 
 
 def title(facts: Facts) -> str:
@@ -263,47 +252,65 @@ def title(facts: Facts) -> str:
         return "Breakdown of the traced time"
     of = "mean" if facts.whole_window else "median"
     typical = f"Step breakdown, {of} {duration(step.median)}" if step is not None else "Step breakdown"
-    if account is None:
-        return f"{typical} (no trace: only data wait is known)"
-    return typical
+    return typical if account is not None else f"{typical} (no trace: only data wait is known)"
 
 
-def _steps(facts: Facts) -> str:
+def has_step_bars(run: Run) -> bool:
+    """Whether there are steps to draw one beside the other."""
+    return not has_no_step(run) and len(run.steps) > 1
+
+
+def _steps(facts: Facts) -> Chart | None:
     """One bar per step, or the mean of a few; what is higher than the frame is cut, and said so."""
-    if has_no_step(facts.run) or len(facts.run.steps) < 2:
-        return ""
+    if not has_step_bars(facts.run):
+        return None
     binned = binned_steps(facts)
-    begin_s, end_s = (ns / 1e9 for ns in shown_ns(facts))
-    highest, top = float(binned.height_ms.max()), binned.top_ms
-    stacks = [(bars.part_colour(name), ms) for name, ms in binned.parts_ms.items() if ms.any()]
-    scale_us, unit = time_unit(top * 1e3)
-    high = f"y-max {top * 1e3 / scale_us:.3g} {unit}"
-    cut = f"; the highest, {duration(highest * 1e3)}, is cut" if highest > top else ""
+    top_us, highest_us = 1e3 * binned.top_ms, 1e3 * float(binned.height_ms.max())
+    scale_us, unit = time_unit(top_us)
+    cut = f"; the highest, {duration(highest_us)}, is cut" if highest_us > top_us else ""
     each = "one bar per step" if binned.per_bar == 1 else f"each bar is the mean of up to {binned.per_bar:,}"
-    grey = "; grey: no trace" if not all(binned.profiled) else ""
-    width_s = end_s - begin_s
-    left, right = (binned.left_s - begin_s) / width_s, (binned.right_s - begin_s) / width_s
-    svg = bars.columns(left, right, stacks, top or 1.0)
-    return bars.panel(
-        svg, f"Step time over the run: {len(facts.run.steps):,} steps, {each} ({high}{cut}{grey})", _end(facts)
+    y_axis = f"y-max {top_us / scale_us:.3g} {unit}{cut}{binned.grey}"
+    words = f"Step time over the run: {len(facts.run.steps):,} steps, {each} ({y_axis})"
+    return steps_chart(binned, *shown_ns(facts), binned.top_ms, words, _end(facts), 84)
+
+
+def steps_chart(
+    binned: StepBars, begin_ns: int, end_ns: int, top_ms: float, title: str, below: str, height_px: int
+) -> Chart:
+    """Bars as edges: each is as high as the next begins, or nothing where there is a pause."""
+    end_s = (end_ns - begin_ns) / 1e9
+    left_s, right_s = (side - begin_ns / 1e9 for side in (binned.left_s, binned.right_s))
+    pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
+    order = np.argsort(np.concatenate([np.arange(len(left_s)), np.flatnonzero(pause) + 0.5]), kind="stable")
+    edges = np.maximum.accumulate(np.clip(np.concatenate([left_s, right_s[pause]])[order], 0, end_s))
+    lines = tuple(
+        Line(
+            wording.PARTS[name].label if name in wording.PARTS else wording.NOT_PROFILED.label,
+            part_colour(name),
+            edges,
+            np.concatenate([ms, np.zeros(int(pause.sum()))])[order],
+        )
+        for name, ms in binned.parts_ms.items()
+        if ms.any()
     )
+    return Chart(title, below, "s", end_s, "ms", 0.0, top_ms or 1.0, lines, stacked=True, height_px=height_px)
 
 
-def _curve(facts: Facts) -> str:
+def _device(facts: Facts) -> Chart | None:
     """The first curve of the device, in percent of what it can be."""
     shown = of_device(facts.run.samples)[0][:1]
     if not shown or not is_long_enough(shown[0]):
-        return ""
-    series = shown[0]
-    begin_ns, end_ns = shown_ns(facts)
+        return None
+    series, (begin_ns, end_ns) = shown[0], shown_ns(facts)
     t_ns, _, mean, _ = at_most(series, _MOST_POINTS)
     within = t_ns >= begin_ns
     if not within.any():
-        return ""
-    t_ns, value = t_ns[within], mean[within] * percent_scale(series)
+        return None
+    value = mean[within] * percent_scale(series)
     top = max(100.0, float(np.nanmax(value)))
-    svg = bars.line((t_ns - begin_ns) / (end_ns - begin_ns), value / top, bars.BLUE)
-    return bars.panel(svg, f"{plain(series.label)}, 0 to {top:.0f} %", "" if len(facts.run.steps) else _end(facts))
+    line = Line(series.label, BLUE, (t_ns[within] - begin_ns) / 1e9, value)
+    below, words = "" if len(facts.run.steps) else _end(facts), f"{plain(series.label)}, 0 to {top:.0f} %"
+    return Chart(words, below, "s", (end_ns - begin_ns) / 1e9, "%", 0.0, top, (line,), height_px=48)
 
 
 def shown_ns(facts: Facts) -> tuple[int, int]:

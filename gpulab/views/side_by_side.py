@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 import numpy as np
+from markupsafe import Markup
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
@@ -17,21 +18,18 @@ from gpulab.formatting import capitalized, duration, gib, number, speedup
 from gpulab.run import Change, Series
 from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
-from gpulab.views import bars, run_figure
-from gpulab.views.bars import A_COLOUR, B_COLOUR, Segment, key, picture
+from gpulab.views import run_figure
+from gpulab.views.bars import A_COLOUR, B_COLOUR, GREY, Segment, of_parts, parts_key
 from gpulab.views.bench import run_words, time_title
-from gpulab.views.html import fragment_section
-from gpulab.views.layout import Column, Section, numbers
+from gpulab.views.html import macros
+from gpulab.views.layout import Column, Section, numbers, present
 from gpulab.views.report.sections import without_parts
 from gpulab.views.run_figure import Chart, Line
-from gpulab.views.wording import PARTS, effect, operator_name, plain
+from gpulab.views.wording import effect, operator_name, plain
 
 _OPERATORS, _POINTS = 8, 300
 _LONGER = 5  # times the shorter run: what the longer one did after that is not drawn
 _HIGH_PX = 64
-_KEY = key([(A_COLOUR, "A"), (B_COLOUR, "B")])
-_BROAD = 0.01  # of the axis: a shorter pause between two bars is not drawn
-_ABREAST = "columns:2 360px;column-gap:28px;margin:0 0 10px"
 
 
 def sentence(a: Row, b: Row, speed: Speed | None) -> str:
@@ -60,38 +58,33 @@ def sentence(a: Row, b: Row, speed: Speed | None) -> str:
 
 def fragment(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, edit: str = "") -> str:
     """All of it as HTML with inline styles; only what stands in the rows where a run is gone. `edit` is from A to B."""
-    title = f'<div class="gp-sentence">{bars.safe(sentence(a, b, speed))}</div>'
-    gone = [row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure]
-    note = (
-        f'<p class="gp-quiet">The traced run of {bars.safe(" and ".join(gone))} is no longer stored.</p>'
-        if gone
-        else ""
+    whole = macros("side_by_side.html").whole(
+        sentence(a, b, speed),
+        " and ".join(row.title for row, figures in ((a, of_a), (b, of_b)) if figures is None and not row.failure),
+        [f"{row.title}: {said}." for row in (a, b) if (said := run_words(row))],
+        drawn(a, b, of_a, of_b, speed, _figures(a, b)),
+        Section("Code, from A to B", code=edit) if edit else None,
     )
-    apart = "".join(bars.caption(f"{row.title}: {said}.") for row in (a, b) if (said := run_words(row)))
-    code = fragment_section(Section("Code, from A to B", code=edit)) if edit else ""
-    return title + note + apart + drawn(a, b, of_a, of_b, speed, fragment_section(_figures(a, b))) + code
+    return str(whole)
 
 
-def drawn(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: str = "") -> str:
+def drawn(
+    a: Row, b: Row, of_a: Facts | None, of_b: Facts | None, speed: Speed | None, figures: Section | None = None
+) -> Markup:
     """What is drawn of both on one axis each, their operators and `figures`: abreast where there is room."""
     per_sample = speed is not None and speed.per == "sample" and all(row.samples_per_step for row in (a, b))
+    operators = None
+    if of_a is not None and of_b is not None and not (a.shares_left_out or b.shares_left_out):
+        operators = _operators((a, of_a), (b, of_b), per_sample=per_sample)
     shown = charts(a, b, of_a, of_b)
-    over_time = [chart.html() for chart in shown if chart.x_unit == "s"]
-    of_loss = [chart.html() for chart in shown if chart.x_unit != "s"]
-    operators = (
-        _operators((a, of_a), (b, of_b), per_sample=per_sample)
-        if of_a is not None and of_b is not None and not (a.shares_left_out or b.shares_left_out)
-        else None
-    )
-    parts = [
+    picture: Markup = macros("side_by_side.html").drawn(
         _times(a, b, per_sample=per_sample),
-        picture(*over_time, _KEY) if over_time else "",
-        picture(*of_loss, _KEY) if of_loss else "",
-        fragment_section(operators) if operators is not None else "",
-        figures,
-    ]
-    whole = "".join(f'<div style="break-inside:avoid;display:flow-root">{part}</div>' for part in parts if part)
-    return f'<div class="gp-sides" style="{_ABREAST}">{whole}</div>'
+        [chart for chart in shown if chart.x_unit == "s"],
+        [chart for chart in shown if chart.x_unit != "s"],
+        [Segment("A", 0, A_COLOUR), Segment("B", 0, B_COLOUR)],
+        present(operators, figures),
+    )
+    return picture
 
 
 def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Chart, ...]:
@@ -101,29 +94,29 @@ def charts(a: Row, b: Row, of_a: Facts | None, of_b: Facts | None) -> tuple[Char
     return (*over_time, *([loss] if loss is not None else []))
 
 
-def _times(a: Row, b: Row, *, per_sample: bool) -> str:
-    """Both times as bars on one axis, divided by their parts."""
-    both = [(f"{mark}: {row.title}", row, row.step_us) for mark, row in (("A", a), ("B", b))]
+def _times(a: Row, b: Row, *, per_sample: bool) -> dict[str, object]:
+    """Both times as bars on one axis, divided by their parts; grey where none is known."""
     shown = [
-        (name, row.shares, us / (row.samples_per_step or 1.0) if per_sample else us) for name, row, us in both if us
+        (f"{mark}: {row.title}", row.shares, row.step_us / ((row.samples_per_step or 1.0) if per_sample else 1.0))
+        for mark, row in (("A", a), ("B", b))
+        if row.step_us
     ]
-    longest_us = max((us for _, _, us in shown), default=0.0)
-    drawn_times = [
-        bars.row(name, duration(us), bars.bar(segments(shares, us, longest_us), height_px=16))
-        for name, shares, us in shown
-    ]
-    legend = bars.parts_legend(shares for _, shares, _ in shown)
+    longest_us = max((us for *_, us in shown), default=0.0)
     blocks = " in interleaved blocks" if a.by_blocks and b.by_blocks else ""
-    why = [bars.caption(f"{row.title}: no breakdown: {row.shares_left_out}.") for row in (a, b) if row.shares_left_out]
-    title = f"Time per {'sample' if per_sample else 'step'}{blocks}"
-    title += "; split as in one traced run each" if legend else ""
-    return picture(bars.caption(title), *drawn_times, legend, *why) if drawn_times else ""
+    key = parts_key(shares for _, shares, _ in shown)
+    split = "; split as in one traced run each" if key else ""
+    return {
+        "title": f"Time per {'sample' if per_sample else 'step'}{blocks}{split}",
+        "bars": [(name, duration(us), segments(shares, us, longest_us)) for name, shares, us in shown],
+        "key": key,
+        "without": [f"{row.title}: no breakdown: {row.shares_left_out}." for row in (a, b) if row.shares_left_out],
+    }
 
 
 def segments(shares: Mapping[str, float], us: float, longest_us: float) -> list[Segment]:
     """The parts of a time, as long as it is of the longest; grey where none is known."""
-    whole = [Segment("", us / longest_us, bars.GREY, duration(us))]
-    return bars.of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
+    whole = [Segment("", us / longest_us, GREY, duration(us))]
+    return of_parts(shares, lambda share: duration(share * us), us / longest_us) or whole
 
 
 def _over_time(of_a: Facts, of_b: Facts) -> list[Chart]:
@@ -133,46 +126,25 @@ def _over_time(of_a: Facts, of_b: Facts) -> list[Chart]:
     if not spans_ns:
         return []
     end_ns = min(max(spans_ns), _LONGER * min(spans_ns))
-    stepped = [
+    binned = [
         (mark, f, run_figure.binned_steps(f, _first_ns(f) + end_ns)) for mark, _, f in both if len(f.run.steps) > 1
     ]
-    top_ms = max(binned.top_ms for *_, binned in stepped) or 1.0
-    shown = [_steps(mark, f, binned, end_ns, top_ms) for mark, f, binned in stepped]
-    device = _device(both, end_ns)
-    return [*shown, device] if device is not None else [*shown[:-1], replace(shown[-1], below=_end(end_ns))]
+    top_ms = max(bars.top_ms for *_, bars in binned) or 1.0
+    below, device = f"{duration(end_ns / 1e3)} from the first step on", _device(both, end_ns)
+    shown = []
+    for mark, f, bars in binned:
+        count, whole_us = len(f.run.steps), (f.run.steps.end_ns[-1] - f.run.steps.start_ns[0]) / 1e3
+        part = f", the first {duration(end_ns / 1e3)} of" if 1e3 * whole_us > end_ns else " in"
+        title = f"Step time over the run, {mark}: {count:,} steps{part} {duration(whole_us)}"
+        title += f" (y-max {duration(top_ms * 1e3)}{bars.grey})"
+        under = below if device is None and f is binned[-1][1] else ""
+        begin_ns = _first_ns(f)
+        shown.append(run_figure.steps_chart(bars, begin_ns, begin_ns + end_ns, top_ms, title, under, _HIGH_PX))
+    return [*shown, replace(device, below=below)] if device is not None else shown
 
 
 def _first_ns(figures: Facts) -> int:
     return int(figures.run.steps.start_ns[0]) if len(figures.run.steps) else 0
-
-
-def _end(end_ns: int) -> str:
-    return f"{duration(end_ns / 1e3)} from the first step on"
-
-
-def _steps(mark: str, figures: Facts, binned: run_figure.StepBars, end_ns: int, top_ms: float) -> Chart:
-    """Its bars as edges: each is as high as the next begins, or nothing where there is a pause."""
-    steps, end_s = figures.run.steps, end_ns / 1e9
-    left_s, right_s = (side - _first_ns(figures) / 1e9 for side in (binned.left_s, binned.right_s))
-    pause = np.append(left_s[1:] - right_s[:-1] > _BROAD * end_s, True)
-    order = np.argsort(np.concatenate([np.arange(len(left_s)), np.flatnonzero(pause) + 0.5]), kind="stable")
-    edges = np.clip(np.concatenate([left_s, right_s[pause]])[order], 0, end_s)
-    lines = [
-        Line(
-            PARTS[name].label if name in PARTS else "no trace",
-            bars.part_colour(name),
-            np.maximum.accumulate(edges),
-            np.concatenate([ms, np.zeros(int(pause.sum()))])[order],
-        )
-        for name, ms in binned.parts_ms.items()
-        if ms.any()
-    ]
-    whole_ns = int(steps.end_ns[-1] - steps.start_ns[0])
-    shown = f", the first {duration(end_ns / 1e3)} of" if whole_ns > end_ns else " in"
-    grey = "" if binned.profiled.all() else "; grey: no trace"
-    title = f"Step time over the run, {mark}: {len(steps):,} steps{shown} {duration(whole_ns / 1e3)}"
-    title += f" (y-max {duration(top_ms * 1e3)}{grey})"
-    return Chart(title, "", "s", end_s, "ms", 0.0, top_ms, tuple(lines), stacked=True, height_px=_HIGH_PX)
 
 
 def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None:
@@ -190,7 +162,7 @@ def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None
         t_ns, _, mean, _ = run_figure.at_most(series, _POINTS)
         lines.append(Line(mark, colour, t_ns / 1e9, mean))
     title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one traced run of each"
-    return Chart(title, _end(end_ns), "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
+    return Chart(title, "", "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
 
 
 def _from_first_step(figures: Facts, kind: str, end_ns: int) -> Series | None:

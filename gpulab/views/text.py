@@ -61,11 +61,11 @@ def first_screen(
 def _short_section(section: Section, width: int) -> Iterator[str]:
     """A leading section without its details, no row longer than two lines; of a wide table without its notes."""
     if len(section.columns) != 2:
-        shown = tuple(row for row in section.rows if not row.detail)
-        yield from section_lines(msgspec.structs.replace(section, rows=shown, lines=()) if shown else section, width)
+        rows = section.summary_rows
+        yield from section_lines(msgspec.structs.replace(section, rows=rows, lines=()) if rows else section, width)
         return
     yield wording.cut(section.title, width).upper()
-    rows = [row for row in section.rows if not row.detail]
+    rows = section.summary_rows
     label = max((len(row.cells[0]) for row in rows), default=0)
     for row in rows:
         for i, line in enumerate(_whole_sentences(row.cells[-1], width - label - 4) or [""]):
@@ -131,7 +131,7 @@ def section_lines(section: Section, width: int = WIDEST) -> Iterator[str]:
 def _table(section: Section, width: int) -> Iterator[str]:
     if not section.rows:
         return
-    barred = len(section.columns) <= _MOST_WITH_BARS and any(row.bar is not None for row in section.rows)
+    barred = len(section.columns) <= _MOST_WITH_BARS and section.has_bars
     room = width - len(_INDENT) - (_BAR + len(_GAP) if barred else 0)
     columns, widths = section.columns, _column_widths(section, room)
     longest = max(len(row.cells[-1]) for row in section.rows)
@@ -140,7 +140,7 @@ def _table(section: Section, width: int) -> Iterator[str]:
     if below:
         columns = columns[:-1]
         widths = _column_widths(msgspec.structs.replace(section, columns=columns), room)
-    if any(column.title for column in columns):
+    if section.has_head:
         yield from _lines([column.title for column in columns], columns, widths, " " * _BAR if barred else None)
     for row in section.rows:
         yield from _lines(row.cells[: len(columns)], columns, widths, _bar(row) if barred else None)

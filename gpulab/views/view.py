@@ -10,6 +10,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from markupsafe import Markup
+
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.formatting import plain_values
 from gpulab.views import html, text
@@ -38,13 +40,13 @@ class View(ABC):
     def _figures(self) -> Mapping[str, object]:
         """Its JSON document, of records and of what JSON holds."""
 
-    def _picture(self) -> str:
-        """The picture of a page and of a notebook's output as HTML; empty where there is none."""
-        return ""
+    def _picture(self) -> Markup:
+        """The picture of a page and of a notebook's output; empty where there is none."""
+        return Markup()
 
-    def _timeline(self) -> str:
-        """The timeline of a page as HTML; empty where there is none."""
-        return ""
+    def _timeline(self) -> Markup:
+        """The timeline of a page; empty where there is none."""
+        return Markup()
 
     def _more(self) -> str:
         """How to see what the first screen leaves out."""

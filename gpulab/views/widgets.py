@@ -14,12 +14,11 @@ import uuid
 from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cache
-from html import escape
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from gpulab.user_code import PACKAGE_FOLDER
-from gpulab.views.bars import static
+from gpulab.views.html import macros, static
 
 
 def close(widget: Any) -> None:
@@ -96,11 +95,6 @@ def _widget_class() -> Callable[..., Any]:
 
 
 OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "offer_buttons.js"
-_BUTTON = (
-    "display:none;font:inherit;font-size:13px;padding:3px 12px;margin:0 8px 4px 0;cursor:pointer;border-radius:4px;"
-    "color:inherit;background:rgba(128,128,128,0.15);border:1px solid rgba(128,128,128,0.5)"
-)
-
 Choice = tuple[str, Callable[[], None]]
 
 
@@ -116,12 +110,7 @@ class Offer:
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the text alone."""
-        buttons = "".join(
-            f'<button type="button" value="{i}" style="{_BUTTON}">{escape(label)}</button>'
-            for i, (label, _) in enumerate(self._choices)
-        )
-        text = f'<span style="font-size:13px;opacity:0.8">{escape(self._text)}</span>'
-        return f'<div class="gpulab-offer-{self._key}" style="margin:4px 0">{buttons}{text}</div>'
+        return str(macros("running.html").offer(self._key, [label for label, _ in self._choices], self._text))
 
     def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:
         choice = str(content.get("choice", ""))

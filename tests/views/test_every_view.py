@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from gpulab.views.report import timeline_page
+from gpulab.views.html import script_policy
 from gpulab.views.text import FIRST_SCREEN
 from gpulab.views.wording import plain
 from tests.support import golden_text
@@ -52,7 +52,7 @@ def fragment_of(name: str) -> str:
 def page_of(name: str) -> str:
     """The page without its timeline, which test_timeline_page.py reads."""
     page = re.sub(r'<section class="gpulab-timeline">.*?</section>', "", VIEWS[name].html(), flags=re.DOTALL)
-    return page.replace(f"; script-src {timeline_page.script_policy()}", "")
+    return page.replace(f"; script-src {script_policy()}", "")
 
 
 @EVERY

@@ -20,9 +20,9 @@ from gpulab.views.bars import (
     factor_ticks,
     labels,
     layers,
-    row,
     stepped_axis,
 )
+from gpulab.views.html import macros
 from tests.support.markup import Markup
 
 RANGES = st.builds(
@@ -40,7 +40,7 @@ RANGES = st.builds(
 @given(RANGES)
 def test_what_is_drawn_stays_on_its_track_and_interval(shown: FactorRange) -> None:
     axis = axis_of(shown.factors)
-    drawn = layers(axis, shown)
+    drawn = [layer.pieces for layer in layers(axis, shown)]
     for layer in drawn:
         assert all(0 <= piece.left <= piece.right <= 1 for piece in layer)
         assert all(a.right <= b.left for a, b in pairwise(layer))
@@ -53,14 +53,15 @@ def test_what_is_drawn_stays_on_its_track_and_interval(shown: FactorRange) -> No
 
 def test_points_far_out_are_left_out_and_not_moved() -> None:
     shown = FactorRange(2.0, (1.9, 2.1), "#1E9E77", 0.01, (0.001, 2.0, 500.0))
-    points = layers(axis_of(shown.factors), shown)[3]
+    points = layers(axis_of(shown.factors), shown)[3].pieces
     assert len(points) == 1
 
 
 def test_no_word_stands_in_a_bar_or_is_cut_off() -> None:
     shown = FactorRange(2.0, (0.4, 9.0), "#1E9E77", 0.4, (1.0, 3.0), (1.5, 3.0))
     axis = axis_of(shown.factors)
-    markup = row("a_long_setting_of_a_knob=" + 60 * "9", "2.0× (0.4–9.0×): undecided", factor_row(axis, shown))
+    name, figures = "a_long_setting_of_a_knob=" + 60 * "9", "2.0× (0.4–9.0×): undecided"
+    markup = macros("bars.html").row(name, figures, factor_row(axis, shown))
     read = Markup(markup + factor_axis(axis))
     assert "1" in read.words and not read.caught
     assert Markup('<div style="overflow:hidden">word</div>').caught, "the reader sees what it looks for"

@@ -187,7 +187,7 @@ def _all_agree(known: Facts) -> tuple[int, int]:
 def _row_agrees(known: Facts) -> str:
     """A row of the bench that nothing is compared with, and the live view at the end of the run: as the report."""
     rows = view.ordered(Bench("x", (with_run(Row("a"), Side(BASELINE, {}, known)),)))
-    page, typical, shares = html.unescape(view.table(rows)), known.typical_step_us, known.shares
+    page, typical, shares = html.unescape(view.picture(rows)), known.typical_step_us, known.shares
     assert _times(page) == ([duration(typical.median)] if typical is not None else [])
     assert typical is None or f"{duration(typical.median)} per step" in view.words(rows[0], None, rows[0])
     drawn = re.findall(rf'title="({LABEL}) ({PCT})"', page)
@@ -219,7 +219,7 @@ def _bench_agrees(a: Facts, b: Facts, longer: float) -> bool:
     bench = Bench("x", (first, row_of(Row("b", {"x": "1"}), c, first, 0)))
     rows, us = view.ordered(bench), [document[side]["us_per_step"] for side in "ab"]
     of_both = rows[0], rows[1]
-    table, detail = view.table(rows), side_by_side.fragment(*of_both, a, b, between(*of_both))
+    table, detail = view.picture(rows), side_by_side.fragment(*of_both, a, b, between(*of_both))
     assert [row.step_us for row in rows] == pytest.approx(us)
     assert [row.step_us for row in rows_of((c,))] == pytest.approx(us)
     assert (

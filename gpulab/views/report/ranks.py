@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
+from markupsafe import Markup
 
 from gpulab.analysis.facts import Facts
 from gpulab.analysis.ranks import RankComparison, RankFacts
@@ -74,10 +75,10 @@ class RankedReport(View):
         stored = next(iter(self.ranks.runs.values())).job
         return f"The rest: gpulab report {stored.id if stored is not None else 'FOLDER'} --all"
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         return picture(self.facts[self.spotlight])
 
-    def _timeline(self) -> str:
+    def _timeline(self) -> Markup:
         rank = self.facts[self.spotlight]
         return timeline_section(rank.run, rank.breakdown)
 

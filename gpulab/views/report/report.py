@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from markupsafe import Markup
 from msgspec.structs import asdict
 
 from gpulab.analysis.breakdown import PARTS, Breakdown
@@ -83,10 +84,10 @@ class Report(View):
         causes = finding_sections(self.diagnosis, below_headline=True, source=self.facts.run.source)
         return (*causes, *sections(self.facts, self.unsaved, untold_section(self.diagnosis)))
 
-    def _picture(self) -> str:
+    def _picture(self) -> Markup:
         return picture(self.facts)
 
-    def _timeline(self) -> str:
+    def _timeline(self) -> Markup:
         return timeline_section(self.facts.run, self.facts.breakdown)
 
 

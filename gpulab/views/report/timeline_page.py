@@ -9,12 +9,12 @@ policy, and nothing else may.
 from __future__ import annotations
 
 import base64
-import html
 import json
 import zlib
 from itertools import pairwise
 
 import numpy as np
+from markupsafe import Markup
 from msgspec import Struct
 
 from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
@@ -22,7 +22,7 @@ from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
 from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, kind_of, labels
 from gpulab.views import wording
-from gpulab.views.bars import static
+from gpulab.views.html import render
 
 MOST_SPANS = 1_000_000  # a page of about 10 MB, which a browser still unpacks in about a second
 
@@ -33,39 +33,21 @@ _SHOWN_PARTS = np.array([list(wording.PARTS).index(part) for part in PARTS])  # 
 _LAUNCHED = [c.name.lower() for c in DEVICE_CATEGORIES]
 
 
-def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> str:
-    """The timeline as a section of a page that stands alone; "" where nothing was traced.
+def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> Markup:
+    """The timeline as a section of a page that stands alone; empty where nothing was traced.
 
     `breakdown` colours the parts of each step. More than `most_spans` spans are thinned out, and the page says so.
     """
     timeline = run.timeline
     if timeline is None or len(timeline) == 0:
-        return ""
+        return Markup()
     drawn, left_out = _drawn(timeline, len(run.steps) > 0, most_spans)
     lanes = _lanes(timeline, drawn)
     strip = _Strip.of(timeline, breakdown, most_spans)
     block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
     what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
     about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
-    return (
-        static("timeline.html")
-        .removesuffix("\n")
-        .format(
-            style="\n" + static("timeline.css"),
-            about=html.escape(about),
-            help=html.escape(_HELP),
-            label=html.escape(f"Timeline: {what} {_HELP}"),
-            block=block,
-            script=static("timeline.js"),
-        )
-    )
-
-
-def script_policy() -> str:
-    """The source expression that lets a Content-Security-Policy run the timeline's script and no other."""
-    import hashlib  # with OpenSSL
-
-    return f"'sha256-{base64.b64encode(hashlib.sha256(static('timeline.js').encode()).digest()).decode('ascii')}'"
+    return render("timeline.html", what=what, about=about, block=block)
 
 
 class _Drawn(Struct, frozen=True):
@@ -342,13 +324,6 @@ def _band(
         "flags": wording.flag_names(flags),
         "parts": parts,
     }
-
-
-_HELP = (
-    "Ctrl and wheel or pinch zooms, drag pans, a click on a kernel shows its launch. Keys: ← → pan, + − zoom, 0 the "
-    "whole window, / searches. Enter picks a span and zooms to it, Shift with arrows walks from span to span, L goes "
-    "from kernel to launch and back. Low bars: spans under a pixel, as high as the share of it that they cover."
-)
 
 
 class Key(Struct, frozen=True):

@@ -70,7 +70,7 @@ def test_a_terminal_shows_the_hottest_lines_and_what_follows() -> None:
 
 
 def test_source_reaches_a_page_escaped_with_its_indent() -> None:
-    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (shown(*LINES),), "")
+    page = html.fragment(Headline("a run", "It waits.", "", "bad"), (shown(*LINES),))
     assert "&nbsp;&nbsp;&nbsp;&nbsp;ids.append(table[letter] &lt;b&gt;)" in page and "<b>)" not in page
 
 
