@@ -8,9 +8,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct
-
 from markupsafe import Markup
+from msgspec import Struct
 
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.formatting import plain_values
