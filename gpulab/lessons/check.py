@@ -1,23 +1,20 @@
 """The check of an exercise: unanswered, not yet right with a hint, undecided by what was measured, or right.
 
-A check never raises for what a reader answers and never stops "Run All". Speed is judged by ratios against what the
-same machine measured a moment before, never by absolute times.
-
-
-The speed of an answer: it and what it replaces run in turn, and a check is decided by the interval alone.
-
-A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right. One that is slow
-while other programs take the cores is undecided, not wrong.
+A check never raises for what a reader answers and never stops "Run All". What an answer computes is held against a
+reference, and a table of mistakes has a hint for each. Speed is judged by ratios against what the same machine measured
+a moment before, never by absolute times: both run in turn, and the interval alone decides.
 """
 
 from __future__ import annotations
 
+import dis
 import gc
 import html
+import math
 import os
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any, Literal
 
@@ -35,6 +32,8 @@ QUIETER = (  # what helps an answer that other programs made uncertain
     "If other programs are running, close them; where you cannot, leave them a core (torch.set_num_threads(1), once). "
     "Then run the cell again."
 )
+
+_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # what a body of dots is compiled to
 
 Tone = Literal["neutral", "good", "bad"]
 State = Literal["unanswered", "wrong", "undecided", "right"]
@@ -82,8 +81,6 @@ class Checked(Struct, frozen=True):
 
     state: State
     hint: str
-    guess: float | None = None  # the answer and the measurement it was held against, where both are figures
-    measured: float | None = None
 
     def __repr__(self) -> str:
         return repr(self._note)
@@ -121,31 +118,109 @@ Exercise = Callable[..., Checked]
 
 
 class NoAnswer(Exception):
-    """Raised by a check: what the answer defines still has dots in place of a body."""
+    """Raised by a check: what the answer defines still has dots in it."""
 
 
-def exercise(begin: str = BEGIN, given: tuple[Any, ...] | None = None) -> Callable[[Exercise], Exercise]:
-    """A check that says `begin` to `...`, to a function that gives None for `given`, and where it raises NoAnswer."""
+def exercise(begin: str = "") -> Callable[[Exercise], Exercise]:
+    """A check that says `begin` to `...` and where it raises NoAnswer.
+
+    Without `begin` the answer is a function, which is none while its body has the dots.
+    """
 
     def decorator(check: Exercise) -> Exercise:
         @wraps(check)
         def judge(answer: Any, *others: Any) -> Checked:
-            if is_unanswered(answer) or (given is not None and answer(*given) is None):
-                return unanswered(begin)
+            if is_unanswered(answer):
+                return unanswered(begin or BEGIN)
+            if not begin and not callable(answer):
+                return wrong(f"That is a {type(answer).__name__}; expected a function.")
+            if not begin and _is_empty(answer):
+                return unanswered(BEGIN)
             try:
                 return check(answer, *others)
             except NoAnswer:
-                return unanswered(begin)
+                return unanswered(begin or BEGIN)
 
         return judge
 
     return decorator
 
 
+def _is_empty(function: object) -> bool:
+    """Its body is still the dots: it returns None and does nothing else."""
+    code = getattr(function, "__code__", None)
+    steps = [] if code is None else list(dis.get_instructions(code))
+    constants = [step.argval for step in steps if step.opname in ("LOAD_CONST", "RETURN_CONST")]
+    return {step.opname for step in steps} <= _NOTHING and constants[-1:] == [None]
+
+
 def is_unanswered(answer: object) -> bool:
     """Whether an answer is still the `...` of the notebook."""
     return answer is ... or answer is None
 
+
+Faults = Sequence[tuple[bool, str]]  # whether each is there, in the order in which to name them, and its hint
+
+
+def first_fault(faults: Faults) -> Checked | None:
+    """Wrong with the hint of the first that is there; None where none is."""
+    return next((wrong(hint) for is_there, hint in faults if is_there), None)
+
+
+# -- what an answer computes -------------------------------------------------------------------------------------------
+
+Case = tuple[Any, ...]
+Mistakes = Sequence[tuple[str, Callable[..., Any]]]  # a hint, and what an answer with that mistake gives
+
+
+def is_number(value: object) -> bool:
+    """Whether it can be reckoned with: True is no number."""
+    return (isinstance(value, (int, float)) or getattr(value, "ndim", None) == 0) and not isinstance(value, bool)
+
+
+def no_number(got: object, _: object) -> str:
+    """The fault in the form of an answer that must be a number."""
+    return "" if is_number(got) else f"It gives {got!r}; expected a number: does the function return its result?"
+
+
+def is_close(got: Any, wanted: Any) -> bool:
+    """Of two numbers, but for rounding."""
+    return math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12)
+
+
+def fault(
+    answer: Callable[..., Any],
+    wanted: Callable[..., Any],
+    cases: Sequence[Case],
+    mistakes: Mistakes = (),
+    *,
+    otherwise: str,
+    name: str = "",
+    form: Callable[[Any, Any], str] = no_number,
+    same: Callable[[Any, Any], bool] = is_close,
+) -> str:
+    """What is wrong with a function, by cases; empty where it gives what `wanted` gives.
+
+    Of the first wrong case: what `form` says of its result beside the right one, else the hint of the mistake that
+    explains most of the results, else `otherwise`. With a `name`, the figures of that case stand before the hint.
+    """
+    tried = [(case, answer(*case), wanted(*case)) for case in cases]
+    first = next((one for one in tried if form(*one[1:]) or not same(*one[1:])), None)
+    if first is None:
+        return ""
+    case, result, right_one = first
+    if words := form(result, right_one):
+        return words
+
+    def explained(mistake: Callable[..., Any]) -> int:
+        return sum(not form(got, good) and same(got, mistake(*of)) for of, got, good in tried)
+
+    possible = [(hint, mistake) for hint, mistake in mistakes if same(result, mistake(*case))]
+    hint = max(possible, key=lambda one: explained(one[1]))[0] if possible else otherwise
+    return f"{name}{case} gives {result:.6g}; expected {right_one:.6g}. {hint}" if name else hint
+
+
+# -- how fast it is ----------------------------------------------------------------------------------------------------
 
 PAIRS = 7
 BUDGET_S = 25.0
@@ -170,11 +245,6 @@ class Speed(Struct, frozen=True):
     others_fraction: float | None = None
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether other programs took enough of the cores to make the answer look slow."""
-        return self.others_fraction is not None and self.others_fraction >= LEAST_OTHERS
-
-    @property
     def words(self) -> str:
         """ "Speedup 2.1× (2.0–2.3)"."""
         return speedup(self.times, self.interval, ("Speedup {}", "{} slower"))
@@ -193,6 +263,14 @@ def seconds_of(work: Callable[[], object]) -> Measure:
     return measured
 
 
+def wait_for_gpu() -> None:
+    """Until it has done all that was launched; where there is one."""
+    import torch
+
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
 def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s: float = BUDGET_S) -> Speed:
     """Both once for warming up, then in turn, each pair in random order, until `pairs` or `budget_s` are reached.
 
@@ -201,7 +279,8 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
     pairs, deadline = at_most(pairs, QUICK_PAIRS), time.monotonic() + budget_s
     if not is_quick():
         before(), after()
-    others = _Others()
+    clock, began_s = MachineClock(), time.monotonic()
+    began = clock.read()
     shuffle = random.Random(0)
     seconds: list[tuple[float, float]] = []
     while len(seconds) < pairs and (len(seconds) < FEWEST_PAIRS or time.monotonic() < deadline):
@@ -212,7 +291,10 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
         else:
             second = after()
             seconds.append((before(), second))
-    others_fraction = others.fraction()
+    passed_s, now, others_fraction = time.monotonic() - began_s, clock.read(), None
+    if min(now.others_cpu_ns, began.others_cpu_ns) != -1 and passed_s >= _SHORTEST_S:
+        others_s = max(0.0, now.others_cpu_ns - began.others_cpu_ns) / 1e9
+        others_fraction = others_s / passed_s / len(os.sched_getaffinity(0))
     a, b = np.array(seconds).T
     estimate = paired(a / b)
     assert estimate is not None and estimate.interval is not None  # there are two
@@ -223,45 +305,34 @@ def time_pairs(before: Measure, after: Measure, *, pairs: int = PAIRS, budget_s:
 def judge_speed(speed: Speed, wanted: float, *, good: str = "", hint: str = "") -> Checked:
     """Right where the whole interval reaches `wanted` times, wrong where none of it does; `hint`: what to try then.
 
-    Where other programs took cores meanwhile, or while it is quick, none is wrong.
+    A solution that does nothing and looks fast once, by chance, is undecided here or wrong: never right. Where other
+    programs took cores meanwhile, or while it is quick, none is wrong.
     """
     low, high = speed.interval
     if low >= wanted:
         return right(f"{speed.words}. {good}".strip())
     if is_quick():
         return undecided(f"{speed.words}: {QUICK_VARIABLE} is set, and so little is measured that no answer is slow.")
-    if high < wanted and not speed.is_disturbed:
-        return wrong(f"{speed.words}; the goal is {factor(wanted)}×. {hint}".strip())
-    if high < wanted:
-        return undecided(
-            f"{speed.words}; the goal is {factor(wanted)}×. But other programs took "
-            f"{percent(speed.others_fraction or 0.0)} of the CPU meanwhile, and may be the cause. {QUIETER} "
-            f"{hint}".strip()
-        )
-    return undecided(
-        f"{speed.words}; the goal is {factor(wanted)}×: the measurement leaves open whether it is reached. {QUIETER}"
-    )
+    goal = f"{speed.words}; the goal is {factor(wanted)}×"
+    if high >= wanted:
+        return undecided(f"{goal}: the measurement leaves open whether it is reached. {QUIETER}")
+    others = speed.others_fraction or 0.0
+    if others >= LEAST_OTHERS:
+        took = f"But other programs took {percent(others)} of the CPU meanwhile, and may be the cause."
+        return undecided(f"{goal}. {took} {QUIETER} {hint}".strip())
+    return wrong(f"{goal}. {hint}".strip())
 
 
-class _Others:
-    """What other programs take of the cores from here on."""
-
-    def __init__(self) -> None:
-        self._clock = MachineClock()
-        self._began_s, self._began = time.monotonic(), self._clock.read()
-
-    def fraction(self) -> float | None:
-        """Of the usable cores, until now; None: not measurable."""
-        passed_s, now = time.monotonic() - self._began_s, self._clock.read()
-        if min(now.others_cpu_ns, self._began.others_cpu_ns) == -1 or passed_s < _SHORTEST_S:
-            return None
-        cores = len(os.sched_getaffinity(0))
-        return max(0.0, (now.others_cpu_ns - self._began.others_cpu_ns) / 1e9 / passed_s / cores)
-
-
-def wait_for_gpu() -> None:
-    """Until it has done all that was launched; where there is one."""
-    import torch
-
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+def check_speed(
+    before: Callable[[], object],
+    after: Callable[[], object],
+    wanted: float,
+    *,
+    good: str = "",
+    hint: str = "",
+    pairs: int = PAIRS,
+    budget_s: float = BUDGET_S,
+) -> Checked:
+    """Whether `after` has a speedup of at least `wanted` over `before`, each run in turn."""
+    speed = time_pairs(seconds_of(before), seconds_of(after), pairs=pairs, budget_s=budget_s)
+    return judge_speed(speed, wanted, good=good, hint=hint)

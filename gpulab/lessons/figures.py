@@ -1,9 +1,6 @@
-"""Figures that explain: lanes of work over time, drawn from figures that the lesson gives, and labelled as a model.
+"""Figures of the lessons: a frame with its labels, rows of bars, and sliders by which a model is turned.
 
-And what all figures of the lessons share; and sliders, by which a model is turned by hand.
-
-
-What the lessons' figures share: matplotlib's defaults for their length, and text that is shown as it is.
+A figure of a model or of a formula says so in a note, so that nobody takes it for a measurement.
 """
 
 from __future__ import annotations
@@ -12,139 +9,186 @@ import base64
 import io
 import textwrap
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from msgspec import Struct, field
+from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.formatting import percent, plural
+from gpulab.formatting import percent
 from gpulab.views.wording import PARTS, plain
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.patches import Patch
 
-Kind = Literal["compute", "load", "wait", "launch", "copy", "communicate"]
-
-COLOURS: dict[Kind, str] = {  # those of the report, where it has the same thing
-    "compute": PARTS["compute"].colour,
-    "load": "#6C7A89",
-    "wait": PARTS["data_wait"].colour,
-    "launch": PARTS["launch"].colour,
-    "copy": PARTS["memcpy"].colour,
-    "communicate": PARTS["communication"].colour,
-}
-MEANINGS: dict[Kind, str] = {  # in a figure of steps
-    "compute": "computing",
-    "load": "loading a batch",
-    "wait": "waiting",
-    "launch": "launching a kernel",
-    "copy": "copying",
-    "communicate": "exchanging between devices",
-}
-STEP_UNITS = ("ms", "µs")  # in another unit a figure is no figure of steps
-WIDTH_IN, LANE_IN, MARGIN_IN, LEGEND_IN = 8.0, 0.42, 0.95, 0.25
+FONT = "DejaVu Sans"  # comes with matplotlib, so that the picture is the same everywhere
+_UNKNOWN_GLYPH = "\u25a1"
+BLUE, ORANGE, GREEN = (PARTS[part].colour for part in ("compute", "data_wait", "communication"))
+GREY, PALE, GRID = "#555555", "#BBBBBB", "#DDDDDD"
 A_MODEL = "a model, not a measurement"
+BARE = ("top", "right", "left")  # the sides without a line in a figure of rows
 
 Setting = TypeVar("Setting", bound=Struct)
 
 
 @contextmanager
-def plot(
-    width_in: float, height_in: float, title: str = "", x: str = "", y: str = "", *, note: str = "", bare: str = ""
-) -> Iterator[tuple[Figure, Axes]]:
-    """A figure to draw into, with these labels; `note`: above it at the right, `bare`: its sides without a line."""
+def own_style() -> Iterator[None]:
+    """Draw with matplotlib's defaults, whatever style the user has set, and put theirs back."""
+    import matplotlib as mpl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
+        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
+        with mpl.rc_context(defaults):
+            yield
+
+
+def ink(text: str) -> str:
+    """Text as matplotlib shall draw it: no formula between dollar signs, no control character, no missing glyph."""
+    from matplotlib import font_manager
+
+    font = font_manager.get_font(font_manager.findfont(FONT))
+    glyphs = (c if font.get_char_index(ord(c)) else _UNKNOWN_GLYPH for c in plain(text))
+    return "".join(glyphs).replace("$", r"\$")
+
+
+def ink_lines(text: str, width: int, most: int) -> list[str]:
+    """Text wrapped to at most `most` lines of `width` characters; what does not fit is shown by an ellipsis."""
+    return [ink(line) for line in textwrap.wrap(plain(text), width, max_lines=most, placeholder=" …")]
+
+
+@contextmanager
+def panels(count: int, width_in: float, height_in: float) -> Iterator[tuple[Figure, list[Axes]]]:
+    """A figure with so many axes side by side, in matplotlib's own style whatever the notebook has set."""
     from matplotlib.figure import Figure
 
     with own_style():
         figure = Figure(figsize=(width_in, height_in), dpi=90, layout="constrained")
-        axes = figure.add_subplot()
+        yield figure, [figure.add_subplot(1, count, place) for place in range(1, count + 1)]
+
+
+@contextmanager
+def plot(
+    width_in: float,
+    height_in: float,
+    title: str = "",
+    x: str = "",
+    y: str = "",
+    *,
+    note: str = "",
+    bare: Sequence[str] = (),
+    log: Mapping[str, int] | None = None,
+    ticks: Sequence[int] = (),
+    legend: Mapping[str, Any] | None = None,
+) -> Iterator[tuple[Figure, Axes]]:
+    """A figure to draw into, with these labels; `note` stands above it at the right, `bare` sides have no line.
+
+    `log`: the base by axis, "x" or "y", and a grid; `ticks`: of x, as plain numbers. `legend`: where it is, as
+    `Axes.legend` has it; one "outside" is below the axes.
+    """
+    with panels(1, width_in, height_in) as (figure, (axes,)):
         axes.set_title(title, loc="left", size=10)
         axes.set_xlabel(x, size=9)
         axes.set_ylabel(y, size=9)
         if note:
             axes.text(1, 1.02, note, transform=axes.transAxes, ha="right", size=8, color=GREY)
-        for side in bare.split():
+        for side in bare:
             axes.spines[side].set_visible(False)
         yield figure, axes
+        for name, base in (log or {}).items():
+            axis = getattr(axes, f"{name}axis")
+            axis._set_axes_scale("log", base=base)
+            axis.set_major_formatter("{x:g}")
+        if log:
+            axes.grid(color=GRID, lw=0.6, which="major")
+        if ticks:
+            axes.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
+        if legend is not None:
+            outside = str(legend.get("loc", "")).startswith("outside")
+            (figure if outside else axes).legend(**{"fontsize": 8, "frameon": False, **legend})
 
 
-class Block(Struct, frozen=True):
-    """One piece of work in a lane; all times in the same unit."""
+class Bar(Struct, frozen=True):
+    """A part of a row, in the unit of its figure. `label` stands in it, in `ink`; `hatch`: it is not certain."""
 
     start: float
     length: float
-    kind: Kind
+    colour: str
     label: str = ""
-
-    @property
-    def end(self) -> float:
-        return self.start + self.length
+    ink: str = "white"
+    hatch: str = ""
 
 
-class Lane(Struct):
-    """What is done one piece after the other. `free`: when the last one ends."""
+class Row(Struct, frozen=True):
+    """A row of a figure from its bars; `words` stand behind the last one."""
 
-    blocks: list[Block] = field(default_factory=list)
-    free: float = 0.0
-
-    def add(self, length: float, kind: Kind, label: str = "", ready: float = 0.0) -> float:
-        """Begin when it is `ready` and the one before has ended; gives the end."""
-        start = max(ready, self.free)
-        self.blocks.append(Block(start, length, kind, label))
-        self.free = start + length
-        return self.free
-
-    def wait(self, until: float) -> None:
-        """Do nothing up to then."""
-        if until > self.free + 1e-9:
-            self.add(until - self.free, "wait")
+    name: str
+    bars: Sequence[Bar] = ()
+    words: str = ""
 
 
-def draw_lanes(
-    lanes: Sequence[tuple[str, Sequence[Block]]],
+def stacked(lengths: Iterable[tuple[float, str]], start: float = 0.0) -> list[Bar]:
+    """One bar after the other, each by its length and colour."""
+    bars: list[Bar] = []
+    for length, colour in lengths:
+        bars.append(Bar(bars[-1].start + bars[-1].length if bars else start, length, colour))
+    return bars
+
+
+def shortened(name: str, most: int) -> str:
+    """As much of a name as so many letters hold."""
+    return name if len(name) <= most else f"{name[: most - 1]}…"
+
+
+def share_row(name: str, share: float | None, colour: str, why: str, *, whole: float = 1.0, hatch: str = "") -> Row:
+    """A bar of a share, 0 to 1, on an axis up to `whole`, with its figure; where there is none, `why` in its place."""
+    if share is None:
+        return Row(name, (), why)
+    length, words = min(share, 1.0), percent(share)
+    if length < 0.8:
+        return Row(name, [Bar(0.0, whole * length, colour, hatch=hatch)], words)
+    return Row(name, [Bar(0.0, whole * length, colour, words, "black" if hatch or colour == PALE else "white", hatch)])
+
+
+def fill_rows(axes: Axes, rows: Sequence[Row], *, height: float = 0.72, size: float = 8) -> None:
+    """Draw the rows, the first at the top."""
+    for at, row in enumerate(rows):
+        for bar in row.bars:
+            axes.barh(at, bar.length, height, left=bar.start, color=bar.colour, hatch=bar.hatch, edgecolor="white")
+            if bar.label:
+                middle = bar.start + bar.length / 2
+                axes.text(middle, at, bar.label, ha="center", va="center", color=bar.ink, size=size)
+        if row.words:
+            end = max((bar.start + bar.length for bar in row.bars), default=0.0)
+            axes.annotate(row.words, (end, at), (4, 0), textcoords="offset points", va="center", size=size)
+    axes.set_yticks(range(len(rows)), [row.name for row in rows], size=9)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.tick_params(length=0, labelsize=9)
+
+
+def draw_rows(
+    rows: Sequence[Row],
     title: str,
+    x: str = "",
     *,
-    unit: str = "ms",
-    meanings: Mapping[Kind, str] | None = None,
+    note: str = "",
+    legend: Mapping[str, str] | None = None,
+    row_in: float = 0.42,
+    size: float = 8,
 ) -> Figure:
-    """A figure with one lane per row, from top to bottom; it says that it is a model, not a measurement.
-
-    `meanings`: what the legend calls each colour, those without a word are left out; None: the usual words in a figure
-    of steps, else no legend.
-    """
-    usual = MEANINGS if unit in STEP_UNITS else {}
-    shown = _legend(lanes, usual if meanings is None else meanings)
-    height_in = LANE_IN * len(lanes) + MARGIN_IN + (LEGEND_IN if shown else 0)
-    with plot(WIDTH_IN, height_in, title, unit, note=A_MODEL, bare="top right left") as (figure, axes):
-        for row, (_, blocks) in enumerate(lanes):
-            for block in blocks:
-                axes.broken_barh(
-                    [(block.start, block.length)], (row - 0.36, 0.72), facecolors=COLOURS[block.kind], edgecolor="white"
-                )
-                if block.label:
-                    colour = "white" if block.kind in ("compute", "load", "communicate") else "black"
-                    middle = block.start + block.length / 2
-                    axes.text(middle, row, block.label, ha="center", va="center", color=colour, size=8)
-        axes.set_yticks(range(len(lanes)), [name for name, _ in lanes])
-        axes.invert_yaxis()
-        axes.tick_params(length=0, labelsize=9)
-        if shown:
-            figure.legend(
-                handles=shown, loc="outside lower center", ncols=len(shown), frameon=False, fontsize=8, handlelength=1.2
-            )
-    return figure
-
-
-def _legend(lanes: Sequence[tuple[str, Sequence[Block]]], meanings: Mapping[Kind, str]) -> list[Patch]:
-    """A patch for each kind that the lanes have and that has a meaning, in the order of the colours."""
+    """A figure of rows alone; `legend`: what each colour means, by the meaning."""
     from matplotlib.patches import Patch
 
-    kinds = {block.kind for _, blocks in lanes for block in blocks}
-    return [Patch(color=COLOURS[kind], label=meanings[kind]) for kind in COLOURS if kind in kinds & meanings.keys()]
+    height_in = row_in * len(rows) + (1.2 if legend else 0.95)
+    with plot(8, height_in, title, x, note=note, bare=BARE) as (figure, axes):
+        fill_rows(axes, rows, size=size)
+        if legend:
+            patches = [Patch(color=colour, label=meaning) for meaning, colour in legend.items()]
+            look = {"ncols": 4, "frameon": False, "fontsize": 8, "handlelength": 1.2}
+            figure.legend(handles=patches, loc="outside lower center", **look)
+    return figure
 
 
 def png(figure: Figure) -> bytes:
@@ -152,53 +196,6 @@ def png(figure: Figure) -> bytes:
     with own_style(), io.BytesIO() as file:
         figure.savefig(file, format="png", facecolor="white")
         return file.getvalue()
-
-
-def loading_lanes(load: float, compute: float, workers: int, steps: int = 4) -> list[tuple[str, list[Block]]]:
-    """The lanes of a training whose batches take `load` each, computed on for `compute` each; 0 workers: in turn.
-
-    Workers have a core each and make whole batches in turn; definitions.md, "Feeding".
-    """
-    training, *of_workers = lanes = [Lane() for _ in range(1 + workers)]
-    for step in range(steps):
-        loading = of_workers[step % workers] if workers else training
-        training.wait(loading.add(load, "load", str(step)))
-        training.add(compute, "compute", str(step))
-    names = ["training", *(f"worker {number}" for number in range(1, 1 + workers))]
-    return [(name, lane.blocks) for name, lane in zip(names, lanes, strict=True)]
-
-
-class Loading(Struct, frozen=True):
-    """A DataLoader: to load a batch, to compute on it, and worker processes."""
-
-    load_ms: int = 30
-    compute_ms: int = 10
-    workers: int = 2
-
-    @property
-    def step_ms(self) -> float:
-        """definitions.md, "Feeding", without handing over and with cores enough."""
-        if not self.workers:
-            return self.load_ms + self.compute_ms
-        return max(self.compute_ms, self.load_ms / self.workers)
-
-
-def draw_loading(setting: Loading) -> Figure:
-    """The training and its workers over six steps."""
-    lanes = loading_lanes(setting.load_ms, setting.compute_ms, setting.workers, steps=6)
-    busy = setting.compute_ms / setting.step_ms
-    per_step = f"{setting.step_ms:.0f} ms per step, the device computes {percent(busy)} of it"
-    return draw_lanes(lanes, f"{plural(setting.workers, 'worker')}: {per_step}")
-
-
-def turn_loading() -> ByHand | Figure:
-    """Sliders for the model; without ipywidgets the drawing of the first setting."""
-    sliders = {
-        "workers": ("workers", 0, 6, 1),
-        "load_ms": ("load ms", 1, 60, 1),
-        "compute_ms": ("compute ms", 1, 60, 1),
-    }
-    return by_hand(draw_loading, Loading(), sliders)
 
 
 class ByHand:
@@ -241,39 +238,8 @@ def by_hand(
         low, high, step = range_
         return kind(value=value, min=low, max=high, step=step, description=label, continuous_update=False)
 
-    def shown(**values: Any) -> None:
+    def redraw(**values: Any) -> None:
         display(draw(replace(first, **values)))  # type: ignore[no-untyped-call]
 
     controls = {name: control(getattr(first, name), *words) for name, words in sliders.items()}
-    return ByHand(widgets.interactive(shown, **controls), lambda: draw(first))
-
-
-FONT = "DejaVu Sans"  # comes with matplotlib, so that the picture is the same everywhere
-GREY = "#555555"
-_UNKNOWN_GLYPH = "\u25a1"
-
-
-@contextmanager
-def own_style() -> Iterator[None]:
-    """Draw with matplotlib's defaults, whatever style the user has set, and put theirs back."""
-    import matplotlib as mpl
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", mpl.MatplotlibDeprecationWarning)
-        defaults = {k: v for k, v in mpl.rcParamsDefault.items() if not k.startswith("backend")}
-        with mpl.rc_context(defaults):
-            yield
-
-
-def ink(text: str) -> str:
-    """Text as matplotlib shall draw it: no formula between dollar signs, no control character, no missing glyph."""
-    from matplotlib import font_manager
-
-    font = font_manager.get_font(font_manager.findfont(FONT))
-    glyphs = (c if font.get_char_index(ord(c)) else _UNKNOWN_GLYPH for c in plain(text))
-    return "".join(glyphs).replace("$", r"\$")
-
-
-def ink_lines(text: str, width: int, most: int) -> list[str]:
-    """Text wrapped to at most `most` lines of `width` characters; what does not fit is shown by an ellipsis."""
-    return [ink(line) for line in textwrap.wrap(plain(text), width, max_lines=most, placeholder=" …")]
+    return ByHand(widgets.interactive(redraw, **controls), lambda: draw(first))

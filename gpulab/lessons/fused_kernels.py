@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import dis
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,21 +18,23 @@ from torch.utils.flop_counter import flop_registry
 from gpulab.formatting import duration, percent, speedup
 from gpulab.lessons.check import (
     Checked,
-    NoAnswer,
+    Mistakes,
     Note,
     Table,
+    check_speed,
     exercise,
-    judge_speed,
+    fault,
     seconds_of,
     time_pairs,
     wait_for_gpu,
     wrong,
 )
-from gpulab.lessons.figures import GREY, Block, Lane, plot
+from gpulab.lessons.figures import BLUE, GREY, GRID, ORANGE, plot, shortened
 from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.lanes import Block, Lane
 from gpulab.lessons.measured import experiment_named
+from gpulab.lessons.training import default_device, forward_and_backward, gradients_of
 from gpulab.views.waiting import waiting
-from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,7 +48,6 @@ SHAPES = ((2, 2, 8, 4), (1, 3, 17, 8))  # batch, heads, tokens, numbers of a hea
 TIMED_SHAPE = (4, 4, 256, 32)
 TOLERANCE = 1e-9  # in double precision
 PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
-_NOTHING = {"RESUME", "NOP", "LOAD_CONST", "RETURN_VALUE", "RETURN_CONST"}  # what a body of dots is compiled to
 _LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
 _NAMED_SHARE, _MOST_NAMED, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
 _GAP_PX = 3
@@ -66,23 +66,20 @@ def one_operator(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return functional.scaled_dot_product_attention(query, key, value, is_causal=True)
 
 
-def attention_lanes(
-    sequences: int = 8, heads: int = 4, tokens: int = 256, size: int = 16
-) -> list[tuple[str, list[Block]]]:
-    """MB of 32-bit numbers that a layer's attention reads and writes, forward: a model, in which caches hold nothing.
+def attention_lanes(sequences: int = 8, heads: int = 4, tokens: int = 256, size: int = 16) -> dict[str, list[Block]]:
+    """MB of 32-bit numbers that a layer's attention reads and writes, forward, where caches hold nothing.
 
     Each operator reads its inputs once and writes its result once. The matrix of scores has a number for each pair of
     tokens; query, key, value and the result have `size` for each token.
     """
     scores = sequences * heads * tokens * tokens * 4 / 1e6
     small = sequences * heads * tokens * size * 4 / 1e6
-    of_scores = ((scores, "product"), (2 * scores, "scale and mask"), (2 * scores, "softmax"), (scores, "product"))
     lane = Lane()
     lane.add(2 * small, "compute")
-    for length, label in of_scores:
-        lane.add(length, "wait", label)
+    for count, label in ((1, "product"), (2, "scale and mask"), (2, "softmax"), (1, "product")):
+        lane.add(count * scores, "wait", label)
     lane.add(2 * small, "compute")
-    return [("four operators", lane.blocks), ("one operator", [Block(0.0, 4 * small, "compute")])]
+    return {"four operators": lane.blocks, "one operator": [Block(0.0, 4 * small, "compute")]}
 
 
 class Layer(nn.Module):
@@ -154,6 +151,10 @@ class OperatorUse(Struct, frozen=True):
         """FLOP per byte read or written."""
         return self.flops / self.bytes if self.bytes else 0.0
 
+    @property
+    def gflops_per_s(self) -> float:
+        return self.flops / self.seconds / 1e9
+
 
 class OperatorMeter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, time, FLOP and bytes of every operator are added up. Small operators look slower than they are."""
@@ -213,8 +214,10 @@ def measured_peak(device: torch.device) -> Peak:
         a, b = (torch.randn(PEAK_SIZE, PEAK_SIZE, device=device) for _ in range(2))
         source = torch.zeros(COPIED_BYTES // 4, device=device)
         target = torch.empty_like(source)
-        product_s = _best(lambda: torch.mm(a, b))
-        copy_s = _best(lambda: target.copy_(source))
+        product_s, copy_s = (
+            min(seconds_of(work)() for _ in range(1 + REPEATS))
+            for work in (lambda: torch.mm(a, b), lambda: target.copy_(source))
+        )
     return Peak(2 * PEAK_SIZE**3 / product_s, 2 * COPIED_BYTES / copy_s)
 
 
@@ -227,18 +230,23 @@ def draw_roofline(uses: Sequence[OperatorUse], peak: Peak) -> Figure:
     low, high = min(*intensities, peak.ridge) / 4, max(*intensities, peak.ridge) * 4
     title = "your operators under the roof that this device reached"
     with plot(8, 4, title, "FLOP per byte read or written", "GFLOP/s") as (figure, axes):
-        roof = [low, peak.ridge, high]
-        axes.plot(roof, [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9], color=GREY, lw=2)
+        roof = [low * peak.bytes / 1e9, peak.flops / 1e9, peak.flops / 1e9]
+        axes.plot([low, peak.ridge, high], roof, color=GREY, lw=2)
         for use in drawn:
-            share = use.seconds / step_s
-            colour = PARTS["compute"].colour if use.intensity >= peak.ridge else PARTS["data_wait"].colour
-            axes.scatter([use.intensity], [_rate(use)], s=_area(share), color=colour, alpha=0.6, linewidths=0)
+            colour = BLUE if use.intensity >= peak.ridge else ORANGE
+            area = _area(use.seconds / step_s)
+            axes.scatter([use.intensity], [use.gflops_per_s], s=area, color=colour, alpha=0.6, linewidths=0)
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.margins(y=0.12)
-        axes.grid(color="#DDDDDD", lw=0.5, which="major")
+        axes.grid(color=GRID, lw=0.5, which="major")
         _name_dots(axes, drawn, step_s)
     return figure
+
+
+def _area(share: float) -> float:
+    """Of an operator's dot, in square points."""
+    return 30 + 1500 * share
 
 
 def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
@@ -252,7 +260,7 @@ def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
     figure = axes.get_figure(root=True)
     assert figure is not None
     figure.draw_without_rendering()  # before it no text has a size, and no point a place
-    points = [axes.transData.transform((use.intensity, _rate(use))) for use in drawn]
+    points = [axes.transData.transform((use.intensity, use.gflops_per_s)) for use in drawn]
     radii_px = [math.sqrt(_area(use.seconds / step_s)) / 2 * figure.dpi / 72 for use in drawn]
     dots = [Bbox.from_extents(x - r, y - r, x + r, y + r) for (x, y), r in zip(points, radii_px, strict=True)]
     names: list[Bbox] = []
@@ -260,7 +268,7 @@ def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
         share = use.seconds / step_s
         if share < _NAMED_SHARE:
             break
-        label = f"{_short(use.name)} {percent(share)}"
+        label = f"{shortened(use.name.removeprefix('aten.'), _LONGEST_NAME)} {percent(share)}"
         sample = axes.text(0, 0, label, size=8, transform=axes.transAxes)
         place = _beside(dot, sample.get_window_extent(), dots, names, axes.bbox)
         sample.remove()
@@ -269,7 +277,7 @@ def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
         line["relpos"] = (0 if place.x0 > x else 1, 0.5)
         axes.annotate(
             label,
-            (use.intensity, _rate(use)),
+            (use.intensity, use.gflops_per_s),
             xytext=((place.x0 - x) * 72 / figure.dpi, (place.y0 - y) * 72 / figure.dpi),
             textcoords="offset points",
             va="bottom",
@@ -310,21 +318,6 @@ def _free_place(wanted: Bbox, taken: Sequence[Bbox], inside: Bbox) -> Bbox | Non
     return None
 
 
-def _short(name: str) -> str:
-    words = name.removeprefix("aten.")
-    return words if len(words) <= _LONGEST_NAME else f"{words[: _LONGEST_NAME - 1]}…"
-
-
-def _rate(use: OperatorUse) -> float:
-    """GFLOP/s."""
-    return use.flops / use.seconds / 1e9
-
-
-def _area(share: float) -> float:
-    """Of an operator's dot, in square points."""
-    return 30 + 1500 * share
-
-
 def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:
     """The operators that take longest."""
     step_s = sum(use.seconds for use in uses)
@@ -334,11 +327,6 @@ def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:
         spent = duration(1e6 * use.seconds)
         lines.append(f"{use.name[:42]:42} {use.calls:5} {spent:>9} {share:>6} {use.intensity:14.2f}")
     return Table(tuple(lines))
-
-
-def _best(work: Callable[[], object]) -> float:
-    work()
-    return min(seconds_of(work)() for _ in range(REPEATS))
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
@@ -354,8 +342,7 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
 
     Where this machine cannot compile (the CPU needs a C++ compiler), a sentence says so.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    x = torch.randn(size, device=device)
+    x = torch.randn(size, device=default_device())
     compiled = torch.compile(_chain, dynamic=False)
     began = time.perf_counter()
     try:
@@ -392,36 +379,60 @@ def swaps_table(names: Mapping[str, str]) -> Table:
 # -- the exercise ------------------------------------------------------------------------------------------------------
 
 
+ATTENTION_MISTAKES: Mistakes = (
+    (
+        "Every token sees the tokens that come after it: the mask is missing. Which argument makes it causal?",
+        lambda query, key, value: functional.scaled_dot_product_attention(query, key, value),
+    ),
+    (
+        "The scores are not divided by the square root of a head's size: leave scale alone.",
+        lambda query, key, value: one_operator(query * math.sqrt(query.shape[-1]), key, value),
+    ),
+    (
+        "The scores are divided by the square root of a head's size twice: leave scale alone.",
+        lambda query, key, value: one_operator(query / math.sqrt(query.shape[-1]), key, value),
+    ),
+    (
+        "Heads and tokens are exchanged: it attends over the second last dimension, which must be that of the tokens.",
+        lambda *inputs: one_operator(*(x.transpose(1, 2) for x in inputs)).transpose(1, 2),
+    ),
+    ("query and key are exchanged.", lambda query, key, value: one_operator(key, query, value)),
+)
+
+
 @exercise()
 def check_attention(my_attention: Any) -> Checked:
     """Whether `my_attention(query, key, value)` is the four operators' causal attention, and faster."""
-    if _is_empty(my_attention):
-        raise NoAnswer
-    if not callable(my_attention):
-        return wrong(f"That is a {type(my_attention).__name__}; expected a function of query, key and value.")
-    for shape in SHAPES:
-        problem = _difference(my_attention, shape)
-        if problem:
-            return wrong(problem)
-    query, key, value = _inputs(TIMED_SHAPE, torch.float32)
-    speed = time_pairs(
-        seconds_of(lambda: _forward_and_backward(four_operators, query, key, value)),
-        seconds_of(lambda: _forward_and_backward(my_attention, query, key, value)),
-        pairs=9,
+    cases = [tuple(_inputs(shape, torch.float64)) for shape in SHAPES]
+    otherwise = (
+        "Its results differ from those of the four operators, in another way than a missing mask or another scale."
     )
-    return judge_speed(
-        speed,
+    if words := fault(
+        my_attention, four_operators, cases, ATTENTION_MISTAKES, otherwise=otherwise, form=_form, same=_same
+    ):
+        return wrong(words)
+    for inputs in cases:
+        mine, wanted = (gradients_of(attention(*inputs), inputs) for attention in (my_attention, four_operators))
+        for name, gradient, right_one in zip(("query", "key", "value"), mine, wanted, strict=True):
+            if gradient is None:
+                return wrong(
+                    f"The results are right, but {name} gets no gradient, so nothing before it would learn. Is "
+                    "something detached, or inside torch.no_grad()?"
+                )
+            if not _same(gradient, right_one):
+                return wrong(f"The results are right, but the gradient of {name} is not that of the four operators.")
+    inputs = tuple(_inputs(TIMED_SHAPE, torch.float32))
+    return check_speed(
+        lambda: forward_and_backward(four_operators, *inputs),
+        lambda: forward_and_backward(my_attention, *inputs),
         WANTED,
         good="Results and gradients are the same.",
         hint="The results are right. Is it one call of PyTorch, or are scores still written to memory?",
+        pairs=9,
     )
 
 
-def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
-    """What is wrong with its results for inputs of this shape; empty where they are right."""
-    query, key, value = _inputs(shape, torch.float64)
-    wanted = four_operators(query, key, value)
-    got: object = attention(query, key, value)
+def _form(got: object, wanted: Tensor) -> str:
     if not isinstance(got, Tensor):
         return f"It gives a {type(got).__name__}; expected a tensor: does the function return its result?"
     if got.shape != wanted.shape:
@@ -429,69 +440,16 @@ def _difference(attention: Attention, shape: tuple[int, int, int, int]) -> str:
             f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as value has: "
             "[batch, heads, tokens, numbers of a head]."
         )
-    if _same(got, wanted):
-        return _gradient_difference(got, wanted, {"query": query, "key": key, "value": value})
-    for words, other in _mistakes(query, key, value):
-        if _same(got, other):
-            return words
-    return "Its results differ from those of the four operators, in another way than a missing mask or another scale."
-
-
-def _gradient_difference(got: Tensor, wanted: Tensor, inputs: Mapping[str, Tensor]) -> str:
-    """What is wrong with the gradients of a right result; empty where a model would train with it."""
-    weights = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1), dtype=wanted.dtype)
-    right_ones = torch.autograd.grad((wanted * weights).sum(), list(inputs.values()))
-    mine: Sequence[Tensor | None] = [None] * len(inputs)
-    if got.requires_grad:
-        mine = torch.autograd.grad((got * weights).sum(), list(inputs.values()), allow_unused=True)
-    for name, gradient, right_one in zip(inputs, mine, right_ones, strict=True):
-        if gradient is None:
-            return (
-                f"The results are right, but {name} gets no gradient, so nothing before it would learn. Is something "
-                "detached, or inside torch.no_grad()?"
-            )
-        if not _same(gradient, right_one):
-            return f"The results are right, but the gradient of {name} is not that of the four operators."
     return ""
 
 
-def _mistakes(query: Tensor, key: Tensor, value: Tensor) -> Iterator[tuple[str, Tensor]]:
-    attend = functional.scaled_dot_product_attention
-    yield (
-        "Every token sees the tokens that come after it: the mask is missing. Which argument makes it causal?",
-        attend(query, key, value),
-    )
-    unscaled = "The scores are not divided by the square root of a head's size, or twice: leave scale alone."
-    yield unscaled, attend(query, key, value, is_causal=True, scale=1.0)
-    yield unscaled, attend(query, key, value, is_causal=True, scale=1 / query.shape[-1])
-    turned = (query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2))
-    yield (
-        "Heads and tokens are exchanged: it attends over the second last dimension, which must be that of the tokens.",
-        attend(turned[0], turned[1], turned[2], is_causal=True).transpose(1, 2),
-    )
-    yield "query and key are exchanged.", attend(key, query, value, is_causal=True)
-
-
-def _same(a: Tensor, b: Tensor) -> bool:
+def _same(a: Any, b: Any) -> bool:
     return a.shape == b.shape and torch.allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE)
 
 
 def _inputs(shape: tuple[int, int, int, int], dtype: torch.dtype) -> list[Tensor]:
     random = torch.Generator().manual_seed(0)
     return [torch.randn(shape, generator=random, dtype=dtype).requires_grad_() for _ in range(3)]
-
-
-def _forward_and_backward(attention: Attention, query: Tensor, key: Tensor, value: Tensor) -> None:
-    for tensor in (query, key, value):
-        tensor.grad = None
-    total = attention(query, key, value).sum()
-    torch.autograd.backward(total)
-
-
-def _is_empty(function: object) -> bool:
-    """Its body is still the dots: it returns a constant and does nothing else."""
-    code = getattr(function, "__code__", None)
-    return code is not None and {step.opname for step in dis.get_instructions(code)} <= _NOTHING
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -504,4 +462,3 @@ QUESTIONS: Mapping[str, Question] = {
         "What speedup of the whole step does a fused optimizer give?", "fused-optimizer", "with a fused optimizer"
     ),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"attention": check_attention}

@@ -8,14 +8,24 @@ from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gpulab.formatting import plural
-from gpulab.lessons.check import Checked, NoAnswer, exercise, judge_speed, right, seconds_of, time_pairs, wrong
+from gpulab.lessons.check import (
+    Checked,
+    check_speed,
+    exercise,
+    fault,
+    first_fault,
+    right,
+    wrong,
+)
 from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.training import forward_and_backward, gradients_of, seeded, weights_of
 
 WANTED = 2.0  # speedup: some hundred small operators against a handful
 SAMPLES, POINTS = 64, 16
@@ -58,12 +68,37 @@ def as_given(points: Tensor, centre: Tensor) -> Tensor:
 # -- exercise 1: few large operators -----------------------------------------------------------------------------------
 
 
+def _squares(points: Tensor, centre: Tensor) -> Tensor:
+    return ((points - centre) ** 2).sum(-1)
+
+
 @exercise()
 def check_distances(my_distances: Any) -> Checked:
     """Whether `my_distances(points, centre)` is what `as_given` computes, with its gradient, and faster."""
-    for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2)):
-        if hint := _difference(my_distances, shape):
-            return wrong(hint)
+    cases = [_points(shape, torch.float64) for shape in ((3, 5, 2), (1, 1, 2), (7, 2, 2))]
+    if words := fault(
+        my_distances,
+        as_given,
+        cases,
+        (
+            ("That is the sum of the distances; expected their mean.", lambda *of: _squares(*of).sqrt().sum(-1)),
+            ("The square root is missing.", lambda *of: _squares(*of).mean(-1)),
+            (
+                "The root is taken of the mean; expected the mean of the roots.",
+                lambda *of: _squares(*of).mean(-1).sqrt(),
+            ),
+        ),
+        otherwise="Its values differ from those of the given function: try both on two points.",
+        form=_form,
+        same=torch.allclose,
+    ):
+        return wrong(words)
+    for case in cases:
+        (gradient,), (wanted,) = (gradients_of(function(*case), case[:1]) for function in (my_distances, as_given))
+        if gradient is None or wanted is None:
+            return wrong("There is no gradient of the points: was the tensor detached, or taken to NumPy?")
+        if not torch.allclose(gradient, wanted):
+            return wrong("The values are right, their gradients are not.")
     points, centre = _points((SAMPLES, POINTS, 2), torch.float32)
     with _Calls() as calls:
         my_distances(points, centre)
@@ -72,43 +107,24 @@ def check_distances(my_distances: Any) -> Checked:
             f"The values are right. It starts {calls.count:,} operators for {SAMPLES} samples of {POINTS} points, and "
             "a handful is enough: is there still a loop in Python? One operator can take all samples at once."
         )
-    speed = time_pairs(
-        seconds_of(lambda: _with_gradient(as_given, points, centre)),
-        seconds_of(lambda: _with_gradient(my_distances, points, centre)),
-    )
-    return judge_speed(
-        speed,
+    return check_speed(
+        lambda: forward_and_backward(as_given, points, centre),
+        lambda: forward_and_backward(my_distances, points, centre),
         WANTED,
         good=f"Values and gradients are the same, with {calls.count} operators.",
         hint="The values are right, and the operators few, but they do far more work than is needed.",
     )
 
 
-def _difference(mine: Any, shape: tuple[int, int, int]) -> str:
-    points, centre = _points(shape, torch.float64)
-    wanted = as_given(points, centre)
-    got = mine(points, centre)
-    if got is None:
-        raise NoAnswer
+def _form(got: object, wanted: Tensor) -> str:
     if not isinstance(got, Tensor):
         return f"It gives a {type(got).__name__}; expected a tensor."
     if got.shape != wanted.shape:
         return (
-            f"For points of the shape {list(shape)} it gives the shape {list(got.shape)}; expected "
-            f"{list(wanted.shape)}, one number per sample. Over which dimensions do you take the sum and the mean?"
+            f"It gives the shape {list(got.shape)}; expected {list(wanted.shape)}, one number per sample. Over which "
+            "dimensions do you take the sum and the mean?"
         )
-    if not torch.allclose(got, wanted):
-        if torch.allclose(got, wanted * shape[1]):
-            return "That is the sum of the distances; expected their mean."
-        if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1)):
-            return "The square root is missing."
-        if torch.allclose(got, ((points - centre) ** 2).sum(-1).mean(-1).sqrt()):
-            return "The root is taken of the mean; expected the mean of the roots."
-        return f"Its values differ: for the first sample {got[0].item():.6g} instead of {wanted[0].item():.6g}."
-    gradient, right_gradient = _gradient(mine, points, centre), _gradient(as_given, points, centre)
-    if gradient is None or right_gradient is None:
-        return "There is no gradient of the points: was the tensor detached, or taken to NumPy?"
-    return "" if torch.allclose(gradient, right_gradient) else "The values are right, their gradients are not."
+    return ""
 
 
 class _Calls(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -129,20 +145,6 @@ def _points(shape: tuple[int, int, int], dtype: torch.dtype) -> tuple[Tensor, Te
     return points, torch.tensor([0.5, -0.25], dtype=dtype)
 
 
-def _gradient(function: Any, points: Tensor, centre: Tensor) -> Tensor | None:
-    total = function(points, centre).sum()
-    if not total.requires_grad:
-        return None
-    (gradient,) = torch.autograd.grad(total, points)
-    return gradient
-
-
-def _with_gradient(function: Any, points: Tensor, centre: Tensor) -> None:
-    points.grad = None
-    total = function(points, centre).sum()
-    torch.autograd.backward(total)
-
-
 # -- exercise 2: no read in every step ---------------------------------------------------------------------------------
 
 
@@ -150,50 +152,54 @@ def _with_gradient(function: Any, points: Tensor, centre: Tensor) -> None:
 def check_loop(my_loop: Any) -> Checked:
     """Whether `my_loop(model, optimizer, batches, log)` logs the mean loss of every ten steps with one read each."""
     model, optimizer, batches = _small_training()
-    logs: list[object] = []
+    logs: list[Any] = []
     logged_at: list[int] = []  # after so many steps of the optimizer
-    done = [0]
-    optimizer.register_step_post_hook(lambda *_: done.append(len(done)))
+    steps: list[None] = []
+    optimizer.register_step_post_hook(lambda *_: steps.append(None))
 
     def log(value: object) -> None:
         logs.append(value)
-        logged_at.append(done[-1])
+        logged_at.append(len(steps))
 
     with _reads_counted() as reads:
         my_loop(model, optimizer, batches, log)
-    if not logs and not _moved(model):
-        raise NoAnswer
-    wanted, weights = _reference()
-    if len(logs) != STEPS // LOG_EVERY:
-        return wrong(
-            f"It logs {len(logs)} values for {STEPS} steps; expected {STEPS // LOG_EVERY}: the mean loss of "
-            f"every {LOG_EVERY} steps."
-        )
+    reference, reference_optimizer, _ = _small_training()
+    wanted: list[float] = []
+    given_loop(reference, reference_optimizer, batches, wanted.append)
     strange = next((value for value in logs if not isinstance(value, Real)), None)
-    if strange is not None:
-        kind = "tensors" if isinstance(strange, Tensor) else f"a {type(strange).__name__}"
-        return wrong(f"It logs {kind}. A log wants a number: read it once, when ten steps are over.")
-    if not torch.allclose(nn.utils.parameters_to_vector(model.parameters()), weights, rtol=1e-5, atol=1e-6):
-        return wrong("The weights are not what the given loop trains: every batch needs zero_grad, backward and step.")
-    values = torch.tensor([float(value) for value in logs if isinstance(value, Real)])
-    if not torch.allclose(values, wanted, rtol=1e-4):
-        return wrong(
-            f"The first value is {values[0]:.4f}, and the mean loss of the first ten steps is {wanted[0]:.4f}. "
-            "Is it the mean of all ten losses, not the last one alone? And is the sum set to zero after each log?"
-        )
-    if len(reads) > 2 * len(logs):
-        return wrong(
+    kind = "tensors" if isinstance(strange, Tensor) else f"a {type(strange).__name__}"
+    values = [float(value) for value in logs] if strange is None else []
+    late = [at for number, at in enumerate(logged_at, start=1) if at >= (number + 1) * LOG_EVERY]
+    faults = (
+        (
+            len(logs) != STEPS // LOG_EVERY,
+            f"It logs {len(logs)} values for {STEPS} steps; expected {STEPS // LOG_EVERY}: the mean loss of every "
+            f"{LOG_EVERY} steps.",
+        ),
+        (strange is not None, f"It logs {kind}. A log wants a number: read it once, when ten steps are over."),
+        (
+            not torch.allclose(weights_of(model), weights_of(reference), rtol=1e-5, atol=1e-6),
+            "The weights are not what the given loop trains: every batch needs zero_grad, backward and step.",
+        ),
+        (
+            not np.allclose(values, wanted, rtol=1e-4) if len(values) == len(wanted) else False,
+            f"The first value is {values[0] if values else 0.0:.4f}, and the mean loss of the first ten steps is "
+            f"{wanted[0]:.4f}. Is it the mean of all ten losses, not the last one alone? And is the sum set to zero "
+            "after each log?",
+        ),
+        (
+            len(reads) > 2 * len(logs),
             f"It reads numbers from the device {len(reads)} times ({', '.join(sorted(set(reads)))}) for {len(logs)} "
             "values. On a GPU each read waits until all launched kernels have ended. Add the losses up as tensors "
-            "(loss.detach()), and read the sum once."
-        )
-    late = [at for number, at in enumerate(logged_at, start=1) if at >= (number + 1) * LOG_EVERY]
-    if late:
-        return wrong(
-            f"The values are right, but one is logged only after {late[0]} steps. Log each as soon as its ten "
-            "steps are over."
-        )
-    return right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights, the same means.")
+            "(loss.detach()), and read the sum once.",
+        ),
+        (
+            bool(late),
+            f"The values are right, but one is logged only after {late[0] if late else 0} steps. Log each as soon as "
+            "its ten steps are over.",
+        ),
+    )
+    return first_fault(faults) or right(f"{plural(len(reads), 'read')} for {STEPS} steps, the same weights and means.")
 
 
 def given_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list[Any], log: Callable[..., Any]) -> None:
@@ -252,24 +258,10 @@ def _is_read(tensor: Tensor, arguments: tuple[Any, ...], options: Mapping[str, A
 
 
 def _small_training() -> tuple[nn.Module, torch.optim.Optimizer, list[tuple[Tensor, Tensor]]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         model = nn.Linear(4, 1)
         batches = [(torch.randn(8, 4), torch.randn(8, 1)) for _ in range(STEPS)]
     return model, torch.optim.SGD(model.parameters(), lr=0.05), batches
-
-
-def _reference() -> tuple[Tensor, Tensor]:
-    model, optimizer, batches = _small_training()
-    logs: list[float] = []
-    given_loop(model, optimizer, batches, logs.append)
-    return torch.tensor(logs), nn.utils.parameters_to_vector(model.parameters()).detach()
-
-
-def _moved(model: nn.Module) -> bool:
-    untouched, _, _ = _small_training()
-    now, before = (nn.utils.parameters_to_vector(m.parameters()) for m in (model, untouched))
-    return not torch.equal(now, before)
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -284,4 +276,3 @@ QUESTIONS: Mapping[str, Question] = {
         "with the metric in three operators",
     ),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"distances": check_distances, "loop": check_loop}

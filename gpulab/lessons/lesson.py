@@ -1,12 +1,7 @@
 """A lesson while it is worked on: asks for guesses, reveals what was measured, checks answers, keeps the progress.
 
-A lesson's module has its questions (`QUESTIONS`) and exercises (`EXERCISES`) by name. The parameters of an exercise's
-check are names of the notebook, so that a check that is run too early can say which cell comes first.
-
-
-A sentence after a cell that failed as cells do in every class: run too early, misspelt, a package missing.
-
-An answer that never ends must not take the check with it: a limit for what runs on the main thread.
+A lesson's module has its questions by name (`QUESTIONS`), and for each exercise a function `check_…`. The parameters of
+that are names of the notebook, so that a check that is run too early can say which cell comes first.
 """
 
 from __future__ import annotations
@@ -57,6 +52,12 @@ def shipped_figures() -> dict[str, dict[str, str]]:
     return msgspec.json.decode(SHIPPED.read_bytes(), type=dict[str, dict[str, str]])
 
 
+def exercises_of(entry: Entry) -> dict[str, Exercise]:
+    """The check of each exercise of a lesson: "one-step" is judged by its module's `check_one_step`."""
+    parts = importlib.import_module(f"gpulab.lessons.{entry.module}")
+    return {name: getattr(parts, f"check_{_identifier(name)}") for name in entry.exercises}
+
+
 class Lesson:
     """What `open_lesson` gives. `names` are those of the notebook."""
 
@@ -64,7 +65,7 @@ class Lesson:
         parts = importlib.import_module(f"gpulab.lessons.{entry.module}")
         self.entry = entry
         self.questions: Mapping[str, Question] = getattr(parts, "QUESTIONS", {})
-        self.exercises: Mapping[str, Exercise] = getattr(parts, "EXERCISES", {})
+        self.exercises: Mapping[str, Exercise] = exercises_of(entry)
         self._names = names
         who = learner()
         self.progress = progress if progress is not None else Progress(outlets=class_outlets(who))
@@ -133,7 +134,7 @@ class Lesson:
         """Check an answer: unanswered, wrong with what is wrong, undecided with why, or right. Never raises for one."""
         judge = _named(self.exercises, exercise, "exercise")
         checked = self._checked(judge, limit_s)
-        self._note(exercise, "check", checked.state, checked.guess, checked.measured)
+        self._note(exercise, "check", checked.state)
         return self._with_what_is_left(exercise, checked) if checked.state == "right" else checked
 
     def has(self, package: str) -> bool:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Callable, Iterable, Mapping
+from functools import wraps
 from itertools import permutations
+from typing import ParamSpec, TypeVar
 
 from msgspec import Struct
 
@@ -19,7 +21,7 @@ from gpulab.api.runs_command import runs
 from gpulab.errors import UsageError
 from gpulab.formatting import factor, percent, plural
 from gpulab.knobs.catalogue import KNOBS
-from gpulab.lessons.check import QUIETER, Checked, is_unanswered, right, unanswered, undecided, wrong
+from gpulab.lessons.check import QUIETER, Checked, Note, is_unanswered, right, unanswered, undecided, wrong
 from gpulab.options import is_quick
 from gpulab.run import Run
 from gpulab.thresholds import DEFAULT
@@ -41,6 +43,10 @@ MOST_PAIRS = 30  # as many as an experiment runs of itself
 AS_GOOD = 0.15  # a time longer by no more than this fraction is as good as the shortest
 
 
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
 def experiment_named(name: str, *, again_too: bool = False) -> Experiment | None:
     """The latest of that name; None where none ran in this process. `again_too`: also one that repeats it."""
     names = (name, f"{name}{AGAIN}") if again_too else (name,)
@@ -51,6 +57,39 @@ def experiment_named(name: str, *, again_too: bool = False) -> Experiment | None
 def run_named(name: str) -> Run | None:
     """The latest profiled run of that name of this process; None where none ran."""
     return next((run for run in reversed(runs.own) if run.settings.name == name), None)
+
+
+class NotMeasured(Exception):
+    """What a table or a figure shows has not been measured yet; the words say what to run."""
+
+
+def notes(show: Callable[Given, Result]) -> Callable[Given, Result | Note]:
+    """What a lesson shows, or a note in its place where it raises NotMeasured."""
+
+    @wraps(show)
+    def shown(*args: Given.args, **options: Given.kwargs) -> Result | Note:
+        try:
+            return show(*args, **options)
+        except NotMeasured as e:
+            return Note("Not measured.", str(e))
+
+    return shown
+
+
+def required_experiment(name: str) -> Experiment:
+    """The latest of that name that compared something. Raises NotMeasured."""
+    measured = experiment_named(name)
+    if measured is None or not measured.comparisons:
+        raise NotMeasured(f"There is no experiment {name!r} yet: run that cell first.")
+    return measured
+
+
+def required_run(name: str) -> Run:
+    """The latest of that name. Raises NotMeasured."""
+    run = run_named(name)
+    if run is None:
+        raise NotMeasured(f"There is no run {name!r} yet: run that cell first.")
+    return run
 
 
 def facts_named(name: str) -> Facts | None:
@@ -78,6 +117,12 @@ def faster_than(before: str, after: str) -> Faster | None:
         return None
     compared = compare_runs([first, second])
     return _faster(compared if isinstance(compared, Comparison) else None)
+
+
+def data_wait_share(run: Run | None) -> float | None:
+    """The share of a step, 0 to 1, that a run waited for data, as its report has it; None where it is not known."""
+    shares = facts(run).shares if run is not None else None
+    return None if shares is None else shares.share["data_wait"]
 
 
 def communicating_share(run: Run | None) -> float | None:

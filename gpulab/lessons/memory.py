@@ -9,15 +9,27 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from msgspec import Struct, field
+from msgspec.structs import replace
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from gpulab.formatting import duration, factor, size
-from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, seconds_of, time_pairs, wrong
-from gpulab.lessons.figures import A_MODEL, plot
+from gpulab.lessons.check import (
+    Checked,
+    Mistakes,
+    Table,
+    exercise,
+    fault,
+    right,
+    seconds_of,
+    time_pairs,
+    wrong,
+)
+from gpulab.lessons.figures import A_MODEL, BLUE, ORANGE, Row, draw_rows, stacked
 from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.training import bytes_of, default_device, forward_and_backward, seeded
 from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
 
@@ -25,7 +37,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 HALF = 0.6  # of the bytes kept as given: a right use of checkpointing keeps at most so much
-STEPS = 12
 
 
 class Block(nn.Module):
@@ -53,34 +64,25 @@ def deep_network(width: int = 128, depth: int = 8, *, checkpointing: bool = Fals
 # -- what fills it -----------------------------------------------------------------------------------------------------
 
 
-class StateBytes(Struct, frozen=True):
-    """What a training step keeps, in bytes; the activations are those that autograd keeps for the backward pass."""
+def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> dict[str, int]:
+    """What a training step keeps, in bytes: weights, gradients, optimizer, activations (kept for the backward pass).
 
-    weights: int
-    gradients: int
-    optimizer: int
-    activations: int
-
-    @property
-    def total(self) -> int:
-        return self.weights + self.gradients + self.optimizer + self.activations
-
-
-def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tensor, labels: Tensor) -> StateBytes:
-    """Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate."""
+    Measured in one step on these inputs; weights and optimizer are then as after a step without a learning rate.
+    """
     optimizer.zero_grad()
     kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))
     torch.autograd.backward(loss)
-    gradients = sum(_bytes(p.grad) for p in model.parameters() if p.grad is not None)
+    gradients = sum(bytes_of(p.grad) for p in model.parameters() if p.grad is not None)
     rates = [group["lr"] for group in optimizer.param_groups]
     for group in optimizer.param_groups:
         group["lr"] = 0.0
     optimizer.step()
     for group, rate in zip(optimizer.param_groups, rates, strict=True):
         group["lr"] = rate
-    of_optimizer = sum(_bytes(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
+    state = sum(bytes_of(v) for s in optimizer.state.values() for v in s.values() if isinstance(v, Tensor))
     optimizer.zero_grad()
-    return StateBytes(sum(map(_bytes, model.parameters())), gradients, of_optimizer, kept)
+    weights = sum(map(bytes_of, model.parameters()))
+    return {"weights": weights, "gradients": gradients, "optimizer": state, "activations": kept}
 
 
 def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
@@ -91,7 +93,7 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Te
     def keep(tensor: Tensor) -> Tensor:
         place = tensor.untyped_storage().data_ptr()
         if place not in weights:
-            kept[place] = max(kept.get(place, 0), _bytes(tensor))
+            kept[place] = max(kept.get(place, 0), bytes_of(tensor))
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
@@ -99,52 +101,40 @@ def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Te
     return sum(kept.values()), result
 
 
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _states(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> list[StateBytes]:
-    """Of a step with AdamW."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    device = next(model.parameters()).device
-    with waiting("counting the bytes of a step with each batch size"):
-        return [
-            state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
-            for count in batch_sizes
-        ]
+_measured: dict[str, float] = {}  # shares for the guesses
 
 
 def draw_state(model: nn.Module, data: Any, batch_sizes: Sequence[int]) -> Figure:
-    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations."""
-    states = _states(model, data, batch_sizes)
-    kinds = (
-        ("weights", "#4D4D4D"),
-        ("gradients", PARTS["optimizer"].colour),
-        ("optimizer", PARTS["data_wait"].colour),
-        ("activations", PARTS["compute"].colour),
-    )
-    with plot(8, 0.42 * len(states) + 1.2, "what one step keeps in memory", "MiB, measured") as (figure, axes):
-        left = [0.0] * len(states)
-        for name, colour in kinds:
-            widths = [getattr(state, name) / 2**20 for state in states]
-            axes.barh(range(len(states)), widths, left=left, color=colour, label=name)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.set_yticks(range(len(states)), [f"batch of {count}" for count in batch_sizes])
-        axes.invert_yaxis()
-        axes.legend(fontsize=8, frameon=False)
-    return figure
+    """What a step with AdamW keeps, by batch size, measured: bars of weights, gradients, optimizer and activations.
+
+    The share of activations with the largest batch is kept for the guess.
+    """
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    device = next(model.parameters()).device
+    with waiting("counting the bytes of a step with each batch size"):
+        states = [
+            state_bytes(model, optimizer, data.pixels[:count].to(device), data.labels[:count].to(device))
+            for count in batch_sizes
+        ]
+    largest = states[batch_sizes.index(max(batch_sizes))]
+    _measured["activations"] = largest["activations"] / sum(largest.values())
+    colours = {"weights": "#4D4D4D", "gradients": PARTS["optimizer"].colour, "optimizer": ORANGE, "activations": BLUE}
+    rows = [
+        Row(f"batch of {count}", stacked((state[kind] / 2**20, colour) for kind, colour in colours.items()))
+        for count, state in zip(batch_sizes, states, strict=True)
+    ]
+    return draw_rows(rows, "what one step keeps in memory", "MiB, measured", legend=colours)
 
 
 def bytes_with_and_without(width: int, depth: int, data: Any, batch_size: int) -> Table:
     """The activations that a step keeps, in the baseline and with every block checkpointed; both train alike."""
     kept: list[int] = []
     gradients: list[Tensor] = []
+    inputs, labels = data.pixels[:batch_size], data.labels[:batch_size]
     with waiting("counting the bytes of a step with and without checkpoints"):
         for checkpointing in (False, True):
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(0)
+            with seeded():
                 model = deep_network(width, depth, checkpointing=checkpointing)
-            inputs, labels = data.pixels[:batch_size], data.labels[:batch_size]
             bytes_kept, loss = kept_bytes(model, lambda: functional.cross_entropy(model(inputs), labels))  # noqa: B023
             torch.autograd.backward(loss)
             kept.append(bytes_kept)
@@ -223,24 +213,17 @@ def fragmented() -> list[Allocator]:
 
 def draw_allocators(stages: Iterable[Allocator]) -> Figure:
     """The blocks of each stage in a row; it says that it is a model."""
-    rows = list(stages)
-    height_in = 0.5 * len(rows) + 0.9
-    with plot(8, height_in, "blocks of a caching allocator", "MiB", note=A_MODEL) as (figure, axes):
-        for row, allocator in enumerate(rows):
-            start = 0
-            for amount, name in allocator.blocks:
-                colour = PARTS["compute"].colour if name else "#E3E3E3"
-                axes.broken_barh([(start, amount)], (row - 0.35, 0.7), facecolors=colour, edgecolor="white")
-                ink = "white" if name else "black"
-                axes.text(
-                    start + amount / 2, row, f"{name or 'free'} {amount}", ha="center", va="center", color=ink, size=8
-                )
-                start += amount
-            if allocator.fault:
-                axes.text(0, row + 0.52, allocator.fault, size=8, color="#B3541E", va="top")
-        axes.set_yticks(range(len(rows)), [f"stage {i + 1}" for i in range(len(rows))])
-        axes.set_ylim(len(rows) - 0.1, -0.6)
-        axes.set_xlim(0, 100)
+    rows = []
+    for number, allocator in enumerate(stages, start=1):
+        bars = stacked((amount, BLUE if name else "#E3E3E3") for amount, name in allocator.blocks)
+        named = [
+            replace(bar, label=f"{name or 'free'} {amount}", ink="white" if name else "black")
+            for bar, (amount, name) in zip(bars, allocator.blocks, strict=True)
+        ]
+        rows.append(Row(f"stage {number}", named))
+        rows += [Row("", (), allocator.fault)] if allocator.fault else []
+    figure = draw_rows(rows, "blocks of a caching allocator", "MiB", note=A_MODEL)
+    figure.axes[0].set_xlim(0, 100)
     return figure
 
 
@@ -267,7 +250,7 @@ def convolutions(channels: int = 64) -> dict[str, nn.Module]:
 
 def convolution_table(channels: int = 64, pixels: int = 32, batch: int = 8) -> Table:
     """Parameters, FLOP, kept bytes and time of a forward and backward pass of each, the times measured in turn."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     x = torch.randn(batch, channels, pixels, pixels, device=device)
     modules = {name: module.to(device) for name, module in convolutions(channels).items()}
     with waiting("measuring three kinds of convolution"):
@@ -281,18 +264,13 @@ def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tenso
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(x)
     kept, _ = kept_bytes(module, lambda: module(x).sum())
-    before, after = (seconds_of(partial(_passes, m, x)) for m in (ordinary, module))
+    before, after = (seconds_of(partial(forward_and_backward, m, x)) for m in (ordinary, module))
     speed = time_pairs(before, after, pairs=5, budget_s=6.0)
     words = "" if name == "ordinary" else speed.words
     mega = counter.get_total_flops() / 1e6
     return (
         f"{name:20} {parameters:10,} {mega:8.0f} {size(kept):>10} {duration(1e6 * speed.after_s):>9}   {words}".rstrip()
     )
-
-
-def _passes(module: nn.Module, x: Tensor) -> None:
-    total = module(x).sum()
-    torch.autograd.backward(total)
 
 
 # -- a graph that is kept ----------------------------------------------------------------------------------------------
@@ -327,6 +305,36 @@ def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]])
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
+def _count(model: nn.Module, rule: Callable[[nn.Parameter], int]) -> int:
+    return sum(map(rule, model.parameters()))
+
+
+def _adamw_bytes(model: nn.Module) -> int:
+    return _count(model, lambda p: bytes_of(p) * (4 if p.requires_grad else 1))
+
+
+STATE_MISTAKES: Mistakes = (
+    ("A frozen parameter still has its weights.", lambda m: _count(m, lambda p: 4 * bytes_of(p) * p.requires_grad)),
+    (
+        "Not every number has four bytes: ask the parameter for its element_size().",
+        lambda m: _count(m, lambda p: p.numel() * (16 if p.requires_grad else 4)),
+    ),
+    ("A frozen parameter has no gradient and no averages.", lambda m: _count(m, lambda p: 4 * bytes_of(p))),
+    ("A frozen parameter has no gradient and no averages.", lambda m: _count(m, lambda p: 16 * p.numel())),
+    (
+        "Those are the weights alone: gradients and the optimizer's averages come on top.",
+        lambda m: _count(m, bytes_of),
+    ),
+    ("AdamW keeps two averages of each gradient, too.", lambda m: _count(m, lambda p: 2 * bytes_of(p))),
+    (
+        "AdamW keeps two averages of each gradient, too.",
+        lambda m: _count(m, lambda p: bytes_of(p) * (1 + p.requires_grad)),
+    ),
+    ("Weight, gradient, and how many averages?", lambda m: _count(m, lambda p: 3 * bytes_of(p))),
+    ("That is a count of numbers; how many bytes has each?", lambda m: _count(m, lambda p: 4 * p.numel())),
+)
+
+
 @exercise()
 def check_state(adamw_bytes: Any) -> Checked:
     """Whether `adamw_bytes(model)` gives weights + gradients + AdamW's state of the parameters that are trained."""
@@ -337,55 +345,27 @@ def check_state(adamw_bytes: Any) -> Checked:
         ("whose first layer is frozen", frozen),
         ("of 16-bit weights", nn.Linear(6, 6).to(torch.bfloat16)),
     ):
-        got = adamw_bytes(model)
-        if got is None:
-            raise NoAnswer
-        if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"It gives {got!r}; expected a number of bytes.")
-        hint = _state_mistake(model, float(got))
+        hint = fault(
+            adamw_bytes,
+            _adamw_bytes,
+            [(model,)],
+            STATE_MISTAKES,
+            otherwise="Weights, gradients and two averages, each in the bytes of its parameter.",
+            same=lambda got, wanted: abs(got - wanted) <= 64,  # AdamW's count of steps is a number per parameter
+        )
         if hint:
-            return wrong(f"For a model {words}: it gives {got:,}; expected {_adamw_bytes(model):,}. {hint}")
+            return wrong(f"For a model {words}: expected {_adamw_bytes(model):,}. {hint}")
     return right("Four times the bytes of each trained parameter: weight, gradient and two averages.")
-
-
-def _adamw_bytes(model: nn.Module) -> int:
-    return sum(_bytes(p) * (4 if p.requires_grad else 1) for p in model.parameters())
-
-
-def _state_mistake(model: nn.Module, got: float) -> str:
-    wanted = _adamw_bytes(model)
-    trained = [p for p in model.parameters() if p.requires_grad]
-    every = list(model.parameters())
-    if abs(got - wanted) <= 64:  # AdamW's count of steps is a number per parameter
-        return ""
-    numbers, every_bytes = sum(p.numel() for p in every), sum(map(_bytes, every))
-    trained_bytes = sum(map(_bytes, trained))
-    narrow = any(p.element_size() != 4 for p in every)
-    mistakes = (
-        (4 * trained_bytes, "A frozen parameter still has its weights."),
-        (4 * every_bytes, "A frozen parameter has no gradient and no averages."),
-        (every_bytes, "Those are the weights alone: gradients and the optimizer's averages come on top."),
-        (every_bytes + trained_bytes, "AdamW keeps two averages of each gradient, too."),
-        (2 * every_bytes, "AdamW keeps two averages of each gradient, too."),
-        (3 * every_bytes, "Weight, gradient, and how many averages?"),
-        (4 * numbers, "That is a count of numbers; how many bytes has each?"),
-        (16 * numbers if narrow else -1, "Not every number has four bytes: ask the parameter for its element_size()."),
-    )
-    same = (words for amount, words in mistakes if amount == int(got))
-    return next(same, "Weights, gradients and two averages, each in the bytes of its parameter.")
 
 
 @exercise()
 def check_checkpointing(my_network: Any) -> Checked:
     """Whether `my_network(blocks)` gives a module that computes what the blocks do and keeps far less for backward."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
+    with seeded():
         blocks = [Block(16).double() for _ in range(6)]
         x = torch.randn(32, 16, dtype=torch.float64, requires_grad=True)
     plain = nn.Sequential(*blocks)
     mine = my_network(blocks)
-    if mine is None:
-        raise NoAnswer
     if not callable(mine):
         return wrong(f"It gives a {type(mine).__name__}; expected a module (or a function of x).")
     wanted_kept, wanted = kept_bytes(plain, lambda: plain(x).square().mean())
@@ -406,16 +386,6 @@ def check_checkpointing(my_network: Any) -> Checked:
             "each block: checkpoint(block, x, use_reentrant=False)."
         )
     return right(f"The same result and gradients, {size(my_kept)} kept instead of {size(wanted_kept)}.")
-
-
-_measured: dict[str, float] = {}
-
-
-def note_activations(model: nn.Module, data: Any, batch_size: int) -> float:
-    """Measure the share of activations in what a step of this batch size keeps, 0 to 1; it is kept for the guess."""
-    [state] = _states(model, data, [batch_size])
-    _measured["activations"] = state.activations / state.total
-    return _measured["activations"]
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -440,4 +410,3 @@ QUESTIONS: Mapping[str, Question] = {
         "without needless copies",
     ),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"state": check_state, "checkpointing": check_checkpointing}

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -15,14 +15,24 @@ from torch.nn import functional
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import duration, factor, percent
-from gpulab.lessons.batch_size import DigitsInMemory
-from gpulab.lessons.check import Checked, NoAnswer, Note, Speed, Table, exercise, right, seconds_of, time_pairs, wrong
-from gpulab.lessons.figures import GREY, plot
+from gpulab.lessons.check import (
+    Checked,
+    Faults,
+    Speed,
+    Table,
+    exercise,
+    right,
+    seconds_of,
+    time_pairs,
+    wrong,
+)
+from gpulab.lessons.digits import DigitsInMemory
+from gpulab.lessons.figures import BARE, BLUE, GREY, GRID, ORANGE, PALE, Bar, Row, draw_rows, plot
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import experiment_named, facts_named
+from gpulab.lessons.measured import NotMeasured, experiment_named, facts_named, notes
+from gpulab.lessons.training import default_device, one_thread, seeded, weights_of
 from gpulab.verdict import is_decided
 from gpulab.views.waiting import waiting
-from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -37,17 +47,7 @@ PRODUCTS = frozenset(  # operators that autocast computes in 16 bits, forward an
         *("cudnn_convolution", "convolution_backward", "_convolution", "convolution", "mkldnn_linear"),
     )
 )
-_CURVES: Mapping[str, str] = {
-    "fp32": "#222222",
-    "fp16": PARTS["data_wait"].colour,
-    "fp16, scaled": "#1E7B45",
-    "bf16": PARTS["compute"].colour,
-}
-
-
-def on_device() -> torch.device:
-    """The GPU where there is one, else the CPU."""
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+_COLOURS = {"fp32": "#222222", "fp16": ORANGE, "fp16, scaled": "#1E7B45", "bf16": BLUE}
 
 
 # -- the formats -------------------------------------------------------------------------------------------------------
@@ -104,85 +104,70 @@ def format_table() -> Table:
 
 def draw_formats() -> Figure:
     """What each format can hold: a bar over the powers of ten, and the digits that it keeps of a number."""
-    title = "the numbers above zero that each format can hold"
-    with plot(8, 2.3, title, bare="top right left") as (figure, axes):
-        for row, one in enumerate(FORMATS):
-            low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
-            axes.broken_barh([(low, high - low)], (row - 0.34, 0.68), facecolors=_CURVES.get(one.name, GREY))
-            digits = f"{one.bits} bits, {(one.fraction_bits + 1) * math.log10(2):.1f} digits"
-            axes.text(high + 0.7, row, digits, va="center", size=8.5)
-        axes.set_yticks(range(len(FORMATS)), [one.name for one in FORMATS])
-        axes.set_xlim(-47, 57)
-        axes.set_xticks(range(-40, 41, 10), [f"1e{power}" for power in range(-40, 41, 10)])
-        axes.invert_yaxis()
-        axes.tick_params(length=0, labelsize=9)
+    rows = []
+    for one in FORMATS:
+        low, high = one.smallest_log2 * math.log10(2), one.largest_log2 * math.log10(2)
+        digits = f"{one.bits} bits, {(one.fraction_bits + 1) * math.log10(2):.1f} digits"
+        rows.append(Row(one.name, [Bar(low, high - low, _COLOURS.get(one.name, GREY))], digits))
+    figure = draw_rows(rows, "the numbers above zero that each format can hold", row_in=0.34)
+    figure.axes[0].set_xticks(range(-40, 41, 10), [f"1e{power}" for power in range(-40, 41, 10)])
     return figure
 
 
 # -- what autocast casts -----------------------------------------------------------------------------------------------
 
 
+OPERATORS: Mapping[str, Callable[[Tensor], Tensor]] = {  # of a matrix of positive numbers, 8 x 8
+    "matmul": lambda x: x @ x,
+    "linear": lambda x: functional.linear(x, x),
+    "conv2d": lambda x: functional.conv2d(x[None, None], x[:3, :3][None, None]),
+    "bmm": lambda x: torch.bmm(x[None], x[None]),
+    "scaled_dot_product_attention": lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None]),
+    "softmax": lambda x: torch.softmax(x, -1),
+    "layer_norm": lambda x: functional.layer_norm(x, (8,)),
+    "exp": torch.exp,
+    "log": torch.log,
+    "pow": lambda x: x.pow(2),
+    "sum": torch.sum,
+    "cumsum": lambda x: x.cumsum(0),
+    "prod": torch.prod,
+    "cross_entropy": lambda x: functional.cross_entropy(x, torch.arange(8, device=x.device)),
+    "mse_loss": lambda x: functional.mse_loss(x, x),
+    "relu": torch.relu,
+    "gelu": functional.gelu,
+    "max_pool2d": lambda x: functional.max_pool2d(x[None], 2),
+}
+OF_TWO: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "add": torch.add,
+    "mul": torch.mul,
+    "cat": lambda a, b: torch.cat((a, b)),
+    "stack": lambda a, b: torch.stack((a, b)),
+}
+
+
 def autocast_table(device: torch.device, dtype: torch.dtype = torch.bfloat16) -> Table:
     """Which operators autocast computes in `dtype`, which in fp32, which as their inputs come: tried one by one."""
-    groups: dict[str, list[str]] = {
-        "computed in 16 bits, whatever comes in": [],
-        "computed in fp32, whatever comes in": [],
-        "as its inputs are, 16 bits or fp32": [],
-        "fp32 as soon as one input is fp32": [],
-    }
-    lower, kept, as_inputs, widest = groups.values()
-    with torch.random.fork_rng(), torch.autocast(device.type, dtype=dtype):
-        for name, operator in _operators():
-            from_fp32, from_lower = (_result(operator, device, given) for given in (torch.float32, dtype))
-            if from_fp32 is dtype:
-                lower.append(name)
-            elif from_lower is torch.float32:
-                kept.append(name)
-            elif from_lower is dtype:
-                as_inputs.append(name)
-        pair = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device, dtype=dtype)
-        widest += [name for name, operator in _of_two() if operator(*pair).dtype is torch.float32]
-    lines: list[str] = []
-    for title, names in groups.items():
-        lines += [f"{title}:", f"    {', '.join(names) or 'none of those tried'}"]
-    return Table(tuple(lines))
 
-
-def _operators() -> Iterator[tuple[str, Callable[[Tensor], Tensor]]]:
-    """Operators of a matrix of positive numbers, 8 x 8."""
-    yield "matmul", lambda x: x @ x
-    yield "linear", lambda x: functional.linear(x, x)
-    yield "conv2d", lambda x: functional.conv2d(x[None, None], x[:3, :3][None, None])
-    yield "bmm", lambda x: torch.bmm(x[None], x[None])
-    yield "scaled_dot_product_attention", lambda x: functional.scaled_dot_product_attention(x[None], x[None], x[None])
-    yield "softmax", lambda x: torch.softmax(x, -1)
-    yield "layer_norm", lambda x: functional.layer_norm(x, (8,))
-    yield "exp", torch.exp
-    yield "log", torch.log
-    yield "pow", lambda x: x.pow(2)
-    yield "sum", torch.sum
-    yield "cumsum", lambda x: x.cumsum(0)
-    yield "prod", torch.prod
-    yield "cross_entropy", lambda x: functional.cross_entropy(x, torch.arange(8, device=x.device))
-    yield "mse_loss", lambda x: functional.mse_loss(x, x)
-    yield "relu", torch.relu
-    yield "gelu", functional.gelu
-    yield "max_pool2d", lambda x: functional.max_pool2d(x[None], 2)
-
-
-def _of_two() -> Iterator[tuple[str, Callable[[Tensor, Tensor], Tensor]]]:
-    yield "add", torch.add
-    yield "mul", torch.mul
-    yield "cat", lambda a, b: torch.cat((a, b))
-    yield "stack", lambda a, b: torch.stack((a, b))
-
-
-def _result(operator: Callable[[Tensor], Tensor], device: torch.device, given: torch.dtype) -> torch.dtype | None:
-    """The format of what comes out; None where the device has no such operator for that format."""
-    try:
-        return operator(torch.rand(8, 8, device=device).add(0.5).to(given)).dtype
-    except (RuntimeError, NotImplementedError):
+    def result(name: str, dtype: torch.dtype) -> torch.dtype | None:
+        """The format of what comes out; None where the device has no such operator for that format."""
+        with suppress(RuntimeError, NotImplementedError):
+            return OPERATORS[name](torch.rand(8, 8, device=device).add(0.5).to(dtype)).dtype
         return None
+
+    with torch.random.fork_rng(), torch.autocast(device.type, dtype=dtype):
+        both = {name: (result(name, torch.float32), result(name, dtype)) for name in OPERATORS}
+        pair = torch.ones(4, 4, device=device), torch.ones(4, 4, device=device, dtype=dtype)
+        widest = [name for name, operator in OF_TWO.items() if operator(*pair).dtype is torch.float32]
+    lower = [name for name, (from_fp32, _) in both.items() if from_fp32 is dtype]
+    others = {name: from_lower for name, (_, from_lower) in both.items() if name not in lower}
+    groups = {
+        "computed in 16 bits, whatever comes in": lower,
+        "computed in fp32, whatever comes in": [name for name, of in others.items() if of is torch.float32],
+        "as its inputs are, 16 bits or fp32": [name for name, of in others.items() if of is dtype],
+        "fp32 as soon as one input is fp32": widest,
+    }
+    lines = ((f"{title}:", f"    {', '.join(names) or 'none of those tried'}") for title, names in groups.items())
+    return Table(tuple(line for both_lines in lines for line in both_lines))
 
 
 # -- how much it can bring ---------------------------------------------------------------------------------------------
@@ -231,49 +216,38 @@ def at_most(share: float, times: float) -> float:
     return 1 / (1 - share + share / times)
 
 
-def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure | Note:
+@notes
+def draw_gains(names: Mapping[str, str], device: torch.device) -> Figure:
     """Experiments of `amp=bf16` by the share of products in their step, under what Amdahl's law allows on this device.
 
     `names`: the words of each dot by the experiment's name. The law's ratio is that of one product, measured here.
     """
-    dots = [(words, *dot) for name, words in names.items() if (dot := _gain(name)) is not None]
+    dots = []
+    for name, words in names.items():
+        experiment = experiment_named(name)
+        first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
+        share = product_share(first.a.facts) if first is not None else None
+        if first is not None and share is not None and first.times_as_fast and first.times_as_fast_interval:
+            dots.append((words, 100 * share, first.times_as_fast, first.times_as_fast_interval, first.verdict))
     if not dots:
-        return Note("Not measured.", "None of these comparisons is there yet: run their cells first.")
+        raise NotMeasured("None of these comparisons is there yet: run their cells first.")
     with waiting("measuring one matrix product in both formats"):
         a, b = torch.randn(256, 1024, device=device), torch.randn(1024, 1024, device=device)
         ratio = max(1.0, _product_speed(a, b, torch.bfloat16).times)
     shares = np.linspace(0, 1, 101)
-    limit = np.array([at_most(float(x), ratio) for x in shares])
     title = f"your steps; line: Amdahl, {factor(ratio)}× speedup of matmuls"
     label = "share of matmuls in the baseline step, %"
-    with plot(8, 3.2, title, label, "speedup with bf16") as (figure, axes):
-        axes.plot(100 * shares, limit, color=GREY, lw=1.5)
-        axes.axhline(1, color="#BBBBBB", lw=1)
-        for words, x, y, (low, high), decided in dots:
-            colour = GREY if not decided else PARTS["compute"].colour if y > 1 else PARTS["data_wait"].colour
-            axes.errorbar([100 * x], [y], [[max(0.0, y - low)], [max(0.0, high - y)]], fmt="o", color=colour, capsize=3)
-            axes.annotate(
-                words, (100 * x, y), size=8.5, xytext=(8 if x < 0.6 else -8, 6), textcoords="offset points",
-                ha="left" if x < 0.6 else "right", bbox={"facecolor": "white", "edgecolor": "none", "pad": 1},
-            )  # fmt: skip
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
+    with plot(8, 3.2, title, label, "speedup with bf16", log={"y": 2}) as (figure, axes):
+        axes.plot(100 * shares, [at_most(float(x), ratio) for x in shares], color=GREY, lw=1.5)
+        axes.axhline(1, color=PALE, lw=1)
+        for words, x, y, (low, high), verdict in dots:
+            colour = GREY if not is_decided(verdict) else BLUE if y > 1 else ORANGE
+            axes.errorbar([x], [y], [[max(0.0, y - low)], [max(0.0, high - y)]], fmt="o", color=colour, capsize=3)
+            side, away = ("left", 8) if x < 60 else ("right", -8)
+            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+            axes.annotate(words, (x, y), (away, 6), textcoords="offset points", ha=side, size=8.5, bbox=box)
         axes.set_xlim(-3, 103)
-        axes.grid(color="#E4E4E4", lw=0.6)
     return figure
-
-
-def _gain(name: str) -> tuple[float, float, tuple[float, float], bool] | None:
-    """Share of products, speedup, its interval, whether that is decided; None where not all was measured."""
-    experiment = experiment_named(name)
-    if experiment is None or not experiment.comparisons:
-        return None
-    first = experiment.comparisons[0]
-    of_products = product_share(experiment.sides[0].facts)
-    if of_products is None or not first.ratio or first.interval is None:
-        return None
-    low, high = first.interval
-    return of_products, 1 / first.ratio, (1 / high, 1 / low), is_decided(first.verdict)
 
 
 # -- gradients that vanish ---------------------------------------------------------------------------------------------
@@ -283,13 +257,12 @@ class SmallLoss(Struct, frozen=True):
     """A classifier of digits with four hidden layers, whose loss counts little: `weight` times the cross-entropy."""
 
     weight: float = LOSS_WEIGHT
-    device: torch.device = field(default_factory=on_device)
+    device: torch.device = field(default_factory=default_device)
     digits: DigitsInMemory = field(default_factory=DigitsInMemory)
 
     def model(self) -> nn.Module:
         """From the same start each time."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded():
             layers = [nn.Sequential(nn.Linear(64, 64), nn.Sigmoid()) for _ in range(4)]
             return nn.Sequential(*layers, nn.Linear(64, 10)).to(self.device)
 
@@ -303,7 +276,7 @@ class SmallLoss(Struct, frozen=True):
     def gradients(self, dtype: torch.dtype | None, scale: float = 1.0) -> Tensor:
         """Of all weights, as they are after backward(): multiplied by `scale`."""
         model = self.model()
-        with _one_thread():
+        with one_thread():
             torch.autograd.backward(scale * self.loss(model, torch.arange(512), dtype))
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).cpu()
 
@@ -314,7 +287,7 @@ class SmallLoss(Struct, frozen=True):
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-12)
         scaler = torch.amp.GradScaler(self.device.type, enabled=scaled)
         curve = []
-        with _one_thread():
+        with one_thread():
             for _ in range(steps):
                 loss = self.loss(model, torch.randint(len(self.digits), (128,), generator=rows), dtype)
                 optimizer.zero_grad()
@@ -325,17 +298,6 @@ class SmallLoss(Struct, frozen=True):
         return curve
 
 
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Small products of matrices gain nothing from a second thread, and wait for it where the cores are busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
-
-
 def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
     """How large the gradients of one step are, and which of them fp16 cannot hold."""
     gradients = SmallLoss(weight).gradients(None).abs()
@@ -343,15 +305,12 @@ def draw_gradients(weight: float = LOSS_WEIGHT) -> Figure:
     half = FORMATS[2]
     lost = sizes < half.smallest_log2 - 1  # half of the smallest rounds to zero
     title = f"gradients of one step, computed in fp32: {percent(float(lost.mean()))} lie below what fp16 can hold"
-    with plot(8, 2.6, title, bare="top right left") as (figure, axes):
-        edges = list(range(-48, 20))
-        colours = [PARTS["data_wait"].colour, PARTS["compute"].colour]
-        axes.hist([sizes[lost], sizes[~lost]], bins=edges, stacked=True, color=colours)
-        axes.axvline(half.smallest_log2, color=GREY, lw=1)
-        axes.axvline(half.largest_log2, color=GREY, lw=1)
-        top = axes.get_ylim()[1]
-        axes.text(half.smallest_log2 + 0.5, 0.98 * top, "fp16's smallest", va="top", size=8, color=GREY)
-        axes.text(half.largest_log2 - 0.5, 0.98 * top, "fp16's largest", va="top", ha="right", size=8, color=GREY)
+    with plot(8, 2.6, title, bare=BARE) as (figure, axes):
+        axes.hist([sizes[lost], sizes[~lost]], bins=list(range(-48, 20)), stacked=True, color=[ORANGE, BLUE])
+        top = 0.98 * axes.get_ylim()[1]
+        for at, words, side in ((half.smallest_log2, "smallest", "left"), (half.largest_log2, "largest", "right")):
+            axes.axvline(at, color=GREY, lw=1)
+            axes.text(at, top, f" fp16's {words} ", va="top", ha=side, size=8, color=GREY)
         axes.set_xticks(range(-40, 21, 10), [f"$2^{{{power}}}$" for power in range(-40, 21, 10)])
         axes.set_yticks([])
     return figure
@@ -363,35 +322,26 @@ def lost_gradients(powers: Sequence[int], weight: float = LOSS_WEIGHT) -> Table:
     exact = study.gradients(None)
     lines = [f"{'':6}{'loss times':>12}{'lost (0)':>12}{'overflown (inf)':>17}"]
     with waiting("computing the gradients in each format"):
-        for power in powers:
-            lines.append(_fate("fp16", f"2^{power}", exact, study.gradients(torch.float16, 2.0**power)))
-        lines.append(_fate("bf16", "2^0", exact, study.gradients(torch.bfloat16)))
+        for name, dtype, power in (*(("fp16", torch.float16, p) for p in powers), ("bf16", torch.bfloat16, 0)):
+            gradients = study.gradients(dtype, 2.0**power)
+            lost = float(((gradients == 0) & (exact != 0)).sum() / (exact != 0).sum())
+            overflown = float((~torch.isfinite(gradients)).double().mean())
+            lines.append(f"{name:6}{f'2^{power}':>12}{percent(lost):>12}{percent(overflown):>17}")
     return Table(tuple(lines))
-
-
-def _fate(name: str, scale: str, exact: Tensor, got: Tensor) -> str:
-    lost = ((got == 0) & (exact != 0)).sum() / (exact != 0).sum()
-    overflown = (~torch.isfinite(got)).double().mean()
-    return f"{name:6}{scale:>12}{percent(float(lost)):>12}{percent(float(overflown)):>17}"
 
 
 def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
     """The same training from the same start in each format, its loss by step."""
     study = SmallLoss(weight)
+    dtypes = {"fp32": None, "fp16": torch.float16, "fp16, scaled": torch.float16, "bf16": torch.bfloat16}
     with waiting("training from the same start in each format"):
-        curves = {
-            "fp32": study.losses(None),
-            "fp16": study.losses(torch.float16),
-            "fp16, scaled": study.losses(torch.float16, scaled=True),
-            "bf16": study.losses(torch.bfloat16),
-        }
-    styles = {"fp32": (0, ()), "fp16": (0, ()), "fp16, scaled": (0, (6, 4)), "bf16": (0, (2, 3))}
-    with plot(8, 2.8, "loss, from the same start with the same batches", "step") as (figure, axes):
+        curves = {name: study.losses(dtype, scaled="scaled" in name) for name, dtype in dtypes.items()}
+    dashes = {"fp16, scaled": (6, 4), "bf16": (2, 3)}
+    with plot(8, 2.8, "loss, from the same start with the same batches", "step", legend={}) as (figure, axes):
         for name, curve in curves.items():
-            label = f"{name} (at the end {curve[-1]:.2f})"
-            axes.plot(curve, color=_CURVES[name], lw=2, linestyle=styles[name], label=label)
-        axes.legend(frameon=False, fontsize=9)
-        axes.grid(color="#E4E4E4", lw=0.6)
+            label, style = f"{name} (at the end {curve[-1]:.2f})", (0, dashes.get(name, ()))
+            axes.plot(curve, color=_COLOURS[name], lw=2, linestyle=style, label=label)
+        axes.grid(color=GRID, lw=0.6)
     return figure
 
 
@@ -419,17 +369,12 @@ class _Diary(Struct):
     moved: bool = False
     error: str = ""
 
-    @property
-    def empty(self) -> bool:
-        return not (self.calls or self.forward or self.own_steps or self.moved or self.error)
-
 
 class _Bench:
     """A small model with an optimizer and a scaler that note in a diary what is done to them."""
 
     def __init__(self, device: torch.device) -> None:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with seeded():
             self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.scaler = _NotingScaler(self, device)
@@ -448,12 +393,12 @@ class _Bench:
         targets = torch.randint(4, (32,), generator=self._random)
         self.diary = _Diary()
         self._targets = targets.to(self._device)
-        before, scale = self._weights(), self.scaler.get_scale()
+        before, scale = weights_of(self.model).cpu(), self.scaler.get_scale()
         try:
             step(self.model, self.optimizer, self.scaler, inputs.to(self._device), self._targets)
         except Exception as e:
             self.diary.error = f"{type(e).__name__}: {e}"
-        self.diary.weights = self._weights()
+        self.diary.weights = weights_of(self.model).float().cpu()
         self.diary.moved = not torch.equal(before, self.diary.weights)
         self.diary.scales = (scale, self.scaler.get_scale())
         return self.diary
@@ -461,9 +406,6 @@ class _Bench:
     def norm(self) -> float:
         gradients = [p.grad.flatten().float() for p in self.model.parameters() if p.grad is not None]
         return float(torch.cat(gradients).norm()) if gradients else 0.0
-
-    def _weights(self) -> Tensor:
-        return torch.cat([p.detach().flatten().float().cpu() for p in self.model.parameters()])
 
     def _before_forward(self, module: nn.Module, inputs: Any) -> None:
         kind = self._device.type
@@ -524,19 +466,17 @@ _BATCHES = (20.0, 20.0, 1e6)  # how much the inputs are enlarged: the gradients 
 
 
 @exercise()
-def check_step(amp_step: Any) -> Checked:
+def check_amp_step(amp_step: Any) -> Checked:
     """Whether `amp_step(model, optimizer, scaler, inputs, labels)` is a right step in fp16, scaled and clipped."""
-    if not callable(amp_step):
-        return wrong(f"That is a {type(amp_step).__name__}; expected a function.")
-    device = on_device()
+    device = default_device()
     mine, wanted = _Bench(device), _Bench(device)
     raw_norms: list[float] = []
     for count, enlarged in enumerate(_BATCHES, start=1):
         expected = wanted.run(_reference(raw_norms), enlarged)
         diary = mine.run(amp_step, enlarged)
-        if diary.empty:
-            raise NoAnswer
-        problem = _problem(diary, raw_norms[-1]) if count < len(_BATCHES) else _problem_of_overflow(diary)
+        overflows = count == len(_BATCHES)
+        faults = _faults_of_overflow(diary) if overflows else _faults(diary, raw_norms[-1])
+        problem = next((words for is_there, words in faults if is_there), "")
         if not problem and not torch.allclose(diary.weights, expected.weights, rtol=1e-3, atol=1e-5):
             problem = "The order is right, but the weights moved in another way than clipped gradients move them."
         if problem:
@@ -567,113 +507,116 @@ def _reference(raw_norms: list[float]) -> AmpStep:
     return step
 
 
-def _problem(diary: _Diary, raw_norm: float) -> str:
-    """The first thing that is wrong, in the order in which a step is written; empty where nothing is."""
+def _faults(diary: _Diary, raw_norm: float) -> Faults:
+    """Whether each mistake is there, in the order in which a step is written, and what to say of it."""
+    calls, scale, times, norm = diary.calls, diary.scales[0], diary.times_scaled or 0.0, diary.norm
+    does_not_run = f"It does not run. {diary.error}"
+    clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIPPED_NORM:g})"
+    is_unscaled = "unscale_" in calls
+    before_update = calls[: calls.index("update")] if "update" in calls else calls
+    before_unscale = calls[: calls.index("unscale_")] if is_unscaled else []
+    at_update = 0.0 if norm is None else norm
     return (
-        _problem_of_forward(diary)
-        or _problem_of_order(diary)
-        or _problem_of_backward(diary)
-        or (f"It does not run. {diary.error}" if diary.error else "")
-        or _problem_of_update(diary, raw_norm)
+        (
+            diary.short_weights,
+            "The model's weights are no longer fp32. Leave them: autocast casts copies of them.",
+        ),
+        (not diary.forward, does_not_run if diary.error else "The model was not called: model(inputs)."),
+        (
+            diary.autocast is None,
+            "The forward pass computes in fp32: model and loss belong into "
+            "`with torch.autocast(device.type, dtype=torch.float16):`.",
+        ),
+        (
+            diary.autocast is not torch.float16,
+            f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; use "
+            "float16 here, which does: dtype=torch.float16.",
+        ),
+        (
+            "update" in calls and "step" not in before_update,
+            "scaler.update() comes last: it looks back at whether the gradients of this step overflowed.",
+        ),
+        (
+            "step" in before_unscale,
+            "scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping.",
+        ),
+        (
+            diary.times_scaled is None,
+            does_not_run if diary.error else "There is no backward pass: call backward() on the scaled loss.",
+        ),
+        (
+            diary.backward_in_autocast,
+            "backward() ran inside autocast. Close that block after the loss: the backward pass uses the formats of "
+            "the forward pass by itself, and PyTorch advises against autocast around it.",
+        ),
+        (
+            _is_near(times, 1),
+            "backward() ran on the plain loss, so small gradients vanish: scaler.scale(loss).backward(). (The scaler "
+            "divides by its scale later in any case, and the update would be too small.)",
+        ),
+        (
+            not _is_near(times, scale),
+            f"backward() ran on the loss times {factor(times)}, and the scaler's scale is {scale:g}: scale it once, "
+            "with scaler.scale(loss).",
+        ),
+        (
+            diary.stale,
+            "Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call.",
+        ),
+        (
+            norm == 0,
+            "No gradients are left at the update: zero_grad() between backward() and the update takes them away. It "
+            "comes before backward().",
+        ),
+        (bool(diary.error), does_not_run),
+        (
+            diary.own_steps > 0,
+            "optimizer.step() was called directly. scaler.step(optimizer) does it for you, and leaves the step out "
+            "where gradients overflowed.",
+        ),
+        (norm is None, "The weights do not move: scaler.step(optimizer) is missing."),
+        (
+            not is_unscaled and at_update > 1.5 * raw_norm,
+            f"The gradients are not clipped: first scaler.unscale_(optimizer), then {clip}.",
+        ),
+        (
+            not is_unscaled or at_update < CLIPPED_NORM / 2,
+            "The gradients were clipped while they were still multiplied by the scale, so next to nothing is left of "
+            f"them: scaler.unscale_(optimizer) first, then {clip}.",
+        ),
+        (
+            _is_near(at_update, raw_norm),
+            f"The gradients are unscaled, but not clipped: {clip}, before scaler.step.",
+        ),
+        (
+            not _is_near(at_update, CLIPPED_NORM),
+            f"The gradients' norm is {factor(at_update)} at the update; expected {CLIPPED_NORM:g}: {clip}.",
+        ),
+        ("update" not in calls, "scaler.update() is missing at the end: the scale would never adapt."),
     )
 
 
-def _problem_of_forward(diary: _Diary) -> str:
-    if diary.short_weights:
-        return "The model's weights are no longer fp32. Leave them: autocast casts copies of them."
-    if not diary.forward:
-        return f"It does not run. {diary.error}" if diary.error else "The model was not called: model(inputs)."
-    if diary.autocast is None:
-        return (
-            "The forward pass computes in fp32: model and loss belong into "
-            "`with torch.autocast(device.type, dtype=torch.float16):`."
-        )
-    if diary.autocast is not torch.float16:
-        return (
-            f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; "
-            "use float16 here, which does: dtype=torch.float16."
-        )
-    return ""
+def _is_near(value: float, wanted: float) -> bool:
+    return abs(value / wanted - 1) <= _NEAR
 
 
-def _problem_of_order(diary: _Diary) -> str:
-    calls = diary.calls
-    if "update" in calls and "step" not in calls[: calls.index("update")]:
-        return "scaler.update() comes last: it looks back at whether the gradients of this step overflowed."
-    if "unscale_" in calls and "step" in calls[: calls.index("unscale_")]:
-        return "scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping."
-    return ""
-
-
-def _problem_of_backward(diary: _Diary) -> str:
-    scale = diary.scales[0]
-    if diary.times_scaled is None:
-        return (
-            f"It does not run. {diary.error}"
-            if diary.error
-            else "There is no backward pass: call backward() on the scaled loss."
-        )
-    if diary.backward_in_autocast:
-        return (
-            "backward() ran inside autocast. Close that block after the loss: the backward pass uses the formats of "
-            "the forward pass by itself, and PyTorch advises against autocast around it."
-        )
-    if abs(diary.times_scaled - 1) <= _NEAR:
-        return (
-            "backward() ran on the plain loss, so small gradients vanish: scaler.scale(loss).backward(). (The scaler "
-            "divides by its scale later in any case, and the update would be too small.)"
-        )
-    if abs(diary.times_scaled / scale - 1) > _NEAR:
-        return (
-            f"backward() ran on the loss times {factor(diary.times_scaled)}, and the scaler's scale is {scale:g}: "
-            "scale it once, with scaler.scale(loss)."
-        )
-    if diary.stale:
-        return "Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call."
-    if diary.norm == 0:
-        return (
-            "No gradients are left at the update: zero_grad() between backward() and the update takes them away. It "
-            "comes before backward()."
-        )
-    return ""
-
-
-def _problem_of_update(diary: _Diary, raw_norm: float) -> str:
-    if diary.own_steps:
-        return (
-            "optimizer.step() was called directly. scaler.step(optimizer) does it for you, and leaves the step out "
-            "where gradients overflowed."
-        )
-    if diary.norm is None:
-        return "The weights do not move: scaler.step(optimizer) is missing."
-    unscaled = "unscale_" in diary.calls
-    clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIPPED_NORM:g})"
-    if not unscaled and diary.norm > 1.5 * raw_norm:
-        return f"The gradients are not clipped: first scaler.unscale_(optimizer), then {clip}."
-    if not unscaled or diary.norm < CLIPPED_NORM / 2:
-        return (
-            "The gradients were clipped while they were still multiplied by the scale, so next to nothing is left of "
-            f"them: scaler.unscale_(optimizer) first, then {clip}."
-        )
-    if abs(diary.norm / raw_norm - 1) <= _NEAR:
-        return f"The gradients are unscaled, but not clipped: {clip}, before scaler.step."
-    if abs(diary.norm / CLIPPED_NORM - 1) > _NEAR:
-        return f"The gradients' norm is {factor(diary.norm)} at the update; expected {CLIPPED_NORM:g}: {clip}."
-    if "update" not in diary.calls:
-        return "scaler.update() is missing at the end: the scale would never adapt."
-    return ""
-
-
-def _problem_of_overflow(diary: _Diary) -> str:
-    """Of a call whose gradients are not finite."""
+def _faults_of_overflow(diary: _Diary) -> Faults:
+    """The same of a call whose gradients are not finite."""
     start = "With a batch whose gradients overflow"
-    if diary.error:
-        return f"{start}, it does not run ({diary.error}). The scaler leaves such a step out by itself."
-    if diary.moved or diary.own_steps:
-        return f"{start}, the weights moved: leave that decision to scaler.step(optimizer)."
-    if diary.scales[1] >= diary.scales[0]:
-        return f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case."
-    return ""
+    return (
+        (
+            bool(diary.error),
+            f"{start}, it does not run ({diary.error}). The scaler leaves such a step out by itself.",
+        ),
+        (
+            diary.moved or diary.own_steps > 0,
+            f"{start}, the weights moved: leave that decision to scaler.step(optimizer).",
+        ),
+        (
+            diary.scales[1] >= diary.scales[0],
+            f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case.",
+        ),
+    )
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------
@@ -692,4 +635,3 @@ QUESTIONS: Mapping[str, Question] = {
         "with bf16 where few matrices are multiplied",
     ),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"amp-step": check_step}

@@ -11,12 +11,11 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 from unittest.mock import patch
 
 import numpy as np
 import torch
-from msgspec import Struct
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset
@@ -28,30 +27,26 @@ from gpulab.lessons.check import (
     BEGIN,
     Checked,
     NoAnswer,
-    Note,
     Table,
+    check_speed,
     exercise,
-    judge_speed,
     right,
     seconds_of,
-    time_pairs,
     unanswered,
     wrong,
 )
-from gpulab.lessons.figures import GREY, plot
+from gpulab.lessons.digits import load_digits
+from gpulab.lessons.figures import BLUE, ORANGE, Bar, Row, draw_rows
 from gpulab.lessons.guesses import Question, times
+from gpulab.lessons.measured import NotMeasured, notes
 from gpulab.store.folders import default_root
 from gpulab.verdict import is_decided
 from gpulab.views.waiting import waiting
-from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from gpulab.tuning.headspace import Headspace
 
-Storage = Literal["files", "memmap", "hdf5", "shards", "memory"]
 Sample = tuple[Tensor, Tensor]
 
 COUNT = 600  # pictures
@@ -81,18 +76,14 @@ def picture_folder(folder: Path | None = None) -> Path:
     root = (lesson_folder() if folder is None else folder) / "pictures"
     if len(list(root.glob("*.jpg"))) == COUNT:
         return root
+    digits = load_digits()
     try:
         with waiting("writing the lesson's pictures"):
-            from sklearn.datasets import load_digits
-
-            digits = load_digits()
             root.mkdir(parents=True, exist_ok=True)
             for number in range(COUNT):
                 grey = Image.fromarray((digits.images[number] * (255 / 16)).astype("uint8"))
                 large = grey.resize((STORED_PIXELS, STORED_PIXELS), Image.Resampling.BICUBIC).convert("RGB")
                 large.save(root / f"{number:04d}_{digits.target[number]}.jpg", quality=92)
-    except ImportError as e:
-        raise GpulabError("The lesson needs scikit-learn: pip install scikit-learn") from e
     except OSError as e:
         raise GpulabError(f"The lesson's pictures cannot be written to {str(root)!r}: {e.strerror or e}.") from e
     return root
@@ -127,40 +118,36 @@ def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "sha
     root = lesson_folder() if folder is None else folder
     pictures = PictureFiles(folder)
     began = time.perf_counter()
-    with waiting("decoding every picture once"):
-        images = torch.stack([pictures[i][0] for i in range(len(pictures))]).numpy()
-        np.save(root / IMAGES, images)
-        np.save(root / LABELS, pictures.labels.numpy())
-        if "shards" in kinds:
-            _write_shards(root, images, pictures.labels.numpy())
-        if "hdf5" in kinds:
-            _write_hdf5(root, images, pictures.labels.numpy())
-    lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
     written = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
-    written |= {"shards": [root / name for name in SHARD_NAMES]} if "shards" in kinds else {}
-    written |= {"HDF5": [root / HDF5]} if "hdf5" in kinds else {}
+    with waiting("decoding every picture once"):
+        images, labels = torch.stack([pictures[i][0] for i in range(len(pictures))]).numpy(), pictures.labels.numpy()
+        np.save(root / IMAGES, images)
+        np.save(root / LABELS, labels)
+        if "shards" in kinds:
+            written["shards"] = _write_shards(root, images, labels)
+        if "hdf5" in kinds:
+            written["HDF5"] = _write_hdf5(root, images, labels)
+    lines = [f"decoded {len(pictures)} pictures once, in {time.perf_counter() - began:.1f} s"]
     for name, paths in written.items():
         amount = sum(path.stat().st_size for path in paths)
         lines.append(f"{name:12} {size(amount):>10}  {plural(len(paths), 'file')}")
     return Table(tuple(lines))
 
 
-def _write_shards(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+def _write_shards(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> list[Path]:
     """Tar files, as webdataset has them: the numbers of a sample beside its label, one sample after the other."""
     for name, rows in zip(SHARD_NAMES, np.array_split(np.arange(len(labels)), SHARDS), strict=True):
         with tarfile.open(root / name, "w") as tar:
             for row in rows:
-                _add(tar, f"{row:04d}.npy", images[row].tobytes())
-                _add(tar, f"{row:04d}.json", json.dumps({"label": int(labels[row])}).encode())
+                label = json.dumps({"label": int(labels[row])}).encode()
+                for ending, content in (("npy", images[row].tobytes()), ("json", label)):
+                    entry = tarfile.TarInfo(f"{row:04d}.{ending}")
+                    entry.size = len(content)
+                    tar.addfile(entry, io.BytesIO(content))
+    return [root / name for name in SHARD_NAMES]
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    entry = tarfile.TarInfo(name)
-    entry.size = len(content)
-    tar.addfile(entry, io.BytesIO(content))
-
-
-def _write_hdf5(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> None:
+def _write_hdf5(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any, Any]) -> list[Path]:
     try:
         import h5py
     except ImportError as e:
@@ -168,6 +155,7 @@ def _write_hdf5(root: Path, images: np.ndarray[Any, Any], labels: np.ndarray[Any
     with h5py.File(root / HDF5, "w") as file:
         file.create_dataset("images", data=images, chunks=(1, *images.shape[1:]))
         file.create_dataset("labels", data=labels)
+    return [root / HDF5]
 
 
 def _prepared(folder: Path | None, names: Sequence[str], call: str = "prepare()") -> Path:
@@ -199,6 +187,14 @@ class MemoryMap(Dataset[Sample]):
 
     def __getitems__(self, indices: list[int]) -> list[Sample]:
         return list(zip(torch.from_numpy(self.images[indices]), self.labels[indices], strict=True))
+
+
+class InMemory(MemoryMap):
+    """All decoded pictures in memory: what a cache comes to."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        super().__init__(folder)
+        self.images = np.array(self.images)
 
 
 class Hdf5(Dataset[Sample]):
@@ -241,33 +237,20 @@ class Shards(IterableDataset[Sample]):
                         yield image, torch.tensor(json.loads(content)["label"])
 
 
-class InMemory(Dataset[Sample]):
-    """All decoded pictures in memory: what a cache comes to."""
-
-    def __init__(self, folder: Path | None = None) -> None:
-        root = _prepared(folder, (IMAGES, LABELS))
-        self.images = torch.from_numpy(np.load(root / IMAGES))
-        self.labels = torch.from_numpy(np.load(root / LABELS))
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> Sample:
-        return self.images[index], self.labels[index]
+STORAGES: Mapping[str, Callable[[], Any]] = {
+    "files": PictureFiles,
+    "memmap": MemoryMap,
+    "hdf5": Hdf5,
+    "shards": Shards,
+    "memory": InMemory,
+}
 
 
 def loader_of(storage: str, batch_size: int = 32) -> DataLoader[Any]:
     """A DataLoader of that storage, in the order of the files; shards know no other."""
-    kinds: Mapping[str, Callable[[], Any]] = {
-        "files": PictureFiles,
-        "memmap": MemoryMap,
-        "hdf5": Hdf5,
-        "shards": Shards,
-        "memory": InMemory,
-    }
-    if storage not in kinds:
-        raise GpulabError(f"There is no storage {storage!r}: {', '.join(kinds)}.")
-    return DataLoader(kinds[storage](), batch_size=batch_size)
+    if storage not in STORAGES:
+        raise GpulabError(f"There is no storage {storage!r}: {', '.join(STORAGES)}.")
+    return DataLoader(STORAGES[storage](), batch_size=batch_size)
 
 
 def same_samples(*storages: str) -> Table:
@@ -338,89 +321,39 @@ def _read_all(paths: list[Path]) -> float:
 FETCH_COLOUR = "#CC79A7"  # as the report of headspace has the files that are read from the disk
 
 
-class _Part(Struct, frozen=True):
-    """What a step spends on one thing; `certain`: the blocks show that it is more than chance."""
-
-    name: str
-    us: float
-    colour: str
-    certain: bool = True
-
-
-class _Bar(Struct, frozen=True):
-    """One of the three runs: what a step takes, None with why where it was not measured, and what that consists of."""
-
-    run: str
-    us: float | None
-    parts: tuple[_Part, ...]
-    why: str = ""
-
-
-def draw_split() -> Figure | Note:
+@notes
+def draw_split() -> Figure:
     """The three runs of the latest `%gpulab headspace` as bars, each with what a step of it consists of.
 
     A part that the runs leave open is hatched, and a run that is not possible here says why in the place of its bar.
     """
     if not headspaces:
-        return Note("Not measured.", "There are no three runs yet: run the cell with %gpulab headspace first.")
+        raise NotMeasured("There are no three runs yet: run the cell with %gpulab headspace first.")
     test = headspaces[-1].result
     if test.ideal_us is None or test.step_us is None:
         why = test.reasons.get("ideal", "no pair of blocks was measured")
-        return Note("Not measured.", f"The three runs have no figures: {why}.")
-    return _draw_bars(_bars(test))
-
-
-def _bars(test: Headspace) -> tuple[_Bar, ...]:
-    compute = _Part("computing", test.ideal_us or 0.0, PARTS["compute"].colour)
-    preparation = _part(test, "ideal", "preparation", test.preparation_us, PARTS["data_wait"].colour)
-    fetch = _part(test, "cold", "fetch", test.fetch_us, FETCH_COLOUR)
-    return (
-        _Bar("data on the device", test.ideal_us, (compute,)),
-        _Bar("files, warm cache", test.step_us, (compute, preparation)),
-        _Bar("files, cold cache", test.cold_us, (compute, preparation, fetch), test.reasons.get("cold", "")),
-    )
-
-
-def _part(test: Headspace, run: str, name: str, us: float | None, colour: str) -> _Part:
-    if run in test.certain:
-        return _Part(name, us or 0.0, colour)
-    is_nothing = is_decided(test.verdicts.get(run, "undecided"))
-    return _Part(f"{name}: {'nothing measurable' if is_nothing else 'undecided'}", us or 0.0, colour, certain=False)
-
-
-def _draw_bars(bars: Sequence[_Bar]) -> Figure:
-    longest_ms = max(bar.us or 0.0 for bar in bars) / 1e3
+        raise NotMeasured(f"The three runs have no figures: {why}.")
+    legend: dict[str, str] = {}
+    parts: list[Bar] = []
+    rows = []
+    for name, run, part, us, step_us, colour in (
+        ("data on the device", "", "computing", test.ideal_us, test.ideal_us, BLUE),
+        ("files, warm cache", "ideal", "preparation", test.preparation_us, test.step_us, ORANGE),
+        ("files, cold cache", "cold", "fetch", test.fetch_us, test.cold_us, FETCH_COLOUR),
+    ):
+        certain = not run or run in test.certain
+        start = parts[-1].start + parts[-1].length if parts else 0.0
+        parts.append(Bar(start, (us or 0.0) / 1e3, colour, hatch="" if certain else "////"))
+        if step_us is None:
+            why = f"not measurable here: {test.reasons.get(run, '')}"
+            rows.append(Row(name, (), textwrap.fill(why, 80)))
+            continue
+        nothing = is_decided(test.verdicts.get(run, "undecided"))
+        open_words = "" if certain else ": nothing measurable" if nothing else ": undecided"
+        legend[part + open_words] = colour
+        rows.append(Row(name, tuple(parts), duration(step_us)))
     title = "what a step of each run consists of, measured"
-    with plot(8, 2.4, title, "ms, by the median of the blocks") as (figure, axes):
-        for row, bar in enumerate(bars):
-            if bar.us is None:
-                words = f"not measurable here: {bar.why}"
-                axes.text(0.01 * longest_ms, row, textwrap.fill(words, 80), va="center", size=8, color=GREY)
-            else:
-                _draw_parts(axes, row, bar.parts)
-                axes.text(bar.us / 1e3 + 0.01 * longest_ms, row, duration(bar.us), va="center", size=9)
-        axes.set_yticks(range(len(bars)), [bar.run for bar in bars], size=9)
-        axes.set_ylim(len(bars) - 0.5, -0.5)
-        axes.set_xlim(0, 1.12 * longest_ms)
-        shown = dict(zip(*reversed(axes.get_legend_handles_labels()), strict=True))  # each part once
-        axes.legend(
-            list(shown.values()),
-            list(shown),
-            fontsize=8,
-            frameon=False,
-            ncols=len(shown),
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.25),
-        )
-    return figure
-
-
-def _draw_parts(axes: Axes, row: int, parts: Sequence[_Part]) -> None:
-    left_ms = 0.0
-    for part in parts:
-        hatch = "" if part.certain else "////"
-        axes.barh(row, part.us / 1e3, left=left_ms, color=part.colour, hatch=hatch, edgecolor="white", label=part.name)
-        left_ms += part.us / 1e3
+    return draw_rows(rows, title, "ms, by the median of the blocks", legend=legend, size=9)
 
 
 # -- on the device -----------------------------------------------------------------------------------------------------
@@ -431,18 +364,15 @@ def normalized(images: Tensor) -> Tensor:
     return ((images - 0.3) / 0.4).flip(-1)
 
 
-class Transformed(Dataset[Sample]):
-    """Another dataset whose pictures are transformed one by one, as they are loaded."""
-
-    def __init__(self, dataset: Dataset[Sample]) -> None:
-        self.dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self.dataset)  # type: ignore[arg-type]
+class Transformed(InMemory):
+    """The decoded pictures, transformed one by one as they are loaded."""
 
     def __getitem__(self, index: int) -> Sample:
-        image, label = self.dataset[index]
+        image, label = super().__getitem__(index)
         return normalized(image), label
+
+    def __getitems__(self, indices: list[int]) -> list[Sample]:
+        return [self[index] for index in indices]
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------
@@ -468,25 +398,22 @@ def check_dataset(MyDataset: Any) -> Checked:
             "images.npy, which are decoded already."
         )
     indices = list(range(0, len(wanted), 6))
-    speed = time_pairs(
-        seconds_of(lambda: [wanted[i] for i in indices]), seconds_of(lambda: [mine[i] for i in indices]), pairs=5
-    )
     good = "The same samples, and nothing is decoded."
-    if _whole_array_in_memory(mine):
+    arrays = [v for v in getattr(mine, "__dict__", {}).values() if isinstance(v, (np.ndarray, Tensor)) and v.ndim == 4]
+    if arrays and not any(isinstance(v, np.memmap) for v in arrays):
         good += " All pictures are in memory: mmap_mode='r' reads only what is used."
-    return judge_speed(speed, WANTED, good=good, hint="What else does it do?")
+    before, after = (lambda: [wanted[i] for i in indices]), (lambda: [mine[i] for i in indices])
+    return check_speed(before, after, WANTED, good=good, hint="What else does it do?", pairs=5)
 
 
 def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str:
     try:
         count = len(mine)
-    except TypeError:
-        if type(mine).__len__ is None:
+    except (TypeError, AttributeError):
+        if getattr(type(mine), "__len__", "") is None:
             raise NoAnswer from None
         return "It has no length: write __len__."
-    except AttributeError:
-        return "It has no length: write __len__."
-    if count is None or not hasattr(mine, "__getitem__"):
+    if not hasattr(mine, "__getitem__"):
         raise NoAnswer
     if count != wanted_count:
         return f"It has {count} samples, and there are {wanted_count}."
@@ -508,14 +435,8 @@ def _mistake(mine: Any, samples: Mapping[int, Sample], wanted_count: int) -> str
     return ""
 
 
-def _whole_array_in_memory(mine: Any) -> bool:
-    values = vars(mine).values() if hasattr(mine, "__dict__") else ()
-    arrays = [v for v in values if isinstance(v, (np.ndarray, Tensor)) and v.ndim == 4]
-    return bool(arrays) and not any(isinstance(v, np.memmap) for v in arrays)
-
-
 @exercise("Put the set of names in place of the dots, then run that cell and this one again.")
-def check_random(still_random: object) -> Checked:
+def check_still_random(still_random: object) -> Checked:
     """Which transforms may be done once, offline, without changing the training."""
     if not isinstance(still_random, (set, frozenset, list, tuple)):
         return wrong(f"That is a {type(still_random).__name__}; expected a set of names, such as {{'decode'}}.")
@@ -539,4 +460,3 @@ QUESTIONS: Mapping[str, Question] = {
         "with a memory map",
     ),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"dataset": check_dataset, "still-random": check_random}

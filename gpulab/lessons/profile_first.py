@@ -13,25 +13,25 @@ import numpy as np
 import numpy.typing as npt
 
 from gpulab.analysis.facts import facts
-from gpulab.api.reading import diagnose, runs
+from gpulab.api.reading import diagnose
+from gpulab.api.runs_command import runs
 from gpulab.devices.own_processes import marked
 from gpulab.errors import StoreError
 from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import (
     Checked,
-    NoAnswer,
+    Mistakes,
     Note,
     Table,
+    check_speed,
     exercise,
-    judge_speed,
+    fault,
     right,
-    seconds_of,
-    time_pairs,
     wrong,
 )
-from gpulab.lessons.figures import GREY, plot
+from gpulab.lessons.figures import BLUE, Bar, Row, draw_rows, plot, shortened
 from gpulab.lessons.guesses import Question, share, times
-from gpulab.lessons.measured import run_named, times_faster, working_share
+from gpulab.lessons.measured import NotMeasured, notes, run_named, times_faster, working_share
 from gpulab.run import Int64, Timeline
 from gpulab.store import folders
 from gpulab.timeline.labels import COLLECTIVES, MARKS, OPERATORS, WORK, CallTree, What, labels
@@ -41,14 +41,12 @@ from gpulab.views.wording import PARTS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from gpulab.run import Run
-    from gpulab.views.report.report import Diagnosed
 
 Images: TypeAlias = npt.NDArray[Any]
 Shift: TypeAlias = Callable[[Images, Images], object]
 
+_PARTS = {What.LOADER: "data_wait", What.UPDATE: "optimizer", What.ZEROING: "optimizer"}
 DEPTH = 3  # rows of nested operators that are drawn
-ROW_IN, MARGIN_IN = 0.36, 1.0
 LIMIT_SHARES = (0.1, 0.25, 0.5, 0.75, 0.9)  # of a step, as the formula is marked at
 LABELLED = 0.07  # of the step: a shorter span has no room for its name
 PLUGIN_S = 120.0
@@ -65,28 +63,30 @@ def draw_limit() -> Figure:
     """The largest possible speedup of a step, by the share of it that is taken away: Amdahl's law."""
     shares = np.linspace(0, max(LIMIT_SHARES), 200)
     title, x = "the largest speedup of a share: 1 / (1 \u2212 share)", "share of the step that is taken away, %"
-    note = "a formula, not a measurement"
-    with plot(8, 2.6, title, x, "speedup", note=note, bare="top right") as (figure, axes):
-        axes.plot(100 * shares, 1 / (1 - shares), color=PARTS["compute"].colour)
+    with plot(8, 2.6, title, x, "speedup", note="a formula, not a measurement", bare=("top", "right")) as (
+        figure,
+        axes,
+    ):
+        axes.plot(100 * shares, 1 / (1 - shares), color=BLUE)
         for part in LIMIT_SHARES:
-            axes.plot(100 * part, 1 / (1 - part), "o", color=PARTS["compute"].colour, markersize=4)
             place = 100 * part, 1 / (1 - part)
-            axes.annotate(factor(1 / (1 - part)), place, (-6, 6), textcoords="offset points", ha="right", size=8)
-        axes.set_xlim(0, 100)
-        axes.set_ylim(0, 12)
-        axes.tick_params(labelsize=9)
+            axes.plot(*place, "o", color=BLUE, markersize=4)
+            axes.annotate(factor(place[1]), place, (-6, 6), textcoords="offset points", ha="right", size=8)
+        axes.set(xlim=(0, 100), ylim=(0, 12))
     return figure
 
 
-def limit_beside_share(run_name: str, experiment: str) -> Table | Note:
+@notes
+def limit_beside_share(run_name: str, experiment: str) -> Table:
     """What the report's share promised, beside what was measured without the shift, each as a factor and as a share."""
     run, most = run_named(run_name), times_faster(experiment)
     diagnosed = diagnose(run) if run is not None else None
-    promised = _share_at_a_line(diagnosed) if diagnosed is not None else None
-    if diagnosed is None or promised is None or most is None:
-        return Note(
-            "Not measured.", f"That needs the run {run_name!r} and the experiment {experiment!r}: run both first."
-        )
+    named = next((finding for finding in diagnosed.findings if finding.source_line), None) if diagnosed else None
+    promised = 1.0
+    if diagnosed and diagnosed.step_us and named is not None and named.recoverable_us_per_step:
+        promised = named.recoverable_us_per_step / diagnosed.step_us
+    if diagnosed is None or promised >= 1 or most is None:
+        raise NotMeasured(f"That needs the run {run_name!r} and the experiment {experiment!r}: run both first.")
     rows = (
         ("the report's share", promised, 1 / (1 - promised)),
         ("measured without the shift", 1 - 1 / most.times, most.times),
@@ -100,15 +100,6 @@ def limit_beside_share(run_name: str, experiment: str) -> Table | Note:
     return Table(tuple(lines))
 
 
-def _share_at_a_line(diagnosed: Diagnosed) -> float | None:
-    """Of a typical step: the time of the finding that names a line; None where none does, or it takes all."""
-    named = next((finding for finding in diagnosed.findings if finding.source_line), None)
-    if named is None or not named.recoverable_us_per_step or not diagnosed.step_us:
-        return None
-    part = named.recoverable_us_per_step / diagnosed.step_us
-    return part if part < 1 else None
-
-
 # -- the trace ---------------------------------------------------------------------------------------------------------
 
 
@@ -120,59 +111,41 @@ def trace_file(name: str) -> Path:
     return path
 
 
-def draw_trace(name: str) -> Figure | Note:
+@notes
+def draw_trace(name: str) -> Figure:
     """One profiled step of that run as trace viewers draw it: a row per thread and depth of calls, a bar per span."""
     run = run_named(name)
-    rows = [] if run is None else run.traced_rows.tolist()
-    if run is None or run.timeline is None or not rows:
-        return Note("Not measured.", f"There is no run {name!r} with a trace yet: run that cell first.")
-    step = rows[len(rows) // 2]
-    window = int(run.steps.start_ns[step]), int(run.steps.end_ns[step])
+    steps = [] if run is None else run.traced_rows.tolist()
+    if run is None or run.timeline is None or not steps:
+        raise NotMeasured(f"There is no run {name!r} with a trace yet: run that cell first.")
+    step, timeline = steps[len(steps) // 2], run.timeline
+    begin, end = int(run.steps.start_ns[step]), int(run.steps.end_ns[step])
+    rows = []
     with waiting("drawing a step"):
-        return _drawn(run.timeline, window, f"step {int(run.steps.number[step])} of your run, from its trace")
+        for label, spans_ in _tracks(timeline, begin, end):
+            bars = []
+            for at in spans_.tolist():
+                start, stop = max(int(timeline.start_ns[at]), begin), min(int(timeline.end_ns[at]), end)
+                room = (stop - start) / max(1, end - begin)
+                words = timeline.names[timeline.name_id[at]]
+                part = _PARTS.get(labels(timeline).what[at], "compute")
+                words = words.removeprefix("aten::").removeprefix("autograd::engine::evaluate_function: ")
+                words = shortened(words, max(3, int(130 * room))) if room >= LABELLED else ""
+                bars.append(Bar((start - begin) / 1e6, (stop - start) / 1e6, PARTS[part].colour, words))
+            rows.append(Row(label, bars))
+        title = f"step {int(run.steps.number[step])} of your run, from its trace"
+        x = "ms since the step began; where a row is empty, no operator of PyTorch ran"
+        return draw_rows(rows, title, x, row_in=0.36, size=7)
 
 
-def _drawn(timeline: Timeline, window: tuple[int, int], title: str) -> Figure:
-    tracks = _tracks(timeline, window)
-    start, length = window[0], max(1, window[1] - window[0])
-    height_in = ROW_IN * max(1, len(tracks)) + MARGIN_IN
-    with plot(9, height_in, title, bare="top right left") as (figure, axes):
-        for row, (_, spans_) in enumerate(tracks):
-            for at in spans_:
-                begin, end = max(timeline.start_ns[at], window[0]), min(timeline.end_ns[at], window[1])
-                label = timeline.names[timeline.name_id[at]]
-                axes.broken_barh(
-                    [((begin - start) / 1e6, (end - begin) / 1e6)],
-                    (row - 0.42, 0.84),
-                    facecolors=_colour(timeline, at),
-                    edgecolor="white",
-                    linewidth=0.3,
-                )
-                room = (end - begin) / length
-                if room >= LABELLED:
-                    axes.text(
-                        (begin + end - 2 * start) / 2e6,
-                        row,
-                        _short(label, room),
-                        ha="center",
-                        va="center",
-                        size=7,
-                        color="white",
-                    )
-        axes.set_xlim(0, length / 1e6)
-        axes.set_yticks(range(len(tracks)), [label for label, _ in tracks], size=8)
-        axes.invert_yaxis()
-        axes.tick_params(length=0)
-        axes.set_xlabel("ms since the step began; where a row is empty, no operator of PyTorch ran", size=9, color=GREY)
-    return figure
-
-
-def _tracks(timeline: Timeline, window: tuple[int, int]) -> list[tuple[str, Int64]]:
+def _tracks(timeline: Timeline, begin: int, end: int) -> list[tuple[str, Int64]]:
     """Rows to draw, each with its label and rows of the timeline: threads by depth of calls, then streams of a GPU."""
-    inside = (timeline.start_ns < window[1]) & (timeline.end_ns > window[0]) & (timeline.duration_ns > 0)
+    inside = (timeline.start_ns < end) & (timeline.end_ns > begin) & (timeline.duration_ns > 0)
     spans = labels(timeline)
     tree = CallTree.of(spans, np.flatnonzero(inside & spans.of(*OPERATORS, *COLLECTIVES, *MARKS)))
-    depth = _depths(tree.parent)
+    depth = np.zeros(len(tree.parent), dtype=np.int64)  # how many spans enclose each
+    for i, above in enumerate(tree.parent.tolist()):  # a parent stands before its children
+        depth[i] = depth[above] + 1 if above >= 0 else 0
     tracks: list[tuple[str, Int64]] = []
     lanes = timeline.lane_id[tree.rows]
     for lane in sorted(set(lanes.tolist()), key=lambda lane: lane != timeline.training_lane):
@@ -185,27 +158,6 @@ def _tracks(timeline: Timeline, window: tuple[int, int]) -> list[tuple[str, Int6
     for lane in sorted(set(timeline.lane_id[device].tolist())):
         tracks.append(("GPU", np.flatnonzero(device & (timeline.lane_id == lane))))
     return tracks
-
-
-def _depths(parent: Int64) -> Int64:
-    """How many spans enclose each; a parent stands before its children."""
-    depth = np.zeros(len(parent), dtype=np.int64)
-    for i, above in enumerate(parent.tolist()):
-        if above >= 0:
-            depth[i] = depth[above] + 1
-    return depth
-
-
-def _colour(timeline: Timeline, row: int) -> str:
-    parts = {What.LOADER: "data_wait", What.UPDATE: "optimizer", What.ZEROING: "optimizer"}
-    return PARTS[parts.get(labels(timeline).what[row], "compute")].colour
-
-
-def _short(name: str, room: float) -> str:
-    """As much of it as fits into that share of the picture's width."""
-    words = name.removeprefix("aten::").removeprefix("autograd::engine::evaluate_function: ")
-    most = max(3, int(130 * room))
-    return words if len(words) <= most else f"{words[: most - 1]}…"
 
 
 # -- what another tool reads -------------------------------------------------------------------------------------------
@@ -233,12 +185,13 @@ _ROLES = {  # of the plugin, beside the parts of gpulab that mean the same
 }
 
 
+@notes
 def plugin_beside(name: str) -> Table | Note:
     """A profiled step of that run by gpulab's accounting, and by the plugin's own code, which runs in a process."""
     run = run_named(name)
     breakdown = facts(run).breakdown if run is not None else None
     if run is None or breakdown is None:
-        return Note("Not measured.", f"There is no run {name!r} with a trace yet: run that cell first.")
+        raise NotMeasured(f"There is no run {name!r} with a trace yet: run that cell first.")
     with waiting("reading the trace with TensorBoard's plugin"):
         costs = _plugin_costs(trace_file(name))
     if costs is None:
@@ -291,26 +244,28 @@ _OTHER_LINES = (  # part of a line, and what is to be said of it
 def check_costliest(costliest_line: object) -> Checked:
     """Whether that is the line that costs most in the run "first": its text, a part of it, or its number."""
     run = run_named("first")
-    reported = _reported_line(run) if run is not None else ""
+    findings = diagnose(run).findings if run is not None else ()
+    reported = next((finding.source_line for finding in findings if finding.source_line), "")
+    place = reported.partition(":")[0]  # "cell [2], line 33"
     if isinstance(costliest_line, int) and not isinstance(costliest_line, bool):
-        return _check_number(costliest_line, reported)
+        if CULPRIT not in reported:
+            return wrong("Numbers depend on where one begins to count: copy the text of the line, in quotes.")
+        if f"line {costliest_line}" in place.split(", "):
+            return right(f"The report says so, too: {reported}.")
+        return wrong(f"That is not the number that the report gives ({place}).")
     if not isinstance(costliest_line, str) or len(_plain(costliest_line)) < 4:
         return wrong(f'{costliest_line!r} is not a line of the code above. Copy its text, in quotes: "…".')
     answer, culprit = _plain(costliest_line), _plain(CULPRIT)
     if "np.roll" in answer and (answer in culprit or culprit in answer):
-        return right(_why(run, reported))
+        why = "It runs once for each row of each image: 64 × 32 = 2048 times in a step."
+        if CULPRIT in reported:
+            return right(f"{why} The report says so, too: {reported}.")
+        doubt = " This time the report named no line for certain: other programs may have disturbed it."
+        return right(why + (doubt if run is not None else ""))
     for part, words in _OTHER_LINES:
         if _plain(part) in answer:
             return wrong(words)
     return wrong("That is not a line of the code above, or too little of it. Copy the whole line, in quotes.")
-
-
-def _check_number(answer: int, reported: str) -> Checked:
-    if CULPRIT not in reported:
-        return wrong("Numbers depend on where one begins to count: copy the text of the line, in quotes.")
-    if f"line {answer}" in reported.partition(":")[0].split(", "):
-        return right(f"The report says so, too: {reported}.")
-    return wrong(f"That is not the number that the report gives ({reported.partition(':')[0]}).")
 
 
 def _plain(text: str) -> str:
@@ -318,54 +273,99 @@ def _plain(text: str) -> str:
     return "".join(text.partition("#")[0].split())
 
 
-def _reported_line(run: Run) -> str:
-    """The line of the costliest finding that has one; empty where none has."""
-    return next((finding.source_line for finding in diagnose(run).findings if finding.source_line), "")
+def rolled(images: Images, offsets: Images) -> Images:
+    """Each image's rows, moved to the right by its offset; what leaves at one side comes back at the other."""
+    columns = (np.arange(images.shape[2]) - np.asarray(offsets)[:, None]) % images.shape[2]
+    moved: Images = np.take_along_axis(images, columns[:, None, :], axis=2)
+    return moved
 
 
-def _why(run: Run | None, reported: str) -> str:
-    why = "It runs once for each row of each image: 64 × 32 = 2048 times in a step."
-    if CULPRIT in reported:
-        return f"{why} The report says so, too: {reported}."
-    if run is None:
-        return why
-    return f"{why} This time the report named no line for certain: other programs may have disturbed it."
+def _cut_off(images: Images, offsets: Images) -> Images:
+    source = (np.arange(images.shape[2]) - offsets[:, None])[:, None, :]
+    return np.where((source >= 0) & (source < images.shape[2]), rolled(images, offsets), 0)
+
+
+def _as_one_row(images: Images, offsets: Images) -> Images:
+    flat = images.reshape(len(images), -1)
+    return np.stack([np.roll(row, offset) for row, offset in zip(flat, offsets, strict=True)]).reshape(images.shape)
+
+
+SHIFT_MISTAKES: Mistakes = (
+    (
+        "It shifts to the wrong side: a positive offset moves an image to the right.",
+        lambda images, offsets: rolled(images, -offsets),
+    ),
+    ("It gives the images back as they were: nothing is shifted.", lambda images, offsets: images),
+    (
+        "It moves rows up or down: a shift to the side is along the last axis.",
+        lambda images, offsets: np.stack([np.roll(i, o, axis=0) for i, o in zip(images, offsets, strict=True)]),
+    ),
+    (
+        "It shifts all images by the first one's offset, and each has its own.",
+        lambda images, offsets: rolled(images, np.full_like(offsets, offsets[0])),
+    ),
+    (
+        "It shifts each image as one long row: what leaves a row at its end comes back in the next row. Give "
+        "np.roll an axis.",
+        _as_one_row,
+    ),
+    ("What leaves at one side is lost, and comes back at the other side with shift.", _cut_off),
+)
 
 
 @exercise()
-def check_rewrite(my_shift: object, shift: Shift) -> Checked:
+def check_rewrite(my_shift: Shift, shift: Shift) -> Checked:
     """Whether `my_shift(images, offsets)` gives what `shift` gives, and is faster."""
-    if not callable(my_shift):
-        return wrong(f"That is a {type(my_shift).__name__}; expected a function of images and offsets.")
     if my_shift is shift:
         return wrong("That is the function you were given: it cannot be faster than itself.")
-    for number, shape in enumerate(SHAPES):
-        images, offsets = _example(shape)
-        before = images.copy(), offsets.copy()
-        got = my_shift(images, offsets)
-        if got is None and number == 0:
-            raise NoAnswer
-        problem = _difference(got, *before) or _changed((images, offsets), before)
-        if problem:
-            return wrong(problem)
+    cases = [_example(shape) for shape in SHAPES]
+    before = [(images.copy(), offsets.copy()) for images, offsets in cases]
+    otherwise = "Its images differ from those of shift. Try both functions on one small image, and print both results."
+    mistakes = [(words, lambda i, o, give=give: give(*before[_at(i)])) for words, give in SHIFT_MISTAKES]
+    if words := fault(
+        my_shift,
+        lambda i, _: rolled(*before[_at(i)]),
+        cases,
+        mistakes,
+        otherwise=otherwise,
+        form=_form,
+        same=np.array_equal,
+    ):
+        return wrong(words)
+    for now, then in zip(cases, before, strict=True):
+        for what, changed, was in zip(("images", "offsets"), now, then, strict=True):
+            if not np.array_equal(changed, was):
+                return wrong(
+                    f"The result is right, but the function changes `{what}` itself: the next epoch would shift again."
+                )
     images, offsets = _example(TIMED_SHAPE)
-    speed = time_pairs(
-        seconds_of(lambda: shift(images, offsets)), seconds_of(lambda: my_shift(images, offsets)), pairs=9
-    )
-    return judge_speed(
-        speed,
+    most = times_faster("limit")
+    more = "Now put it into the training, and measure again."
+    if most is not None and most.sure:
+        more = f"Without any shifting: {speedup(most.times)}, the limit for this line. Put it in, and measure again."
+    return check_speed(
+        lambda: shift(images, offsets),
+        lambda: my_shift(images, offsets),
         WANTED,
-        good=f"The images are the same. {_for_the_training()}".strip(),
+        good=f"The images are the same. {more}",
         hint="The images are right. Is there still a loop that runs for each row? NumPy can move all rows of an image, "
         "or of all images, in one call.",
+        pairs=9,
     )
 
 
-def _for_the_training() -> str:
-    most = times_faster("limit")
-    if most is None or not most.sure:
-        return "Now put it into the training, and measure again."
-    return f"Without any shifting: {speedup(most.times)}, the limit for this line. Put it in, and measure again."
+def _at(images: Images) -> int:
+    return SHAPES.index(images.shape)
+
+
+def _form(got: object, wanted: Images) -> str:
+    if not isinstance(got, np.ndarray):
+        return f"It gives a {type(got).__name__}; expected a NumPy array, as shift gives."
+    if got.shape != wanted.shape:
+        return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
+    if np.array_equal(got, wanted) and got.dtype != wanted.dtype:
+        return f"The numbers are right, but their type is {got.dtype} instead of {wanted.dtype}."
+    return ""
 
 
 def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
@@ -380,73 +380,6 @@ def _example(shape: tuple[int, int, int]) -> tuple[Images, Images]:
     return images, random.integers(-shape[2] - 2, shape[2] + 3, shape[0])
 
 
-def _rolled(images: Images, offsets: Images) -> Images:
-    """Each image's rows, moved to the right by its offset; what leaves at one side comes back at the other."""
-    columns = (np.arange(images.shape[2]) - np.asarray(offsets)[:, None]) % images.shape[2]
-    moved: Images = np.take_along_axis(images, columns[:, None, :], axis=2)
-    return moved
-
-
-def _difference(got: object, images: Images, offsets: Images) -> str:
-    """What is wrong with the result; empty where nothing is."""
-    wanted = _rolled(images, offsets)
-    if not isinstance(got, np.ndarray):
-        return f"It gives a {type(got).__name__}; expected a NumPy array, as shift gives."
-    if got.shape != wanted.shape:
-        return f"Its result has the shape {list(got.shape)} and should have {list(wanted.shape)}, as images has."
-    if np.array_equal(got, wanted):
-        if got.dtype != wanted.dtype:
-            return f"The numbers are right, but their type is {got.dtype} instead of {wanted.dtype}."
-        return ""
-    for words, mistake in _mistakes(images, offsets):
-        if np.array_equal(got, mistake):
-            return words
-    return (
-        f"Its images differ from those of shift (first seen with {len(images)} images of {images.shape[1]} x "
-        f"{images.shape[2]} numbers). Try both functions on one small image, and print both results."
-    )
-
-
-def _mistakes(images: Images, offsets: Images) -> tuple[tuple[str, Images], ...]:
-    every = range(len(images))
-    flat = images.reshape(len(images), -1)
-    return (
-        ("It shifts to the wrong side: a positive offset moves an image to the right.", _rolled(images, -offsets)),
-        ("It gives the images back as they were: nothing is shifted.", images),
-        (
-            "It moves rows up or down: a shift to the side is along the last axis.",
-            np.stack([np.roll(images[i], offsets[i], axis=0) for i in every]),
-        ),
-        (
-            "It shifts all images by the first one's offset, and each has its own.",
-            _rolled(images, np.full_like(offsets, offsets[0])),
-        ),
-        (
-            "It shifts each image as one long row: what leaves a row at its end comes back in the next row. Give "
-            "np.roll an axis.",
-            np.stack([np.roll(flat[i], offsets[i]) for i in every]).reshape(images.shape),
-        ),
-        (
-            "What leaves at one side is lost, and comes back at the other side with shift.",
-            np.where(_stays(images, offsets), _rolled(images, offsets), 0),
-        ),
-    )
-
-
-def _stays(images: Images, offsets: Images) -> Images:
-    """Which numbers of the shifted images have not come around the end; [n, 1, columns]."""
-    source = np.arange(images.shape[2]) - offsets[:, None]
-    inside: Images = ((source >= 0) & (source < images.shape[2]))[:, None, :]
-    return inside
-
-
-def _changed(given: tuple[Images, Images], before: tuple[Images, Images]) -> str:
-    for what, now, then in zip(("images", "offsets"), given, before, strict=True):
-        if not np.array_equal(now, then):
-            return f"The result is right, but the function changes `{what}` itself: the next epoch would shift again."
-    return ""
-
-
 # -- what the notebook asks --------------------------------------------------------------------------------------------
 
 
@@ -456,4 +389,3 @@ QUESTIONS: Mapping[str, Question] = {
     ),
     "limit": times("What speedup does dropping the shift give?", "limit", "without the shift"),
 }
-EXERCISES: Mapping[str, Callable[..., Checked]] = {"costliest": check_costliest, "rewrite": check_rewrite}

@@ -10,22 +10,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
 import torch
 from msgspec import Struct
-from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch import nn
 
 from gpulab.analysis.facts import facts
 from gpulab.errors import GpulabError
 from gpulab.formatting import plural, speedup
-from gpulab.lessons.check import Checked, NoAnswer, Table, exercise, right, wrong
-from gpulab.lessons.figures import GREY, Block, Lane, plot
+from gpulab.lessons.check import Checked, Table, exercise, right, wrong
+from gpulab.lessons.digits import Batch, split_digits
+from gpulab.lessons.figures import BLUE, GREY, ORANGE, plot
 from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.lanes import Block, Lane
 from gpulab.lessons.measured import run_named, working_share
 from gpulab.options import is_quick
 from gpulab.views.waiting import waiting
-from gpulab.views.wording import PARTS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -33,59 +32,9 @@ if TYPE_CHECKING:
     from gpulab.run import Run
 
 Kind = Literal["dense", "conv", "depthwise"]
-Augment = Literal["none", "shift", "turn"]
-Batch = tuple[Tensor, Tensor]
 Pair = tuple[float, float]  # time per sample, loss
 
-TRAINED_ON = 1440  # of 1797 digits; the others are for validation
-ENLARGED_PIXELS = 192
 QUICK_TRIALS, QUICK_BATCHES = 4, 16  # the lesson's rule stops none of the first three, after ten batches
-
-
-class SearchDigits(Dataset[tuple[Tensor, int]]):
-    """1440 of scikit-learn's handwritten digits, 8 x 8 pixels, in memory, with a random augmentation per image.
-
-    "shift" moves an image by at most one pixel; "turn" enlarges it, turns it by up to 12 degrees and makes it small
-    again, which takes a processor core for a while. Raises GpulabError without scikit-learn.
-    """
-
-    def __init__(self, augment: Augment = "none") -> None:
-        self.images, self.labels = _digits(training=True)
-        self.augment = augment
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, index: int) -> tuple[Tensor, int]:
-        image = self.images[index]
-        if self.augment == "shift":
-            down, across = (torch.randint(3, (2,)) - 1).tolist()
-            image = torch.roll(image, (down, across), (1, 2))
-        elif self.augment == "turn":
-            image = _turned(image, degrees=float(torch.rand(()) * 24 - 12))
-        return image, int(self.labels[index])
-
-
-def _digits(*, training: bool) -> Batch:
-    """In an order of its own, so that both parts have all writers: 1 x 8 x 8 pixels from 0 to 1, and labels."""
-    try:
-        from sklearn.datasets import load_digits
-    except ImportError as e:
-        raise GpulabError("The lesson needs scikit-learn: pip install scikit-learn") from e
-    digits = load_digits()
-    order = np.random.default_rng(0).permutation(len(digits.target))
-    chosen = order[:TRAINED_ON] if training else order[TRAINED_ON:]
-    images = torch.tensor(digits.images[chosen], dtype=torch.float32).unsqueeze(1) / 16
-    return images, torch.tensor(digits.target[chosen])
-
-
-def _turned(image: Tensor, degrees: float) -> Tensor:
-    from PIL import Image
-
-    side, ways = image.shape[-1], Image.Resampling
-    large = Image.fromarray((image[0] * 255).byte().numpy()).resize((ENLARGED_PIXELS, ENLARGED_PIXELS), ways.BICUBIC)
-    small = large.rotate(degrees, ways.BICUBIC).resize((side, side), ways.BOX)
-    return torch.from_numpy(np.asarray(small, dtype=np.float32) / 255).unsqueeze(0)
 
 
 def network(kind: Kind, width: int, depth: int) -> nn.Sequential:
@@ -116,7 +65,7 @@ def endless(loader: Iterable[Batch]) -> Iterator[Batch]:
 def validation_loss(model: nn.Module) -> float:
     """On the 357 digits that no trial trains on."""
     device = next(model.parameters()).device
-    images, labels = _digits(training=False)
+    images, labels = split_digits(training=False)
     model.eval()
     with torch.no_grad():
         loss = float(nn.functional.cross_entropy(model(images.to(device)), labels.to(device)))
@@ -245,6 +194,7 @@ def compare_searches(full: Sequence[Trial], pruned: Sequence[Trial]) -> Table:
 # -- figures -----------------------------------------------------------------------------------------------------------
 
 _MARKS = {"dense": "s", "conv": "o", "depthwise": "^"}
+_BEATEN = "#A9B4C0"
 
 
 def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
@@ -253,44 +203,32 @@ def draw_front(trials: Sequence[Trial], title: str = "") -> Figure:
 
     front = front_of(trials)
     ended = [t for t in trials if t.loss is not None and math.isfinite(t.loss)]
+    stopped = [t.us_per_sample for t in trials if t.stopped]
     title = title or f"{plural(len(trials), 'trial')}, the front in blue"
-    with plot(8, 3.6, title, "time per sample, us (measured)", "validation loss") as (figure, axes):
+    legend = {"ncols": 5, "loc": "upper center", "bbox_to_anchor": (0.5, -0.16)}
+    labels = "time per sample, us (measured)", "validation loss"
+    with plot(8, 3.6, title, *labels, log={"x": 10, "y": 10}, legend=legend) as (figure, axes):
         for kind, mark in _MARKS.items():
-            mine = [t for t in ended if t.choice["kind"] == kind]
-            colours = [PARTS["compute"].colour if t in front else "#A9B4C0" for t in mine]
-            axes.scatter(
-                [t.us_per_sample for t in mine], [float(t.loss or 0.0) for t in mine], s=42, marker=mark, c=colours
-            )
-            axes.scatter([], [], s=42, marker=mark, c="#A9B4C0", label=kind)
-        axes.step(
-            [t.us_per_sample for t in front],
-            [float(t.loss or 0.0) for t in front],
-            where="post",
-            color=PARTS["compute"].colour,
-            lw=1.3,
-            label="the front",
-        )
-        top = max((float(t.loss or 0.0) for t in ended), default=1.0) * 1.25
-        stopped = [t.us_per_sample for t in trials if t.stopped]
+            for t in ended:
+                if t.choice["kind"] == kind:
+                    axes.scatter(
+                        [t.us_per_sample], [t.loss or 0.0], s=42, marker=mark, c=BLUE if t in front else _BEATEN
+                    )
+            axes.scatter([], [], s=42, marker=mark, c=_BEATEN, label=kind)
+        line = [(t.us_per_sample, t.loss or 0.0) for t in front]
+        axes.step([x for x, _ in line], [y for _, y in line], where="post", color=BLUE, lw=1.3, label="the front")
         if stopped:
-            axes.scatter(
-                stopped, [top] * len(stopped), marker="x", s=42, c=PARTS["data_wait"].colour, label="stopped, no loss"
-            )
+            top = [1.25 * max((t.loss or 0.0 for t in ended), default=1.0)] * len(stopped)
+            axes.scatter(stopped, top, marker="x", s=42, c=ORANGE, label="stopped, no loss")
         if not ended and not stopped:
             axes.set(xlim=(1, 1000), ylim=(0.1, 10))  # a logarithmic axis must have some limits
-        axes.set_xscale("log")
-        axes.set_yscale("log")
-        axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_minor_formatter(NullFormatter())
-        axes.grid(color="#DDDDDD", lw=0.6, which="major")
-        axes.legend(fontsize=8, frameon=False, ncols=5, loc="upper center", bbox_to_anchor=(0.5, -0.16))
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.yaxis.set_minor_formatter(NullFormatter())
     return figure
 
 
 def search_lanes(stop_after: float = math.inf) -> list[Block]:
-    """A model of six trials one after the other, three of which are slow and stopped after `stop_after` seconds."""
+    """Seconds of six trials one after the other, three of which are slow and stopped after `stop_after` seconds."""
     lane = Lane()
     for number, length in enumerate((2.0, 9.0, 2.5, 8.0, 2.0, 9.0), 1):
         is_slow = length > 4
@@ -314,28 +252,13 @@ TRIALS: tuple[Pair, ...] = (  # with ties, a pair that is there twice, and a tra
 )
 
 
-@exercise()
-def check_pareto(pareto: object) -> Checked:
-    """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
-    if not callable(pareto):
-        return wrong(f"`pareto` is a {type(pareto).__name__}; expected a function.")
-    for number, trials in enumerate(_tables()):
-        try:
-            given = pareto(list(trials))
-        except Exception as e:
-            return wrong(f"It does not run on {_written(trials)}. {type(e).__name__}: {e}")
-        if given is None:
-            if number == 0:
-                raise NoAnswer
-            return wrong(f"It returns nothing for {_written(trials)}.")
-        hint = _front_hint(trials, given)
-        if hint:
-            return wrong(hint)
-    return right("The same as comparing each trial with every other, also with ties, duplicates and a diverged trial.")
+def _random_trials(chance: random.Random, count: int) -> list[Pair]:
+    """With many ties."""
+    return [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)]
 
 
 def _tables() -> Iterator[list[Pair]]:
-    """The one of the notebook first, then such as have one thing to go wrong, then random ones with many ties."""
+    """The one of the notebook first, then such as have one thing to go wrong, then random ones."""
     yield list(TRIALS)
     yield [(10.0, 1.0)]
     yield []
@@ -343,80 +266,52 @@ def _tables() -> Iterator[list[Pair]]:
     yield [(30.0, 1.0), (20.0, 2.0), (10.0, 3.0), (30.0, 1.0)]
     yield [(10.0, math.nan), (20.0, 1.0)]
     chance = random.Random(0)
-    for count in (3, 5, 8, 13, 21):
-        for _ in range(10):
-            yield [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)]
+    yield from (_random_trials(chance, count) for count in (3, 5, 8, 13, 21) for _ in range(10))
 
 
-def _true_front(trials: Sequence[Pair]) -> list[Pair]:
-    ended = [t for t in trials if not math.isnan(t[1])]
-    return [t for t in ended if not any(is_beaten(t, other) for other in ended)]
+def _words(trials: Sequence[Pair]) -> str:
+    return f"[{', '.join(f'({t:g}, {loss:g})' for t, loss in trials)}]" if len(trials) <= 8 else "of the notebook"
 
 
-def _front_hint(trials: Sequence[Pair], given: object) -> str:
+@exercise()
+def check_pareto(pareto: Callable[..., object]) -> Checked:
+    """Whether `pareto(trials)` gives exactly the pairs that no other one beats, for tables with ties and duplicates."""
+    for trials in _tables():
+        if hint := _front_hint(trials, pareto(list(trials))):
+            return wrong(hint)
+    return right("The same as comparing each trial with every other, also with ties, duplicates and a diverged trial.")
+
+
+def _front_hint(trials: Sequence[Pair], front: Any) -> str:
     """What is wrong with it, or nothing."""
     try:
-        mine = [(float(t), float(loss)) for t, loss in given]  # type: ignore[attr-defined]
+        mine = Counter((float(t), float(loss)) for t, loss in front)
     except (TypeError, ValueError):
-        return f"It returns {given!r}; expected a list of pairs (time, loss) of the table."
+        return f"It returns {front!r} for {_words(trials)}; expected a list of pairs (time, loss) of the table."
     if any(math.isnan(loss) for _, loss in mine):
         return (
             "A trial whose training diverged (its loss is nan) is on your front. Every comparison with nan is False, "
             "so nothing seems to beat it: leave such trials out first (math.isnan)."
         )
-    strangers = [t for t in mine if t not in trials]
-    if strangers:
-        return f"{strangers[0]} is on your front and not in the table {_written(trials)}."
-    wanted = _true_front(trials)
+    ended = [t for t in trials if not math.isnan(t[1])]
+    wanted = Counter(t for t in ended if not any(is_beaten(t, other) for other in ended))
     for trial in mine:
-        if trial not in wanted:
-            better = next(t for t in trials if is_beaten(trial, t))
+        if trial not in trials:
+            return f"{trial} is on your front and not in the table {_words(trials)}."
+        better = next((t for t in trials if is_beaten(trial, t)), None)
+        if better is not None:
             same = "time" if better[0] == trial[0] else "loss" if better[1] == trial[1] else ""
             tie = f", with the same {same}" if same else ""
-            return f"{trial} is on your front, but {better} beats it{tie}. The table was {_written(trials)}."
-    missing = Counter(wanted) - Counter(mine)
-    if missing:
-        trial = next(iter(missing))
+            return f"{trial} is on your front, but {better} beats it{tie}. The table was {_words(trials)}."
+    for trial in wanted - mine:
         if trial in mine:
             return (
-                f"{trial} is in the table {wanted.count(trial)} times and on your front {mine.count(trial)} times. Two "
-                "trials that are equal do not beat each other: both stay."
+                f"{trial} is in the table {wanted[trial]} times and on your front {mine[trial]} times. Two trials that "
+                "are equal do not beat each other: both stay."
             )
-        return f"{trial} is missing from your front, and nothing in the table beats it: {_written(trials)}."
-    extra = Counter(mine) - Counter(wanted)
-    if extra:
-        return f"{next(iter(extra))} is on your front more often than in the table {_written(trials)}."
-    return ""
-
-
-def _written(trials: Sequence[Pair]) -> str:
-    return f"[{', '.join(f'({t:g}, {loss:g})' for t, loss in trials)}]" if len(trials) <= 8 else "of the notebook"
-
-
-@exercise()
-def check_choice(choose: object) -> Checked:
-    """Whether `choose(trials, most_us)` is the trial with the lowest loss that keeps to the budget, or None."""
-    if not callable(choose):
-        return wrong(f"`choose` is a {type(choose).__name__}; expected a function.")
-    answers: list[object] = []
-    for trials, most_us in _budgets():
-        case = f"choose({_written(trials)}, {most_us:g})"
-        try:
-            given = choose(list(trials), most_us)
-        except Exception as e:
-            if not any(t <= most_us for t, _ in trials):
-                return wrong(
-                    f"With {case} no trial keeps to the budget; expected None. {type(e).__name__}: {e} "
-                    "(min() takes default=None.)"
-                )
-            return wrong(f"It does not run with {case}. {type(e).__name__}: {e}")
-        hint = _choice_hint(trials, most_us, given)
-        if hint and given is None and not any(answers):
-            raise NoAnswer
-        if hint:
-            return wrong(f"{case} gives {given}. {hint}")
-        answers.append(given)
-    return right("The lowest loss that the budget allows, and of two with the same loss the faster one.")
+        return f"{trial} is missing from your front, and nothing in the table beats it: {_words(trials)}."
+    extra = next(iter(mine - wanted), None)
+    return f"{extra} is on your front more often than in the table {_words(trials)}." if extra else ""
 
 
 def _budgets() -> Iterator[tuple[list[Pair], float]]:
@@ -425,166 +320,136 @@ def _budgets() -> Iterator[tuple[list[Pair], float]]:
     chance = random.Random(1)
     for count in (1, 4, 9, 16):
         for most_us in (1.0, 3.0, 5.0):
-            yield [(float(chance.randint(1, 6)), float(chance.randint(1, 6))) for _ in range(count)], most_us
+            yield _random_trials(chance, count), most_us
 
 
-def _choice_hint(trials: Sequence[Pair], most_us: float, given: object) -> str:
+@exercise()
+def check_choice(choose: Callable[..., object]) -> Checked:
+    """Whether `choose(trials, most_us)` is the trial with the lowest loss that keeps to the budget, or None."""
+    for trials, most_us in _budgets():
+        case = f"choose({_words(trials)}, {most_us:g})"
+        try:
+            choice = choose(list(trials), most_us)
+        except Exception as e:
+            if any(t <= most_us for t, _ in trials):
+                raise
+            return wrong(
+                f"With {case} no trial keeps to the budget; expected None. {type(e).__name__}: {e} "
+                "(min() takes default=None.)"
+            )
+        hint = _choice_hint(trials, most_us, choice)
+        if hint:
+            return wrong(f"{case} gives {choice}. {hint}")
+    return right("The lowest loss that the budget allows, and of two with the same loss the faster one.")
+
+
+def _choice_hint(trials: Sequence[Pair], most_us: float, choice: object) -> str:
     affordable = [t for t in trials if t[0] <= most_us and not math.isnan(t[1])]
     wanted = min(affordable, key=lambda t: (t[1], t[0]), default=None)
-    if given == wanted:
+    if choice == wanted:
         return ""
     if wanted is None:
         return "No trial with a loss keeps to that budget: expected None."
-    if given is None:
+    if choice is None:
         return f"{wanted} keeps to the budget."
-    chosen = next((t for t in trials if t == given), None)
-    if chosen is None:
-        return "That is not a trial of the table: return the pair (time, loss) itself."
-    if chosen[0] > most_us:
-        return f"It takes {chosen[0]:g} us per sample, more than the budget."
-    if math.isnan(chosen[1]):
-        return "That training diverged: its loss is nan. Leave such trials out first."
-    if chosen[1] == wanted[1]:
-        return f"{wanted} has the same loss and is faster."
-    if wanted[0] == most_us:
-        return f"{wanted} has a lower loss, and taking exactly as long as the budget keeps to it."
-    return f"{wanted} has a lower loss and keeps to the budget as well."
-
-
-class Curve(Struct, frozen=True):
-    """The time per sample of each of the first steps of a trial, in us, as recorded."""
-
-    words: str
-    step_us: tuple[float, ...]
-    later_us: float  # the median over the whole trial
-
-    def times_as_long(self, best_us: float) -> float:
-        """As the best trial, over the whole of both."""
-        return self.later_us / best_us
+    mine = next((t for t in trials if t == choice), (math.nan, math.inf))
+    hints = (
+        (math.isinf(mine[1]), "That is not a trial of the table: return the pair (time, loss) itself."),
+        (mine[0] > most_us, f"It takes {mine[0]:g} us per sample, more than the budget."),
+        (math.isnan(mine[1]), "That training diverged: its loss is nan. Leave such trials out first."),
+        (mine[1] == wanted[1], f"{wanted} has the same loss and is faster."),
+        (wanted[0] == most_us, f"{wanted} has a lower loss, and taking exactly as long as the budget keeps to it."),
+        (True, f"{wanted} has a lower loss and keeps to the budget as well."),
+    )
+    return next(words for is_so, words in hints if is_so)
 
 
 HOPELESS, WORTHWHILE = 4.0, 2.5  # times as long as the best: from here on stopped, up to here never
 LATEST = 8  # steps: later than that there is little left to save
 MOST_MISSED = 0.2  # of the hopeless ones
-BEST = Curve(
-    "the best so far: depthwise, width 32, batch 32, shift",
-    (161, 74, 64, 64, 61, 65, 61, 62, 58, 59, 60, 59, 56, 57),
-    56,
-)
-CURVES: tuple[Curve, ...] = (  # recorded on two cores, torch 2.13, without the profiler; some while other programs ran
-    BEST,
-    Curve("conv, width 16, batch 16, none", (219, 74, 69, 63, 61, 59, 64, 62, 59, 58, 61, 58, 57, 57), 58),
-    Curve(
-        "depthwise, width 128, batch 64, none", (116, 97, 107, 97, 105, 433, 152, 142, 97, 73, 111, 98, 432, 191), 114
-    ),
-    Curve("dense, width 32, batch 128, shift", (29, 29, 23, 23, 23, 23, 22, 22, 22, 60, 16, 755, 781, 750), 23),
-    Curve("dense, width 32, batch 128, none", (81, 15, 10, 9, 8, 8, 8, 8, 7, 7, 8, 10, 7, 7), 7),
-    Curve(
-        "dense, width 128, batch 16, shift", (318, 212, 176, 163, 159, 165, 170, 161, 161, 163, 163, 154, 155, 155), 155
-    ),
-    Curve(
-        "depthwise, width 128, batch 32, none",
-        (371, 260, 237, 219, 249, 248, 243, 247, 242, 239, 245, 243, 247, 259),
+BEST = "depthwise, width 32, batch 32, shift"
+# the median time per sample over a whole trial, and that of each of its first steps, in us; recorded on two cores,
+# torch 2.13, without the profiler, some while other programs ran
+CURVES: Mapping[str, tuple[int, tuple[int, ...]]] = {
+    "depthwise, width 32, batch 32, shift": (56, (161, 74, 64, 64, 61, 65, 61, 62, 58, 59, 60, 59, 56, 57)),
+    "conv, width 16, batch 16, none": (58, (219, 74, 69, 63, 61, 59, 64, 62, 59, 58, 61, 58, 57, 57)),
+    "depthwise, width 128, batch 64, none": (114, (116, 97, 107, 97, 105, 433, 152, 142, 97, 73, 111, 98, 432, 191)),
+    "dense, width 32, batch 128, shift": (23, (29, 29, 23, 23, 23, 23, 22, 22, 22, 60, 16, 755, 781, 750)),
+    "dense, width 32, batch 128, none": (7, (81, 15, 10, 9, 8, 8, 8, 8, 7, 7, 8, 10, 7, 7)),
+    "dense, width 128, batch 16, shift": (155, (318, 212, 176, 163, 159, 165, 170, 161, 161, 163, 163, 154, 155, 155)),
+    "depthwise, width 128, batch 32, none": (
         245,
+        (371, 260, 237, 219, 249, 248, 243, 247, 242, 239, 245, 243, 247, 259),
     ),
-    Curve(
-        "conv, width 64, batch 128, none", (215, 236, 230, 234, 264, 245, 262, 266, 265, 234, 235, 270, 268, 265), 251
-    ),
-    Curve(
-        "conv, width 128, batch 128, none", (511, 428, 464, 460, 438, 422, 464, 517, 403, 437, 463, 449, 459, 423), 437
-    ),
-    Curve(
-        "dense, width 32, batch 64, turn", (910, 913, 904, 920, 923, 923, 920, 913, 927, 922, 919, 911, 920, 923), 918
-    ),
-    Curve(
-        "depthwise, width 64, batch 64, turn",
-        (3624, 1070, 962, 999, 1066, 998, 994, 3350, 3748, 2187, 3500, 2116, 3554, 2163),
+    "conv, width 64, batch 128, none": (251, (215, 236, 230, 234, 264, 245, 262, 266, 265, 234, 235, 270, 268, 265)),
+    "conv, width 128, batch 128, none": (437, (511, 428, 464, 460, 438, 422, 464, 517, 403, 437, 463, 449, 459, 423)),
+    "dense, width 32, batch 64, turn": (918, (910, 913, 904, 920, 923, 923, 920, 913, 927, 922, 919, 911, 920, 923)),
+    "depthwise, width 64, batch 64, turn": (
         1318,
+        (3624, 1070, 962, 999, 1066, 998, 994, 3350, 3748, 2187, 3500, 2116, 3554, 2163),
     ),
-    Curve(
-        "conv, width 128, batch 16, turn",
-        (1740, 1712, 1690, 1694, 1751, 1702, 1712, 1738, 1727, 1724, 1714, 1712, 1703, 1676),
+    "conv, width 128, batch 16, turn": (
         1700,
+        (1740, 1712, 1690, 1694, 1751, 1702, 1712, 1738, 1727, 1724, 1714, 1712, 1703, 1676),
     ),
-)
+}
+
+
+def _times_as_long(trial: str) -> float:
+    """As the best trial, over the whole of both."""
+    return CURVES[trial][0] / CURVES[BEST][0]
 
 
 def draw_curves() -> Figure:
     """The recorded first steps: those worth their rest, those that are hopeless, and those in between."""
     title = "recorded: time per sample of the first steps of 12 trials"
-    with plot(8, 3.6, title, "step", "us per sample") as (figure, axes):
-        steps = range(1, len(BEST.step_us) + 1)
-        shown: set[str] = set()
-        for curve in CURVES:
-            ratio = curve.times_as_long(BEST.later_us)
-            label, colour = (
-                (f"hopeless: at least {HOPELESS:g} times", PARTS["data_wait"].colour)
-                if ratio >= HOPELESS
-                else (f"never to stop: faster, or up to {WORTHWHILE:g} times", "#56B4E9")
-                if ratio <= WORTHWHILE
-                else ("in between: either is right", GREY)
-            )
-            if curve is BEST:
-                label, colour = "the best so far", "#000000"
-            width, above = (2.2, 3) if curve is BEST else (1.3, 2)  # another trial takes nearly the same times
-            label_once = None if label in shown else label
-            axes.plot(steps, curve.step_us, color=colour, lw=width, zorder=above, label=label_once)
-            shown.add(label)
-        axes.set_yscale("log")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_xticks(list(steps))
-        axes.grid(color="#DDDDDD", lw=0.6, which="major")
-        figure.legend(fontsize=8, frameon=False, loc="outside lower center", ncols=4)
+    steps = range(1, len(CURVES[BEST][1]) + 1)
+    legend, labels = {"loc": "outside lower center", "ncols": 4}, set[str]()
+    with plot(8, 3.6, title, "step", "us per sample", log={"y": 10}, ticks=steps, legend=legend) as (figure, axes):
+        for trial, (_, times_us) in CURVES.items():
+            ratio, width, above = _times_as_long(trial), 1.3, 2
+            if trial == BEST:  # above the others: another trial takes nearly the same times
+                label, colour, width, above = "the best so far", "#000000", 2.2, 3
+            elif ratio >= HOPELESS:
+                label, colour = f"hopeless: at least {HOPELESS:g} times", ORANGE
+            elif ratio <= WORTHWHILE:
+                label, colour = f"never to stop: faster, or up to {WORTHWHILE:g} times", "#56B4E9"
+            else:
+                label, colour = "in between: either is right", GREY
+            once = None if label in labels else label
+            axes.plot(steps, times_us, color=colour, lw=width, zorder=above, label=once)
+            labels.add(label)
     return figure
 
 
 @exercise()
-def check_should_stop(should_stop: object) -> Checked:
+def check_should_stop(should_stop: Callable[..., object]) -> Checked:
     """Whether `should_stop(step_times, best)` lets the good trials of the recorded curves run and ends the hopeless."""
-    if not callable(should_stop):
-        return wrong(f"`should_stop` is a {type(should_stop).__name__}; expected a function.")
-    stopped: list[int] = []
+    hopeless = [trial for trial in CURVES if _times_as_long(trial) >= HOPELESS]
     for scale, machine in ((1.0, ""), (0.04, "On a machine 25× faster: "), (30.0, "On one 30× slower: ")):
-        best = BEST.later_us * scale
-        ends: dict[Curve, int | None] = {}
-        for curve in CURVES:
-            times_us = [scale * us for us in curve.step_us]
-            try:
-                ends[curve] = _stopped_after(should_stop, times_us, best)
-            except NoAnswer:
-                raise
-            except Exception as e:
-                return wrong(f"It does not run on the trial {curve.words!r}. {type(e).__name__}: {e}")
-        hint = _stopping_hint(ends)
-        if hint:
+        best_us = CURVES[BEST][0] * scale
+        ends: dict[str, int | None] = {}  # the number of the step after which it ended a trial; None: never
+        for trial, (_, curve) in CURVES.items():
+            times_us = [scale * us for us in curve]
+            counts = range(1, len(times_us) + 1)
+            ends[trial] = next((n for n in counts if should_stop(times_us[:n], best_us)), None)
+        if hint := _stopping_hint(ends, hopeless):
             return wrong(machine + hint)
-        stopped = [n for c, n in ends.items() if n is not None and _is_hopeless(c)]
-    hopeless = sum(map(_is_hopeless, CURVES))
+        stopped = [after for trial in hopeless if (after := ends[trial]) is not None]
     return right(
-        f"{len(stopped)} of {hopeless} hopeless trials are stopped, after {statistics.mean(stopped):.1f} steps on "
+        f"{len(stopped)} of {len(hopeless)} hopeless trials are stopped, after {statistics.mean(stopped):.1f} steps on "
         "average, and none that is worth finishing. On a faster and on a slower machine, too."
     )
 
 
-def _is_hopeless(curve: Curve) -> bool:
-    return curve.times_as_long(BEST.later_us) >= HOPELESS
-
-
-def _stopped_after(should_stop: Callable[..., object], times_us: Sequence[float], best_us: float) -> int | None:
-    """The number of the step after which it ended the trial, asked after every one; None: never."""
-    answers = [should_stop(list(times_us[:n]), best_us) for n in range(1, len(times_us) + 1)]
-    if all(answer is None for answer in answers):
-        raise NoAnswer
-    return next((n for n, answer in enumerate(answers, 1) if answer), None)
-
-
-def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
+def _stopping_hint(ends: Mapping[str, int | None], hopeless: Sequence[str]) -> str:
     """What is wrong with these ends, or nothing."""
-    for curve, after in ends.items():
-        if after is None or curve.times_as_long(BEST.later_us) > WORTHWHILE:
+    for trial, after in ends.items():
+        if after is None or _times_as_long(trial) > WORTHWHILE:
             continue
-        who = "the best trial itself" if curve is BEST else f"{curve.words!r}, which is worth its rest,"
-        took = f"{curve.step_us[after - 1] / curve.later_us:.0f}× the time of its later ones"
+        later_us, curve = CURVES[trial]
+        who = "the best trial itself" if trial == BEST else f"{trial!r}, which is worth its rest,"
+        took = f"{curve[after - 1] / later_us:.0f}× the time of its later ones"
         if after == 1:
             return (
                 f"It stops {who} after the first step, which took {took}. The first step of every training is slow "
@@ -594,19 +459,15 @@ def _stopping_hint(ends: Mapping[Curve, int | None]) -> str:
             f"It stops {who} after step {after}. Some of its steps were disturbed by another program (step {after} "
             f"took {took}). A mean or a single step follows such a disturbance; a median of several steps does not."
         )
-    hopeless = {curve: after for curve, after in ends.items() if _is_hopeless(curve)}
-    missed = [curve for curve, after in hopeless.items() if after is None]
-    late = [(curve, after) for curve, after in hopeless.items() if after is not None and after > LATEST]
+    missed = [trial for trial in hopeless if ends[trial] is None]
     if len(missed) > MOST_MISSED * len(hopeless):
-        worst = max(missed, key=lambda curve: curve.later_us)
+        worst = max(missed, key=_times_as_long)
         return (
-            f"It lets {len(missed)} of {len(hopeless)} hopeless trials run to their end, such as {worst.words!r}, "
-            f"which takes {worst.times_as_long(BEST.later_us):.0f}× the time of the best."
+            f"It lets {len(missed)} of {len(hopeless)} hopeless trials run to their end, such as {worst!r}, "
+            f"which takes {_times_as_long(worst):.0f}× the time of the best."
         )
-    if late:
-        curve, after = late[0]
-        return f"It stops {curve.words!r} only after step {after}: by step {LATEST} it was clear."
-    return ""
+    late = next((trial for trial in hopeless if (ends[trial] or 0) > LATEST), None)
+    return f"It stops {late!r} only after step {ends[late]}: by step {LATEST} it was clear." if late else ""
 
 
 # -- what the notebook asks --------------------------------------------------------------------------------------------
@@ -624,9 +485,4 @@ QUESTIONS: Mapping[str, Question] = {
         "narrow-fed",
         "with a quarter of the width, when no image is turned",
     ),
-}
-EXERCISES: Mapping[str, Callable[..., Checked]] = {
-    "pareto": check_pareto,
-    "choice": check_choice,
-    "should-stop": check_should_stop,
 }

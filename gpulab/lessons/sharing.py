@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -24,8 +25,19 @@ from gpulab.devices.own_processes import marked
 from gpulab.errors import GpulabError
 from gpulab.formatting import duration, percent, plural
 from gpulab.launch.launcher import OF_THE_KERNEL
-from gpulab.lessons.check import Checked, Note, Table, exercise, is_unanswered, right, unanswered, wrong
-from gpulab.lessons.figures import COLOURS, plot
+from gpulab.lessons.check import (
+    Checked,
+    Note,
+    Table,
+    exercise,
+    fault,
+    is_close,
+    no_number,
+    right,
+    unanswered,
+    wrong,
+)
+from gpulab.lessons.figures import BLUE, Row, draw_rows, stacked
 from gpulab.lessons.guesses import Question, share
 from gpulab.lessons.measured import Faster
 from gpulab.lessons.sharing_process import KINDS, Stretch
@@ -230,86 +242,83 @@ _KIND_WORDS = {"starved": "starved: waits for data", "busy": "busy: only compute
 
 def draw_shared(measured: Sequence[Shared]) -> Figure:
     """Steps per second by kind: alone, and two at once, one on top of the other."""
-    first, second = COLOURS["compute"], "#8FB4DA"
-    title, x = "Two trainings on one core", "steps per second on one core (measured)"
-    with plot(8, 1.1 + 0.85 * len(measured), title, x, bare="top right") as (figure, axes):
-        names = []
-        for row, one in enumerate(measured):
-            alone = float(np.median([stretch.per_s for stretch in one.alone]))
-            a, b = (float(np.median([both[i].per_s for both in one.together])) for i in (0, 1))
-            at = (2 * row + 0.35 * row, 2 * row + 0.35 * row + 1)
-            axes.barh(at[0], alone, 0.8, color=first)
-            axes.barh(at[1], a, 0.8, color=first)
-            axes.barh(at[1], b, 0.8, left=a, color=second, edgecolor="white")
-            axes.text(
-                alone, at[0], f"  {alone:.0f}; computes {percent(one.busy_fraction)} of its time", va="center", size=8
-            )
-            axes.text(a + b, at[1], f"  {a:.0f} + {b:.0f}", va="center", size=8)
-            names += [(at[0], f"{_KIND_WORDS[one.kind]}\nalone"), (at[1], "two at once")]
-        axes.set_yticks([at for at, _ in names], [name for _, name in names], size=8)
-        axes.invert_yaxis()
-        axes.set_xlim(0, 1.3 * axes.get_xlim()[1])
-    return figure
+    rows = []
+    for one in measured:
+        alone = float(np.median([stretch.per_s for stretch in one.alone]))
+        a, b = (float(np.median([both[i].per_s for both in one.together])) for i in (0, 1))
+        computes = f"{alone:.0f}; computes {percent(one.busy_fraction)} of its time"
+        rows.append(Row(f"{_KIND_WORDS[one.kind]}\nalone", stacked([(alone, BLUE)]), computes))
+        rows.append(Row("two at once", stacked([(a, BLUE), (b, "#8FB4DA")]), f"{a:.0f} + {b:.0f}"))
+    return draw_rows(rows, "Two trainings on one core", "steps per second on one core (measured)")
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------
 
 
+@exercise("Put the name of a job, in quotes, in place of the dots, then run that cell and this one again.")
 def check_worst(worst_job: object) -> Checked:
     """Whether that job of the fleet wasted most device time, by the learner's own recordings."""
     jobs = {job.name: job for job in jobs_of()}
     if len(jobs) < 2:
         return unanswered("The jobs are not recorded yet: run the cell that records them first.")
-    if is_unanswered(worst_job):
-        return unanswered(
-            "Put the name of a job, in quotes, in place of the dots, then run that cell and this one again."
-        )
     if worst_job not in jobs:
         return wrong(f"{worst_job!r} is none of the jobs: {', '.join(jobs)}.")
-    ranked = sorted(jobs.values(), key=lambda job: -(job.wasted_gpu_hours or 0.0))
-    most, answer = ranked[0], jobs[str(worst_job)]
+    answer = jobs[str(worst_job)]
+    wasted = {name: job.wasted_gpu_hours or 0.0 for name, job in jobs.items()}
+    highest = max(jobs.values(), key=lambda job: job.idle_fraction or 0.0)
     product = f"{duration(answer.wall_s * 1e6)} × {percent(answer.idle_fraction)}"
-    words = f"{answer.name}: {product} = {_wasted(answer)} wasted."
-    if (answer.wasted_gpu_hours or 0.0) >= (1 - CLOSE) * (most.wasted_gpu_hours or 0.0):
-        highest = max(ranked, key=lambda job: job.idle_fraction or 0.0)
-        more = (
-            f" The largest share, {percent(highest.idle_fraction)}, is that of {highest.name}, which held it for less."
-        )
+    words = f"{answer.name}: {product} = {duration(wasted[answer.name] * 3600e6)} wasted."
+    share = percent(highest.idle_fraction)
+    if wasted[answer.name] >= (1 - CLOSE) * max(wasted.values()):
+        more = f" The largest share, {share}, is that of {highest.name}, which held it for less."
         return right(words + (more if highest.name != answer.name else ""))
-    if answer.idle_fraction == max(job.idle_fraction or 0.0 for job in ranked):
+    if answer.idle_fraction == highest.idle_fraction:
         return wrong(f"{words} Its share is the largest, but how long did it hold the device? Another job wastes more.")
     return wrong(f"{words} Another job wastes more: multiply how long each held the device by its idle share.")
 
 
-def _wasted(job: FleetJob) -> str:
-    return duration((job.wasted_gpu_hours or 0.0) * 3600e6)
+_HOURS_CASES = ((1, 3600.0, 0.5), (4, 3600.0, 0.5), (8, 36000.0, 0.25), (2, 90.0, 0.0), (1, 7200.0, None))
 
 
-_HOURS_CASES: tuple[tuple[int, float, float | None], ...] = (
-    *((1, 3600.0, 0.5), (4, 3600.0, 0.5), (8, 36000.0, 0.25), (2, 90.0, 0.0), (1, 7200.0, None)),
-)
+def hours(gpus: int, wall_s: float, idle_fraction: float | None) -> float | None:
+    """GPU hours in which a job's GPUs did nothing; None where that is not measurable."""
+    return None if idle_fraction is None else gpus * wall_s / 3600 * idle_fraction
 
 
-@exercise(given=_HOURS_CASES[0])
-def check_hours(wasted_gpu_hours: Any) -> Checked:
+@exercise()
+def check_hours(wasted_gpu_hours: Callable[..., Any]) -> Checked:
     """Whether `wasted_gpu_hours(gpus, wall_s, idle_fraction)` is what fleet computes; None stays None."""
-    for case in _HOURS_CASES:
-        gpus, wall_s, idle = case
-        wanted = None if idle is None else gpus * wall_s / 3600 * idle
+
+    def answer(*case: Any) -> object:
         try:
-            got = wasted_gpu_hours(*case)
+            return wasted_gpu_hours(*case)
         except TypeError:
-            if idle is None:
-                return wrong("It fails for a job whose idle share is None: not measurable is not 0, and stays None.")
-            raise
-        if wanted is None:
-            if got is not None:
-                return wrong(f"A job whose idle share is None: it gives {got!r}. What is not measurable stays None.")
-            continue
-        if not isinstance(got, (int, float)) or isinstance(got, bool):
-            return wrong(f"wasted_gpu_hours{case} gives {got!r}; expected a number.")
-        if not math.isclose(got, wanted, rel_tol=1e-6, abs_tol=1e-12):
-            return wrong(f"wasted_gpu_hours{case} gives {got:g}; expected {wanted:g}. {_hours_mistake(case, got)}")
+            if case[2] is not None:
+                raise
+            return "a TypeError"
+
+    def form(got: object, wanted: float | None) -> str:
+        if wanted is not None:
+            return no_number(got, wanted)
+        is_none = f"A job whose idle share is None: it gives {got!r}. What is not measurable is not 0, and stays None."
+        return "" if got is None else is_none
+
+    words = fault(
+        answer,
+        hours,
+        _HOURS_CASES,
+        (
+            ("That is the time in which they worked.", lambda g, s, i: g * s / 3600 * (1 - (i or 0.0))),
+            ("Those are seconds: an hour has 3,600.", lambda g, s, i: g * s * (i or 0.0)),
+            ("A job holds all its GPUs: each counts.", lambda g, s, i: s / 3600 * (i or 0.0)),
+        ),
+        otherwise="GPUs × hours × idle share.",
+        name="wasted_gpu_hours",
+        form=form,
+        same=lambda got, wanted: got == wanted if None in (got, wanted) else is_close(got, wanted),
+    )
+    if words:
+        return wrong(words)
     for job in jobs_of():
         got = wasted_gpu_hours(job.gpus, job.wall_s, job.idle_fraction)
         if job.ranks == 1 and not math.isclose(got, job.wasted_gpu_hours or 0.0, rel_tol=1e-3, abs_tol=1e-9):
@@ -317,24 +326,12 @@ def check_hours(wasted_gpu_hours: Any) -> Checked:
     return right("Every GPU counts for as long as the job held it: eight GPUs that idle a quarter of ten hours are 20.")
 
 
-def _hours_mistake(case: tuple[int, float, float | None], got: float) -> str:
-    gpus, wall_s, idle = case
-    wanted = gpus * wall_s / 3600 * (idle or 0.0)
-    if math.isclose(got, gpus * wall_s / 3600 - wanted):
-        return "That is the time in which they worked."
-    if wanted and math.isclose(got, 3600 * wanted):
-        return "Those are seconds: an hour has 3,600."
-    if math.isclose(got, wanted / gpus):
-        return "A job holds all its GPUs: each counts."
-    return "GPUs × hours × idle share."
-
-
 Demand = tuple[float, float]  # busy share, memory, both as a share of the device
 MOST_BUSY = 0.9
 _FLEETS = 200
 
 
-@exercise(given=({"a": (0.5, 0.5)}, MOST_BUSY))
+@exercise()
 def check_together(put_together: Any) -> Checked:
     """Whether `put_together(jobs, most)` groups jobs so that no device gets too much, on as few as first fit needs."""
     needed = enough = 0
@@ -395,22 +392,18 @@ def _problem(groups: Any, jobs: Mapping[str, Demand]) -> str:
     """What is wrong with an answer; empty where nothing is."""
     if not isinstance(groups, (list, tuple)) or not all(isinstance(group, (list, tuple, set)) for group in groups):
         return f"It gives {groups!r}; expected a list with a list of names per device."
-    names = [name for group in groups for name in group]
+    counts = Counter(name for group in groups for name in group)
     for name in jobs:
-        if names.count(name) != 1:
-            return f"Of {len(jobs)} jobs, {name} is on {plural(names.count(name), 'device')}: each must be on one."
-    if len(names) > len(jobs):
-        return f"It names jobs that are none: {sorted(set(names) - set(jobs))[:3]}."
+        if counts[name] != 1:
+            return f"Of {len(jobs)} jobs, {name} is on {plural(counts[name], 'device')}: each must be on one."
+    if strange := sorted(counts.keys() - jobs):
+        return f"It names jobs that are none: {strange[:3]}."
     for group in groups:
-        if _fits(list(group), jobs, MOST_BUSY):
-            continue
-        busy, memory = (sum(jobs[name][i] for name in group) for i in (0, 1))
-        what = (
-            f"busy shares of {busy:.2f}, and {MOST_BUSY} is the most"
-            if busy > MOST_BUSY + 1e-9
-            else f"{memory:.2f} of its memory"
-        )
-        return f"One device gets {', '.join(f'{name} {jobs[name]}' for name in group)}: {what}."
+        if not _fits(list(group), jobs, MOST_BUSY):
+            busy, memory = (sum(jobs[name][i] for name in group) for i in (0, 1))
+            too_busy = f"busy shares of {busy:.2f}, and {MOST_BUSY} is the most"
+            what = too_busy if busy > MOST_BUSY + 1e-9 else f"{memory:.2f} of its memory"
+            return f"One device gets {', '.join(f'{name} {jobs[name]}' for name in group)}: {what}."
     return ""
 
 
@@ -442,9 +435,4 @@ QUESTIONS: Mapping[str, Question] = {
     "busy-pair": Question(
         "And two that only compute?", "times", _times("busy"), "by two busy trainings on one core", MANNER
     ),
-}
-EXERCISES: Mapping[str, Callable[..., Checked]] = {
-    "worst": check_worst,
-    "hours": check_hours,
-    "together": check_together,
 }

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from msgspec import Struct
 from torch import Tensor
 from torch.nn import functional
 from torch.utils.flop_counter import FlopCounterMode
@@ -15,11 +14,13 @@ from torch.utils.flop_counter import FlopCounterMode
 from gpulab.analysis.cores import LEAST_OTHERS, CoreShare, core_share
 from gpulab.formatting import percent, plural
 from gpulab.lessons.check import QUIETER, Checked, NoAnswer, Table, exercise, right, unanswered, undecided, wrong
-from gpulab.lessons.figures import GREY, WIDTH_IN, plot
+from gpulab.lessons.figures import GREY, plot
 from gpulab.lessons.guesses import Question, share, times_between
+from gpulab.lessons.lanes import Played
 from gpulab.lessons.measured import communicating_share, ranks_named, working_share
-from gpulab.lessons.pipeline_timeline import Deadlock, PlayedPipeline, batches, bubble, play_pipeline
+from gpulab.lessons.pipeline import StagesWait, batches, bubble, play_orders
 from gpulab.lessons.ranks import FORWARD, noted
+from gpulab.lessons.training import gradients_of
 from gpulab.run import Run
 from gpulab.timeline.labels import OPERATORS, labels
 
@@ -54,47 +55,39 @@ def micro_batches_of(run: Run) -> int | None:
     return count or None
 
 
+def _measured(name: str) -> tuple[int, int, float] | None:
+    """Of the run of that name: ranks, micro-batches, and the bubble; None where not all of them is known."""
+    ranks, measured = ranks_named(name), measured_bubble(name)
+    count = micro_batches_of(ranks[0]) if ranks else None
+    return None if count is None or measured is None else (len(ranks), count, measured)
+
+
 def bubbles(*names: str) -> Table:
     """The measured bubble of each run of that name, beside what the formula says."""
     lines = [f"{'run':28}{'ranks':>6}{'micro-batches':>15}{'formula':>9}{'measured':>10}"]
     for name in names:
-        one = _measured_pipeline(name)
-        if one is None:
+        measured = _measured(name)
+        if measured is None:
             lines.append(f"{name:28}has not run yet")
-            continue
-        formula = percent(bubble(one.ranks, one.micro_batches))
-        lines.append(f"{name:28}{one.ranks:>6}{one.micro_batches:>15}{formula:>9}{percent(one.bubble_fraction):>10}")
+        else:
+            ranks, count, share = measured
+            lines.append(f"{name:28}{ranks:>6}{count:>15}{percent(bubble(ranks, count)):>9}{percent(share):>10}")
     return Table(tuple(lines))
 
 
 def draw_bubbles(*names: str) -> Figure:
     """The formula's bubble over the number of micro-batches, and each run of that name as a point where it measured."""
-    measured = {name: one for name in names if (one := _measured_pipeline(name)) is not None}
     counts = np.arange(1, 65)
-    with plot(WIDTH_IN, 3.2, x="micro-batches", y="bubble, % of a step") as (figure, axes):
+    ticks, labels = [2**n for n in range(7)], ("", "micro-batches", "bubble, % of a step")
+    with plot(8, 3.2, *labels, log={"x": 2}, ticks=ticks, legend={"loc": "upper right"}) as (figure, axes):
         for stages, style in ((2, "-"), (4, "--"), (8, ":")):
-            formula = 100 * np.array([bubble(stages, int(m)) for m in counts])
+            formula = [100 * bubble(stages, int(m)) for m in counts]
             axes.plot(counts, formula, style, color=GREY, label=f"formula, {stages} stages")
-        for (name, one), marker in zip(measured.items(), "osD^v", strict=False):
-            axes.plot([one.micro_batches], [100 * one.bubble_fraction], marker, label=f"{name}, measured", markersize=8)
-        axes.set_xscale("log", base=2)
-        ticks = [1, 2, 4, 8, 16, 32, 64]
-        axes.set_xticks(ticks, [str(m) for m in ticks])
+        measured = {name: one for name in names if (one := _measured(name)) is not None}
+        for (name, (_, count, share)), marker in zip(measured.items(), "osD^v", strict=False):
+            axes.plot([count], [100 * share], marker, label=f"{name}, measured", markersize=8)
         axes.set_ylim(0, 100)
-        axes.legend(loc="upper right", fontsize=8, frameon=False)
     return figure
-
-
-class _MeasuredPipeline(Struct, frozen=True):
-    ranks: int
-    micro_batches: int
-    bubble_fraction: float
-
-
-def _measured_pipeline(name: str) -> _MeasuredPipeline | None:
-    ranks = ranks_named(name)
-    count, measured = micro_batches_of(ranks[0]) if ranks else None, measured_bubble(name)
-    return None if count is None or measured is None else _MeasuredPipeline(len(ranks), count, measured)
 
 
 def _noted_by_first(name: str, word: str) -> int | None:
@@ -150,9 +143,8 @@ def _is_disturbed(ranks: list[Run]) -> bool:
     every = sum(one.got_cores or 0.0 for one in shares)
     for own in shares:
         used = every - (own.got_cores or 0.0)  # by the other ranks, which are other programs to this one
-        if own.others_cores is not None and (own.others_cores - used) / (own.cores or 1) >= LEAST_OTHERS:
-            return True
-        if (own.thread_wait_fraction or 0.0) >= LEAST_OTHERS:
+        others = 0.0 if own.others_cores is None else (own.others_cores - used) / (own.cores or 1)
+        if max(others, own.thread_wait_fraction or 0.0) >= LEAST_OTHERS:
             return True
     return False
 
@@ -165,15 +157,13 @@ def check_schedule(my_schedule: Any) -> Checked:
     """Whether `my_schedule(stage, stages, micro_batches)` is an order with GPipe's bubble that keeps as few as 1F1B."""
     for stages, micro_batches in ((1, 3), (2, 4), (4, 8), (3, 2), (4, 3)):
         given = [my_schedule(stage, stages, micro_batches) for stage in range(stages)]
-        if all(order is None for order in given):
-            raise NoAnswer
         where = f"With {plural(stages, 'stage')} and {batches(micro_batches)}"
         for stage, order in enumerate(given):
             if hint := _incomplete(order, micro_batches, stage):
                 return wrong(f"{where}: {hint}")
         try:
-            played = play_pipeline(lambda stage, *_: given[stage], stages, micro_batches)  # noqa: B023
-        except Deadlock as deadlock:
+            played = play_orders(lambda stage, *_: given[stage], stages, micro_batches)  # noqa: B023
+        except StagesWait as deadlock:
             return wrong(f"{where} the stages wait for each other, and for ever: {deadlock}. Stages count from 0.")
         if hint := _wasteful(played, stages, micro_batches):
             return wrong(f"{where} {hint}")
@@ -204,14 +194,14 @@ def _is_operation(one: object) -> bool:
     return isinstance(one, list | tuple) and len(one) == 2 and one[0] in ("F", "B") and isinstance(one[1], int)
 
 
-def _wasteful(played: PlayedPipeline, stages: int, micro_batches: int) -> str:
+def _wasteful(played: Played, stages: int, micro_batches: int) -> str:
     formula = bubble(stages, micro_batches)
-    if played.bubble_fraction > formula + 1e-9:
+    if played.share("wait") > formula + 1e-9:
         return (
-            f"its bubble is {percent(played.bubble_fraction)}, and {percent(formula)} is possible. Does a stage wait "
+            f"its bubble is {percent(played.share('wait'))}, and {percent(formula)} is possible. Does a stage wait "
             "for a backward pass when it could run another forward pass?"
         )
-    for stage, kept in enumerate(played.kept):
+    for stage, kept in enumerate(map(int, played.each)):
         most = min(stages - stage, micro_batches)
         if kept > most:
             return (
@@ -242,55 +232,51 @@ def check_tensor_parallel(my_part: Any) -> Checked:
 
 
 def _part_hint(my_part: Any, ranks: int) -> str:
-    tensors = _block_tensors()
-    wanted = whole_block(*tensors)
-    parts, flops = [], []
+    random = torch.Generator().manual_seed(0)
+    shapes = ((5, 8), (16, 8), (16,), (8, 16), (8,))
+    tensors = [torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for s in shapes]
+    wanted, all_flops = _counted(lambda: whole_block(*tensors))
+    parts, most_flops = [], 0
     for rank in range(ranks):
-        with FlopCounterMode(display=False) as counter:
-            part = my_part(*tensors, rank, ranks)
-        if part is None:
-            raise NoAnswer
+        part, flops = _counted(lambda: my_part(*tensors, rank, ranks))  # noqa: B023
         if not isinstance(part, Tensor) or part.shape != wanted.shape:
             shape = list(part.shape) if isinstance(part, Tensor) else type(part).__name__
             return f"rank {rank} gives {shape}; expected a tensor of the shape {list(wanted.shape)}."
         parts.append(part)
-        flops.append(counter.get_total_flops())
-    total = torch.stack(parts).sum(dim=0)
-    if not torch.allclose(total, wanted):
-        return _sum_hint(total - wanted, tensors[-1], ranks)
-    all_flops = _flops_of_whole(tensors)
-    if max(flops) > all_flops / ranks * 1.01:
-        return (
-            f"the sum is right, but one rank does {percent(max(flops) / all_flops)} of the arithmetic, and "
-            f"{percent(1 / ranks)} is its share. Take a part of the weights, not of the result."
-        )
-    got = torch.autograd.grad(total.square().sum(), tensors)
-    expected = torch.autograd.grad(wanted.square().sum(), tensors)
-    same = all(torch.allclose(a, b) for a, b in zip(got, expected, strict=True))
-    return "" if same else "the values are right, their gradients are not."
-
-
-def _sum_hint(difference: Tensor, second_bias: Tensor, ranks: int) -> str:
-    if ranks > 1 and torch.allclose(difference, (ranks - 1) * second_bias.expand_as(difference)):
-        return "the last bias is in the sum once for each rank. Let one rank add it, or each a part of it."
-    if torch.allclose(difference, -second_bias.expand_as(difference)):
-        return "the last bias is missing."
-    return (
-        f"the sum of all parts differs from the whole block by up to {difference.abs().max().item():.3g}. Which rows "
-        "of `first` and which columns of `second` belong together? And has each part its piece of the first bias?"
+        most_flops = max(most_flops, flops)
+    total, bias = torch.stack(parts).sum(dim=0), tensors[-1].expand_as(wanted)
+    difference = total - wanted
+    same = all(
+        a is not None and b is not None and torch.allclose(a, b)
+        for a, b in zip(gradients_of(total, tensors), gradients_of(wanted, tensors), strict=True)
     )
+    faults = (
+        (
+            ranks > 1 and torch.allclose(difference, (ranks - 1) * bias),
+            "the last bias is in the sum once for each rank. Let one rank add it, or each a part of it.",
+        ),
+        (torch.allclose(difference, -bias), "the last bias is missing."),
+        (
+            not torch.allclose(total, wanted),
+            f"the sum of all parts differs from the whole block by up to {difference.abs().max().item():.3g}. Which "
+            "rows of `first` and which columns of `second` belong together? And has each part its piece of the first "
+            "bias?",
+        ),
+        (
+            most_flops > all_flops / ranks * 1.01,
+            f"the sum is right, but one rank does {percent(most_flops / all_flops)} of the arithmetic, and "
+            f"{percent(1 / ranks)} is its share. Take a part of the weights, not of the result.",
+        ),
+        (not same, "the values are right, their gradients are not."),
+    )
+    return next((words for is_there, words in faults if is_there), "")
 
 
-def _block_tensors() -> tuple[Tensor, ...]:
-    random = torch.Generator().manual_seed(0)
-    shapes = ((5, 8), (16, 8), (16,), (8, 16), (8,))
-    return tuple(torch.randn(s, generator=random, dtype=torch.float64).requires_grad_() for s in shapes)
-
-
-def _flops_of_whole(tensors: tuple[Tensor, ...]) -> int:
+def _counted(work: Callable[[], Any]) -> tuple[Any, int]:
+    """What it gives, and its FLOP."""
     with FlopCounterMode(display=False) as counter:
-        whole_block(*tensors)
-    return int(counter.get_total_flops())
+        result = work()
+    return result, int(counter.get_total_flops())
 
 
 QUESTIONS: Mapping[str, Question] = {
@@ -315,9 +301,4 @@ QUESTIONS: Mapping[str, Question] = {
         lambda: _share_noted(_noted_by_first("sharded", SHARDED), _noted_by_first("sharded", WHOLE)),
         "of weights, gradients and optimizer state are kept by each rank with FSDP",
     ),
-}
-EXERCISES: Mapping[str, Callable[..., Checked]] = {
-    "micro-batches": check_micro_batches,
-    "schedule": check_schedule,
-    "tensor-parallel": check_tensor_parallel,
 }

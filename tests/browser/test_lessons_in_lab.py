@@ -21,7 +21,7 @@ IN_A_CLASS = """
 import os
 os.environ["GPULAB_CLASS"], os.environ["GPULAB_DIR"] = {folder!r}, {own!r}
 """
-SLIDERS = "from gpulab.lessons.model_timeline import turn_by_hand\nturn_by_hand()"  # lesson 09's cell
+SLIDERS = "from gpulab.lessons.lanes import GpuStep, turn\nturn(GpuStep())"  # lesson 09's cell
 HOSTILE = "<script>alert(1)</script>"
 
 

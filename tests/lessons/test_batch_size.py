@@ -5,11 +5,8 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader
 
-from gpulab.lessons.batch_size import (
-    DigitsInMemory,
-    losses_after,
-    whole_batch,
-)
+from gpulab.lessons.batch_size import losses_after
+from gpulab.lessons.digits import DigitsInMemory, whole_batch
 
 
 def test_digits_in_memory_come_in_whole_batches() -> None:

@@ -42,7 +42,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         comparison = records.get(name)
         return None if comparison is None else Experiment((comparison.a, comparison.b), (comparison,), 1.0)
 
-    monkeypatch.setattr(capstone, "experiment_named", named)
+    monkeypatch.setattr("gpulab.lessons.measured.experiment_named", named)
     monkeypatch.setattr(capstone, "climbs", [])
     monkeypatch.setattr(capstone, "run_named", lambda name: None)
     return records
@@ -60,7 +60,7 @@ def test_a_rung_is_what_was_measured(measured: dict[str, Any]) -> None:
     ladder.add("data-first")
     ladder.add("batch-first")
     ladder.add("data-first")
-    assert len(ladder.rungs) == 2 and ladder.best is not None and ladder.best.times == pytest.approx(2)
+    assert len(ladder.rungs) == 2 and (best := ladder.best()) is not None and best.times == pytest.approx(2)
     assert "speedup 2.0× (1.9–2.1)" in repr(ladder) and repr(ladder).count("does not count") == 1
     assert "undecided: does not count" in repr(ladder).splitlines()[-1]
 
@@ -184,7 +184,7 @@ def test_the_order_is_judged_by_the_two_rungs(
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpulab.lessons.starving.time.sleep", lambda seconds: None)
+    monkeypatch.setattr("gpulab.lessons.digits.time.sleep", lambda seconds: None)
     monkeypatch.setattr(capstone, "SAMPLES", 48)
 
 
@@ -226,7 +226,7 @@ def test_the_same_training_is_judged_by_speed(
     quick: None, monkeypatch: pytest.MonkeyPatch, low: float, high: float, state: str
 ) -> None:
     speed = Speed((low * high) ** 0.5, (low, high), 1.0, 1.0, 5)
-    monkeypatch.setattr(capstone, "time_pairs", lambda before, after, pairs, budget_s: speed)
+    monkeypatch.setattr("gpulab.lessons.check.time_pairs", lambda before, after, pairs, budget_s: speed)
     checked = check_train(given_train)
     assert checked.state == state
     assert ("gpulab's report of your training says" in checked.hint) == (state == "wrong")

@@ -23,7 +23,6 @@ from gpulab.lessons import (
     measured,
     mixed_precision,
     profile_first,
-    starving,
     times_faster,
     utilization,
 )
@@ -35,6 +34,7 @@ from gpulab.lessons.measured import (
     ranks_named,
     waiting_share,
 )
+from gpulab.lessons.training import default_device
 from gpulab.options import QUICK_VARIABLE
 from gpulab.run import Job, Run, Settings
 from gpulab.tuning.record import Block, Comparison, Experiment
@@ -207,7 +207,7 @@ def test_a_share_is_the_one_of_the_picture(traced: bool) -> None:
     case = synthetic.cpu_case().run
     run = case if traced else replace(case, timeline=None)
     shown = {part.label: part.share for part in segments(facts(run))}
-    assert starving.waiting_share(run) == shown[PARTS["data_wait"].label]
+    assert measured.data_wait_share(run) == shown[PARTS["data_wait"].label]
     works = measured.working_share(run)
     assert works == (shown[PARTS["compute"].label] + shown[PARTS["optimizer"].label] if traced else None)
 
@@ -250,7 +250,7 @@ def test_what_was_measured_is_known_by_its_name(ran: Ran) -> None:
         lambda: cost.cost_ratio("none"),
         lambda: cost.check_cheaper("workers"),
         lambda: fused_kernels.swaps_table({"none": "a swap"}),
-        lambda: mixed_precision.draw_gains({"none": "a step"}, mixed_precision.on_device()),
+        lambda: mixed_precision.draw_gains({"none": "a step"}, default_device()),
         lambda: profile_first.draw_trace("none"),
         lambda: profile_first.plugin_beside("none"),
         lambda: utilization.alerts_with("none"),

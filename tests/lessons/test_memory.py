@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from gpulab.formatting import size
-from gpulab.lessons.batch_size import DigitsInMemory
+from gpulab.lessons.digits import DigitsInMemory
 from gpulab.lessons.memory import (
     Allocator,
     bytes_with_and_without,
@@ -35,12 +35,12 @@ def test_what_a_step_keeps_is_counted(digits: DigitsInMemory) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.0)
     small, large = (state_bytes(model, optimizer, digits.pixels[:n], digits.labels[:n]) for n in (10, 40))
     weights = 4 * (64 * 32 + 32 + 32 * 10 + 10)
-    assert small.weights == small.gradients == weights
-    assert 2 * weights <= small.optimizer <= 2 * weights + 64, "two averages, and a count of steps each"
-    assert (small.weights, small.optimizer) == (large.weights, large.optimizer)
-    assert small.activations >= 4 * 10 * (64 + 32)
-    per_sample = (large.activations - small.activations) / 30
-    assert per_sample == pytest.approx(small.activations / 10, rel=0.05), "a straight line over the batch"
+    assert small["weights"] == small["gradients"] == weights
+    assert 2 * weights <= small["optimizer"] <= 2 * weights + 64, "two averages, and a count of steps each"
+    assert (small["weights"], small["optimizer"]) == (large["weights"], large["optimizer"])
+    assert small["activations"] >= 4 * 10 * (64 + 32)
+    per_sample = (large["activations"] - small["activations"]) / 30
+    assert per_sample == pytest.approx(small["activations"] / 10, rel=0.05), "a straight line over the batch"
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True)), "nothing was trained"
 
 

@@ -48,7 +48,7 @@ def test_what_other_programs_slow_down_is_not_wrong(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("gpulab.lessons.check.LEAST_OTHERS", 0.15)
     monkeypatch.setattr("gpulab.lessons.check._SHORTEST_S", 0.0)
     speed = time_pairs(scripted(0.2), scripted(0.1))
-    assert speed.is_disturbed and judge_speed(speed, 1.5).state == "right"
+    assert (speed.others_fraction or 0.0) >= 0.15 and judge_speed(speed, 1.5).state == "right"
     slow = judge_speed(replace(speed, others_fraction=0.62), 3, hint="Try more.")
     assert slow.state == "undecided"
     assert "other programs took 62 % of the CPU" in slow.hint and slow.hint.endswith("Try more.")

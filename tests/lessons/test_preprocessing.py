@@ -55,7 +55,7 @@ def test_a_map_gives_batches_as_it_gives_items(pictures: Path) -> None:
 
 def test_a_transform_of_a_batch_is_that_of_its_items(pictures: Path) -> None:
     images = torch.stack([InMemory()[i][0] for i in range(4)])
-    singles = torch.stack([Transformed(InMemory())[i][0] for i in range(4)])
+    singles = torch.stack([Transformed()[i][0] for i in range(4)])
     assert torch.equal(normalized(images), singles)
 
 
@@ -132,7 +132,7 @@ def parts_of(figure: Any) -> dict[float, list[tuple[float, float]]]:
 
 
 def legend_of(figure: Any) -> list[str]:
-    return [text.get_text() for text in figure.axes[0].get_legend().get_texts()]
+    return [text.get_text() for text in figure.legends[0].get_texts()]
 
 
 def test_each_bar_adds_one_cost_to_the_one_before(drawn: Callable[..., Any]) -> None:

@@ -17,15 +17,13 @@ from gpulab.lessons.check import Note, Speed, Table
 from gpulab.lessons.measured import Faster
 from gpulab.lessons.profile_first import (
     CULPRIT,
-    SHAPES,
-    _example,
-    _mistakes,
-    _rolled,
+    SHIFT_MISTAKES,
     check_costliest,
     check_rewrite,
     draw_limit,
     draw_trace,
     limit_beside_share,
+    rolled,
 )
 
 Images = npt.NDArray[Any]
@@ -43,7 +41,7 @@ def shift(images: Images, offsets: Images) -> Images:
 @pytest.fixture
 def speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The check measures this in place of time."""
-    monkeypatch.setattr(profile_first, "time_pairs", lambda *a, **k: Speed(20.0, (18.0, 22.0), 0.01, 0.0005, 9))
+    monkeypatch.setattr("gpulab.lessons.check.time_pairs", lambda *a, **k: Speed(20.0, (18.0, 22.0), 0.01, 0.0005, 9))
 
 
 # -- what a share can bring --------------------------------------------------------------------------------------------
@@ -164,17 +162,13 @@ def test_a_number_is_that_of_the_report(answer: int, state: str, hint: str, monk
 @pytest.mark.usefixtures("speed")
 def test_an_answer_for_one_shape_alone_is_found_out() -> None:
     with pytest.raises(ValueError, match="reshape"):
-        check_rewrite(lambda images, offsets: _rolled(images, offsets).reshape(-1, 5, 5), shift)
+        check_rewrite(lambda images, offsets: rolled(images, offsets).reshape(-1, 5, 5), shift)
 
 
-@pytest.mark.parametrize("number", range(6))
+@pytest.mark.parametrize(("words", "mistake"), SHIFT_MISTAKES, ids=range(len(SHIFT_MISTAKES)))
 @pytest.mark.usefixtures("speed")
-def test_each_wrong_shift_has_its_own_hint(number: int) -> None:
-    def mistaken(images: Images, offsets: Images) -> Images:
-        return np.array(_mistakes(images, offsets)[number][1])
-
-    words = _mistakes(*_example(SHAPES[0]))[number][0]
-    checked = check_rewrite(mistaken, shift)
+def test_each_wrong_shift_has_its_own_hint(words: str, mistake: Any) -> None:
+    checked = check_rewrite(mistake, shift)
     assert (checked.state, checked.hint) == ("wrong", words)
 
 
@@ -183,4 +177,4 @@ def test_a_right_answer_is_told_the_limit(monkeypatch: pytest.MonkeyPatch) -> No
     for sure, words in ((True, "speedup 2.7×, the limit"), (False, "Now put it into the training")):
         most = SimpleNamespace(times=2.7, sure=sure)
         monkeypatch.setattr(profile_first, "times_faster", lambda name, most=most: most)
-        assert words in check_rewrite(_rolled, shift).hint
+        assert words in check_rewrite(rolled, shift).hint

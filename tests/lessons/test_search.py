@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 from gpulab.api.profile import profile
 from gpulab.errors import GpulabError
 from gpulab.lessons import search
+from gpulab.lessons.digits import SearchDigits, split_digits
 from gpulab.lessons.search import (
     Kind,
     Look,
     Pair,
-    SearchDigits,
     Trial,
     compare_searches,
     draw_curves,
@@ -45,10 +45,10 @@ def trial(us: float, loss: float | None, *, kind: str = "conv", stopped: str = "
 
 
 def test_no_digit_is_trained_on_and_validated() -> None:
-    trained, validated = search._digits(training=True)[0], search._digits(training=False)[0]
+    trained, validated = split_digits(training=True)[0], split_digits(training=False)[0]
     assert (len(trained), len(validated)) == (1440, 357)
     assert trained.shape[1:] == (1, 8, 8) and 0 <= float(trained.min()) <= float(trained.max()) <= 1
-    assert set(search._digits(training=False)[1].tolist()) == set(range(10))
+    assert set(split_digits(training=False)[1].tolist()) == set(range(10))
 
 
 def test_augmented_digits_are_the_seeds_and_no_others() -> None:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -29,13 +28,13 @@ from gpulab.lessons.sharing import (
     check_worst,
     draw_shared,
     first_fit,
+    hours,
     jobs_of,
     jobs_table,
     record_jobs,
     share_core,
 )
 from gpulab.lessons.sharing_process import WAITING, Stretch
-from gpulab.lessons.sharing_timeline import WAYS, Setting, draw, play
 from gpulab.store.folders import Store
 from tests.support.fork_server import python_with_torch
 
@@ -229,45 +228,7 @@ def test_the_bars_are_the_medians() -> None:
     assert "measured" in axes.get_xlabel()
 
 
-# -- the model ---------------------------------------------------------------------------------------------------------
-
-
-@settings(deadline=None, max_examples=30)
-@given(st.integers(1, 7), st.integers(1, 20), st.integers(1, 10))
-def test_the_model_is_the_rule_that_the_lesson_says(jobs: int, busy: int, fills: int) -> None:
-    """Against closed forms: time slicing min(k, 1/u), MIG k / (1 - u + u max(1, k f)), MPS at most min(k, 1/(u f))."""
-    u, f = busy / 20, fills / 10
-    sliced, mps, mig = (play(Setting(jobs, 5 * busy, 10 * fills, way)) for way in WAYS)
-    assert sliced.total == pytest.approx(min(jobs, 1 / u), rel=0.06)
-    assert mig.total == pytest.approx(jobs / (1 - u + u * max(1.0, jobs * f)), rel=0.06)
-    assert 0.97 * sliced.total <= mps.total <= 1.06 * min(jobs, 1 / (u * f))
-    if jobs * f <= 1 or u == 1:  # there is room for all at once, or never for fewer
-        assert mps.total == pytest.approx(min(jobs, 1 / (u * f)), rel=0.06)
-    for played in (sliced, mps, mig):
-        assert len(played.lanes) == jobs and max(played.each) <= 1.04
-
-
-def test_one_job_computes_at_a_time_where_time_is_sliced() -> None:
-    lanes = play(Setting(3, 90)).lanes
-    computing = sorted((b.start, b.start + b.length) for lane in lanes for b in lane if b.kind == "compute")
-    assert all(end <= start for (_, end), (start, _) in pairwise(computing))
-    assert not [b for lane in lanes for b in lane if b.kind == "communicate"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_title_and_label_of_the_model_do_not_meet(way: Any) -> None:
-    figure = draw(Setting(7, 100, 100, way))
-    figure.draw_without_rendering()
-    axes = figure.axes[0]
-    [label] = [text for text in axes.texts if "a model" in text.get_text()]
-    assert axes._left_title.get_window_extent().x1 < label.get_window_extent().x0  # type: ignore[attr-defined]
-
-
 # -- the exercises -----------------------------------------------------------------------------------------------------
-
-
-def hours(gpus: int, wall_s: float, idle: float | None) -> float | None:
-    return None if idle is None else gpus * wall_s / 3600 * idle
 
 
 def test_wasted_hours_are_also_those_of_fleet(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,17 +15,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from gpulab.lessons import starving
 from gpulab.lessons.check import Speed
-from gpulab.lessons.starving import (
-    DistantDigits,
-    Feeding,
-    HeavyDigits,
-    ItemsInMemory,
-    SomeDistantDigits,
-    check_loader,
-    judge_claim,
-    pass_on,
-    steps_ms,
-)
+from gpulab.lessons.digits import DigitsInMemory, DistantDigits, HeavyDigits, SomeDistantDigits, whole_batch
+from gpulab.lessons.starving import Feeding, check_loader, judge_claim, steps_ms
 
 DATA = TensorDataset(torch.zeros(64, 1), torch.zeros(64))
 
@@ -163,7 +154,8 @@ def test_heavy_digits_repeat_and_are_no_less() -> None:
 
 
 def test_whole_batches_are_the_same_as_items() -> None:
-    items, whole = ItemsInMemory(), ItemsInMemory(whole=True)
+    items, whole = DigitsInMemory(1, whole=False), DigitsInMemory(1)
+    assert len(items) == 1797
     single = next(iter(DataLoader(items, batch_size=16)))
-    picked = next(iter(DataLoader(whole, batch_size=16, collate_fn=pass_on)))  # type: ignore[arg-type]
+    picked = next(iter(DataLoader(whole, batch_size=16, collate_fn=whole_batch)))  # type: ignore[arg-type]
     assert torch.equal(single[0], picked[0]) and torch.equal(single[1], picked[1])
