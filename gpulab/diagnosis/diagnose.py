@@ -53,7 +53,7 @@ def diagnose(
     return Diagnosis(
         findings=ranked,
         untold=() if context.is_cut_short else tuple(a for a in answers if isinstance(a, Undetermined)),
-        step_us=context.step_us,
+        step_us=context.step_us or None,
         total_us=total_us(context, ranked),
         whole_window=account is not None and account.whole_window,
         notes=_without_lines(context, ranked),
@@ -228,7 +228,7 @@ def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) 
     """Whether it may stand before the verdict: not a small cost beside more that is unknown, nor what faster kernels
     save a little of where a CPU computes.
     """
-    if finding.cost_us >= _LEAST * (context.step_us or 0.0):
+    if finding.cost_us >= _LEAST * (context.step_us):
         return True
     if any(v.parts == ("unknown",) for v in verdicts) and "unknown" not in map(_base, finding.parts):
         return False
@@ -237,8 +237,8 @@ def _leads(context: RuleContext, finding: Finding, verdicts: Sequence[Finding]) 
 
 def total_us(context: RuleContext, findings: Sequence[Finding]) -> float | None:
     """The typical step and what the findings claim beside it, spread over the steps."""
-    step, whole = context.step_us, context.whole_us
-    return None if step is None else max(step + sum(_claimed_between(f) for f in findings), whole or 0.0)
+    between_us = sum(_claimed_between(f) for f in findings)
+    return max(context.step_us + between_us, context.whole_us) if context.step_us else None
 
 
 def _is_hint(finding: Finding) -> bool:
@@ -304,7 +304,7 @@ class _Budget(Struct):
 
 def _ranked(context: RuleContext, findings: list[Finding]) -> list[Finding]:
     """By the time that each can still give back, as far as that is sure; none before what it depends on."""
-    step, waiting, done = context.step_us or 0.0, list(findings), []
+    step, waiting, done = context.step_us, list(findings), []
     floor = context.thresholds.silence * (total_us(context, findings) or 0.0)
     budget = _Budget(
         {part: context.part_us(part) for part in PARTS} if context.facts.breakdown is not None else {}, {}, {}

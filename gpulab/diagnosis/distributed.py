@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from gpulab.analysis.ranks import RankComparison
-from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext
+from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
@@ -27,16 +27,13 @@ def exposed_communication(context: RuleContext) -> Finding | None:
         return None
     lost = context.part_us("communication")
     does = "the GPU exchanges data with other GPUs" if context.on_gpu else "this rank exchanges data with others"
-    who = "the GPU" if context.on_gpu else "the CPU"
+    nothing = f"{'the GPU' if context.on_gpu else 'the CPU'} computes nothing meanwhile"
     return Finding(
         "exposed_communication",
         f"For {percent(share)} of {context.unit} {does} and computes nothing.",
-        (
-            Evidence(
-                f"{duration(lost)} of {duration(context.step_us or 0.0)} are communication, and {who} computes nothing "
-                "meanwhile"
-            ),
-            Evidence("part of it may be waiting for a slower rank: compare the traces of all ranks"),
+        evidence(
+            f"{duration(lost)} of {duration(context.step_us)} are communication, and {nothing}",
+            "part of it may be waiting for a slower rank: compare the traces of all ranks",
         ),
         lost,
         "measured",

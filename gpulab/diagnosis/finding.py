@@ -1,7 +1,4 @@
-"""What a rule has to say about a run: the cause, the evidence, the time it would give back, and the cure.
-
-What a rule is given, what it may answer besides a finding, and what is declared of a kind of finding.
-"""
+"""The vocabulary of a diagnosis: a finding and its evidence, the figures that a rule reads, a kind of finding."""
 
 from __future__ import annotations
 
@@ -10,13 +7,15 @@ from typing import Literal
 
 from msgspec import Struct
 
+from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts
+from gpulab.analysis.kernels import DeviceWork
 from gpulab.analysis.source_lines import SourceLine, line_of, sees_python
 from gpulab.analysis.step_shares import StepShares
 from gpulab.formatting import capitalized, duration
 from gpulab.intervals import Intervals
-from gpulab.prediction.predict import Pauses, Waits
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.prediction import Pauses, Prediction, Waits
+from gpulab.run import Loader, Run
 from gpulab.thresholds import Thresholds
 
 Confidence = Literal["measured", "likely", "possible"]
@@ -30,6 +29,11 @@ class Evidence(Struct, frozen=True):
 
     words: str
     span: tuple[int, int] | None = None  # ns since the start of the run
+
+
+def evidence(*words: str) -> tuple[Evidence, ...]:
+    """Figures that have no place in time; an empty one is left out."""
+    return tuple(Evidence(each) for each in words if each)
 
 
 class Finding(Struct, frozen=True):
@@ -133,48 +137,90 @@ def pairs(times: Intervals) -> tuple[tuple[int, int], ...]:
     return tuple((start, end) for start, end in times.tolist())
 
 
-FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and those beside them
+def longest(times: Intervals) -> tuple[int, int] | None:
+    """The longest of the intervals, where to look first; None of none."""
+    return max(pairs(times), key=lambda span: span[1] - span[0], default=None)
 
-_MOSTLY = 0.5  # ours: what makes up half of it is its first cause
+
+FEWEST_STEPS = 6  # ours: a warm-up, a step that counts, the profiled ones and those beside them
+_MOST = 0.5  # ours: what makes up half of it is its first cause
 
 
 class RuleContext(Struct, frozen=True):
-    """The figures of one run, and from where on something is worth telling."""
+    """The figures of one run as rules read them, and the thresholds.
+
+    `own`: shares of the process's own time, where other programs take its cores; all rules go by them.
+    """
 
     facts: Facts
     thresholds: Thresholds
-    own: StepShares | None = None  # shares of the process's own time, where others take its cores: all rules go by them
+    own: StepShares | None = None
 
     @property
-    def step_us(self) -> float | None:
-        """The typical step: unprofiled where there is one, else profiled; a trace without steps stands as one."""
-        step, account = self.facts.typical_step_us, self.facts.breakdown
+    def run(self) -> Run:
+        """The run itself."""
+        return self.facts.run
+
+    @property
+    def loader(self) -> Loader | None:
+        """What is known of the DataLoader's settings."""
+        return self.facts.run.loader
+
+    @property
+    def breakdown(self) -> Breakdown | None:
+        """The accounting of the traced steps."""
+        return self.facts.breakdown
+
+    @property
+    def work(self) -> DeviceWork | None:
+        """What the GPU did in the traced steps, row by row; None on a CPU."""
+        return self.facts.work if self.on_gpu else None
+
+    @property
+    def step_us(self) -> float:
+        """The typical step: untraced where there is one, else traced; a trace without steps is one step. 0: unknown."""
+        step, account = self.facts.typical_step_us, self.breakdown
         if step is not None:
             return step.median
-        return account.mean_step_us if account is not None else None
+        return (account.mean_step_us or 0.0) if account is not None else 0.0
 
     @property
-    def whole_us(self) -> float | None:
+    def whole_us(self) -> float:
         """Mean time per step with all that lies between steps (`Facts.whole_us`); at least `step_us`."""
-        whole = self.facts.whole_us
-        return None if whole is None else max(whole, self.step_us or 0.0)
+        return max(self.facts.whole_us or 0.0, self.step_us)
 
     def share(self, *parts: str) -> float:
         """Of the typical step, or of `own` time, what these parts have together; 0 without an accounting."""
         shares = self.own or self.facts.shares
-        return 0.0 if self.facts.breakdown is None or shares is None else shares.of(*parts)
+        return 0.0 if self.breakdown is None or shares is None else shares.of(*parts)
 
     def part_us(self, *parts: str) -> float:
         """The same in µs of the typical step."""
-        return self.share(*parts) * (self.step_us or 0.0)
+        return self.share(*parts) * self.step_us
 
     def of_typical(self, profiled_share: float, *parts: str) -> float:
         """What is a share of the profiled steps and lies in these parts, as a share of the typical step: these parts
         may have another share there, and nothing in them is larger than they are.
         """
-        account = self.facts.breakdown
+        account = self.breakdown
         held = 0.0 if account is None else sum(account.share[part] for part in parts)
         return self.share(*parts) * min(1.0, profiled_share / held) if held > 0 else profiled_share
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the accounted device is a GPU."""
+        return self.run.device.kind == "cuda"
+
+    @property
+    def idle(self) -> float | None:
+        """Share of the typical step in which the GPU does nothing; None on a CPU or without an accounting."""
+        account, shares = self.breakdown, self.own or self.facts.shares
+        return None if account is None or account.busy_fraction is None or shares is None else shares.idle
+
+    @property
+    def idle_us(self) -> float:
+        """The same in µs; 0 where it is not known."""
+        return (self.idle or 0.0) * self.step_us
 
     @property
     def loop_waits(self) -> float:
@@ -185,75 +231,66 @@ class RuleContext(Struct, frozen=True):
         return min(1.0, waited)
 
     @property
-    def waits_mostly_for_data(self) -> bool:
-        """Whether the loop's wait for data is most of the GPU's idle time; on a CPU nothing contradicts it."""
-        return self.loop_waits >= _MOSTLY * (self.idle or 0.0)
+    def starves(self) -> bool:
+        """Waiting for data covers most of the idle time: then nothing that gives the GPU more work can help."""
+        return self.loop_waits >= max(self.thresholds.data_wait_notice, _MOST * (self.idle or 0.0))
 
     @property
     def host_memory_full(self) -> bool:
         """Whether the machine's memory is nearly full: then nothing that needs more of it can be advised."""
-        rss, host = self.facts.run.memory.peak_rss_bytes, self.facts.run.environment.memory_total_bytes
+        rss, host = self.run.memory.peak_rss_bytes, self.run.environment.memory_total_bytes
         return bool(rss and host and rss / host >= self.thresholds.memory_full)
 
     @property
     def too_few_steps(self) -> bool:
         """No step ran undisturbed, and those that ran are a beginning, which is not like the rest."""
-        run = self.facts.run
-        own = run.source != "trace" and len(run.steps) > 0
-        return own and self.facts.step_us is None and len(run.steps) < FEWEST_STEPS
+        own = self.run.source != "trace" and len(self.run.steps) > 0
+        return own and self.facts.step_us is None and len(self.run.steps) < FEWEST_STEPS
 
     @property
     def is_cut_short(self) -> bool:
         """The trace file ends in the middle: nothing can be concluded from what is left."""
-        origin = self.facts.run.origin
-        return origin is not None and origin.is_cut_short
+        return self.run.origin is not None and self.run.origin.is_cut_short
 
     @property
     def names_no_cause(self) -> bool:
         """What was recorded is not like the rest of the training, or not whole: only a verdict says so."""
-        return self.too_few_steps or self.is_cut_short or self.facts.run.device.kind == "unknown"
+        return self.too_few_steps or self.is_cut_short or self.run.device.kind == "unknown"
+
+    @property
+    def by_step(self) -> bool:
+        """Whether steps were found; else the traced time stands as one."""
+        return self.breakdown is None or not self.breakdown.whole_window
 
     @property
     def unit(self) -> str:
-        """What shares are shares of, in words: "each step", or "the profiled time" where no step was found."""
-        account = self.facts.breakdown
-        return "each step" if account is None or not account.whole_window else "the traced time"
+        """What shares are shares of, in words: "each step", or "the traced time" where no step was found."""
+        return "each step" if self.by_step else "the traced time"
 
     @property
     def whole(self) -> str:
         """What a time is a part of: "each 9.20 ms step", or "9.20 ms traced" where no step was found."""
-        step = duration(self.step_us or 0.0)
-        return f"each {step} step" if self.unit == "each step" else f"{step} traced"
-
-    @property
-    def on_gpu(self) -> bool:
-        """Whether the accounted device is a GPU."""
-        return self.facts.run.device.kind == "cuda"
-
-    @property
-    def idle(self) -> float | None:
-        """Share of the typical step in which the GPU does nothing; None on a CPU or without an accounting."""
-        account, shares = self.facts.breakdown, self.own or self.facts.shares
-        return None if account is None or account.busy_fraction is None or shares is None else shares.idle
+        step = duration(self.step_us)
+        return f"each {step} step" if self.by_step else f"{step} traced"
 
     def withheld(self, figure: str) -> str | None:
         """Why the trace cannot carry that figure, as a sentence; None where it can, or there is no trace."""
         reason = self.facts.integrity.reason(figure) if self.facts.integrity is not None else None
         return None if reason is None else capitalized(reason)
 
+    def untold(self, key: str, what: str, *figures: str) -> Undetermined | None:
+        """What that rule cannot tell, because the trace is too damaged for one of these figures; None where it can."""
+        why = next(filter(None, map(self.withheld, figures)), None)
+        return None if why is None else Undetermined(key, what, f"{why}; record the trace again")
+
     def line_at(self, times: Intervals) -> str:
         """The user's line that surely runs at these times; empty where none does."""
-        place = line_of(self.facts.run, times)
+        place = line_of(self.run, times)
         return "" if place is None else str(place)
 
     def python_line_at(self, times: Intervals) -> str:
         """The same of times in which Python itself may work; empty where nobody could look while it did."""
-        return self.line_at(times) if sees_python(self.facts.run) else ""
-
-
-def record_again(key: str, what: str, why: str) -> Undetermined:
-    """What that rule cannot tell, because the trace is too damaged for it; `why` is of `RuleContext.withheld`."""
-    return Undetermined(key, what, f"{why}; record the trace again")
+        return self.line_at(times) if sees_python(self.run) else ""
 
 
 Rule = Callable[[RuleContext], Finding | Undetermined | None]
@@ -290,6 +327,3 @@ class FindingKind(Struct, frozen=True):
     def is_verdict(self) -> bool:
         """Whether it says how the run is as a whole, and names no cause."""
         return self.role in ("all is well", "open question")
-
-
-__all__ = ["FEWEST_STEPS", "FindingKind", "Role", "Rule", "RuleContext", "Undetermined"]

@@ -1,33 +1,27 @@
-"""A call that takes a part of each step, by the user's line and the function below it, whoever wrote it.
-
-The rule about a loop that makes its batches itself, without a DataLoader: the device waits while it does.
-
-Rules about what the program does besides training: saving, logging, evaluating, compiling, collecting garbage.
-
-Rule about the first calls: where the profiled window holds them, it tells of no usual step.
-"""
+"""Rules about the program's own code beside the training: batches it makes itself, calls, pauses, and first calls."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Final
 
 import numpy as np
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS, Breakdown
+from gpulab.analysis.breakdown import DEVICE_PARTS, PARTS
 from gpulab.analysis.calls import LOOP, Call, costliest_call, costliest_part, has_looks, length_ns, paused_time
 from gpulab.analysis.loader import share_beside
 from gpulab.analysis.source_lines import lower_share
-from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, FindingKind, RuleContext, Undetermined, pairs
+from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, FindingKind, RuleContext, Undetermined, evidence, pairs
 from gpulab.formatting import capitalized, duration, percent, plural
 from gpulab.intervals import intersect, union_of
-from gpulab.prediction.predict import Pauses
-from gpulab.run import BESIDE_KINDS, CallKind, OwnBatches, PauseKind, Place
-from gpulab.timeline.trace_steps import WORKERS, StartUp
+from gpulab.prediction.prediction import Pauses
+from gpulab.run import BESIDE_KINDS, CallKind, OwnBatches, PauseKind
+from gpulab.timeline.trace_steps import WORKERS
 from gpulab.timeline.trace_steps import start_up as start_up_of
+
+# -- a call ------------------------------------------------------------------------------------------------------------
 
 _SELDOM = "Do it every 100 steps or once per epoch, or in another process."
 _IN_LOADER = "Move it into the Dataset and use DataLoader(…, num_workers=2), or do it once, before training."
@@ -52,60 +46,44 @@ _GROWING = (
 )
 
 
-def call_in_steps(
+def _call_in_steps(
     context: RuleContext, key: str, kinds: Collection[CallKind] = BESIDE_KINDS, *, saving: bool = False
 ) -> Finding | None:
     """The costliest call of these kinds, beside the training itself, takes a part of the step that is worth a look.
 
     What is surely none of the training's needs a smaller part for that.
     """
-    step_us, whole_us = context.step_us, context.whole_us
-    call = costliest_call(context.facts.run, context.facts.breakdown, kinds, saving=saving)
-    if call is None or not step_us or call.interval[0] < context.thresholds.pause_notice:
+    limits, call = context.thresholds, costliest_call(context.run, context.breakdown, kinds, saving=saving)
+    if call is None or not context.step_us or call.interval[0] < limits.pause_notice:
         return None
-    least = context.thresholds.pause_notice if call.word else context.thresholds.idle_notice
-    if call.share < least or context.facts.few_steps is not None:
+    if call.share < (limits.pause_notice if call.word else limits.idle_notice) or context.facts.few_steps is not None:
         return None
-    cost_us = call.cost_us
-    between_us = min(cost_us, max(0.0, (whole_us or 0.0) - step_us))
-    host = tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
+    between_us = min(call.cost_us, context.whole_us - context.step_us)
+    growth, cure = "", _CALL_CURES.get(call.word, _RARE if call.few_steps else _SELDOM if call.word else _CALL_CURE)
+    if call.growth_us is not None:
+        first, last = map(duration, call.growth_us)
+        growth, cure = f"it grows: {first} per step in the first third of the steps, {last} in the last", _GROWING
+    times = pairs(call.times)
+    looks = Evidence(f"{duration(call.cost_us)} per step (mean): {_looks(call)}", next(iter(times), None))
     return Finding(
         key,
-        f"{_called(call)} {_part(context, call)}{', and it grows with the steps' if call.growth_us else ''}.",
-        (
-            Evidence(f"{duration(cost_us)} per step (mean): {_looks(call)}", next(iter(pairs(call.times)), None)),
-            *_inside(call),
-            *_grows(call),
-        ),
-        cost_us,
+        f"{_called(call)} {_part(context, call)}{', and it grows with the steps' if growth else ''}.",
+        (looks, *evidence(_hottest(call), growth)),
+        call.cost_us,
         "measured" if call.exact else "likely",
-        parts=(f"{BETWEEN}/{key}", *host) if between_us else host,
-        cure=_cure(call),
+        parts=(f"{BETWEEN}/{key}", *_host_parts(context)) if between_us else _host_parts(context),
+        cure=cure,
         source_line=str(call.line),
-        level="bad" if call.share >= 2 * context.thresholds.idle_notice else "notice",
+        level="bad" if call.share >= 2 * limits.idle_notice else "notice",
         between_us_per_step=between_us,
-        removed_ns=pairs(call.times),
+        removed_ns=times,
         title=call.word or "one call",
     )
 
 
-def _cure(call: Call) -> str:
-    if call.growth_us:
-        return _GROWING
-    return _CALL_CURES.get(call.word, _RARE if call.few_steps else _SELDOM if call.word else _CALL_CURE)
-
-
-def batch_call(context: RuleContext) -> tuple[Evidence, ...]:
-    """Of making the next batch, the call that takes most of it."""
-    call = costliest_call(context.facts.run, context.facts.breakdown, ["batch"])
-    if call is None or call.share < context.thresholds.pause_notice:
-        return ()
-    return (Evidence(f"{_called(call)} {_part(context, call)}: {_looks(call)}"), *_inside(call))
-
-
 def leading_part(context: RuleContext) -> Call | None:
     """What takes most of the forward pass, where that is worth a word. On a GPU the host's time does not tell it."""
-    part = None if context.on_gpu else costliest_part(context.facts.run, context.facts.breakdown)
+    part = None if context.on_gpu else costliest_part(context.run, context.breakdown)
     worth_it = part is not None and part.interval[0] + part.backward_share >= context.thresholds.pause_notice
     return part if worth_it else None
 
@@ -120,18 +98,21 @@ def with_part(context: RuleContext, finding: Finding, part: Call | None) -> Find
     return replace(
         finding,
         summary=f"{finding.summary} {_called(part)} {_part(context, part)}{backward}.",
-        evidence=(*(_inside(part) or (Evidence(str(part.line)),)), Evidence(words), *finding.evidence),
+        evidence=(*evidence(_hottest(part) or str(part.line), words), *finding.evidence),
         source_line=str(part.line),
     )
 
 
 def _called(call: Call) -> str:
-    where = _where(call.line) + (f" and {plural(call.other_lines, 'other line')}" if call.other_lines else "")
+    line = call.line
+    where = f"your line {line.line}" if line.file == "cell" else f"{line.file}, line {line.line}"
+    if call.other_lines:
+        where += f" and {plural(call.other_lines, 'other line')}"
     if not call.callee:
-        loop = "the loop at " if LOOP.match(call.line.text) else ""
+        loop = "the loop at " if LOOP.match(line.text) else ""
         words = f"{loop}{where} takes"
-        return capitalized(words) if loop or call.line.file.startswith("cell") else words  # not the name of a file
-    if call.callee == call.line.function:
+        return capitalized(words) if loop or line.file.startswith("cell") else words  # not the name of a file
+    if call.callee == line.function:
         return f"`{call.callee}` takes"
     if call.others:
         return f"`{call.callee}` and other {call.word}, called in {where}, take"
@@ -147,39 +128,31 @@ def _part(context: RuleContext, call: Call) -> str:
     return f"{share} of {context.unit}"
 
 
-def _grows(call: Call) -> tuple[Evidence, ...]:
-    if call.growth_us is None:
-        return ()
-    first, last = call.growth_us
-    return (
-        Evidence(f"it grows: {duration(first)} per step in the first third of the steps, {duration(last)} in the last"),
-    )
-
-
-def _where(line: Place) -> str:
-    return f"your line {line.line}" if line.file == "cell" else f"{line.file}, line {line.line}"
-
-
 def _looks(call: Call) -> str:
     low, high = call.interval
     how = "" if call.exact else ", sampled within the process"
     return f"{call.looks:,} of {call.whole:,} samples of all untraced steps ({percent(low)} to {percent(high)}{how})"
 
 
-def _inside(call: Call) -> tuple[Evidence, ...]:
-    return (Evidence(f"most of it at {call.hot}"),) if call.hot is not None else ()
+def _hottest(call: Call) -> str:
+    return f"most of it at {call.hot}" if call.hot is not None else ""
 
+
+def _host_parts(context: RuleContext) -> tuple[str, ...]:
+    """The parts of a step in which the program may do something else, beside waiting for data."""
+    return tuple(p for p in PARTS if p != "data_wait" and not (context.on_gpu and p in DEVICE_PARTS))
+
+
+# -- batches that the loop makes itself --------------------------------------------------------------------------------
 
 # Ours, of the time that batches take. Where the thread sleeps for less of it, that time is work for the processor.
 # Where it sleeps for more, and nothing else in the steps may be asleep, it waits for a disk, a network or a lock.
 _AT_WORK, _ASLEEP = 0.25, 0.6
-
 _BATCHES_CURE = (
     "Overlap loading with training: move this code into a Dataset and use "
     "DataLoader(…, num_workers=2, persistent_workers=True), or a prefetch thread with a queue.Queue of two batches. Or "
     "prepare the batches once, before training."
 )
-
 _BECAUSE = {
     "cpu_preprocessing": "; it is CPU work",
     "storage_bound": "; it is blocked on I/O or locks",
@@ -189,133 +162,71 @@ _BECAUSE = {
 
 def makes_own_batches(context: RuleContext) -> bool:
     """Whether it is known that the loop makes its batches, and at which lines."""
-    account = context.facts.breakdown
-    return _unprofiled(context) is not None or (account is not None and bool(account.prepared_ns))
+    return _untraced(context) is not None or bool(context.breakdown is not None and context.breakdown.prepared_ns)
 
 
 def making_own_batches(context: RuleContext) -> Finding | None:
     """A part of each step goes to the lines that make what the model is called with."""
-    account, step_us = context.facts.breakdown, context.step_us
-    if not makes_own_batches(context) or account is None or not step_us or context.withheld("idle_causes") is not None:
+    account, limits, share = context.breakdown, context.thresholds, context.share("data_wait")
+    if not makes_own_batches(context) or account is None or not context.step_us or context.withheld("idle_causes"):
         return None
-    times = intersect(union_of(account.prepared_ns), account.host_covered)
-    share = context.share("data_wait")
-    if share < context.thresholds.data_wait_notice:
+    if share < limits.data_wait_notice:
         return None
-    key = _cause(context, account)
-    summary = (
-        f"{'Input-bound: ' if share >= context.thresholds.data_wait_bad else ''}{percent(share)} of {context.unit} "
-        "goes to making the next batch"
-    )
+    key, times = _kind_of_making(context), intersect(union_of(account.prepared_ns), account.host_covered)
+    removed, bad = pairs(times), share >= limits.data_wait_bad
+    call = costliest_call(context.run, account, ["batch"])
+    figures: tuple[str, ...] = ()
+    if call is not None and call.share >= limits.pause_notice:
+        figures = (f"{_called(call)} {_part(context, call)}: {_looks(call)}", _hottest(call))
     return Finding(
         key,
-        f"{summary}{_BECAUSE[key]}.",
-        (
-            Evidence(_basis(context, account, share * step_us), pairs(times)[0] if len(times) else None),
-            *batch_call(context),
-        ),
-        share * step_us,
+        f"{'Input-bound: ' if bad else ''}{percent(share)} of {context.unit} goes to making the next batch"
+        f"{_BECAUSE[key]}.",
+        (Evidence(_basis(context, share * context.step_us), next(iter(removed), None)), *evidence(*figures)),
+        share * context.step_us,
         "likely",
         parts=("data_wait",) if context.on_gpu else ("data_wait", "compute", "unknown"),
         cure=_BATCHES_CURE,
         source_line=context.python_line_at(times),
-        level="bad" if share >= context.thresholds.data_wait_bad else "notice",
-        removed_ns=pairs(times),
+        level="bad" if bad else "notice",
+        removed_ns=removed,
     )
 
 
-def _cause(context: RuleContext, account: Breakdown) -> str:
+def _kind_of_making(context: RuleContext) -> str:
     """Whether making batches keeps the thread at work or asleep, as far as its CPU time tells. A GPU lets it sleep."""
-    cores, share = context.facts.cores, context.share("data_wait")
+    cores, account, share = context.facts.cores, context.breakdown, context.share("data_wait")
     if context.on_gpu or cores is None or cores.thread_cpu_fraction is None or cores.thread_wait_fraction is None:
         return "data_starved"
     asleep = 1 - cores.thread_cpu_fraction - cores.thread_wait_fraction
     if asleep <= _AT_WORK * share:
         return "cpu_preprocessing"
-    elsewhere = account.share["unknown"] + account.share["other"]
+    elsewhere = 0.0 if account is None else account.share["unknown"] + account.share["other"]
     return "storage_bound" if asleep >= _ASLEEP * share and elsewhere <= _AT_WORK * share else "data_starved"
 
 
-def _unprofiled(context: RuleContext) -> OwnBatches | None:
-    own = context.facts.run.own_batches
-    return own if share_beside(context.facts.run) is not None else None
+def _untraced(context: RuleContext) -> OwnBatches | None:
+    return context.run.own_batches if share_beside(context.run) is not None else None
 
 
-def _basis(context: RuleContext, account: Breakdown, time_us: float) -> str:
-    own, stack = _unprofiled(context), context.facts.run.stack
+def _basis(context: RuleContext, time_us: float) -> str:
+    own, stack, account = _untraced(context), context.run.stack, context.breakdown
     looks = ""
     if own is not None and not context.on_gpu:
-        looks = f"{own.preparing_looks} of {own.looks} samples beside the traced steps: {_between(own)}"
-    elif stack is not None:
-        profiled = plural(len(account.steps), "traced step")
-        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {profiled}"
+        low = lower_share(own.preparing_looks, own.looks)
+        high = 1 - lower_share(own.looks - own.preparing_looks, own.looks)
+        between = f"{percent(low)} to {percent(high)}"  # with 95 %
+        looks = f"{own.preparing_looks} of {own.looks} samples beside the traced steps: {between}"
+    elif stack is not None and account is not None:
+        steps = plural(len(account.steps), "traced step")
+        looks = f"{int((stack.prepares_batch == 1).sum())} of {len(stack.t_ns)} samples, {steps}"
     return f"{duration(time_us)} of {context.whole} goes into making the model's input ({looks})"
 
 
-def _between(own: OwnBatches) -> str:
-    """The 95 % interval of the share, "26 % to 45 %"."""
-    low, high = (
-        lower_share(own.preparing_looks, own.looks),
-        1 - lower_share(own.looks - own.preparing_looks, own.looks),
-    )
-    return f"{percent(low)} to {percent(high)}"
-
+# -- pauses, known by name ---------------------------------------------------------------------------------------------
 
 _OTHERS = tuple(kind for kind in BESIDE_KINDS if kind != "batch")  # where another finding is about the batches
 _MUCH_MORE = 1.25  # ours: a call does much besides what is known by name
-_GC_CURE = (
-    "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in it and "
-    "gc.collect() once per epoch."
-)
-_GC_ASKED_CURE = "That line asks for it: leave it out, or do it once per epoch."
-
-
-def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
-    """The training stands still while its state is written."""
-    key: Final = "checkpoint_save"
-    exactly, seen = (
-        _finding(context, key, key, context.thresholds.pause_notice),
-        call_in_steps(context, key, saving=True),
-    )
-    return _larger(seen, exactly) or _undetermined(context, key, "Whether saving checkpoints costs time")
-
-
-def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
-    """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
-    key = "logging_or_eval"
-    pauses = (
-        _finding(context, key, "logging", context.thresholds.pause_notice),
-        _finding(context, key, "evaluation", context.thresholds.evaluation_notice),
-        _finding(context, key, "callback", context.thresholds.pause_notice),
-    )
-    exactly = max((f for f in pauses if f is not None), key=lambda f: f.cost_us, default=None)
-    call = call_in_steps(context, key, _OTHERS if making_own_batches(context) is not None else BESIDE_KINDS)
-    named = _larger(call, exactly)
-    return named or _unsampled(context, key) or _undetermined(context, key, "Whether logging takes time")
-
-
-def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
-    """The pauses, whose name is known, unless the call does much more than they hold."""
-    much = call is not None and (exactly is None or call.cost_us > _MUCH_MORE * exactly.cost_us)
-    return call if much else exactly
-
-
-def recompilation(context: RuleContext) -> Finding | Undetermined | None:
-    """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
-    return _finding(context, "recompilation", "compile", context.thresholds.silence) or _undetermined(
-        context, "recompilation", "Whether the model is recompiled"
-    )
-
-
-def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
-    """Python stops to look for garbage, often because millions of objects are alive."""
-    finding = _finding(context, "gc_pause", "gc", context.thresholds.pause_notice)
-    if finding is None:
-        return _undetermined(context, "gc_pause", "Whether Python's garbage collection costs time")
-    return replace(finding, cure=_GC_ASKED_CURE) if "gc.collect(" in finding.source_line else finding
-
-
-# -- what is said of it ------------------------------------------------------------------------------------------------
 
 
 class _Words(Struct, frozen=True):
@@ -358,34 +269,69 @@ _WORDS: Mapping[PauseKind, _Words] = MappingProxyType(
             "Keep input shapes constant (drop_last=True, padding to few lengths), or compile with dynamic=True.",
         ),
         "gc": _Words(
-            "Python's garbage collection takes {share} of the training time.", "it ran {times}, {each} each", _GC_CURE
+            "Python's garbage collection takes {share} of the training time.",
+            "it ran {times}, {each} each",
+            "Drop gc.collect() from the loop, if it is there. Else call gc.freeze() once before it, or gc.disable() in "
+            "it and gc.collect() once per epoch.",
         ),
     }
 )
 
 
-def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
+def checkpoint_save(context: RuleContext) -> Finding | Undetermined | None:
+    """The training stands still while its state is written."""
+    call = _call_in_steps(context, "checkpoint_save", saving=True)
+    pauses = _pauses(context, "checkpoint_save", "checkpoint_save", context.thresholds.pause_notice)
+    return _larger(call, pauses) or _unnamed(context, "checkpoint_save", "Whether saving checkpoints costs time")
+
+
+def logging_or_eval(context: RuleContext) -> Finding | Undetermined | None:
+    """Logging or evaluation takes a part of the time that is worth a look; also work beside training without a name."""
+    key, limits = "logging_or_eval", context.thresholds
+    pauses = (
+        _pauses(context, key, "logging", limits.pause_notice),
+        _pauses(context, key, "evaluation", limits.evaluation_notice),
+        _pauses(context, key, "callback", limits.pause_notice),
+    )
+    exactly = max((f for f in pauses if f is not None), key=lambda f: f.cost_us, default=None)
+    call = _call_in_steps(context, key, _OTHERS if making_own_batches(context) is not None else BESIDE_KINDS)
+    return _larger(call, exactly) or _unsampled(context, key) or _unnamed(context, key, "Whether logging takes time")
+
+
+def recompilation(context: RuleContext) -> Finding | Undetermined | None:
+    """Something is compiled again and again after the warm-up, as with inputs of ever new shapes."""
+    finding = _pauses(context, "recompilation", "compile", context.thresholds.silence)
+    return finding or _unnamed(context, "recompilation", "Whether the model is recompiled")
+
+
+def gc_pause(context: RuleContext) -> Finding | Undetermined | None:
+    """Python stops to look for garbage, often because millions of objects are alive."""
+    finding = _pauses(context, "gc_pause", "gc", context.thresholds.pause_notice)
+    if finding is None:
+        return _unnamed(context, "gc_pause", "Whether Python's garbage collection costs time")
+    wanted = "gc.collect(" in finding.source_line
+    return replace(finding, cure="That line asks for it: leave it out, or do it once per epoch.") if wanted else finding
+
+
+def _pauses(context: RuleContext, key: str, kind: PauseKind, least_share: float) -> Finding | None:
     """None where pauses of that kind take less than `least_share` of the time, or would if the longest one, which may
     be one of a kind, were like the others.
     """
-    paused, words = paused_time(context.facts.run, kind, context.step_us, context.whole_us, context.idle), _WORDS[kind]
+    paused, words = paused_time(context.run, kind, context.step_us, context.whole_us, context.idle), _WORDS[kind]
     if paused is None or paused.share * paused.regular_fraction < least_share:
         return None
-    cost_us = paused.within_us + paused.between_us
-    host = tuple(p for p in PARTS if not (context.on_gpu and p in DEVICE_PARTS) and p != "data_wait")
-    longest = max(paused.pauses, key=length_ns)
-    median_us = float(np.median([length_ns(p) for p in paused.pauses])) / 1e3
-    evidence = words.evidence.format(times=f"{len(paused.pauses):,} times", each=f"{duration(median_us)} (median)")
-    whole = Evidence(f"{evidence}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns))
+    cost_us, longest = paused.within_us + paused.between_us, max(paused.pauses, key=length_ns)
+    each = f"{duration(float(np.median([length_ns(p) for p in paused.pauses])) / 1e3)} (median)"
+    figures = words.evidence.format(times=f"{len(paused.pauses):,} times", each=each)
     return Finding(
         key,
         words.summary.format(share=percent(paused.share)),
-        (whole,),
+        (Evidence(f"{figures}: {duration(cost_us)} per step", (longest.start_ns, longest.end_ns)),),
         cost_us,
         "measured",
-        parts=(f"{BETWEEN}/{key}", *(host if paused.within_us else ())),
+        parts=(f"{BETWEEN}/{key}", *(_host_parts(context) if paused.within_us else ())),
         cure=words.cure,
-        source_line=str(context.facts.run.places[longest.place]) if longest.place >= 0 else "",
+        source_line=str(context.run.places[longest.place]) if longest.place >= 0 else "",
         level="bad" if paused.share >= context.thresholds.idle_notice else "notice",
         between_us_per_step=paused.between_us,
         removed_ns=pairs(paused.times_ns),
@@ -393,67 +339,64 @@ def _finding(context: RuleContext, key: str, kind: PauseKind, least_share: float
     )
 
 
-def _undetermined(context: RuleContext, key: str, what: str) -> Undetermined | None:
+def _larger(call: Finding | None, exactly: Finding | None) -> Finding | None:
+    """The pauses, whose name is known, unless the call does much more than they hold."""
+    much = call is not None and (exactly is None or call.cost_us > _MUCH_MORE * exactly.cost_us)
+    return call if much else exactly
+
+
+def _unnamed(context: RuleContext, key: str, what: str) -> Undetermined | None:
     """A trace from elsewhere names no pauses; that matters where it leaves time unexplained."""
-    if context.facts.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
+    if context.run.source != "trace" or context.share("unknown", "other") < context.thresholds.pause_notice:
         return None
     return Undetermined(key, what, "Run the training under gpulab: a trace of another tool does not name pauses")
 
 
 def _unsampled(context: RuleContext, key: str) -> Undetermined | None:
     """Python code takes the time, and too few samples of the whole stack tell whose."""
-    run = context.facts.run
+    run = context.run
     if run.source == "trace" or has_looks(run) or context.share("unknown") < context.thresholds.idle_notice:
         return None
     what = "Which of your Python code takes the time without a PyTorch operator"
     return Undetermined(key, what, "Run more steps, best on Linux: the stack was sampled too seldom in untraced ones")
 
 
+# -- first calls -------------------------------------------------------------------------------------------------------
+
 _NAMED = 3  # ours: the longest calls; more would not be read
-_START_UP_CURE = (
-    "Leave it out: run some steps before the profiler records, as torch.profiler.schedule(wait=1, warmup=3, active=5) "
-    "does, and measure only after them."
-)
 
 
 def start_up(context: RuleContext) -> Finding | None:
     """The profiled window holds the first calls: libraries are loaded, the context is created, workers are started."""
-    account, timeline = context.facts.breakdown, context.facts.run.timeline
+    account, timeline = context.breakdown, context.run.timeline
     if account is None or timeline is None or context.withheld("idle_causes") is not None:
         return None
     share = account.start_up_ns / max(1, account.wall_ns)
     if share < context.thresholds.idle_notice:
         return None
-    seen, once_us = start_up_of(timeline, account.device_index), account.start_up_ns / 1e3
-    if not len(seen.times):
+    starting, once_us = start_up_of(timeline, account.device_index), account.start_up_ns / 1e3
+    if not len(starting.times):
         return None
+    if starting.calls[0][0] != WORKERS:
+        what = "starting up, once: the first calls load libraries and prepare the device"
+    elif context.run.traced_numbers:
+        what = "starting up, once: the DataLoader starts its workers at the first fetch"
+    else:
+        what = "waiting for the only batch of this trace, once: the workers of a DataLoader start in their first batch"
+    calls = ", ".join(f"{name} {duration(ns / 1e3)}" for name, ns in starting.calls[:_NAMED])
+    removed = pairs(starting.times)
     return Finding(
         "start_up",
-        f"{percent(share)} of the traced time is {_what(seen, steps=bool(context.facts.run.traced_numbers))}.",
-        (
-            Evidence(
-                f"{duration(once_us)} of {duration(account.wall_ns / 1e3)}: {_first_calls(seen)}", pairs(seen.times)[0]
-            ),
-        ),
+        f"{percent(share)} of the traced time is {what}.",
+        (Evidence(f"{duration(once_us)} of {duration(account.wall_ns / 1e3)}: {calls}", removed[0]),),
         None,
         "measured",
         parts=("start_up",),
-        cure=_START_UP_CURE,
-        removed_ns=pairs(seen.times),
+        cure="Leave it out: run some steps before the profiler records, as "
+        "torch.profiler.schedule(wait=1, warmup=3, active=5) does, and measure only after them.",
+        removed_ns=removed,
         once_us=once_us,
     )
-
-
-def _what(seen: StartUp, *, steps: bool) -> str:
-    if seen.calls[0][0] != WORKERS:
-        return "starting up, once: the first calls load libraries and prepare the device"
-    if steps:
-        return "starting up, once: the DataLoader starts its workers at the first fetch"
-    return "waiting for the only batch of this trace, once: the workers of a DataLoader start in their first batch"
-
-
-def _first_calls(seen: StartUp) -> str:
-    return ", ".join(f"{name} {duration(ns / 1e3)}" for name, ns in seen.calls[:_NAMED])
 
 
 FINDINGS = (

@@ -20,7 +20,7 @@ from gpulab.diagnosis.distributed import (
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
-from gpulab.prediction.predict import Pauses
+from gpulab.prediction.prediction import Pauses
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 

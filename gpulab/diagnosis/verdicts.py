@@ -22,16 +22,18 @@ _MOST = 0.5  # ours: what holds less of some time does not say where it is
 
 def cannot_tell(context: RuleContext) -> Finding | None:
     """No conclusion can be drawn, with what is missing for one."""
-    missing = next((verdict for reason in _REASONS if (verdict := reason(context)) is not None), None)
-    unclear = next((v for reason in _OF_ALL if (v := reason(context)) is not None), None) if missing is None else None
-    return missing if unclear is None else with_part(context, unclear, leading_part(context))
+    missing = next(filter(None, (reason(context) for reason in _REASONS)), None)
+    if missing is not None:
+        return missing
+    unclear = next(filter(None, (reason(context) for reason in _OF_ALL)), None)
+    return None if unclear is None else with_part(context, unclear, leading_part(context))
 
 
 def healthy(context: RuleContext) -> Finding | None:
     """The device computes for nearly all of the time."""
     if cannot_tell(context) is not None:
         return None
-    account = context.facts.breakdown
+    account = context.breakdown
     assert account is not None, "an accounting is needed"
     works = "works" if context.on_gpu else "computes"
     words = f"the {_device(context)} {works} for {percent(_working(context))} of {context.unit}."
@@ -51,7 +53,7 @@ def all_is_well(summary: str, evidence: tuple[Evidence, ...]) -> Finding:
 
 
 def _cut_short(context: RuleContext) -> Finding | None:
-    origin = context.facts.run.origin
+    origin = context.run.origin
     if origin is None or not context.is_cut_short:
         return None
     return cannot_tell_because(
@@ -62,7 +64,7 @@ def _cut_short(context: RuleContext) -> Finding | None:
 
 
 def _no_steps(context: RuleContext) -> Finding | None:
-    run, account = context.facts.run, context.facts.breakdown
+    run, account = context.run, context.breakdown
     if len(run.steps):
         return None
     wall, loaded = duration(run.code_wall_ns / 1e3), run.source == "trace"
@@ -99,7 +101,7 @@ def _no_steps(context: RuleContext) -> Finding | None:
 
 
 def _too_few(context: RuleContext) -> Finding | None:
-    n = len(context.facts.run.steps)
+    n = len(context.run.steps)
     timed = context.facts.typical_step_us is not None
     if not n or (timed and not context.too_few_steps):
         return None
@@ -112,8 +114,8 @@ def _too_few(context: RuleContext) -> Finding | None:
 def _damaged(context: RuleContext) -> Finding | None:
     """The trace cannot carry a conclusion about the device."""
     reason = context.withheld("breakdown")
-    if reason is not None and context.facts.breakdown is None:
-        why = "no work of the device was read" if context.facts.run.device.kind == "unknown" else "the trace is damaged"
+    if reason is not None and context.breakdown is None:
+        why = "no work of the device was read" if context.run.device.kind == "unknown" else "the trace is damaged"
         what = "what the GPU did" if context.on_gpu else "where the time goes"
         return cannot_tell_because(f"{capitalized(why)}, so nothing can be said about {what}.", reason)
     if not context.on_gpu:
@@ -130,7 +132,7 @@ def _damaged(context: RuleContext) -> Finding | None:
 
 def _not_profiled(context: RuleContext) -> Finding | None:
     step = context.facts.typical_step_us
-    if context.facts.breakdown is not None or step is None:
+    if context.breakdown is not None or step is None:
         return None
     waited = context.facts.data_wait_us
     fed = (
@@ -138,7 +140,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
         if waited is not None and waited.median < context.thresholds.data_wait_notice * step.median
         else ""
     )
-    training = context.facts.run.training
+    training = context.run.training
     if training is not None and training.profiled:
         return cannot_tell_because(
             f"Your own profiler records every step; how much of its {duration(step.median)} that takes is unknown.",
@@ -154,7 +156,7 @@ def _not_profiled(context: RuleContext) -> Finding | None:
 
 def _unexplained(context: RuleContext) -> Finding | None:
     unknown = context.share("unknown")
-    work, limit = context.facts.work, context.thresholds.unknown_too_much
+    work, limit = context.work, context.thresholds.unknown_too_much
     if unknown < limit or (work is not None and measure(work.idle) < limit * measure(work.windows)):
         return None  # no code holds a GPU up that may have been busy with what is not recorded
     where = context.facts.annotated[:1]
@@ -169,7 +171,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
     )
     return cannot_tell_because(
         f"For {percent(unknown)} of {context.unit} PyTorch ran nothing: {place}.",
-        f"{duration(context.part_us('unknown'))} of {duration(context.step_us or 0.0)} without an operator{inside}",
+        f"{duration(context.part_us('unknown'))} of {duration(context.step_us)} without an operator{inside}",
         "notice",
         parts=("unknown",),
     )
@@ -181,7 +183,7 @@ def _without_cores(context: RuleContext) -> Finding | None:
     if cores is None or context.on_gpu or context.own is not None:  # whose doing it is, is told
         return None
     by_others = cores.others_cores is None or cores.others_cores >= LEAST_OTHERS * (cores.cores or 1)
-    waits = loss is not None and loss.total_us >= context.thresholds.core_wait_notice * (context.step_us or 0.0)
+    waits = loss is not None and loss.total_us >= context.thresholds.core_wait_notice * context.step_us
     if loss is not None and waits and by_others:  # else its own threads take turns
         return cannot_tell_because(
             f"No free CPU core for {duration(loss.total_us)} of {context.whole}; which program had them is unknown.",
@@ -217,7 +219,7 @@ def _inside_replays(context: RuleContext) -> Finding | None:
 
 
 def _many_small_causes(context: RuleContext) -> Finding | None:
-    account, working = context.facts.breakdown, _working(context)
+    account, working = context.breakdown, _working(context)
     if account is None or working >= 1 - context.thresholds.idle_notice:
         return None
     return cannot_tell_because(
@@ -229,14 +231,14 @@ def _many_small_causes(context: RuleContext) -> Finding | None:
 def _tiny_batch(context: RuleContext) -> Finding | None:
     """With a sample or two nothing shows whether more of them would cost more: the operators are long all the same."""
     size = context.facts.samples_per_step
-    if size is None or size > _FEW_SAMPLES or context.facts.breakdown is None:
+    if size is None or size > _FEW_SAMPLES or context.breakdown is None:
         return None
     sizes = ",".join(str(size * factor) for factor in (1, 2, 4, 8))
     return cannot_tell_because(
         f"Would a larger batch take less time per sample? Each step trains on {plural(size, 'sample')}; the "
         f"{_device(context)} computes for {percent(_working(context))} of {context.unit}.",
         f"Too few samples to show it: measure with %%gpuprofile --sweep batch_size={sizes}, which changes the "
-        f"training, too. {_basis(context, context.facts.breakdown)}",
+        f"training, too. {_basis(context, context.breakdown)}",
     )
 
 

@@ -14,16 +14,15 @@ from typing import Literal
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.blocking_calls import Direction
 from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, duration, number, plural
 from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
 from gpulab.prediction import batches, kernels
-from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence, recalibrated
+from gpulab.prediction.prediction import NOTHING, TO_TRY, Pauses, Prediction, PriorEvidence, Waits, recalibrated
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975, Baseline, Projection, Refused, plan_of
-from gpulab.run import Int64, PauseKind, Run, Timeline
+from gpulab.run import Int64, Run, Timeline
 from gpulab.timeline.labels import WAITS, What, labels
 
 # Times the pause, and at most times what a CPU has to do beside it: that falls away too, for the pause had emptied its
@@ -173,18 +172,6 @@ def _memory(projection: Projection, settings: Mapping[str, str]) -> tuple[float 
 
 
 __all__ = ["NOTHING", "PREDICTORS", "PriorEvidence", "knobs_named", "predict", "predict_from", "refused"]
-
-
-class Pauses(Struct, frozen=True):
-    """Pauses of these kinds no longer happen."""
-
-    kinds: tuple[PauseKind, ...]
-
-
-class Waits(Struct, frozen=True):
-    """Calls that move data in these directions no longer make the program wait."""
-
-    directions: tuple[Direction, ...]
 
 
 def predict_removal(

@@ -12,7 +12,9 @@ import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
+from gpulab.analysis.blocking_calls import Direction
 from gpulab.formatting import plural, signed_percent
+from gpulab.run import PauseKind
 
 TO_TRY = "try it: "  # how the reason begins where no figures tell, and a run would
 
@@ -47,6 +49,18 @@ class Prediction(Struct, frozen=True):
     def reason(self) -> str:
         """Why it is refused, in words; empty where it is not."""
         return self.refused.removeprefix(TO_TRY)
+
+
+class Pauses(Struct, frozen=True):
+    """Left out: pauses of these kinds."""
+
+    kinds: tuple[PauseKind, ...]
+
+
+class Waits(Struct, frozen=True):
+    """Left out: the waiting in calls that move data in these directions."""
+
+    directions: tuple[Direction, ...]
 
 
 class PriorEvidence(Struct, frozen=True):

@@ -21,7 +21,7 @@ from gpulab.diagnosis.catalogue import kinds
 from gpulab.diagnosis.cores import cpu_shared
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
-from gpulab.diagnosis.idle_gpu import small_batch, starves
+from gpulab.diagnosis.idle_gpu import small_batch
 from gpulab.diagnosis.operations import layout
 from gpulab.intervals import EMPTY
 from gpulab.prediction.predict import predict
@@ -544,8 +544,8 @@ def test_shares_are_of_own_time_beside_other_programs() -> None:
 
 def test_with_clocks_apart_the_loop_waits_as_long_as_it_does() -> None:
     apart, together = on_gpu(integrity=APART)(), waits(0.6, share=0.02, gpu=True)()
-    assert apart.loop_waits == pytest.approx(0.6) and starves(apart)
-    assert together.loop_waits == pytest.approx(0.02) and not starves(together)
+    assert apart.loop_waits == pytest.approx(0.6) and apart.starves
+    assert together.loop_waits == pytest.approx(0.02) and not together.starves
 
 
 @pytest.mark.parametrize(

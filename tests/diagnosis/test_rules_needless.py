@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.analysis.cores import core_share
-from gpulab.diagnosis import needless
+from gpulab.diagnosis import cores, needless
 from gpulab.diagnosis.finding import Finding, RuleContext
 from gpulab.diagnosis.verdicts import cannot_tell
 from gpulab.run import BackwardPass, Category, DenseGradient, Run, Timeline, TrainingFacts
@@ -48,7 +48,7 @@ def of_cores(threads: int, got: float, others: float, **more: Any) -> RuleContex
 
 def test_one_thread_on_free_cores() -> None:
     context = of_cores(1, got=1.0, others=0.0)
-    found = needless.idle_cores(context)
+    found = cores.idle_cores(context)
     assert share(context, found) == pytest.approx(0.45, abs=0.02)
     assert found is not None and found.settings == (("compute_threads", "2"),) and found.confidence == "likely"
 
@@ -58,7 +58,7 @@ def test_one_thread_on_free_cores() -> None:
     [(1, 1.0, 0.6, {}), (2, 1.0, 0.0, {}), (1, 1.9, 0.0, {}), (1, 1.0, 0.0, {"quota": 1.0})],
 )
 def test_cores_that_are_not_free(threads: int, got: float, others: float, more: dict[str, float]) -> None:
-    assert needless.idle_cores(of_cores(threads, got, others, **more)) is None
+    assert cores.idle_cores(of_cores(threads, got, others, **more)) is None
 
 
 def test_short_and_serial_operators_need_no_second_thread() -> None:
@@ -67,7 +67,7 @@ def test_short_and_serial_operators_need_no_second_thread() -> None:
     short = tuple(("aten::mm", i / 500, (i + 0.9) / 500) for i in range(500))
     for parts in (short, (("aten::sort", 0.0, 0.9),)):
         context = case_of(replace(run, timeline=traced(run, *parts)), cores=core_share(run))
-        assert needless.idle_cores(context) is None
+        assert cores.idle_cores(context) is None
 
 
 def test_anomaly_detection_by_looks_and_checks() -> None:

@@ -29,8 +29,8 @@ from gpulab.intervals import EMPTY, union
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import written
 from gpulab.prediction.batches import fitted
-from gpulab.prediction.predict import PREDICTORS, Pauses, PriorEvidence, Waits, _telling, predict, predict_removal
-from gpulab.prediction.prediction import Prediction
+from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict, predict_removal
+from gpulab.prediction.prediction import Pauses, Prediction, Waits
 from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
