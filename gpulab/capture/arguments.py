@@ -8,32 +8,21 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from contextlib import suppress
+from itertools import islice
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
 from gpulab.capture.loader_facts import death, samples_in
-from gpulab.capture.training_facts import TrainingFactsReader, some_values
+from gpulab.capture.training_facts import TrainingFactsReader, graph_of, some_values
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.patching import Args, KeywordArgs
 
-
-class Evidence(Protocol):
-    """What is known of the steps so far: where an optimizer steps, weights need not be looked at."""
-
-    @property
-    def without_optimizer(self) -> bool: ...
-
-    @property
-    def undecided(self) -> bool: ...
-
-
-class Clock(Protocol):
-    """Times what a DataLoader does."""
-
-    asked: int | None  # the loader of that number is asked for a batch now
-    own_ns: int  # what that has cost since somebody has put it to 0
+if TYPE_CHECKING:
+    from gpulab.capture.batch_clock import LoadingClock
+    from gpulab.tape.step_finder import StepFinder
 
 
 class Keys:
@@ -67,10 +56,14 @@ _CREATE_GRAPH_OF_BACKWARD, _CREATE_GRAPH_OF_GRAD = 3, 4  # among the positional 
 
 
 class Arguments:
-    """Of the marks of one run."""
+    """Of the marks of one run. `evidence` tells what is known of its steps by the last look."""
 
     def __init__(
-        self, tape: Tape, evidence: Callable[[], Evidence], clock: Clock | None, facts: TrainingFactsReader | None
+        self,
+        tape: Tape,
+        evidence: Callable[[], StepFinder],
+        clock: LoadingClock | None,
+        facts: TrainingFactsReader | None,
     ) -> None:
         self._tape = tape
         self._facts = facts
@@ -80,15 +73,14 @@ class Arguments:
         self._newest: Callable[[], object] = object  # the loader or iterator that was asked last
         self._number = 0  # its
         self._by_hand = True
-        self._updates = UpdateWatch()
-        self._weights: WeightWatch | None = None  # of the first backward pass, while it tells a batch from a step
+        self._updates = UpdateDetector()
 
     def loader(self, args: Args, kwargs: KeywordArgs) -> int:
         """The number of the one that is asked; whether weights were updated by hand is a mark before."""
-        if self._weights is not None:
+        if self._updates.first is not None:
             if not self._evidence().undecided:
-                self._weights = None
-            elif self._weights.changed():
+                self._updates.first = None
+            elif self._updates.since_first():
                 self._tape.note(Kind.UPDATED, 0)
         owner = args[0]
         if self._newest() is not owner:
@@ -106,8 +98,8 @@ class Arguments:
         if not self._is_by_hand():
             return 0
         self._tape.wake_at(0)  # evidence is to be as new as the marks
-        if self._weights is None:
-            self._weights = WeightWatch.of(root)
+        if self._updates.first is None:
+            self._updates.begin(root)
         return self._updates.before(root)
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
@@ -128,21 +120,16 @@ class Arguments:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
 
     def samples(self, batch: Any) -> int:
-        """In a batch; -1: unknown. What timing it has cost is a mark before."""
+        """In a batch, which nearly always is a list of tensors; -1: unknown. What timing it cost is a mark before."""
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
         if self._facts is not None and self._facts.wants_batches:
             self._facts.batch(self._newest(), batch)
-        return samples(batch)
-
-
-def samples(batch: Any) -> int:
-    """In a batch; -1: unknown. Nearly always it is a list of tensors."""
-    try:
-        return int(batch[0].shape[0]) if type(batch) is list else _samples_of_any(batch)
-    except (AttributeError, IndexError):
-        return _samples_of_any(batch)
+        try:
+            return int(batch[0].shape[0]) if type(batch) is list else _samples_of_any(batch)
+        except (AttributeError, IndexError):
+            return _samples_of_any(batch)
 
 
 def _samples_of_any(batch: Any) -> int:
@@ -155,41 +142,15 @@ def _samples_of_any(batch: Any) -> int:
     return -1 if count is None else count
 
 
+# -- weights that are updated by hand ----------------------------------------------------------------------------------
+
 _NODES = 1000
-_WATCHED = 4  # tensors, until one of them changes: the gradient of the last bias may be zero
-_PATIENCE = 16  # backward passes after which another tensor is watched, where none of them has changed
+_COMPARED = 4  # tensors, until one of them changes: the gradient of the last bias may be zero
+_PATIENCE = 16  # backward passes after which other tensors are compared, where none of them has changed
 _ALIKE = 4  # updates with equally many backward passes: that is how the loop goes
 
 
-class WeightWatch:
-    """Remembers a few values of one trained tensor: the nearest to the loss, whose gradient is seldom zero."""
-
-    def __init__(self, leaf: Any) -> None:
-        self._leaf = weakref.ref(leaf)
-        self._seen = some_values(leaf)
-
-    @classmethod
-    def of(cls, root: Any) -> WeightWatch | None:
-        """WeightWatch what the backward pass from `root` (a tensor or several) trains.
-
-        None where there is nothing, and while a CUDA graph is captured: the values would be those of its replay.
-        """
-        try:
-            leaf = None if in_graph_capture() else _nearest_leaf(root)
-            return None if leaf is None else cls(leaf)
-        except Exception:  # a user's tensor type may refuse anything
-            return None
-
-    def changed(self) -> bool:
-        """Whether the values differ from those seen first. On a GPU this waits for the device, but in no capture."""
-        leaf = self._leaf()
-        try:
-            return leaf is not None and not in_graph_capture() and bool((some_values(leaf) != self._seen).any())
-        except Exception:
-            return False
-
-
-class _Seen(Struct, frozen=True):
+class _Weights(Struct, frozen=True):
     """A tensor as it was: its version, which its `.data` does not share, and a few of its values."""
 
     leaf: Callable[[], Any]
@@ -197,7 +158,7 @@ class _Seen(Struct, frozen=True):
     values: Any
 
     @classmethod
-    def of(cls, leaf: Any) -> _Seen:
+    def of(cls, leaf: Any) -> _Weights:
         return cls(weakref.ref(leaf), leaf._version, some_values(leaf))
 
     def changed(self) -> bool:
@@ -205,34 +166,49 @@ class _Seen(Struct, frozen=True):
         return leaf is None or leaf._version != self.version or bool((some_values(leaf) != self.values).any())
 
 
-class UpdateWatch:
-    """Tells at each backward pass whether weights were changed since the one before.
+class UpdateDetector:
+    """Tells at each backward pass whether weights were changed since the one before, or since the first one.
 
-    Watched is the first of the nearest tensors that changes, or that another one takes the place of (functional
-    updates). On a GPU reading values waits for the device: once `Rhythm` has shown how many backward passes an update
-    has, they are only counted there.
+    Of the tensors nearest to the loss, whose gradients are seldom zero, that one is compared which changes first, or
+    that another one takes the place of (functional updates). On a GPU reading values waits for the device: once
+    `Rhythm` has shown how many backward passes an update has, they are only counted there.
     """
 
     def __init__(self) -> None:
-        self._seen: list[_Seen] = []
+        self.first: _Weights | None = None  # of the first backward pass, while it tells a batch from a step
+        self._compared: list[_Weights] = []
         self._met: dict[int, Callable[[], Any]] = {}  # by identity: leaves of a loop with several networks come again
         self._rhythm = Rhythm()
         self._unchanged = 0
 
-    def before(self, root: Any) -> bool:
-        """A backward pass from `root` (a tensor or several) is about to begin. Not in a graph's capture."""
+    def begin(self, root: Any) -> None:
+        """A backward pass from `root` (a tensor or several) is the first. Not in a graph's capture: as `before`."""
+        with suppress(Exception):
+            self.first = None if in_graph_capture() else next(map(_Weights.of, _nearest_leaves(root, 1)), None)
+
+    def since_first(self) -> bool:
+        """Whether weights differ from what they were then. On a GPU this waits for the device, but in no capture."""
         try:
-            return not in_graph_capture() and self._look(root)
+            there = self.first is not None and self.first.leaf() is not None and not in_graph_capture()
+            return there and self.first is not None and self.first.changed()
+        except Exception:
+            return False
+
+    def before(self, root: Any) -> bool:
+        """A backward pass from `root` is about to begin. Values in a graph's capture would be those of its replay."""
+        try:
+            return not in_graph_capture() and self._is_first(root)
         except Exception:  # a user's tensor type may refuse anything
             return False
 
-    def _look(self, root: Any) -> bool:
-        watched = self._seen[0].leaf() if self._seen else None
-        if watched is not None and watched.is_cuda and self._rhythm.size:
+    def _is_first(self, root: Any) -> bool:
+        """Whether it is the first pass after an update."""
+        compared = self._compared[0].leaf() if self._compared else None
+        if compared is not None and compared.is_cuda and self._rhythm.size:
             return self._rhythm.counted()
-        nearest = _nearest_leaves(root, _WATCHED)
-        if not self._seen:
-            self._watch(nearest)
+        nearest = _nearest_leaves(root, _COMPARED)
+        if not self._compared:
+            self._compare(nearest)
             return False
         changed = self._changed(nearest)
         self._rhythm.heard(changed)
@@ -240,28 +216,28 @@ class UpdateWatch:
 
     def _changed(self, nearest: list[Any]) -> bool:
         replaced = bool(nearest) and self._is_new(nearest[0])
-        changed = [s for s in self._seen if s.changed()]
+        changed = [weights for weights in self._compared if weights.changed()]
         if not changed and not replaced:
             self._unchanged += 1
             if self._unchanged > _PATIENCE:
-                self._watch(nearest)
+                self._compare(nearest)
             return False
-        watched = changed[0].leaf() if changed else None
-        self._watch(nearest if replaced or watched is None else [watched])
+        leaf = changed[0].leaf() if changed else None
+        self._compare(nearest if replaced or leaf is None else [leaf])
         return True
 
     def _is_new(self, leaf: Any) -> bool:
         """Never met before, in the place of another: parameters that a functional update has made anew."""
         from torch.nn import Parameter
 
-        watched = self._seen[0].leaf()
-        is_met = self._met.get(id(leaf), _no_tensor)() is leaf  # an id returns when its object is gone
-        alike = watched is None or leaf.shape == watched.shape
+        compared = self._compared[0].leaf()
+        is_met = self._met.get(id(leaf), lambda: None)() is leaf  # an id returns when its object is gone
+        alike = compared is None or leaf.shape == compared.shape
         return not is_met and alike and not isinstance(leaf, Parameter)
 
-    def _watch(self, leaves: list[Any]) -> None:
+    def _compare(self, leaves: list[Any]) -> None:
         self._unchanged = 0
-        self._seen = [_Seen.of(leaf) for leaf in leaves]
+        self._compared = [_Weights.of(leaf) for leaf in leaves]
         self._met |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
 
 
@@ -284,40 +260,26 @@ class Rhythm:
             self.size = self._sizes[0]
 
     def counted(self) -> bool:
-        """A backward pass, without a look: whether it is the first after an update."""
+        """A backward pass that is not compared: whether it is the first after an update."""
         first = self._passes >= self.size
         self._passes = 1 if first else self._passes + 1
         return first
 
 
-def _no_tensor() -> None:
-    """No tensor is watched."""
-
-
-def _nearest_leaf(root: Any) -> Any | None:
-    return next(iter(_nearest_leaves(root, 1)), None)
-
-
 def _nearest_leaves(root: Any, most: int) -> list[Any]:
-    """Breadth first through autograd's graph to the first tensors that accumulate a gradient."""
-    roots = [root] if hasattr(root, "grad_fn") else list(root)
-    waiting = deque(r.grad_fn for r in roots if r.grad_fn is not None)
-    leaves: list[Any] = []
-    for _ in range(_NODES):
-        if not waiting or len(leaves) == most:
-            break
-        node = waiting.popleft()
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            leaves.append(_as_written(leaf))
-        waiting.extend(following for following, _ in node.next_functions if following is not None)
-    return leaves
+    """The first tensors in autograd's graph that accumulate a gradient: the user's own, as they are written.
 
-
-def _as_written(leaf: Any) -> Any:
-    """The user's own tensor, of which `torch.func.grad` makes another one in each call."""
+    `torch.func.grad` makes another one of each in each call.
+    """
     from torch._C import _functorch
 
-    while _functorch.is_gradtrackingtensor(leaf):
-        leaf = _functorch.get_unwrapped(leaf)
-    return leaf
+    leaves: list[Any] = []
+    for node, _ in islice(graph_of(root), _NODES):
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            while _functorch.is_gradtrackingtensor(leaf):
+                leaf = _functorch.get_unwrapped(leaf)
+            leaves.append(leaf)
+        if len(leaves) == most:
+            break
+    return leaves

@@ -17,16 +17,18 @@ from importlib import import_module
 from threading import get_ident
 from time import perf_counter_ns
 from types import MethodType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
 
-from gpulab.capture.arguments import Arguments, Clock, Evidence
+from gpulab.capture.arguments import Arguments
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
-from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.hook_points import step_hooks
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
+
+if TYPE_CHECKING:
+    from gpulab.capture.pilot import Pilot
 
 
 class Point(Struct, frozen=True):
@@ -87,48 +89,30 @@ PATCHED = (
 )
 
 
-class Pilot(Protocol):
-    """What acts on marks, and is told of a fault of ours."""
-
-    @property
-    def tape(self) -> Tape: ...
-
-    @property
-    def clock(self) -> Clock | None: ...
-
-    @property
-    def pauses(self) -> Pauses: ...
-
-    @property
-    def facts(self) -> TrainingFactsReader | None: ...
-
-    def evidence(self) -> Evidence: ...
-
-    def give_up_or_raise(self, error: Exception) -> None: ...
-
-
-def install(
-    pilot: Pilot, module_called: Callable[[], None], model_called: Callable[[Args, KeywordArgs], None], undo: ExitStack
-) -> tuple[ModuleHook, Compilations]:
+def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleHook:
     """Mark the calls of this thread; `undo` takes all hooks out again. Needs torch to be imported.
 
-    `module_called` hears of module calls as long as the hook that is returned is on, `model_called` of those of
-    DistributedDataParallel until something is compiled.
+    The pilot hears of module calls as long as the hook that is returned is on; until something is compiled also of
+    those of DistributedDataParallel, and `in_ranks` of the model that learns without it.
     """
-    tape, thread = pilot.tape, get_ident()
-    arguments = Arguments(tape, pilot.evidence, pilot.clock, pilot.facts)
+    thread, modules = get_ident(), ModuleHook(pilot.called, get_ident())
+    arguments = Arguments(pilot.tape, pilot.evidence, pilot.clock, pilot.facts)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
     for point in POINTS:
         wrap = functools.partial(_wrapped, point=point, pilot=pilot, arguments=arguments, thread=thread)
         undo.enter_context(replaced(_owner(point.module, point.owner), point.name, wrap))
-    modules, compilations = ModuleHook(module_called, thread), Compilations(tape, pilot.pauses, undo)
-    ranks = undo.enter_context(ExitStack())
-    ranks.enter_context(heard_before(_owner("torch.nn.parallel", "DistributedDataParallel"), "forward", model_called))
+    models = undo.enter_context(ExitStack())
+    wrapped = _owner("torch.nn.parallel", "DistributedDataParallel")
+    models.enter_context(heard_before(wrapped, "forward", pilot.model_inputs.called))
+    models.callback(pilot.model_inputs.close)
+    if in_ranks:
+        pilot.model_inputs.hear_first()
     undo.callback(modules.close)
-    undo.enter_context(compile_hook(compilations.look, modules, ranks))
+    pilot.compilations.begin(undo)
+    undo.enter_context(compile_hook(pilot.compilations.look, modules.close, models.close))
     modules.on()
-    return modules, compilations
+    return modules
 
 
 def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
@@ -313,11 +297,15 @@ class Collections:
 class Compilations:
     """Times and marks what torch compiles on the thread that made this; it can be heard from its import on."""
 
-    def __init__(self, tape: Tape, pauses: Pauses | None = None, undo: ExitStack | None = None) -> None:
+    def __init__(self, tape: Tape, pauses: Pauses) -> None:
         self._note, self._pauses = tape.note, pauses
-        self._undo = undo
+        self._undo: ExitStack | None = None
         self._began_ns = 0
         self._graphs = _graphs()
+
+    def begin(self, undo: ExitStack) -> None:
+        """Hear of them from the next look on."""
+        self._undo = undo
 
     def look(self) -> None:
         """Hear of them, if that is possible by now."""
@@ -333,12 +321,12 @@ class Compilations:
             undo.callback(remove_callback, callbacks, heard)
 
     def _begins(self, *_: Any) -> None:
-        if self._pauses is not None and self._pauses.hears():
+        if self._pauses.hears():
             self._began_ns = perf_counter_ns()
 
     def _ended(self, *args: Any) -> None:
         before, self._graphs = self._graphs, _graphs()
-        if self._pauses is None or not self._pauses.hears():
+        if not self._pauses.hears():
             return
         if self._graphs > before:
             self._note(Kind.COMPILE, 0)
@@ -412,42 +400,36 @@ class ModuleHook:
         self.off()
 
 
-class Closable(Protocol):
-    """What hears of modules and can be told to hear no more."""
-
-    def close(self) -> None: ...
-
-
 @contextmanager
-def compile_hook(compiled: Callable[[], None], *hooks: Closable) -> Iterator[None]:
-    """Close these hooks of modules when something is compiled, now or before; `compiled` is called after that.
+def compile_hook(compiled: Callable[[], None], *closings: Callable[[], None]) -> Iterator[None]:
+    """Call `closings` when something is compiled, now or before, and `compiled` after that.
 
     A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
     passes everything through and holds nothing of the run.
     """
-    open_hooks, listeners = [*hooks], [compiled]
+    before, after = [*closings], [compiled]
 
     def wrap(original: Any) -> Any:
         @functools.wraps(original)
         def compile(*args: Any, **kwargs: Any) -> Any:
-            for hook in open_hooks:
-                hook.close()
+            for call in before:
+                call()
             result = original(*args, **kwargs)
-            for listener in listeners:
-                listener()
+            for call in after:
+                call()
             return result
 
         return compile
 
     if _something_is_compiled():
-        for hook in hooks:
-            hook.close()
+        for call in closings:
+            call()
     try:
         with replaced(_owner("torch"), "compile", wrap):
             yield
     finally:
-        open_hooks.clear()
-        listeners.clear()
+        before.clear()
+        after.clear()
 
 
 def _something_is_compiled() -> bool:

@@ -43,21 +43,14 @@ _DEATH = re.compile(
 )
 
 
-class Written(Struct, frozen=True):
-    """Lines of the user's code that makes batches, or chooses their items; None where it is a library's."""
-
-    items: Spot | None = None
-    transform: Spot | None = None
-    collate: Spot | None = None
-    sampler: Spot | None = None
-
-
-class _Description(Struct, frozen=True):
-    """A loader, where the code of its batches is written, and what would make it give none."""
+class _Facts(Struct):
+    """What is known of one loader."""
 
     loader: Loader
-    written: Written
-    emptiness: str
+    lines: dict[str, Spot | None]  # as `lines_of_batches` gives them
+    emptiness: str  # what would make it give no batch
+    tensors: int | None = None  # in its first batch
+    feeds: bool = False  # the steps, or has
 
 
 class Loaders:
@@ -65,18 +58,21 @@ class Loaders:
 
     def __init__(self) -> None:
         self.record: Loader | None = None
-        self._met: dict[int, _Description] = {}
-        self._tensors: dict[int, int] = {}
-        self._fed: set[int] = set()
         self.emptiness = ""  # of a loader that has ended without a batch; empty where one gave a batch
+        self._met: dict[int, _Facts] = {}
+        self._gave_any = False
 
     def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
-        loader = describe_loader(owner)
-        if loader is not None:
-            if len(self._met) >= LOADERS_KEPT:
-                self._met = {n: each for n, each in self._met.items() if n == feeder}
-            self._met[number] = _Description(loader, written(owner), emptiness(owner, loader))
+        if not (hasattr(owner, "num_workers") or hasattr(owner, "_num_workers")):
+            return None
+        loader = loader_record(owner)
+        if len(self._met) >= LOADERS_KEPT:
+            self._met = {n: each for n, each in self._met.items() if n == feeder}
+        facts = _Facts(loader, lines_of_batches(owner), emptiness(owner, loader))
+        if (before := self.of(number)) is not None:
+            facts.tensors, facts.feeds = before.tensors, before.feeds
+        self._met[number] = facts
         return loader
 
     @property
@@ -84,56 +80,35 @@ class Loaders:
         """Any that could be described."""
         return bool(self._met)
 
-    def written(self, number: int | None) -> Written:
-        """Where the code of that loader's batches is written."""
-        return self._met[number].written if number in self._met else Written()
+    def of(self, number: int | None) -> _Facts | None:
+        """The loader of that number; None where nothing is known of it."""
+        return self._met.get(number) if number is not None else None
 
     def ended(self, number: int) -> None:
         """The loader of that number has no more batch."""
-        if not self._tensors:
-            self.emptiness = self._met[number].emptiness if number in self._met else ""
+        if not self._gave_any:
+            facts = self.of(number)
+            self.emptiness = facts.emptiness if facts is not None else ""
 
     def gave(self, number: int, batch: Any) -> None:
         """The loader of that number has given this batch; the first one tells of how many tensors they are."""
-        self.emptiness = ""
-        if number not in self._tensors and len(self._tensors) < LOADERS_KEPT:
-            self._tensors[number] = tensors_in(batch)
+        self.emptiness, self._gave_any = "", True
+        facts = self.of(number)
+        if facts is not None and facts.tensors is None:
+            facts.tensors = sum(hasattr(part, "storage_offset") for part in arrays_in(batch))
 
     @property
     def remade(self) -> bool:
         """Whether several loaders that are alike fed the steps one after the other."""
-        alike = (number for number, each in self._met.items() if each.loader == self.record)
-        return len(self._fed.intersection(alike)) > 1
+        return sum(each.feeds and each.loader == self.record for each in self._met.values()) > 1
 
-    def tensors(self, number: int | None) -> int | None:
-        """In a batch of that loader; None where it gave none."""
-        return self._tensors.get(number) if number is not None else None
-
-    def feeds(self, number: int) -> Loader | None:
+    def feeds(self, number: int | None) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
-        self._fed.add(number)
-        loader = self._met[number].loader if number in self._met else None
-        self.record = loader or self.record
-        return loader
-
-
-def describe_loader(owner: Any) -> Loader | None:
-    """The settings of a DataLoader; of a bare iterator (made before the run) what it still knows."""
-    if hasattr(owner, "batch_sampler"):
-        return loader_record(owner)
-    if not hasattr(owner, "_num_workers"):
-        return None
-    return Loader(
-        dataset=type(as_written(owner._dataset)).__name__,
-        dataset_length=length_of(owner._dataset),
-        batch_size=getattr(owner._index_sampler, "batch_size", None),
-        num_workers=owner._num_workers,
-        prefetch_factor=getattr(owner, "_prefetch_factor", None),
-        pin_memory=bool(owner._pin_memory),
-        persistent_workers=bool(getattr(owner, "_persistent_workers", False)),
-        length=length_of(owner),
-        iterable=type(owner._index_sampler).__name__ == "_InfiniteConstantSampler",
-    )
+        facts = self.of(number)
+        if facts is None:
+            return None
+        facts.feeds, self.record = True, facts.loader
+        return facts.loader
 
 
 def emptiness(owner: Any, record: Loader) -> str:
@@ -153,82 +128,58 @@ def emptiness(owner: Any, record: Loader) -> str:
     return f"{count}{size}{', drop_last' if drop_last and items != 0 else ''}"
 
 
-def samples_in(batch: Any, depth: int = 0) -> int | None:
-    """Samples in a batch: the first dimension of the first tensor in it; None where there is none.
+def samples_in(batch: Any) -> int | None:
+    """Samples in a batch: the first dimension of the first array in it; None where there is none.
 
-    Two shapes that a collate function of the user's leaves are no tensors of samples: a list of samples (tuples), and
+    Two shapes that a collate function of the user's leaves are no arrays of samples: a list of samples (tuples), and
     their transpose, `tuple(zip(*samples))`, as detection models take it. There the samples are counted.
     """
-    if (type(batch) is list or type(batch) is tuple) and batch:  # nearly always, and then of tensors
-        shape = getattr(batch[0], "shape", None)
-        if shape is not None and len(shape) and depth < _DEPTH:
-            return int(shape[0])
-    shape = getattr(batch, "shape", None)
-    if shape is not None:
-        return int(shape[0]) if len(shape) else None
-    if depth >= _DEPTH:
-        return None
-    parts: Iterable[Any]
-    if isinstance(batch, (list, tuple)):  # asked before Mapping, which is slow to answer
-        uncollated = _uncollated(batch) if depth == 0 else None
-        if uncollated is not None:
-            return uncollated
-        parts = batch
-    elif isinstance(batch, Mapping):
-        parts = batch.values()
-    else:
-        return None
-    for part in parts:
-        count = samples_in(part, depth + 1)
-        if count is not None:
-            return count
-    return None
+    if isinstance(batch, list | tuple) and batch and type(batch[0]) is tuple and type(batch[-1]) is tuple:
+        if type(batch) is list:
+            return len(batch)
+        lengths = {len(part) if type(part) is tuple else -1 for part in batch}
+        if len(lengths) == 1:
+            return lengths.pop()
+    return next((int(part.shape[0]) for part in arrays_in(batch) if len(part.shape)), None)
 
 
-def tensors_in(batch: Any, depth: int = 0) -> int:
-    """Tensors in a batch, however it is nested, up to some thousands."""
-    if hasattr(batch, "storage_offset"):
-        return 1
-    if depth >= _DEPTH or not isinstance(batch, list | tuple | Mapping):
-        return 0
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return sum(tensors_in(part, depth + 1) for part in itertools.islice(parts, _MOST_PARTS))
-
-
-def _uncollated(batch: list[Any] | tuple[Any, ...]) -> int | None:
-    """Samples in a list of tuples or a tuple of tuples of one length; torch's own collation makes lists of tensors."""
-    if not batch or type(batch[0]) is not tuple or type(batch[-1]) is not tuple:
-        return None
-    if type(batch) is list:
-        return len(batch)
-    lengths = {len(part) if type(part) is tuple else -1 for part in batch}
-    return lengths.pop() if len(lengths) == 1 else None
+def arrays_in(batch: Any, depth: int = 0) -> Iterator[Any]:
+    """The tensors and NumPy arrays in a batch, however it is nested, up to some thousands."""
+    if hasattr(batch, "numel") or hasattr(batch, "shape"):
+        yield batch
+    elif depth < _DEPTH and isinstance(batch, list | tuple | Mapping):
+        parts = batch.values() if isinstance(batch, Mapping) else batch
+        for part in itertools.islice(parts, _MOST_PARTS):
+            yield from arrays_in(part, depth + 1)
 
 
 _ITEMS = ("__getitems__", "__getitem__", "__iter__")
 _WITHIN = ("dataset", "datasets", "data_collator", "collate_fn", "transforms", "__wrapped__")
 
 
-def written(owner: Any) -> Written:
-    """Of a DataLoader, or of an iterator made before the run: the dataset may hold another one, and its transforms."""
+def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
+    """The user's lines that make batches, or choose their items, named as in `Loader`; None for a library's.
+
+    Of a DataLoader, or of an iterator made before the run: the dataset may hold another one, and its transforms.
+    """
     dataset = as_written(getattr(owner, "dataset", getattr(owner, "_dataset", None)))
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
     chooser = getattr(owner, "_index_sampler", None)  # of batches, or of single items
-    methods = (getattr(type(held), name, None) for held in _held(dataset) for name in _ITEMS)
     choosers = (chooser, *map(_attributes(chooser).get, ("sampler", "batch_sampler")))
     transforms = (_attributes(held).get(name) for held in _held(dataset) for name in TRANSFORMS)
-    return Written(
-        items=next(filter(None, map(_spot, methods)), None),
-        transform=next(filter(None, map(_callable_spot, transforms)), None),
-        collate=_callable_spot(collate),
-        sampler=next(filter(None, (_spot(getattr(type(each), "__iter__", None)) for each in choosers)), None),
-    )
+    return {
+        "items_line": _first(getattr(type(held), name, None) for held in _held(dataset) for name in _ITEMS),
+        "transform_line": _first(call for transform in transforms for call in _calls(transform)),
+        "collate_line": _first(_calls(collate)),
+        "sampler_line": _first(getattr(type(each), "__iter__", None) for each in choosers),
+    }
 
 
-def _callable_spot(call: Any) -> Spot | None:
-    """A function of the user's, a method, an object that is called, or one of them within it."""
-    spots = (_spot(held) or _spot(getattr(type(held), "__call__", None)) for held in _held(call))  # noqa: B004
-    return next(filter(None, spots), None)
+def _calls(call: Any) -> Iterator[Any]:
+    """A function, a method, an object that is called, and those within it."""
+    for held in _held(call):
+        yield held
+        yield getattr(type(held), "__call__", None)  # noqa: B004
 
 
 def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
@@ -249,11 +200,13 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return held
 
 
-def _spot(function: Any) -> Spot | None:
-    code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
-    if code is None or not is_users_file(code.co_filename):
-        return None
-    return code.co_filename, code.co_firstlineno, code.co_qualname
+def _first(functions: Iterable[Any]) -> Spot | None:
+    """The line of the first function of the user's."""
+    for function in functions:
+        code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
+        if code is not None and is_users_file(code.co_filename):
+            return code.co_filename, code.co_firstlineno, code.co_qualname
+    return None
 
 
 class Workers:

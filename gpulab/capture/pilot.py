@@ -111,7 +111,6 @@ class Pilot:
         self._owner: Callable[[], Any] = lambda: None  # it, or its iterator
         self._feeder: int | None = None
         self._modules: ModuleHook | None = None
-        self.compilations = hooks.Compilations(self.tape)
         self.model_inputs = ModelInputs()
         self._calls = 0
         self._due = False  # the run ends at the next chance
@@ -126,6 +125,7 @@ class Pilot:
         self.phases = Phases(settings, code, new_window, self.overdue, lambda: self._hear_modules(True), on_gpu=on_gpu)
         self.loaders = Loaders()
         self.pauses = Pauses()
+        self.compilations = hooks.Compilations(self.tape, self.pauses)
         self.reader = Reader(self.tape, origin_ns, self.pauses, mark_cost_ns())
         self.update_line = UpdateLine()
         self.batch_lines = BatchLines(code)
@@ -159,11 +159,8 @@ class Pilot:
 
     def install(self, undo: ExitStack) -> None:
         """Hear the user's code, on this thread. Needs torch to be imported."""
-        self._modules, self.compilations = hooks.install(self, self.called, self.model_inputs.called, undo)
-        if (job := current_job()) is not None and (job.world_size or 1) > 1:
-            self.model_inputs.hear_first()
-            undo.callback(self.model_inputs.close)
-            undo.enter_context(hooks.compile_hook(self.compilations.look, self.model_inputs))
+        job = current_job()
+        self._modules = hooks.install(self, undo, in_ranks=job is not None and (job.world_size or 1) > 1)
 
     def begin(self) -> None:
         """The user's code is about to run."""
@@ -491,8 +488,8 @@ class Pilot:
         self._starting_workers = getattr(owner, "num_workers", 0)  # an iterator has started its own
 
     def _note_feeder(self, finder: StepFinder) -> None:
-        self._feeder = feeder = finder.feeder
-        loader = self.loaders.feeds(feeder) if feeder is not None else None
+        self._feeder = finder.feeder
+        loader = self.loaders.feeds(finder.feeder)
         if loader is not None and loader.length is not None and self.counted == 2:
             self.phases.expect(loader.length // max(1, finder.last_batches()))
 

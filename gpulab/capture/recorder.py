@@ -319,20 +319,16 @@ class Capture:
         return present
 
     def _loader(self, naming: Naming) -> Loader | None:
-        loaders, threads = self._pilot.loaders, self._clock.worker_threads
+        loaders = self._pilot.loaders
+        facts = loaders.of(self._pilot.reader.finder.feeder)
         if loaders.record is None:
             return None
-        feeder = self._pilot.reader.finder.feeder
-        written = loaders.written(feeder)
         return replace(
             loaders.record,
             remade=loaders.remade,
-            batch_tensors=loaders.tensors(feeder),
-            worker_threads=threads,
-            items_line=naming.words(written.items),
-            transform_line=naming.words(written.transform),
-            collate_line=naming.words(written.collate),
-            sampler_line=naming.words(written.sampler),
+            batch_tensors=facts.tensors if facts is not None else None,
+            worker_threads=self._clock.worker_threads,
+            **{name: naming.words(line) for name, line in facts.lines.items()} if facts is not None else {},
         )
 
     # -- what the user or a view may ask -------------------------------------------------------------------------

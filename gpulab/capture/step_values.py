@@ -10,15 +10,15 @@ import functools
 import math
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import islice
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 
+from gpulab.capture.loader_facts import arrays_in
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import Int64, Steps
 from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
@@ -107,7 +107,6 @@ def _value(loss: Any) -> float:
 
 
 KEPT_CALLS = 65_536  # the last: two numbers each
-_DEPTH, _MOST_PARTS = 4, 1_000  # of nested arguments: longer lists hold no tensors
 
 
 class ModelInputs:
@@ -160,7 +159,8 @@ class ModelInputs:
         if not is_grad_enabled():
             return
         try:
-            count = _values_in([args[1:], kwargs])
+            parts = arrays_in([args[1:], kwargs])  # rows alone say nothing of sequences of unequal length
+            count = sum(int(part.numel()) for part in parts if hasattr(part, "numel"))
         except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
             count = 0
         self._calls.append((perf_counter_ns(), count or -1))
@@ -180,12 +180,3 @@ class ModelInputs:
         if len(calls) == self._calls.maxlen:  # earlier ones are gone
             whole &= steps.start_ns >= at_ns[0]
         return np.where(whole, sums[after] - sums[first], -1).astype(np.int64)
-
-
-def _values_in(argument: object, depth: int = 0) -> int:
-    """In all tensors of it: rows alone say nothing of sequences of unequal length."""
-    if isinstance(argument, list | tuple | Mapping) and depth < _DEPTH:
-        parts = argument.values() if isinstance(argument, Mapping) else argument
-        return sum(_values_in(part, depth + 1) for part in islice(parts, _MOST_PARTS))
-    count = getattr(argument, "numel", None)
-    return int(count()) if callable(count) else 0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from time import perf_counter_ns
 from typing import Any
@@ -17,6 +17,7 @@ from zlib import crc32
 import numpy as np
 from msgspec import Struct, field
 
+from gpulab.capture.loader_facts import arrays_in
 from gpulab.capture.stack_sampler import Looks
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import BackwardPass, DenseGradient, Steps, TrainingFacts
@@ -119,7 +120,8 @@ class TrainingFactsReader:
         """A loader has given this."""
         if len(self._batch_nodes) < _ROUNDS:
             with suppress(Exception):
-                nodes, _, is_whole, _ = _walked(_tensors_in(batch), perf_counter_ns() + LEAST_NS)
+                computed = [part for part in arrays_in(batch) if getattr(part, "grad_fn", None) is not None]
+                nodes, _, is_whole, _ = _walked(computed, perf_counter_ns() + LEAST_NS)
                 self._batch_nodes.append(len(nodes) if is_whole else 0)
         if self._iterator() is not iterator:
             self._iterator, workers = weakref.ref(iterator), getattr(iterator, "_num_workers", 0)
@@ -235,22 +237,32 @@ def calls_in(looks: Looks | None, steps: Steps, origin_ns: int) -> dict[str, flo
     return {call: float(rows[numbers].mean()) for call, rows in below.items() if rows[numbers].any()}
 
 
-def _walked(root: Any, until_ns: int) -> tuple[list[tuple[int, str, list[int]]], dict[int, Any], bool, list[Any]]:
-    """The nodes as `_Look` has them, breadth first until that time; the leaves; whether that is all; lookups."""
+def graph_of(root: Any) -> Iterator[tuple[Any, list[int]]]:
+    """The nodes of autograd's graph from `root` (a tensor or several) on, breadth first and each once.
+
+    With the positions in this order of those that it passes gradients to.
+    """
     order = [r.grad_fn for r in ([root] if hasattr(root, "grad_fn") else root) if r.grad_fn is not None]
-    at = {node: i for i, node in enumerate(order)}
+    position = {node: i for i, node in enumerate(order)}
+    for node in order:
+        to: list[int] = []
+        for other, _ in node.next_functions:
+            if other is not None:
+                to.append(position.setdefault(other, len(order)))
+                if to[-1] == len(order):
+                    order.append(other)
+        yield node, to
+
+
+def _walked(root: Any, until_ns: int) -> tuple[list[tuple[int, str, list[int]]], dict[int, Any], bool, list[Any]]:
+    """The nodes as `_Look` has them, until that time; the leaves; whether that is all; lookups."""
     nodes: list[tuple[int, str, list[int]]] = []
     leaves: dict[int, Any] = {}
     lookups: list[Any] = []
-    for i, node in enumerate(order):
+    for i, (node, to) in enumerate(graph_of(root)):
         if not i % 32 and perf_counter_ns() > until_ns:
             return nodes, leaves, False, lookups
-        name, to = type(node).__name__, list[int]()
-        for other, _ in node.next_functions:
-            if other is not None:
-                to.append(at.setdefault(other, len(order)))
-                if to[-1] == len(order):
-                    order.append(other)
+        name = type(node).__name__
         if name == "AccumulateGrad":
             leaves[i] = node.variable
         elif name == "EmbeddingBackward0":
@@ -306,17 +318,10 @@ def _ratio(counts: Sequence[tuple[int, int]]) -> float:
     return sum(part for part, _ in counts) / max(1, sum(whole for _, whole in counts))
 
 
-def _tensors_in(batch: Any) -> list[Any]:
-    if isinstance(batch, list | tuple | Mapping):
-        return [x for part in (batch.values() if isinstance(batch, Mapping) else batch) for x in _tensors_in(part)]
-    return [batch] if getattr(batch, "grad_fn", None) is not None else []
-
-
 def _sum_of(batch: Any) -> int:
     """Of the first bytes of its first tensor. Raises where that has none in the host's memory."""
-    while isinstance(batch, list | tuple | Mapping):
-        batch = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
-    return 0 if batch.is_cuda else crc32(batch.reshape(-1)[:_CHECKED].numpy().tobytes()[:_CHECKED])
+    first = next(arrays_in(batch))
+    return 0 if first.is_cuda else crc32(first.reshape(-1)[:_CHECKED].numpy().tobytes()[:_CHECKED])
 
 
 def some_values(leaf: Any) -> Any:

@@ -23,21 +23,27 @@ if TYPE_CHECKING:
     from torch.utils.data import DataLoader
 
 
-def loader_record(loader: DataLoader[Any]) -> Loader:
+def loader_record(owner: Any) -> Loader:
+    """The settings of a DataLoader; of a bare iterator (made before the run) what it still knows."""
     from torch.utils.data import IterableDataset, default_collate
 
-    iterable = isinstance(loader.dataset, IterableDataset)
+    def attribute(name: str) -> Any:
+        return getattr(owner, name, getattr(owner, f"_{name}", None))
+
+    dataset = attribute("dataset")
+    iterable = isinstance(dataset, IterableDataset)
+    sampler = owner.batch_sampler if hasattr(owner, "batch_sampler") else owner._index_sampler
     return Loader(
-        dataset=type(as_written(loader.dataset)).__name__,
-        dataset_length=None if iterable else length_of(loader.dataset),
-        batch_size=loader.batch_size or getattr(loader.batch_sampler, "batch_size", None),
-        num_workers=loader.num_workers,
-        prefetch_factor=loader.prefetch_factor,
-        pin_memory=bool(loader.pin_memory),
-        persistent_workers=bool(loader.persistent_workers),
-        length=None if iterable else length_of(loader),
+        dataset=type(as_written(dataset)).__name__,
+        dataset_length=None if iterable else length_of(dataset),
+        batch_size=getattr(owner, "batch_size", None) or getattr(sampler, "batch_size", None),
+        num_workers=attribute("num_workers"),
+        prefetch_factor=attribute("prefetch_factor"),
+        pin_memory=bool(attribute("pin_memory")),
+        persistent_workers=bool(attribute("persistent_workers")),
+        length=None if iterable else length_of(owner),
         iterable=iterable,
-        own_collate=loader.collate_fn is not default_collate,
+        own_collate=attribute("collate_fn") is not default_collate,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gpulab.capture.arguments import WeightWatch
+from gpulab.capture.arguments import UpdateDetector
 from gpulab.capture.profiler import StepEvents
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
@@ -60,15 +60,17 @@ def test_a_training_is_put_back_without_a_context_on_another_gpu(fake_cuda: Fake
 def test_weights_are_not_looked_at_while_a_graph_is_captured(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
     weight = fake_cuda.tensor(2.0).requires_grad_()
+    updates = UpdateDetector()
     with fake_cuda.capture():
-        assert WeightWatch.of(weight * 3) is None
-    assert fake_cuda.captured == []
-    watch = WeightWatch.of(weight * 3)
-    assert watch is not None and fake_cuda.launches == ["Tensor.clone"]
+        updates.begin(weight * 3)
+    assert fake_cuda.captured == [] and not updates.since_first()
+    assert fake_cuda.launches == []
+    updates.begin(weight * 3)
+    assert fake_cuda.launches == ["Tensor.clone"]
     weight.data.add_(1)
     with fake_cuda.capture():
-        assert not watch.changed()
-    assert fake_cuda.captured == [] and watch.changed()
+        assert not updates.since_first()
+    assert fake_cuda.captured == [] and updates.since_first()
 
 
 @pytest.mark.parametrize("inside", [preserving_randomness, lambda: seeded(3)], ids=["kept", "seeded"])

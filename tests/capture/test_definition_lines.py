@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import ConcatDataset, DataLoader, Dataset, IterableDataset, Subset, TensorDataset, default_collate
 
 import gpulab
-from gpulab.capture.loader_facts import Written, written
+from gpulab.capture.loader_facts import lines_of_batches
 
 
 class Photos(Dataset[Any]):
@@ -62,8 +62,11 @@ def line(function: Any) -> tuple[str, int]:
     return code.co_filename, code.co_firstlineno
 
 
-def lines(found: Written) -> tuple[tuple[str, int] | None, ...]:
-    return tuple(None if s is None else s[:2] for s in (found.items, found.transform, found.collate))
+def lines(loader: DataLoader[Any]) -> tuple[tuple[str, int] | None, ...]:
+    found = lines_of_batches(loader)
+    return tuple(
+        None if (s := found[name]) is None else s[:2] for name in ("items_line", "transform_line", "collate_line")
+    )
 
 
 ITEM = line(Photos.__getitem__)
@@ -84,7 +87,7 @@ ITEM = line(Photos.__getitem__)
     ],
 )
 def test_lines_of_the_users_are_found(dataset: Any, options: dict[str, Any], expected: object) -> None:
-    assert lines(written(DataLoader(dataset, **options))) == expected
+    assert lines(DataLoader(dataset, **options)) == expected
 
 
 def test_a_run_holds_them_in_words() -> None:

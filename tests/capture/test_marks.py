@@ -18,7 +18,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler, TensorDataset
 
 from gpulab.capture import arguments, hooks
-from gpulab.capture.arguments import WeightWatch
+from gpulab.capture.arguments import UpdateDetector
 from gpulab.capture.loader_facts import samples_in
 from gpulab.capture.windows import EARLY_TRACED, plan
 from gpulab.run import Settings
@@ -107,29 +107,32 @@ def test_weights_that_get_new_data_are_noticed() -> None:
     """Other ways, and no update at all: tests/capture/test_steps_by_hand.py."""
     net = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     loss = (net(torch.randn(5, 3)) ** 2).sum()
-    watch = WeightWatch.of(loss)
-    assert watch is not None
+    updates = UpdateDetector()
+    updates.begin(loss)
     loss.backward()
-    assert not watch.changed()
+    assert updates.first is not None and not updates.since_first()
     for p in net.parameters():
         assert p.grad is not None
         p.data = p.data - 0.1 * p.grad
-    assert watch.changed()
+    assert updates.since_first()
 
 
 def test_watching_draws_no_random_number_and_keeps_nothing_alive() -> None:
     w = torch.randn(4, requires_grad=True)
     before = torch.get_rng_state()
-    watch = WeightWatch.of([(w**2).sum()])
-    assert watch is not None
+    updates = UpdateDetector()
+    updates.begin([(w**2).sum()])
+    assert updates.first is not None
     assert torch.equal(before, torch.get_rng_state())
     del w
-    assert not watch.changed()
+    assert not updates.since_first()
 
 
 @pytest.mark.parametrize("root", [None, 3, torch.ones(2), torch.ones(2, requires_grad=True)])
 def test_what_cannot_be_watched_is_not(root: Any) -> None:
-    assert WeightWatch.of(root) is None
+    updates = UpdateDetector()
+    updates.begin(root)
+    assert updates.first is None
 
 
 # -- samples -------------------------------------------------------------------------------------------------------

@@ -108,7 +108,7 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
 
 def test_every_hook_and_patch_of_a_run_is_found() -> None:
     with ExitStack() as undo:
-        hooks.install(Mock(), Mock(), Mock(), undo)
+        hooks.install(Mock(), undo)
         hooks.install_pauses(Mock(), Mock(), undo)
         found = leftovers.leftovers(sweep=False)
         assert set(found) == set(leftovers.leftovers())
