@@ -40,16 +40,13 @@ UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after t
 AT_A_TIME = 256  # marks
 PACKED = 4_096  # rows that are packed at a time; the newest so many are not
 ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read more at once, and at most so many
-UNKNOWN = -(1 << 50)
+UNKNOWN = -(1 << 40)  # samples of a batch: added up it stays negative
 # a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
 LETTERS = bytes.maketrans(
     bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
 )
 UNHEARD = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
 STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
-
-Sums = tuple[int, int, int, int, int, int]  # wait, optimizer (ns), batches, samples, batches of unknown size, own (ns)
-NOTHING: Sums = (0, 0, 0, 0, 0, 0)
 
 
 def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
@@ -60,11 +57,9 @@ def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
 
 
 class _Step(Struct, gc=False):
-    """The step that is open. Made anew for each, so what is seldom filled starts as an empty tuple."""
+    """The step that is open, and the row that it becomes. What is seldom filled is an empty tuple."""
 
-    start_ns: int
-    sums: Sums = NOTHING
-    flags: int = 0
+    row: list[int]
     asked: bool = False  # a loader was asked for anything
     fed: tuple[int, ...] = ()  # loaders that gave a batch, in order, each once
     guests: tuple[int, ...] = ()  # loaders begun amid an accumulation: evaluation
@@ -73,13 +68,11 @@ class _Step(Struct, gc=False):
     backwards: int = 0
     optimized_ns: int | None = None  # end of the last optimizer step within
     batches_when_optimized: int = -1
-    others: tuple[tuple[int, int, Sums], ...] = ()  # steps of other optimizers than its own: which, end, sums so far
+    others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: which, end, the row by then
 
-    def add(
-        self, wait: int = 0, optimizer: int = 0, batches: int = 0, samples: int = 0, unknown: int = 0, own: int = 0
-    ) -> None:
-        a, b, c, d, e, f = self.sums
-        self.sums = a + wait, b + optimizer, c + batches, d + samples, e + unknown, f + own
+
+def _begun(start_ns: int, backwards: int = 0) -> _Step:
+    return _Step([start_ns, 0, 0, 0, 0, 0, 0, 0, 0, -1], backwards=backwards)
 
 
 class StepFinder:
@@ -89,7 +82,7 @@ class StepFinder:
         self._origin_ns = origin_ns
         self._mark_ns = mark_ns
         self._heard = self._heard_before = 0  # marks, and those until the newest step ended
-        self._open = _Step(origin_ns)
+        self._open = _begun(origin_ns)
         self._packed: list[bytes] = []  # older rows
         self._rows = array("q")
         self._training: set[int] = set()  # loaders that have fed an optimizer step
@@ -171,7 +164,7 @@ class StepFinder:
 
     def rows_since(self, count: int) -> Int64:
         """Start, end, data wait (ns) and samples (-1 unknown) of the steps after so many, [n, 4]."""
-        return np.ascontiguousarray(self._table(count)[:, (START, END, WAIT, SAMPLES)])
+        return np.ascontiguousarray(_with_unknown(self._table(count))[:, (START, END, WAIT, SAMPLES)])
 
     @property
     def source(self) -> str:
@@ -188,7 +181,7 @@ class StepFinder:
         """All of them; once the code has ended, also one whose work was done but that no boundary closed."""
         if end_ns is not None:
             self._close_what_is_left(end_ns)
-        table = self._table()
+        table = _with_unknown(self._table())
         for row in np.flatnonzero(table[:, FLAGS] & ENDED_FIRST).tolist():
             _give_back_batch(table, row)
         if len(table):
@@ -237,10 +230,10 @@ class StepFinder:
 
     def _state(self) -> dict[str, Any]:
         """All that decides, and no time."""
-        step = self._open
         times = {"_asked_ns", "_backward_end_ns", "_packed", "_rows", "_open", "_heard", "_heard_before", "_own_ns"}
         own = {name: value for name, value in vars(self).items() if name not in times}
-        return own | {"open": replace(step, start_ns=0), "_training": len(self._training), "_began": [*self._began]}
+        step = replace(self._open, row=self._open.row[1:])
+        return own | {"open": step, "_training": len(self._training), "_began": [*self._began]}
 
     def _repeat(self, marks: Marks, last: int, turn: int) -> int:
         """Close a step for each turn that follows and is like the one that ended at mark `last`: so many marks."""
@@ -279,14 +272,13 @@ class StepFinder:
                     passed_ns = now_ns
                 case "D":
                     table[:, OPTIMIZER] += now_ns - np.maximum(began_ns, passed_ns)
-        table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
         if table[0].tolist() != self._rows[-COLUMNS:].tolist():  # a part of the turn belongs to no step
             return 0
         self._rows.frombytes(table[1:].tobytes())
         self._own_ns += int(table[1:, OWN].sum()) - (turns - 1) * turn * self._mark_ns
         self._heard += (turns - 1) * turn
         self._heard_before += (turns - 1) * turn
-        self._open.start_ns = int(t_ns[-1, -1])
+        self._open.row[START] = int(t_ns[-1, -1])
         return (turns - 1) * turn
 
     def _hear(self, t_ns: int, kind: int, argument: int) -> None:
@@ -317,22 +309,22 @@ class StepFinder:
                 if kind == Kind.SCALED and held_back is not None:
                     self._optimized(*held_back, t_ns)
             case Kind.RESUME:
-                self._open.start_ns = max(self._open.start_ns, t_ns)
+                self._open.row[START] = max(self._open.row[START], t_ns)
+                self._open.row[FLAGS] |= PROFILER_EDGE * argument
                 self._open.others = ()
                 self._asked_ns = max(self._asked_ns, t_ns)
-                self._open.flags |= PROFILER_EDGE * argument
             case Kind.OWN:
                 self._own_ns += argument
-                self._open.add(own=argument)
+                self._open.row[OWN] += argument
                 self._asked_ns += argument if self._depth else 0
             case Kind.COMPILE:
-                self._open.flags |= COMPILED
+                self._open.row[FLAGS] |= COMPILED
             case Kind.UPDATED:
                 self._settled = True
             case Kind.PHASE:
                 self._phase = argument
             case Kind.BEGIN:
-                self._open.start_ns = t_ns
+                self._open.row[START] = t_ns
             case Kind.STOP:
                 self._stopped = True
         self._heard += 1
@@ -346,7 +338,7 @@ class StepFinder:
             self._before_loader(loader, t_ns, fresh)
         self.loader_seen = self._open.asked = True
         if fresh and loader not in self._open.guests:
-            self._open.flags |= EPOCH_START
+            self._open.row[FLAGS] |= EPOCH_START
         self._asking, self._asked_ns = loader, t_ns
 
     def _answered(self, kind: int, samples: int, t_ns: int) -> None:
@@ -354,16 +346,16 @@ class StepFinder:
         if self._depth > 0:
             return
         step, asking = self._open, self._asking
-        wait_ns = max(0, t_ns - max(self._asked_ns, step.start_ns))
+        step.row[WAIT] += max(0, t_ns - max(self._asked_ns, step.row[START]))
         if asking in step.guests:
-            step.add(wait_ns)
-        elif kind == Kind.GOT:
-            step.add(wait_ns, 0, 1, max(samples, 0), samples < 0)
+            return
+        if kind == Kind.GOT:
+            step.row[BATCHES] += 1
+            step.row[SAMPLES] += samples if samples >= 0 else UNKNOWN
             step.ended = None
             if asking not in step.fed:
                 step.fed += (asking,)
         else:
-            step.add(wait_ns)
             step.ended = asking if kind == Kind.END else None
 
     def _differentiated(self, updated: bool, t_ns: int, *, backward: bool) -> None:
@@ -385,8 +377,8 @@ class StepFinder:
         if not self._by_backward:
             self._by_backward = True
             self._fold(0)
-            start_ns = max(self._open.start_ns, self._first_backward_ns)
-            self._open = _Step(start_ns, backwards=self._open.backwards)
+            start_ns = max(self._open.row[START], self._first_backward_ns)
+            self._open = _begun(start_ns, self._open.backwards)
         if self._is_fed_by_loader():
             self._by_backward = False
             return
@@ -401,7 +393,7 @@ class StepFinder:
         if not self._manual:
             self._manual = True
             begun = np.flatnonzero(self._table()[:, FLAGS] & EPOCH_START)
-            anew = self._open.flags & EPOCH_START or self._by_backward
+            anew = self._open.row[FLAGS] & EPOCH_START or self._by_backward
             self._fold(0 if anew else len(self) - (int(begun[-1]) if len(begun) else 0))
         self._close(t_ns)
 
@@ -417,11 +409,11 @@ class StepFinder:
             if fresh and step.ended is not None and self.undecided:
                 self._settled = len(self) > 0  # a whole pass trained and no optimizer stepped
             if step.ended is not None or not step.asked:
-                self._open = _Step(t_ns)
+                self._open = _begun(t_ns)
         elif self._optimizer is None:
             self._next_batch(loader, t_ns, fresh)
         elif self._trained_nothing(loader, fresh):
-            self._open = _Step(t_ns)
+            self._open = _begun(t_ns)
         elif fresh and step.backwards and self._training and loader not in self._training:
             step.guests += (loader,)
 
@@ -429,14 +421,14 @@ class StepFinder:
         """Without an optimizer: the same loader's next batch is the next step, another loader's belongs to this one."""
         step = self._open
         if step.ended is not None and step.ended not in step.fed:  # zip: the other loader had none left
-            self._open = _Step(t_ns)
+            self._open = _begun(t_ns)
         elif fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
             step.guests += (loader,)
         elif fresh or loader in step.fed:
             if step.backwards:
                 self._fed_backward.update(step.fed)
             elif self._backward_seen and self._fed_backward.isdisjoint(step.fed):
-                self._open = _Step(t_ns)  # a batch of an evaluation
+                self._open = _begun(t_ns)  # a batch of an evaluation
                 return
             self._close(t_ns)
 
@@ -462,17 +454,17 @@ class StepFinder:
         if not self._manual:
             self._learn(optimizer)
         step = self._open
-        step.add(optimizer=max(0, end_ns - max(start_ns, self._backward_end_ns, step.start_ns)))
+        step.row[OPTIMIZER] += max(0, end_ns - max(start_ns, self._backward_end_ns, step.row[START]))
         if step.optimized_ns is None:
             step.ended_first = step.ended is not None
-        step.optimized_ns, step.batches_when_optimized = end_ns, step.sums[2]
+        step.optimized_ns, step.batches_when_optimized = end_ns, step.row[BATCHES]
         if optimizer != self._optimizer:
             self._stranger(optimizer, end_ns)
             return
         self._round, self._strangers = max(self._round, self._strangers), 0
         if not self._by_optimizer or self._manual:
             return
-        self._fed = self._fed + 1 if step.sums[2] else 0
+        self._fed = self._fed + 1 if step.row[BATCHES] else 0
         if self._fed >= 2:
             self._by_optimizer = False
         else:
@@ -488,14 +480,13 @@ class StepFinder:
         elif self._by_optimizer:
             if self._round or len(self) != 1 or not others or len({o[0] for o in others}) < len(others):
                 return
-            self._optimizer, end_ns, sums = others[-1]
+            self._optimizer, end_ns, row = others[-1]
             self._rows[END] = end_ns
-            self._rows[WAIT] += sums[0]
-            self._rows[OPTIMIZER] += sums[1]
-            self._rows[OWN] += sums[5]
-            self._rows[FLAGS] |= step.flags & PROFILER_EDGE
-            self._open, self._strangers, self._round = _Step(end_ns), 0, len(others)
-        elif step.optimized_ns is not None and step.sums[2] == step.batches_when_optimized:
+            for column in (WAIT, OPTIMIZER, OWN):
+                self._rows[column] += row[column]
+            self._rows[FLAGS] |= step.row[FLAGS] & PROFILER_EDGE
+            self._open, self._strangers, self._round = _begun(end_ns), 0, len(others)
+        elif step.optimized_ns is not None and step.row[BATCHES] == step.batches_when_optimized:
             self._by_optimizer, self._fed = True, 0
             self._close(step.optimized_ns)
 
@@ -503,7 +494,7 @@ class StepFinder:
         """Another optimizer has stepped: part of this step, or the beginning of a new loop with its own optimizer."""
         self._strangers += 1
         if self._by_optimizer and not self._manual:
-            self._open.others += ((optimizer, end_ns, self._open.sums),)
+            self._open.others += ((optimizer, end_ns, self._open.row[:]),)
         alone = self._by_optimizer and self._round == 0 and len(self) >= 2  # it has never missed a step
         if self._strangers > (1 if alone else OPTIMIZER_RETIRES_AFTER):
             self._optimizer, self._strangers, self._round = optimizer, 0, 0
@@ -511,11 +502,11 @@ class StepFinder:
 
     def _split(self) -> None:
         """The steps of the optimizer that came last were steps of their own."""
-        others, before = self._open.others, NOTHING
-        for _, end_ns, sums in [o for o in others if o[0] == others[-1][0]]:
-            self._open.sums = _less(sums, before)
+        others, before = self._open.others, [0] * COLUMNS
+        for _, end_ns, row in [o for o in others if o[0] == others[-1][0]]:
+            self._open.row[WAIT:PHASE] = [a - b for a, b in zip(row[WAIT:PHASE], before[WAIT:PHASE], strict=True)]
             self._close(end_ns)
-            before = sums
+            before = row
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
@@ -525,29 +516,25 @@ class StepFinder:
         return np.concatenate([*map(_unpack, self._packed[packed:]), _rows(self._rows)])[count - packed * PACKED :]
 
     def _close(self, end_ns: int) -> None:
-        step = self._open
-        end_ns = max(end_ns, step.start_ns)
-        wait_ns, optimizer_ns, batches, samples, unknown, own_ns = step.sums
-        samples = -1 if unknown or not batches else samples
-        own_ns += self._mark_ns * (self._heard - self._heard_before)
+        step, row = self._open, self._open.row
+        row[END], row[PHASE] = max(end_ns, row[START]), self._phase
+        row[OWN] += self._mark_ns * (self._heard - self._heard_before)
         self._heard_before = self._heard
         if step.fed:
-            self.feeder, self._feeding = step.fed[0], len(step.fed)
-        ended_first = ENDED_FIRST if step.ended_first and not self._by_optimizer and not self._manual else 0
-        marked = (self._phase, step.flags | ended_first, step.fed[0] if step.fed else -1)
-        self._rows.extend((step.start_ns, end_ns, wait_ns, optimizer_ns, batches, samples, own_ns, *marked))
+            self.feeder, self._feeding, row[FEEDER] = step.fed[0], len(step.fed), step.fed[0]
+        if step.ended_first and not self._by_optimizer and not self._manual:
+            row[FLAGS] |= ENDED_FIRST
+        self._rows.extend(row)
         self._settled |= len(self) >= UNSETTLED_BATCHES
-        self._open = _Step(end_ns)
+        self._open = _begun(row[END])
 
     def _fold(self, count: int) -> None:
         """The newest `count` rows were the beginning of the open step; older ones were no steps."""
-        step, rows = self._open, self._table(len(self) - count)
+        row, rows = self._open.row, self._table(len(self) - count)
         if count:
-            step.start_ns = int(rows[0, START])
-            step.flags |= int(rows[0, FLAGS]) & EPOCH_START
-            step.flags |= int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
-            wait_ns, optimizer_ns, batches, samples, own_ns = np.maximum(rows[:, WAIT:PHASE], 0).sum(0).tolist()
-            step.add(wait_ns, optimizer_ns, batches, samples, int((rows[:, SAMPLES] < 0).sum()), own_ns)
+            row[START] = int(rows[0, START])
+            row[FLAGS] |= int(rows[0, FLAGS]) & EPOCH_START | int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
+            row[WAIT:PHASE] = (rows[:, WAIT:PHASE].sum(0) + row[WAIT:PHASE]).tolist()
         self._settled = False
         self.generation += len(self) > 0
         self._packed.clear()
@@ -557,7 +544,7 @@ class StepFinder:
         """Rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
         step = self._open
         loader = step.fed[0] if step.fed else step.ended
-        if step.flags & EPOCH_START or loader is None:
+        if step.row[FLAGS] & EPOCH_START or loader is None:
             return 0
         rows = self._table()[: -UNSETTLED_BATCHES - 1 : -1]
         begun = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
@@ -568,9 +555,10 @@ class StepFinder:
     def _is_fed_by_loader(self) -> bool:
         """Whether a loader feeds the loop after all: batches in one step alone are an evaluation's."""
         step = self._open
-        self._fed = self._fed + 1 if step.sums[2] else 0
+        self._fed = self._fed + 1 if step.row[BATCHES] else 0
         if self._fed < 2:
-            step.sums, step.fed = (0, step.sums[1], 0, 0, 0, step.sums[5]), ()
+            step.row[WAIT] = step.row[BATCHES] = step.row[SAMPLES] = 0
+            step.fed = ()
         return self._fed >= 2
 
     def _close_what_is_left(self, end_ns: int) -> None:
@@ -589,7 +577,7 @@ class StepFinder:
         elif self._optimizer is None and len(self) and step.fed and step.ended is None:
             at_ns = end_ns
         if at_ns is not None:
-            step.flags |= PARTIAL
+            step.row[FLAGS] |= PARTIAL
             self._close(at_ns)
 
 
@@ -613,9 +601,10 @@ def _unpack(packed: bytes) -> Int64:
     return columns.T
 
 
-def _less(sums: Sums, before: Sums) -> Sums:
-    wait_ns, optimizer_ns, batches, samples, unknown, own_ns = (a - b for a, b in zip(sums, before, strict=True))
-    return wait_ns, optimizer_ns, batches, samples, unknown, own_ns
+def _with_unknown(table: Int64) -> Int64:
+    """Where the samples of a batch are not known, those of its step are not."""
+    table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
+    return table
 
 
 def _give_back_batch(table: Int64, row: int) -> None:

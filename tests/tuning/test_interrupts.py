@@ -60,8 +60,8 @@ def _while_installing(monkeypatch: pytest.MonkeyPatch) -> None:
 def _while_taking_out(monkeypatch: pytest.MonkeyPatch) -> None:
     original: Callable[..., Any] = hooks.install
 
-    def install(*args: Any) -> Any:
-        made = original(*args)
+    def install(*args: Any, **options: Any) -> Any:
+        made = original(*args, **options)
         undo: ExitStack = args[-1]
         undo.callback(interrupt)
         return made
