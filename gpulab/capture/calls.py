@@ -17,9 +17,9 @@ from itertools import zip_longest
 import numpy as np
 from msgspec import Struct
 
-from gpulab.capture.batch_lines import BatchLines
 from gpulab.capture.fetch_clock import is_collating
-from gpulab.capture.places import Naming, UpdateLine
+from gpulab.capture.loop_lines import LoopLines
+from gpulab.capture.places import Naming
 from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.capture.stack_sampler import Looks, Pace, StackWatch
 from gpulab.intervals import Intervals, covers
@@ -84,8 +84,7 @@ def call_looks(
     watch: StackWatch,
     origin_ns: int,
     steps: Steps,
-    update: UpdateLine,
-    batches: BatchLines,
+    loop: LoopLines,
     naming: Naming,
     grad_off_ns: Intervals,
 ) -> tuple[CallLooks | None, tuple[str, ...]]:
@@ -104,9 +103,9 @@ def call_looks(
         return None, ()
     states, of = np.unique(2 * numbers + covers(grad_off_ns, t_ns[rows]), return_inverse=True)
     stacks = [(seen.stacks[state // 2], bool(state % 2)) for state in states.tolist()]
-    training = training_of(stacks, np.bincount(of).tolist(), update)
+    training = training_of(stacks, np.bincount(of).tolist(), loop)
     inner = [next(iter(users_lines(stack)), None) for stack, _ in stacks]
-    pairs = [calls_in(stack, training, update, batches, grad_off=off) for stack, off in stacks]
+    pairs = [calls_in(stack, training, loop, grad_off=off) for stack, off in stacks]
     chosen = _chosen(pairs, inner, of.tolist())
     calls = [call or training_line(stack) for call, (stack, _) in zip(chosen, stacks, strict=True)]
     names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
@@ -133,7 +132,7 @@ def own_batches(looks: CallLooks | None, steps: Steps) -> OwnBatches | None:
     return OwnBatches(int(rows.sum()), int(took_ns[rows].sum()), int(makes.sum()), int(took_ns[makes].sum()))
 
 
-def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], update: UpdateLine) -> Training:
+def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], loop: LoopLines) -> Training:
     """What stacks show of the training, each with whether gradients were off, and how often it was met."""
     path: set[Function] = set()
     met, computes = Counter[Function](), Counter[Function]()
@@ -152,12 +151,12 @@ def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], upd
         met.update(dict.fromkeys(users, count))
         computes.update({function: count for function, computing in users.items() if computing})
     computing = {function for function, count in computes.items() if count >= _COMPUTES * met[function]}
-    loops = {_function(spot) for spot in (*update.step_lines, *update.lines)}
+    loops = {_function(spot) for spot in (*loop.step_lines, *loop.update)}
     return Training(loops, path, computing)
 
 
 def calls_in(
-    stack: Stack, training: Training, update: UpdateLine, batches: BatchLines, *, grad_off: bool = False
+    stack: Stack, training: Training, loop: LoopLines, *, grad_off: bool = False
 ) -> tuple[_Call | None, _Call | None]:
     """Of a whole stack: the library's function that the innermost line of the user's has called, and the user's
     function, or line of the loop's, that takes the time. None where the call trains, loads, or is gpulab's.
@@ -169,26 +168,26 @@ def calls_in(
     users = [i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.USER]
     if not users or is_ours(stack) or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
         return None, None
-    makes_batch = batches.at(tuple(stack[i] for i in users))
+    makes_batch = loop.makes_batch(tuple(stack[i] for i in users))
     kind: CallKind = "batch" if makes_batch else "own"
     inner = users[0]
     aside = next((i for i in range(inner) if _function(stack[i]) in training.path), inner)
     below = stack[:aside][::-1]
     library = None
-    of_library = aside < inner or stack[inner] not in update.step_lines
+    of_library = aside < inner or stack[inner] not in loop.step_lines
     if of_library and not _is_training(below, grad_off) and (callee := callee_of(below)):
         library = _Call(stack[inner], callee, "batch" if makes_batch else "library")
-    loop = next((i for i in users if _function(stack[i]) in training.loops), None)
-    if loop is None:
+    inside = next((i for i in users if _function(stack[i]) in training.loops), None)
+    if inside is None:
         return library, None
-    for i in (i for i in users[::-1] if i < loop and not stack[i][2].endswith(">")):  # a comprehension is its line
+    for i in (i for i in users[::-1] if i < inside and not stack[i][2].endswith(">")):  # a comprehension is its line
         caller = stack[next(j for j in users if j > i)]
-        if _is_callback(stack, i) or (not makes_batch and batches.is_aside(caller)):
+        if _is_callback(stack, i) or (not makes_batch and loop.is_aside(caller)):
             return library, _Call(caller, _written(stack[i][2]), "aside")
         if _function(stack[i]) not in training.path | training.computing:
             return library, _Call(caller, _written(stack[i][2]), kind)
-    if library is None and stack[loop] not in update.step_lines and not _is_training(stack[:loop], grad_off):
-        return None, _Call(stack[loop], "", kind)
+    if library is None and stack[inside] not in loop.step_lines and not _is_training(stack[:inside], grad_off):
+        return None, _Call(stack[inside], "", kind)
     return library, None
 
 
@@ -311,7 +310,7 @@ def _chosen(
     return chosen
 
 
-def stack_samples(watch: StackWatch | None, origin_ns: int, batches: BatchLines, naming: Naming) -> StackSamples | None:
+def stack_samples(watch: StackWatch | None, origin_ns: int, loop: LoopLines, naming: Naming) -> StackSamples | None:
     """The looks on the run's clock, which starts at `origin_ns`."""
     looks = watch.looks if watch is not None else None
     if watch is None or looks is None or not len(looks.t_ns):
@@ -328,7 +327,7 @@ def stack_samples(watch: StackWatch | None, origin_ns: int, batches: BatchLines,
         place=column(map(naming.number, spots), np.int32),
         began_ns=looks.began_ns - origin_ns,
         exact=watch.is_exact,
-        prepares_batch=column(map(batches.at, users), np.uint8),
+        prepares_batch=column(map(loop.makes_batch, users), np.uint8),
     )
 
 

@@ -21,12 +21,11 @@ from msgspec.structs import replace
 
 from gpulab.capture import hooks
 from gpulab.capture.batch_clock import LoadingClock
-from gpulab.capture.batch_lines import BatchLines
 from gpulab.capture.gpu import PeakMemory
 from gpulab.capture.job import current_job
 from gpulab.capture.loader_facts import Loaders, Workers, death
+from gpulab.capture.loop_lines import LoopLines
 from gpulab.capture.pauses import Pauses
-from gpulab.capture.places import UpdateLine
 from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
 from gpulab.capture.sampler import CoreReadings
@@ -127,8 +126,7 @@ class Pilot:
         self.pauses = Pauses()
         self.compilations = hooks.Compilations(self.tape, self.pauses)
         self.reader = Reader(self.tape, origin_ns, self.pauses, mark_cost_ns())
-        self.update_line = UpdateLine()
-        self.batch_lines = BatchLines(code)
+        self.loop = LoopLines(code)
         self.clock: LoadingClock | None = None
         self.facts: TrainingFactsReader | None = None
         self.missing: list[Missing] = []
@@ -283,12 +281,12 @@ class Pilot:
             case Kind.BACKWARD:
                 self.compilations.look()
                 self.pauses.begin_training()
-                self.batch_lines.met(sys._getframe())
+                self.loop.backward(sys._getframe())
                 if self.peaks is not None:
                     self.peaks.at_backward()
             case Kind.STEPPED:
                 self.pauses.begin_training()
-                self.update_line.met(sys._getframe())
+                self.loop.updated(sys._getframe())
                 if self.events is not None:
                     self.events.updated(subject)
         since_ns = self._read(t_ns, kind, in_time=in_time)
@@ -323,7 +321,7 @@ class Pilot:
         self._asking, self._owner = loader, weakref.ref(owner)
         if fresh:
             self.pauses.place(t_ns, sys._getframe())  # a frame in a variable of its own is a cycle
-            self.update_line.asked(sys._getframe())
+            self.loop.asked(sys._getframe())
         if fresh or not self.loaders.met:
             self._mark_device(t_ns)  # a step may begin here without an end of one before it
             self._expects_batch = True

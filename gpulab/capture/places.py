@@ -1,4 +1,4 @@
-"""Which line of the user's own code a stack stands at, how that line is called on screen, and which lines make a step.
+"""Which line of the user's own code a stack stands at, and how that line is called on screen.
 
 Only names and numbers are kept of a frame: no frame, no code object, nothing of the user's.
 """
@@ -27,35 +27,26 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 AROUND = 4  # lines that are kept above one that takes long, and below it
 
 
-def users_spot(frame: FrameType | None) -> Spot | None:
-    """The innermost line of the user's from this frame outwards; None where there is none."""
-    return next(_spots(frame), None)
+def users_frames(frame: FrameType | None) -> Iterator[FrameType]:
+    """The user's own from this one outwards; what is outside of what runs the user's code is not profiled."""
+    while frame is not None and (owner := owners[frame.f_code.co_filename]) is not Owner.RUNNER:
+        if owner is Owner.USER:
+            yield frame
+        frame = frame.f_back
 
 
 def users_stack(frame: FrameType | None) -> Stack:
-    """All lines of the user's from this frame outwards, the innermost first.
-
-    Libraries nest a hundred frames deep, and a look pays for each: so whose file it is takes one look-up.
-    """
-    spots: list[Spot] = []
-    owner_of, user, runner = owners, Owner.USER, Owner.RUNNER
-    while frame is not None:
-        code = frame.f_code
-        owner = owner_of[code.co_filename]
-        if owner is user:
-            spots.append((code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname))
-        elif owner is runner:  # what is outside of it is not profiled
-            break
-        frame = frame.f_back
-    return tuple(spots)
+    """All lines of the user's from this frame outwards, the innermost first."""
+    return tuple(map(_spot_of, users_frames(frame)))
 
 
-def _spots(frame: FrameType | None) -> Iterator[Spot]:
-    while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
-        code = frame.f_code
-        if owners[code.co_filename] is Owner.USER:
-            yield code.co_filename, frame.f_lineno or code.co_firstlineno, code.co_qualname
-        frame = frame.f_back
+def users_spot(frame: FrameType | None) -> Spot | None:
+    """The innermost line of the user's from this frame outwards; None where there is none."""
+    return next(map(_spot_of, users_frames(frame)), None)
+
+
+def _spot_of(frame: FrameType) -> Spot:
+    return frame.f_code.co_filename, frame.f_lineno or frame.f_code.co_firstlineno, frame.f_code.co_qualname
 
 
 class Naming:
@@ -204,51 +195,3 @@ def _of_tree(tree: ast.AST) -> Iterator[tuple[int, int, str]]:
             yield node.lineno, node.end_lineno, "scope"
         elif isinstance(node, _LOOPS) or (not isinstance(node, _COMPOUND) and node.end_lineno > node.lineno):
             yield node.lineno, node.end_lineno, "unit"
-
-
-_MET = 32  # updates that are looked at: by then a loop has shown all its optimizers
-
-
-class UpdateLine:
-    """Learns from the first updates of a run where an iteration's last update of the parameters is asked for.
-
-    A loop without a DataLoader gives no other sign of where its iterations begin: what it does after the update, and
-    what prepares the next batch, lie in the same stretch between two updates.
-    """
-
-    def __init__(self) -> None:
-        self._latest: Stack = ()
-        self._met = 0
-        self.learned = False  # enough updates were looked at
-        self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
-
-    def met(self, frame: FrameType | None) -> None:
-        """An optimizer was just asked to step from here; of several in one function the last counts."""
-        if self.learned:
-            return
-        self._met += 1
-        self.learned = self._met >= _MET
-        stack = users_stack(frame)[::-1]
-        self.step_lines.update(stack)
-        if not self._latest or _later(stack, self._latest):
-            self._latest = stack
-
-    @property
-    def lines(self) -> Stack:
-        """From the loop to the update, the outermost first; empty without an optimizer."""
-        return self._latest
-
-    def asked(self, frame: FrameType | None) -> None:
-        """A loader was just asked for a new iterator from here."""
-        if len(self.step_lines) < _MET:
-            self.step_lines.update(users_stack(frame))
-
-
-def _later(stack: Stack, reference: Stack) -> bool:
-    """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
-    for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
-        if (file, function) != (its_file, its_function) or line < its_line:
-            return False
-        if line > its_line:
-            return True
-    return False

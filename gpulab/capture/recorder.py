@@ -112,7 +112,6 @@ class Capture:
         self.device = detect_device(self.settings.device)
         threads.begin_measuring()
         self._turn = True
-        self._pid = os.getpid()
         self._origin_ns = perf_counter_ns()
         self._created = datetime.now(UTC)
         self._id = new_id(self._created)
@@ -129,8 +128,8 @@ class Capture:
         self._journal_writer = JournalWriter(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
         )
-        cores = self._pilot.cores = CoreReadings(self._origin_ns)
-        self._sampler = Sampler(self._pid, self.device, self._origin_ns, cores=cores)
+        self._cores = self._pilot.cores = CoreReadings(self._origin_ns)
+        self._sampler = Sampler(os.getpid(), self.device, self._origin_ns, cores=self._cores)
         self._sampler.start()
         self._journal_writer.start()
         self._pilot.peaks = PeakMemory() if on_gpu else None
@@ -147,7 +146,7 @@ class Capture:
             self._watcher.begin(self)
         if self.settings.whole or self.source == "statement":
             self._phases.profile_whole()
-        cores.begin()
+        self._cores.begin()
         if self._keep is not None:
             self._terminations.begin()
         if self.settings.trace:
@@ -205,11 +204,80 @@ class Capture:
             self.close()
 
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
-        global active
         wall_ns = self.now()
         self._job = self._current_job() or self._job  # the code may have left its group
-        self._pilot.ends(wall_ns)
-        own_ns = self._own_ns + self._phases.cost_ns
+        pilot, phases = self._pilot, self._phases
+        pilot.ends(wall_ns)
+        own_ns = self._own_ns + phases.cost_ns
+        samples, lost, extremes = self._stop_observing()
+        steps, finder = pilot.finish(wall_ns, detail), pilot.reader.finder
+        timeline = phases.timeline(self._origin_ns, len(steps))
+        recording = phases.recording if timeline is not None else None
+        samples = self._follow_gpu(timeline, samples)
+        if pilot.events is not None and pilot.events.index != self.device.index:
+            steps = replace(steps, device_ns=Steps.empty().device_ns)  # they were of another GPU
+        traced: tuple[int, ...] = ()
+        if timeline is not None:
+            self._judge_device(timeline)
+            whole = set(steps.number[steps.end_ns <= timeline.window_ns[1]].tolist())
+            traced = tuple(n for n in phases.traced if n in whole)
+        fed = bool(steps.batch_count.any())
+        more_pauses = pilot.pauses.finish(
+            steps.start_ns + self._origin_ns, trains=finder.trains, loop=pilot.loop.update
+        )
+        naming = Naming(self.code, lines_above(self.code, self.source), pilot.loop.step_lines)
+        pauses = _pauses(self._origin_ns, pilot.pauses.heard, naming)
+        traced_lines = recording.lines if recording is not None else None
+        stack = stack_samples(traced_lines, self._origin_ns, pilot.loop, naming)
+        grad_off_ns = pilot.pauses.grad_off_ns
+        calls, callees = call_looks(self._calls, self._origin_ns, steps, pilot.loop, naming, grad_off_ns)
+        loading_looks = loading_looks_of(self._clock.looks(finder.feeder), naming)
+        batches, untimed, kept = self._clock.finish(finder.feeder)
+        peaks, unknown_peaks = (pilot.peaks or PeakMemory()).peaks(self.device, extremes)
+        observer = Observer(
+            hooks_ns=finder.hooks_ns,
+            own_ns=own_ns,
+            profiler_start_ns=phases.start_cost_ns or None,
+            profiler_stop_ns=phases.stop_cost_ns or None,
+            event_count=len(timeline) if timeline is not None else 0,
+            window_truncated=phases.truncated,
+            profiler_stays=stays(),
+        )
+        run = replace(
+            self._sketch(()),
+            steps=replace(steps, input_values=pilot.model_inputs.values_of(steps, self._origin_ns)),
+            samples=_since(samples, self._begins_ns),
+            timeline=timeline,
+            wall_ns=wall_ns,
+            outcome=outcome,
+            outcome_detail=detail,
+            step_source=finder.source if len(steps) else "whole cell",
+            loader=self._loader(naming) if fed or not len(steps) else None,
+            memory=peaks,
+            observer=observer,
+            missing=(*pilot.missing, *self._missing, *lost, *phases.missing, *unknown_peaks, *untimed),
+            choices=(*phases.choices, *self._choices, *kept, *self._journal_writer.problems),
+            traced_numbers=traced,
+            batches=batches,
+            pauses=pauses,
+            more_pauses=more_pauses,
+            stack=stack,
+            places=naming.places,
+            own_batches=own_batches(calls, steps) if pilot.loop.make_batches and not fed else None,
+            loading_looks=loading_looks,
+            call_looks=calls,
+            callees=callees,
+            excerpts=naming.excerpts,
+            alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
+            core_times=self._cores.times(),
+            core_use=self._cores.use(),
+            training=pilot.facts.finish(self._calls.looks, steps, self._origin_ns) if pilot.facts is not None else None,
+        )
+        return run, recording.write if recording is not None else None
+
+    def _stop_observing(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
+        """Take every hook out, stop all that samples; the curves, what is missing in them, and their extremes."""
+        global active
         self._calls.stop()
         try:
             self._undo.close()
@@ -220,82 +288,8 @@ class Capture:
                 self._watcher.end()
         finally:
             self._journal_writer.stop()
-            samples, lost, extremes = self._sampler.stop()
-        steps = self._pilot.finish(wall_ns, detail)
-        steps = replace(steps, input_values=self._pilot.model_inputs.values_of(steps, self._origin_ns))
-        timeline = self._phases.timeline(self._origin_ns, len(steps))
-        samples = self._follow_gpu(timeline, samples)
-        if self._pilot.events is not None and self._pilot.events.index != self.device.index:
-            steps = replace(steps, device_ns=Steps.empty().device_ns)  # they were of another GPU
-        traced: tuple[int, ...] = ()
-        if timeline is not None:
-            self._judge_device(timeline)
-            whole = set(steps.number[steps.end_ns <= timeline.window_ns[1]].tolist())
-            traced = tuple(n for n in self._phases.traced if n in whole)
-        fed = bool(steps.batch_count.any())
-        recording = self._phases.recording
-        more_pauses = self._pilot.pauses.finish(
-            steps.start_ns + self._origin_ns,
-            trains=self._pilot.reader.finder.trains,
-            loop=self._pilot.update_line.lines,
-        )
-        step_lines = self._pilot.update_line.step_lines
-        naming = Naming(self.code, lines_above(self.code, self.source), step_lines)
-        pauses = _pauses(self._origin_ns, self._pilot.pauses.heard, naming)
-        looked = recording.lines if recording is not None and timeline is not None else None
-        stack = stack_samples(looked, self._origin_ns, self._pilot.batch_lines, naming)
-        lines = self._pilot.update_line, self._pilot.batch_lines, naming
-        calls, callees = call_looks(self._calls, self._origin_ns, steps, *lines, self._pilot.pauses.grad_off_ns)
-        facts = self._pilot.facts
-        loading_looks = loading_looks_of(self._clock.looks(self._pilot.reader.finder.feeder), naming)
-        batches, untimed, kept = self._clock.finish(self._pilot.reader.finder.feeder)
-        peaks, unknown_peaks = (self._pilot.peaks or PeakMemory()).peaks(self.device, extremes)
-        run = Run(
-            id=self._id,
-            created=self._created.isoformat(timespec="seconds"),
-            source=self.source,
-            settings=self.settings,
-            device=self.device,
-            environment=self._environment(),
-            steps=steps,
-            samples=_since(samples, self._begins_ns),
-            timeline=timeline,
-            wall_ns=wall_ns,
-            outcome=outcome,
-            outcome_detail=detail,
-            step_source=self._pilot.reader.finder.source if len(steps) else "whole cell",
-            code=self.code,
-            loader=self._loader(naming) if fed or not len(steps) else None,
-            memory=peaks,
-            observer=Observer(
-                hooks_ns=self._pilot.reader.finder.hooks_ns,
-                own_ns=own_ns,
-                profiler_start_ns=self._phases.start_cost_ns or None,
-                profiler_stop_ns=self._phases.stop_cost_ns or None,
-                event_count=len(timeline) if timeline is not None else 0,
-                window_truncated=self._phases.truncated,
-                profiler_stays=stays(),
-            ),
-            missing=(*self._pilot.missing, *self._missing, *lost, *self._phases.missing, *unknown_peaks, *untimed),
-            choices=(*self._phases.choices, *self._choices, *kept, *self._journal_writer.problems),
-            traced_numbers=traced,
-            batches=batches,
-            pauses=pauses,
-            more_pauses=more_pauses,
-            stack=stack,
-            places=naming.places,
-            own_batches=own_batches(calls, steps) if self._pilot.batch_lines.are_known and not fed else None,
-            loading_looks=loading_looks,
-            call_looks=calls,
-            callees=callees,
-            excerpts=naming.excerpts,
-            alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
-            core_times=self._pilot.cores.times() if self._pilot.cores is not None else None,
-            core_use=self._pilot.cores.use() if self._pilot.cores is not None else None,
-            job=self._job,
-            training=None if facts is None else facts.finish(self._calls.looks, steps, self._origin_ns),
-        )
-        return run, recording.write if recording is not None and timeline is not None else None
+            stopped = self._sampler.stop()
+        return stopped
 
     def _end_window(self) -> None:
         """Stop the profiler. A fault there costs the trace, not the run."""
@@ -340,14 +334,10 @@ class Capture:
         """From any thread. None with too few steps, or so many that they are not copied again and again."""
         if not SO_FAR_FROM <= self._pilot.step_count <= SO_FAR_TO:
             return None
-        cores = self._pilot.cores
-        run = replace(
-            self._sketch(self._sampler.series()),
-            steps=self._pilot.reader.so_far(),
-            core_times=cores.times() if cores is not None else None,
-            core_use=cores.use() if cores is not None else None,
-        )
-        return SoFar(run, self._thresholds)
+        sketch = self._sketch(self._sampler.series())
+        times, use = self._cores.times(), self._cores.use()
+        steps = self._pilot.reader.so_far()
+        return SoFar(replace(sketch, steps=steps, core_times=times, core_use=use), self._thresholds)
 
     def request_stop(self) -> None:
         self._stop_by_step = (self._pilot.step_count, self.now())

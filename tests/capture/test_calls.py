@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torchmetrics  # noqa: F401  what is imported is named as it is written
 
-from gpulab.capture.batch_lines import BatchLines
 from gpulab.capture.calls import _Call, _chosen, callee_of, calls_in, own_batches, training_line, training_of
-from gpulab.capture.places import UpdateLine
+from gpulab.capture.loop_lines import LoopLines
 from gpulab.run import CALL_KINDS, CallLooks, Phase
 from tests.support import synthetic
 
@@ -49,11 +48,11 @@ def named(
     *inwards: tuple[str, int, str], needed: bool = True, path: Iterable[tuple[str, int, str]] = (), off: bool = False
 ) -> list[tuple[int, str, str] | None]:
     """`path`: an update is seen from there, and its user's lines are those of steps."""
-    batches, update = BatchLines(), UpdateLine()
-    batches.needed = {LINE} if needed else {(LOOP[0], 1, LOOP[1])}
-    update.step_lines = {LINE} if path else {(LOOP[0], 2, LOOP[1])}
+    lines = LoopLines()
+    lines.needed = {LINE} if needed else {(LOOP[0], 1, LOOP[1])}
+    lines.step_lines = {LINE} if path else {(LOOP[0], 2, LOOP[1])}
     seen = [(inwards[::-1], off), ((*path, ADAM)[::-1], False)]
-    both = calls_in(inwards[::-1], training_of(seen, [9, 1], update), update, batches, grad_off=off)
+    both = calls_in(inwards[::-1], training_of(seen, [9, 1], lines), lines, grad_off=off)
     return [None if call is None else (call.line[1], call.callee, call.kind) for call in both]
 
 
@@ -106,13 +105,13 @@ def test_what_leaves_a_trainers_path_to_the_updates_is_a_call() -> None:
 def test_what_stacks_show_of_the_training() -> None:
     stacks = [(LINE, FIT, WRAPPER, ADAM), (LINE, FIT, BATCH, BACKWARD), (LINE, OWN, SCHEDULER), (LINE, LOG), (LINE,)]
     stacks += [(LINE, OWN, FORMAT), (LINE, OWN, STATE_OF_ADAM)]  # of what trains, but no update
-    training = training_of([(stack[::-1], False) for stack in stacks], [1] * len(stacks), UpdateLine())
+    training = training_of([(stack[::-1], False) for stack in stacks], [1] * len(stacks), LoopLines())
     assert training.path == {(file, function) for file, _, function in (LINE, FIT, WRAPPER, BATCH)}
     assert named(LINE, SCHEDULER)[0] == (9, "torch.optim.lr_scheduler.LRScheduler.step", "library")
     hook = ("/home/u/probe.py", 4, "Probe.hook")
     for off in (False, True):
         stacks = [(LINE, CALLED, FORWARD, hook), (LINE, OWN, CALLED), (LINE, hook)]
-        training = training_of([(stack[::-1], off) for stack in stacks], [1, 1, 8], UpdateLine())
+        training = training_of([(stack[::-1], off) for stack in stacks], [1, 1, 8], LoopLines())
         assert ((FORWARD[0], FORWARD[2]) in training.computing) is not off
         assert ((OWN[0], OWN[2]) in training.computing) is not off
         assert (hook[0], hook[2]) not in training.computing, "it only ran below a module"

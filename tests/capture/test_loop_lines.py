@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
-from gpulab.capture.batch_lines import BatchLines
+from gpulab.capture.loop_lines import LoopLines
 
 DATA = torch.randn(64, 8)
 NET = nn.Linear(8, 1)
 
 
-def _back(lines: BatchLines, loss: Tensor) -> None:
+def _back(lines: LoopLines, loss: Tensor) -> None:
     """As the hook of a backward pass does."""
-    lines.met(sys._getframe(1))
+    lines.backward(sys._getframe(1))
     loss.backward()  # type: ignore[no-untyped-call]
 
 
@@ -39,7 +39,7 @@ def stream() -> Iterator[tuple[Tensor, Tensor]]:
         yield draw(4)
 
 
-def batch_function(lines: BatchLines) -> None:
+def batch_function(lines: LoopLines) -> None:
     """As nanoGPT: drawn between the forward and the backward pass."""
     x, y = draw(4)  # batch
     for _ in range(2):
@@ -48,7 +48,7 @@ def batch_function(lines: BatchLines) -> None:
         _back(lines, loss)
 
 
-def generator(lines: BatchLines) -> None:
+def generator(lines: LoopLines) -> None:
     """A `for` over it."""
     for x, y in stream():  # batch
         out = NET(x)
@@ -57,7 +57,7 @@ def generator(lines: BatchLines) -> None:
         break
 
 
-def asked_generator(lines: BatchLines) -> None:
+def asked_generator(lines: LoopLines) -> None:
     """`next` of it, and what is done with its batch."""
     batches = stream()  # batch
     x, y = next(batches)  # batch
@@ -65,7 +65,7 @@ def asked_generator(lines: BatchLines) -> None:
     _back(lines, mse_loss(NET(x), y))
 
 
-def indexed(lines: BatchLines) -> None:
+def indexed(lines: LoopLines) -> None:
     """Arrays sliced in the loop."""
     order = torch.randperm(len(DATA))  # batch
     for start in range(0, 8, 4):  # batch
@@ -75,7 +75,7 @@ def indexed(lines: BatchLines) -> None:
         _back(lines, loss)
 
 
-def filled_in_place(lines: BatchLines) -> None:
+def filled_in_place(lines: LoopLines) -> None:
     """Item by item into a list and a tensor."""
     x, kept = torch.empty(4, 8), []  # batch
     for i in range(4):  # batch
@@ -85,7 +85,7 @@ def filled_in_place(lines: BatchLines) -> None:
     _back(lines, loss)
 
 
-def step_function(lines: BatchLines) -> None:
+def step_function(lines: LoopLines) -> None:
     """The batch comes in as arguments."""
     net = NET
 
@@ -97,7 +97,7 @@ def step_function(lines: BatchLines) -> None:
     train(x, y)
 
 
-def hidden_state(lines: BatchLines) -> None:
+def hidden_state(lines: LoopLines) -> None:
     """As word_language_model: what the network gave before is no data."""
     rnn, state = nn.RNN(8, 8), torch.zeros(1, 1, 8)
     for _ in range(2):
@@ -108,7 +108,7 @@ def hidden_state(lines: BatchLines) -> None:
         _back(lines, loss)
 
 
-def taught(lines: BatchLines) -> None:
+def taught(lines: LoopLines) -> None:
     """A teacher's answers are the training's work, in the loop or in a function."""
     teacher = nn.Linear(8, 1)
 
@@ -125,13 +125,13 @@ def taught(lines: BatchLines) -> None:
     _back(lines, loss)
 
 
-def on_one_line(lines: BatchLines) -> None:
+def on_one_line(lines: LoopLines) -> None:
     """The line makes the batch and trains on it: it is not known how much is which."""
     x, _ = draw(4); loss = NET(x).mean()  # fmt: skip  # noqa: E702
     _back(lines, loss)
 
 
-def looked_into(lines: BatchLines) -> None:
+def looked_into(lines: LoopLines) -> None:
     """Who asks for `locals()` may keep it: such a function is left alone."""
     x, _ = draw(4)
     loss = NET(x).mean()
@@ -149,7 +149,7 @@ LOOPS = (batch_function, generator, asked_generator, indexed, filled_in_place, s
 
 @pytest.mark.parametrize("loop", [*LOOPS, on_one_line, looked_into])
 def test_lines_that_make_the_batch_are_followed(loop: Callable[..., Any]) -> None:
-    lines = BatchLines()
+    lines = LoopLines()
     loop(lines)
     source, first = inspect.getsourcelines(loop)
     names = {loop.__qualname__, f"{loop.__qualname__}.<locals>.train"}
@@ -157,20 +157,20 @@ def test_lines_that_make_the_batch_are_followed(loop: Callable[..., Any]) -> Non
         line
         for line in range(first, first + len(source))
         for name in names
-        if lines.at(((loop.__code__.co_filename, line, name),))
+        if lines.makes_batch(((loop.__code__.co_filename, line, name),))
     }
     assert told == _marked(loop)
 
 
 def test_a_loop_keeps_no_graph_for_us() -> None:
-    lines = BatchLines()
+    lines = LoopLines()
 
     def references(read: bool) -> int:
         x, y = draw(4)
         loss = mse_loss(NET(x), y)
         if read:
-            print(lines.met(sys._getframe()), loss.requires_grad)  # type: ignore[func-returns-value]
+            print(lines.backward(sys._getframe()), loss.requires_grad)  # type: ignore[func-returns-value]
         return sys.getrefcount(loss)
 
     assert references(read=True) == references(read=False)
-    assert lines.are_known
+    assert lines.make_batches

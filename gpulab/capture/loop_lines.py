@@ -1,9 +1,10 @@
-"""Which lines of the user's loop make the batch, where no DataLoader does: what the loss is computed from, backwards.
+"""Which lines of the user's make a training step: those that update and, without a DataLoader, make a batch.
 
-From the statement that asks for the backward pass, names are followed to the statements that gave them their values.
-A statement whose values need gradients, or that uses a network or something computed by one, is the model's work; what
-is left makes the data. Where a name cannot be followed nothing is said of it. Frames are read once, and nothing of the
-user's is kept but names and numbers.
+The lines that make a batch are those that the loss is computed from, followed backwards. From the statement that asks
+for the backward pass, names are followed to the statements that gave them their values. A statement whose values need
+gradients, or that uses a network or something computed by one, is the model's work; what is left makes the data. Where
+a name cannot be followed nothing is said of it. Frames are read once, and nothing of the user's is kept but names and
+numbers.
 """
 
 from __future__ import annotations
@@ -18,10 +19,12 @@ from typing import Any
 
 from msgspec import Struct
 
+from gpulab.capture.places import users_frames, users_stack
 from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.user_code import CELL_WITHOUT_IPYTHON, Owner, owners
 
-_TRIES = 8  # backward passes that are looked at: the first may be asked for by another loop
+_TRIES = 8  # backward passes that are followed: the first may be asked for by another loop
+_UPDATES = 32  # that are looked at: by then a loop has shown all its optimizers
 _CALLERS = 8  # functions outwards
 _INSIDE = 32  # values of a container that are looked at
 _DEEP = 3  # functions of the user's that a function calls
@@ -31,38 +34,70 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _SCOPES = (*_FUNCTIONS, ast.ClassDef, ast.Lambda)
 
 
-class BatchLines:
-    """Learns from the first backward passes of a run; `code` is that of a cell without a file."""
+class LoopLines:
+    """Learns from the first backward passes and updates of a run; `code` is that of a cell without a file.
+
+    A loop without a DataLoader gives no other sign of where its iterations begin than its last update: what it does
+    after that, and what prepares the next batch, lie in the same stretch between two updates.
+    """
 
     def __init__(self, code: str = "") -> None:
         self._code = code
-        self._tries = 0
-        self._lines: frozenset[Spot] = frozenset()
+        self._tries = 0  # backward passes
+        self._batch: frozenset[Spot] = frozenset()
         self.needed: set[Spot] = set()  # lines that the loss is computed from; empty: unknown
+        self._updates = 0
+        self.update: Stack = ()  # from the loop to its last update, the outermost first; empty without an optimizer
+        self.step_lines: set[Spot] = set()  # within a loop over whole steps: where one asks for data or updates
 
-    def met(self, frame: FrameType | None) -> None:
+    def backward(self, frame: FrameType | None) -> None:
         """A backward pass is asked for from here. A fault of ours, or code that cannot be read, tells nothing."""
-        if self._lines or self._tries >= _TRIES:
+        if self._batch or self._tries >= _TRIES:
             return
         self._tries += 1
         try:
-            self._lines = frozenset(_lines(frame, self._code, self.needed))
+            self._batch = frozenset(_lines(frame, self._code, self.needed))
         except Exception:
             self._tries = _TRIES
             self.needed.clear()
 
+    def updated(self, frame: FrameType | None) -> None:
+        """An optimizer was just asked to step from here; of several in one function the last counts."""
+        if self._updates >= _UPDATES:
+            return
+        self._updates += 1
+        stack = users_stack(frame)[::-1]
+        self.step_lines.update(stack)
+        if not self.update or _later(stack, self.update):
+            self.update = stack
+
+    def asked(self, frame: FrameType | None) -> None:
+        """A loader was just asked for a new iterator from here."""
+        if len(self.step_lines) < _UPDATES:
+            self.step_lines.update(users_stack(frame))
+
     @property
-    def are_known(self) -> bool:
-        """Whether there are such lines."""
-        return bool(self._lines)
+    def make_batches(self) -> bool:
+        """Whether it is known which do."""
+        return bool(self._batch)
 
     def is_aside(self, spot: Spot) -> bool:
         """Whether the loss is not computed from this line, in a function that was followed."""
         return spot not in self.needed and any(spot[::2] == line[::2] for line in self.needed)
 
-    def at(self, stack: Stack) -> bool:
+    def makes_batch(self, stack: Stack) -> bool:
         """Whether this stack is at work on the next batch."""
-        return bool(self._lines) and not self._lines.isdisjoint(stack)
+        return bool(self._batch) and not self._batch.isdisjoint(stack)
+
+
+def _later(stack: Stack, reference: Stack) -> bool:
+    """Both from the outermost line inwards: whether the first line in which they differ comes later in the first."""
+    for (file, line, function), (its_file, its_line, its_function) in zip(stack, reference, strict=False):
+        if (file, function) != (its_file, its_function) or line < its_line:
+            return False
+        if line > its_line:
+            return True
+    return False
 
 
 def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
@@ -71,7 +106,7 @@ def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Sp
     `needed` gets the lines of the model's work, too.
     """
     wanted: set[str] = set()
-    for depth, user in enumerate(_users(frame)):
+    for depth, user in enumerate(users_frames(frame)):
         tree = _tree(user.f_code.co_filename, code)
         scope = _scope(tree, user.f_code)
         if scope is None or depth == _CALLERS or not _UNREADABLE.isdisjoint(user.f_code.co_names):
@@ -93,13 +128,6 @@ def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Sp
         wanted &= set(_arguments(user.f_code))
         if not wanted:
             return
-
-
-def _users(frame: FrameType | None) -> Iterator[FrameType]:
-    while frame is not None and owners[frame.f_code.co_filename] is not Owner.RUNNER:
-        if owners[frame.f_code.co_filename] is Owner.USER:
-            yield frame
-        frame = frame.f_back
 
 
 def _arguments(code: CodeType) -> tuple[str, ...]:
