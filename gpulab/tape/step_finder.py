@@ -19,8 +19,6 @@ in the middle of an accumulation is evaluation too; its time cannot be taken out
 from __future__ import annotations
 
 import re
-import zlib
-from array import array
 from typing import Any
 
 import numpy as np
@@ -29,18 +27,31 @@ from msgspec.structs import replace
 
 from gpulab.run import Int64, Phase, StepFlag, Steps
 from gpulab.tape.marks import Kind, Marks
+from gpulab.tape.step_rows import (
+    BATCHES,
+    COLUMNS,
+    END,
+    ENDED_FIRST,
+    FEEDER,
+    FLAGS,
+    OPTIMIZER,
+    OWN,
+    PHASE,
+    SAMPLES,
+    START,
+    UNKNOWN,
+    WAIT,
+    StepRows,
+    live_columns,
+    steps_of_rows,
+)
 
-COLUMNS = 10
-START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, OWN, PHASE, FLAGS, FEEDER = range(COLUMNS)
 EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
 COMPILED = int(StepFlag.COMPILE)
-ENDED_FIRST = 1 << 8  # of a row: its loader had none left when the optimizer stepped
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 AT_A_TIME = 256  # marks
-PACKED = 4_096  # rows that are packed at a time; the newest so many are not
 ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read more at once, and at most so many
-UNKNOWN = -(1 << 40)  # samples of a batch: added up it stays negative
 # a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
 LETTERS = bytes.maketrans(
     bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
@@ -83,8 +94,7 @@ class StepFinder:
         self._mark_ns = mark_ns
         self._heard = self._heard_before = 0  # marks, and those until the newest step ended
         self._open = _begun(origin_ns)
-        self._packed: list[bytes] = []  # older rows
-        self._rows = array("q")
+        self._rows = StepRows()
         self._training: set[int] = set()  # loaders that have fed an optimizer step
         self._fed_backward: set[int] = set()  # loaders that have fed a step with a backward pass and no optimizer
         self._optimizer: int | None = None
@@ -108,7 +118,7 @@ class StepFinder:
     # -- what is known ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return len(self._packed) * PACKED + len(self._rows) // COLUMNS
+        return len(self._rows)
 
     @property
     def count(self) -> int:
@@ -151,7 +161,7 @@ class StepFinder:
     @property
     def end_ns(self) -> int:
         """When the newest step has ended. Raises IndexError without a step."""
-        return self._rows[-COLUMNS + END]
+        return self._rows.newest[END]
 
     @property
     def hooks_ns(self) -> int:
@@ -160,11 +170,11 @@ class StepFinder:
 
     def last_batches(self) -> int:
         """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
-        return self._rows[-COLUMNS + BATCHES] // max(1, self._feeding)
+        return self._rows.newest[BATCHES] // max(1, self._feeding)
 
     def rows_since(self, count: int) -> Int64:
         """Start, end, data wait (ns) and samples (-1 unknown) of the steps after so many, [n, 4]."""
-        return np.ascontiguousarray(_with_unknown(self._table(count))[:, (START, END, WAIT, SAMPLES)])
+        return live_columns(self._rows.table(count))
 
     @property
     def source(self) -> str:
@@ -181,26 +191,7 @@ class StepFinder:
         """All of them; once the code has ended, also one whose work was done but that no boundary closed."""
         if end_ns is not None:
             self._close_what_is_left(end_ns)
-        table = _with_unknown(self._table())
-        for row in np.flatnonzero(table[:, FLAGS] & ENDED_FIRST).tolist():
-            _give_back_batch(table, row)
-        if len(table):
-            table[0, FLAGS] |= StepFlag.FIRST
-            table[-1, FLAGS] |= StepFlag.LAST if end_ns is not None else 0
-        start, end, wait, optimizer, batches, samples, own, phase, flags, _ = np.ascontiguousarray(table.T)
-        wait = np.minimum(np.maximum(wait, 0), end - start)
-        return Steps(
-            number=np.arange(1, len(table) + 1, dtype=np.int64),
-            start_ns=start - self._origin_ns,
-            end_ns=end - self._origin_ns,
-            data_wait_ns=wait,
-            optimizer_ns=np.minimum(optimizer, end - start),
-            batch_count=batches,
-            sample_count=samples,
-            phase=phase.astype(np.uint8),
-            flags=flags.astype(np.uint8),
-            own_ns=np.minimum(own, end - start - wait),
-        )
+        return steps_of_rows(self._rows.table(), self._origin_ns, ended=end_ns is not None)
 
     # -- marks -----------------------------------------------------------------------------------------------------
 
@@ -208,15 +199,16 @@ class StepFinder:
         """Go on with these. Turns of the loop that only repeat the one before are read all at once."""
         at, turn, last, alike = 0, 0, -1, 0
         state: dict[str, Any] = {}
+        steps = self._rows
         while at < len(marks):
             first, rows = at, marks[at : at + AT_A_TIME].tolist()
             for at, (t_ns, kind, argument) in enumerate(rows, first + 1):
-                count = len(self)
+                count = len(steps)
                 self._hear(t_ns, kind, argument)
-                if len(self) != count + 1:
+                if len(steps) != count + 1:
                     continue
                 before, turn, last = turn, at - 1 - last, at - 1
-                alike = alike + 1 if turn == before and len(self) > UNSETTLED_BATCHES else 0
+                alike = alike + 1 if turn == before and len(steps) > UNSETTLED_BATCHES else 0
                 if alike < ALIKE:
                     continue
                 earlier, state = state, self._state()
@@ -224,13 +216,11 @@ class StepFinder:
                     repeated = self._repeat(marks, last, turn) if state == earlier else 0
                     alike, at, last = 0, at + repeated, last + repeated
                     break
-        while len(self._rows) >= 2 * PACKED * COLUMNS:
-            self._packed.append(_pack(_rows(self._rows[: PACKED * COLUMNS])))
-            del self._rows[: PACKED * COLUMNS]
+        self._rows.pack()
 
     def _state(self) -> dict[str, Any]:
         """All that decides, and no time."""
-        times = {"_asked_ns", "_backward_end_ns", "_packed", "_rows", "_open", "_heard", "_heard_before", "_own_ns"}
+        times = {"_asked_ns", "_backward_end_ns", "_rows", "_open", "_heard", "_heard_before", "_own_ns"}
         own = {name: value for name, value in vars(self).items() if name not in times}
         step = replace(self._open, row=self._open.row[1:])
         return own | {"open": step, "_training": len(self._training), "_began": [*self._began]}
@@ -250,7 +240,7 @@ class StepFinder:
         t_ns = np.lib.stride_tricks.sliding_window_view(near["t_ns"], turn + 1)[: turns * turn : turn].T
         arguments = argument[: turns * turn].reshape(turns, turn).T
         table = np.zeros((turns, COLUMNS), np.int64)
-        table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], self._rows[-COLUMNS + PHASE :]
+        table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], self._rows.newest[PHASE:]
         table[:, OWN] = self._mark_ns * turn
         asked_ns = began_ns = passed_ns = t_ns[0]
         asks = letters.endswith(b"A")
@@ -272,9 +262,9 @@ class StepFinder:
                     passed_ns = now_ns
                 case "D":
                     table[:, OPTIMIZER] += now_ns - np.maximum(began_ns, passed_ns)
-        if table[0].tolist() != self._rows[-COLUMNS:].tolist():  # a part of the turn belongs to no step
+        if table[0].tolist() != self._rows.newest:  # a part of the turn belongs to no step
             return 0
-        self._rows.frombytes(table[1:].tobytes())
+        self._rows.extend(table[1:])
         self._own_ns += int(table[1:, OWN].sum()) - (turns - 1) * turn * self._mark_ns
         self._heard += (turns - 1) * turn
         self._heard_before += (turns - 1) * turn
@@ -392,7 +382,7 @@ class StepFinder:
         """From the first `gpulab.step()` on nothing else makes steps."""
         if not self._manual:
             self._manual = True
-            begun = np.flatnonzero(self._table()[:, FLAGS] & EPOCH_START)
+            begun = np.flatnonzero(self._rows.table()[:, FLAGS] & EPOCH_START)
             anew = self._open.row[FLAGS] & EPOCH_START or self._by_backward
             self._fold(0 if anew else len(self) - (int(begun[-1]) if len(begun) else 0))
         self._close(t_ns)
@@ -480,11 +470,12 @@ class StepFinder:
         elif self._by_optimizer:
             if self._round or len(self) != 1 or not others or len({o[0] for o in others}) < len(others):
                 return
-            self._optimizer, end_ns, row = others[-1]
-            self._rows[END] = end_ns
+            self._optimizer, end_ns, more = others[-1]
+            first = self._rows.pop()
             for column in (WAIT, OPTIMIZER, OWN):
-                self._rows[column] += row[column]
-            self._rows[FLAGS] |= step.row[FLAGS] & PROFILER_EDGE
+                first[column] += more[column]
+            first[END], first[FLAGS] = end_ns, first[FLAGS] | step.row[FLAGS] & PROFILER_EDGE
+            self._rows.append(first)
             self._open, self._strangers, self._round = _begun(end_ns), 0, len(others)
         elif step.optimized_ns is not None and step.row[BATCHES] == step.batches_when_optimized:
             self._by_optimizer, self._fed = True, 0
@@ -510,11 +501,6 @@ class StepFinder:
 
     # -- rows ------------------------------------------------------------------------------------------------------
 
-    def _table(self, count: int = 0) -> Int64:
-        """The rows after so many; a copy."""
-        packed = min(count // PACKED, len(self._packed))
-        return np.concatenate([*map(_unpack, self._packed[packed:]), _rows(self._rows)])[count - packed * PACKED :]
-
     def _close(self, end_ns: int) -> None:
         step, row = self._open, self._open.row
         row[END], row[PHASE] = max(end_ns, row[START]), self._phase
@@ -524,21 +510,20 @@ class StepFinder:
             self.feeder, self._feeding, row[FEEDER] = step.fed[0], len(step.fed), step.fed[0]
         if step.ended_first and not self._by_optimizer and not self._manual:
             row[FLAGS] |= ENDED_FIRST
-        self._rows.extend(row)
+        self._rows.append(row)
         self._settled |= len(self) >= UNSETTLED_BATCHES
         self._open = _begun(row[END])
 
     def _fold(self, count: int) -> None:
         """The newest `count` rows were the beginning of the open step; older ones were no steps."""
-        row, rows = self._open.row, self._table(len(self) - count)
+        row, rows = self._open.row, self._rows.table(len(self) - count)
         if count:
             row[START] = int(rows[0, START])
             row[FLAGS] |= int(rows[0, FLAGS]) & EPOCH_START | int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
             row[WAIT:PHASE] = (rows[:, WAIT:PHASE].sum(0) + row[WAIT:PHASE]).tolist()
         self._settled = False
         self.generation += len(self) > 0
-        self._packed.clear()
-        del self._rows[:]
+        self._rows.clear()
 
     def _fetched_ahead(self) -> int:
         """Rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
@@ -546,7 +531,7 @@ class StepFinder:
         loader = step.fed[0] if step.fed else step.ended
         if step.row[FLAGS] & EPOCH_START or loader is None:
             return 0
-        rows = self._table()[: -UNSETTLED_BATCHES - 1 : -1]
+        rows = self._rows.table()[: -UNSETTLED_BATCHES - 1 : -1]
         begun = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
         other = np.flatnonzero(rows[:, FEEDER] != loader)
         ahead = int(min([len(rows), *(begun[:1] + 1), *other[:1]]))
@@ -579,45 +564,3 @@ class StepFinder:
         if at_ns is not None:
             step.row[FLAGS] |= PARTIAL
             self._close(at_ns)
-
-
-def _rows(values: array[int]) -> Int64:
-    return np.array(values, np.int64).reshape(-1, COLUMNS)
-
-
-def _pack(rows: Int64) -> bytes:
-    """A tenth as many bytes: times as differences, and the bytes of a column by their weight."""
-    columns = np.ascontiguousarray(rows.T)
-    columns[END] -= columns[START]
-    columns[START, 1:] -= rows[:-1, START]
-    return zlib.compress(columns.view(np.uint8).reshape(COLUMNS, -1, 8).transpose(0, 2, 1).tobytes(), 1)
-
-
-def _unpack(packed: bytes) -> Int64:
-    by_weight = np.frombuffer(zlib.decompress(packed), np.uint8).reshape(COLUMNS, 8, -1)
-    columns = np.ascontiguousarray(by_weight.transpose(0, 2, 1)).view(np.int64)[:, :, 0]
-    columns[START] = columns[START].cumsum()
-    columns[END] += columns[START]
-    return columns.T
-
-
-def _with_unknown(table: Int64) -> Int64:
-    """Where the samples of a batch are not known, those of its step are not."""
-    table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
-    return table
-
-
-def _give_back_batch(table: Int64, row: int) -> None:
-    """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
-    begun = np.flatnonzero(table[: row + 1, FLAGS] & EPOCH_START)
-    first = int(begun[-1]) if len(begun) else row
-    if first == row or table[first, BATCHES] < 2:
-        return
-    second = table[first + 1, BATCHES] if first + 1 < row else 0
-    if table[row, BATCHES] and table[first, BATCHES] != second + 1:
-        return
-    each = table[first, SAMPLES] // table[first, BATCHES] if table[first, SAMPLES] >= 0 else 0
-    certain = table[first, SAMPLES] >= 0 and (table[row, SAMPLES] >= 0 or not table[row, BATCHES])
-    table[[first, row], BATCHES] += -1, 1
-    table[first, SAMPLES] -= each
-    table[row, SAMPLES] = max(table[row, SAMPLES], 0) + each if certain else -1

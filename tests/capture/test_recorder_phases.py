@@ -191,7 +191,7 @@ def test_a_window_ends_when_its_events_take_much_memory(
     resident, given_back, clock_ns = [0], list[bool](), [0]
     monkeypatch.setattr(profiler, "resident_bytes", lambda: resident[0])
     monkeypatch.setattr(profiler, "perf_counter_ns", lambda: clock_ns[0])
-    monkeypatch.setattr(windows, "give_back", lambda: given_back.append(True))
+    monkeypatch.setattr(windows, "return_free_memory", lambda: given_back.append(True))
     guessed = Loop(on_gpu=on_gpu)
     guessed.phases.profile_whole()
     limit_bytes = windows.GPU_TRACE_LIMIT_BYTES if on_gpu else windows.TRACE_LIMIT_BYTES

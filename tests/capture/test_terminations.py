@@ -146,7 +146,7 @@ def test_a_wakeup_descriptor_of_the_code_stays(monkeypatch: pytest.MonkeyPatch) 
 
 STUCK = """
 import ctypes, signal, threading
-from gpulab.capture import main_thread as module
+from gpulab.capture import threads as module
 module.GRACE_S, module.ANSWER_S = 0.2, 0.2
 terminations = module.Terminations(lambda: None, lambda: None, lambda: print("heard", flush=True))
 terminations.begin()

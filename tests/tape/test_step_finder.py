@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from gpulab.capture.pauses import Pauses
 from gpulab.run import Phase
-from gpulab.tape import step_finder
+from gpulab.tape import step_rows
 from gpulab.tape.marks import NEVER, Kind, Marks, Tape
 from gpulab.tape.step_finder import StepFinder, steps_of
 from tests.support.tapes import assert_equal, tape_of
@@ -142,14 +142,14 @@ def test_chunks_make_no_difference(script: Script, ticks: list[int], chunk: int)
         part = marks[begin : begin + chunk]
         for number in range(len(part)):
             one_by_one.read(part[number : number + 1])
-        with patch.object(step_finder, "PACKED", 3):
+        with patch.object(step_rows, "PACKED", 3):
             in_chunks.read(part)
             known, rows = _known(in_chunks), in_chunks.rows_since(len(in_chunks) // 3).tolist()
         assert _known(one_by_one) == known, f"after mark {begin + len(part)}"
         assert one_by_one.rows_since(len(one_by_one) // 3).tolist() == rows
     end_ns = int(marks["t_ns"][-1]) + 5 if len(marks) else 0
     steps = one_by_one.steps(end_ns)
-    with patch.object(step_finder, "PACKED", 3):
+    with patch.object(step_rows, "PACKED", 3):
         assert_equal(in_chunks.steps(end_ns), steps)
     assert_equal(steps_of(marks, 0, end_ns), replace(steps, own_ns=steps_of(marks, 0, end_ns).own_ns))
     assert one_by_one.hooks_ns == in_chunks.hooks_ns
