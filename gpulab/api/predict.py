@@ -92,7 +92,7 @@ def _doubt(diagnosis: Diagnosis) -> str:
 def _text(name: str, value: object) -> str:
     if name not in KNOBS:
         raise UsageError(f"Unknown setting {name!r}. Settings: {', '.join(KNOBS)}.")
-    return written(KNOBS[name].parse(written(value)))
+    return written(KNOBS[name].parse(value))
 
 
 # How well predictions held on this machine: per knob and device, and the last ones one by one.

@@ -29,7 +29,7 @@ from gpulab.bench.toggles import Toggle, data, toggles_of
 from gpulab.capture import recorder
 from gpulab.errors import GpulabError, UsageError
 from gpulab.knobs.catalogue import KNOBS, parsed_value
-from gpulab.knobs.knob import Value, written
+from gpulab.knobs.knob import Value
 from gpulab.knobs.observation import Observation
 from gpulab.run import Run
 from gpulab.store.folders import new_id
@@ -624,7 +624,7 @@ def valid(settings: object) -> dict[str, Value]:
     for name, value in settings.items() if isinstance(settings, Mapping) else ():
         if name in KNOBS and isinstance(value, (bool, int, float, str)):
             with suppress(UsageError):
-                values[name] = KNOBS[name].parse(written(value))
+                values[name] = KNOBS[name].parse(value)
     return values
 
 

@@ -82,7 +82,7 @@ def _why_fixed(knob: Knob, observation: Observation, current: Value | None) -> s
 def refusal(knob: Knob, observation: Observation, value: Value) -> str:
     """Why it cannot be set to that value; empty where it can."""
     try:
-        return knob.refuses(observation, knob.parse(str(value))) or ""
+        return knob.refuses(observation, knob.parse(value)) or ""
     except UsageError as e:
         return str(e)
 

@@ -28,7 +28,7 @@ from gpulab.knobs.distributed import (
     STATIC_GRAPH,
 )
 from gpulab.knobs.fused_optimizer import FUSED_OPTIMIZER
-from gpulab.knobs.knob import Kind, Knob, Value
+from gpulab.knobs.knob import Kind, Knob
 from gpulab.knobs.loader_options import BATCH_SIZE, PERSISTENT_WORKERS, PIN_MEMORY, PREFETCH, WORKERS
 from gpulab.knobs.memory_format import CHANNELS_LAST
 from gpulab.knobs.mixed_precision import AMP
@@ -142,7 +142,7 @@ def knobs_against(finding: str) -> list[Knob]:
 def parsed_value(name: str, given: object) -> Plain:
     """A value given in code, not as text. Raises UsageError for one that cannot be set."""
     if name in KNOBS:
-        return value_of_knob(KNOBS[name], given)
+        return KNOBS[name].parse(given)
     if not is_plain(given):
         raise UsageError(
             f"{name} must be a number, a string, a bool, None, or a tuple or list of these, got {given!r}."
@@ -186,11 +186,6 @@ def _value(name: str, text: str, names: Names, variables: Collection[str]) -> Pl
         if _is_variable(name, names):  # a value of the variable: where the knob applies, it will say no
             return plain_value(text)
         raise
-
-
-def value_of_knob(knob: Knob, value: object) -> Value:
-    """A value of a setting as the knob's own. Raises UsageError for one that the knob does not have."""
-    return knob.parse(str(value))
 
 
 def _unknown(name: str, variables: Collection[str]) -> UsageError:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.knobs.description import observed_data_parallel
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, as_number
 from gpulab.knobs.observation import Observation, ObservedDataParallel
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
@@ -116,16 +115,12 @@ class BucketCap(DdpOption):
     aliases = ("bucket", "bucket_size", "bucket_cap")
     helps_against = {"exposed_communication": 1, "small_collectives": 1}
 
-    def parse(self, text: str) -> Value:
+    def parse(self, given: object) -> Value:
         """A number of MB, of which a part may be. Raises UsageError."""
-        try:
-            number = float(text)
-        except ValueError:
-            number = math.nan
-        if not LEAST_MB <= number < math.inf:
-            raise UsageError(
-                f"{self.name} must be a number of MB ≥ {LEAST_MB}, got {text!r}. PyTorch's default is {self.name}=25."
-            )
+        number = as_number(given)
+        if number < LEAST_MB:
+            least = f"a number of MB ≥ {LEAST_MB}"
+            raise UsageError(f"{self.name} must be {least}, got {str(given)!r}. PyTorch's default is {self.name}=25.")
         return int(number) if number.is_integer() else number
 
 

@@ -17,7 +17,7 @@ from functools import reduce
 from msgspec import Struct
 
 from gpulab.knobs.knob import CodeEdit, LoopEnd
-from gpulab.knobs.variables import literal_places
+from gpulab.knobs.variables import literal_places, replace_nodes
 
 _IPYTHON = re.compile(r"(?P<indent>\s*)(?:[%!?]|(?P<target>[^\W\d][\w,\s]*=)\s*[%!]|.*\?\s*$)")
 _DATA_LOADER = (  # parameters that may be given by position, in that order
@@ -118,8 +118,8 @@ def _with_variable(text: str, tree: ast.Module, wanted: CodeEdit) -> tuple[str, 
     value = ast.parse(wanted.literal, mode="eval").body
     lines = _Text(text)
     for place in reversed(places):
-        lines.put(place.value, wanted.literal)
-        place.put(value)
+        lines.put(place, wanted.literal)
+    replace_nodes(tree, dict.fromkeys(places, value))
     return (lines.text, "") if _same(parse(lines.text), tree) else None
 
 
@@ -139,10 +139,7 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
     value = ast.parse(literal, mode="eval").body
     if old is not None:
         lines.put(old, literal)
-        if present is not None:
-            present.value = value
-        else:
-            call.args[position] = value
+        replace_nodes(tree, {old: value})
     elif wanted.wraps or any(k.arg is None for k in call.keywords):  # **options may have it
         return None
     else:

@@ -6,6 +6,7 @@ All that a knob knows of itself stands in its own class: the command, the bench,
 from __future__ import annotations
 
 import difflib
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -151,13 +152,19 @@ class Knob(ABC):
     # finding → how early this knob is tried against it where the finding names none: 1 comes first
     helps_against: Mapping[str, int] = MappingProxyType({})
 
-    def parse(self, text: str) -> Value:
-        """The value that a user wrote. Raises UsageError naming the knob, the text and the nearest valid value."""
+    def parse(self, given: object) -> Value:
+        """The value that a user wrote, as a text or in code: from there on it has the knob's own type.
+
+        Raises UsageError naming the knob, what was given and the nearest valid value.
+        """
         if self.options == (False, True):
-            return switch(self.name, text)
+            return choice(self.name, given, ("on", "off"), _SWITCH) == "on"
         if isinstance(self.options[0], str):
-            return choice(self.name, text, [str(option) for option in self.options], self.spellings)
-        return whole_number(self.name, text, self.least)
+            return choice(self.name, given, [str(option) for option in self.options], self.spellings)
+        number = as_number(given)
+        if number == round(number) and number >= self.least:
+            return round(number)
+        raise UsageError(f"{self.name} must be an integer ≥ {self.least}, got {str(given).strip()!r}.")
 
     @abstractmethod
     def value_in(self, observation: Observation) -> Value | None:
@@ -229,28 +236,23 @@ def written(value: object) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
-def choice(name: str, text: str, options: Sequence[str], spellings: Mapping[str, str]) -> str:
+def choice(name: str, given: object, options: Sequence[str], spellings: Mapping[str, str]) -> str:
     """One of a few words. Raises UsageError."""
-    word = text.strip().lower()
-    word = spellings.get(word, word)
+    text = str(given).strip()
+    word = spellings.get(text.lower(), text.lower())
     if word in options:
         return word
     near = [o for o in options if word and o.startswith(word)] or difflib.get_close_matches(word, options, n=1)
     hint = f" Did you mean {name}={near[0]}?" if near else ""
-    raise UsageError(f"{name} must be one of {', '.join(options)}, got {text.strip()!r}.{hint}")
+    raise UsageError(f"{name} must be one of {', '.join(options)}, got {text!r}.{hint}")
 
 
-def switch(name: str, text: str) -> bool:
-    return choice(name, text, ("on", "off"), _SWITCH) == "on"
-
-
-def whole_number(name: str, text: str, least: int) -> int:
-    """A whole number from `least` on. Raises UsageError."""
+def as_number(given: object) -> float:
+    """The finite number that was given, as a text or in code; -1 where it is none."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return -1.0
     try:
-        number = float(text)
-        whole = round(number)
+        number = float(given)
     except (ValueError, OverflowError):
-        number, whole = float("nan"), least
-    if number == whole and whole >= least:
-        return whole
-    raise UsageError(f"{name} must be an integer ≥ {least}, got {text.strip()!r}.")
+        return -1.0
+    return number if math.isfinite(number) else -1.0

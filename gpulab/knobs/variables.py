@@ -15,7 +15,7 @@ import functools
 import inspect
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import islice
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -50,7 +50,7 @@ class Variables(Struct, frozen=True):
     def of(cls, tree: ast.Module, namespace: Mapping[str, object]) -> Variables:
         reading = _Reading(namespace)
         reading.follow(tree)
-        values = {name: _literal(places[-1].value) for name, places in reading.literals.items()}
+        values = {name: _literal(nodes[-1]) for name, nodes in reading.literals.items()}
         literals = {n: v for n, v in values.items() if is_plain(v)}
         return cls(literals, frozenset(reading.free), namespace, frozenset(reading.read))
 
@@ -130,10 +130,8 @@ def replace_literals(tree: ast.Module, values: Mapping[str, object]) -> ast.Modu
     Other names are passed over.
     """
     tree = copy.deepcopy(tree)
-    for name, places in literal_places(tree).items():
-        if name in values:
-            for place in places:
-                place.put(literal_node(values[name]))
+    places = [(node, name) for name, nodes in literal_places(tree).items() if name in values for node in nodes]
+    replace_nodes(tree, {node: literal_node(values[name]) for node, name in places})
     return tree
 
 
@@ -218,35 +216,8 @@ def _unfit(name: str, given: Plain, present: Plain) -> str:
 # -- literals in the code ----------------------------------------------------------------------------------------------
 
 
-class LiteralSpot(Struct):
-    """Where a literal stands: the value of an assignment, or one element of it."""
-
-    statement: ast.Assign | ast.AnnAssign
-    element: int | None = None
-
-    @property
-    def value(self) -> ast.expr:
-        whole = self.statement.value
-        assert whole is not None
-        if self.element is None:
-            return whole
-        assert isinstance(whole, ast.Tuple | ast.List)
-        return whole.elts[self.element]
-
-    def put(self, literal: ast.expr) -> None:
-        old = self.value
-        for node in ast.walk(literal):
-            ast.copy_location(node, old)
-        if self.element is None:
-            self.statement.value = literal
-        else:
-            whole = self.statement.value
-            assert isinstance(whole, ast.Tuple | ast.List)
-            whole.elts[self.element] = literal
-
-
-def literal_places(tree: ast.Module) -> dict[str, list[LiteralSpot]]:
-    """For each name that the code itself assigns plain literals before it reads it: where they stand."""
+def literal_places(tree: ast.Module) -> dict[str, list[ast.expr]]:
+    """For each name that the code itself assigns plain literals before it reads it: their nodes."""
     reading = _Reading({})
     reading.follow(tree)
     return reading.literals
@@ -273,28 +244,41 @@ def literal_node(value: object) -> ast.expr:
     return ast.Constant(value)
 
 
-def _places(statement: ast.stmt) -> Iterator[tuple[str, LiteralSpot]]:
+def _assigned_literals(statement: ast.stmt) -> Iterator[tuple[str, ast.expr]]:
     """The names that a statement assigns plain literals. In `a = b = 1` neither can be set without the other."""
-    targets: Sequence[ast.expr]
-    if isinstance(statement, ast.AnnAssign):
-        targets = [statement.target]
-    elif isinstance(statement, ast.Assign):
-        targets = statement.targets
-    else:
-        return
-    if len(targets) != 1 or statement.value is None:
-        return
-    target, value = targets[0], statement.value
-    if isinstance(target, ast.Name):
-        candidates = [(target.id, LiteralSpot(statement))]
-    elif isinstance(target, ast.Tuple | ast.List) and isinstance(value, ast.Tuple | ast.List):
-        named = [t.id if isinstance(t, ast.Name) else "" for t in target.elts]
-        candidates = [(name, LiteralSpot(statement, i)) for i, name in enumerate(named)]
-        if len(named) != len(value.elts) or any(isinstance(e, ast.Starred) for e in (*target.elts, *value.elts)):
-            return
-    else:
-        return
-    yield from ((name, place) for name, place in candidates if name and is_plain(_literal(place.value)))
+    pairs: list[tuple[ast.expr, ast.expr]] = []
+    match statement:
+        case ast.Assign(targets=[ast.Tuple() | ast.List() as names], value=ast.Tuple() | ast.List() as values):
+            starred = any(isinstance(e, ast.Starred) for e in (*names.elts, *values.elts))
+            if len(names.elts) == len(values.elts) and not starred:
+                pairs = list(zip(names.elts, values.elts, strict=True))
+        case ast.Assign(targets=[whole], value=value):
+            pairs = [(whole, value)]
+        case ast.AnnAssign(target=whole, value=ast.expr() as value):
+            pairs = [(whole, value)]
+    for target, value in pairs:
+        if isinstance(target, ast.Name) and is_plain(_literal(value)):
+            yield target.id, value
+
+
+class _Replacing(ast.NodeTransformer):
+    """Puts other nodes in the place of some."""
+
+    def __init__(self, new: Mapping[ast.expr, ast.expr]) -> None:
+        self._new = new
+
+    def visit(self, node: ast.AST) -> Any:
+        new = self._new.get(node) if isinstance(node, ast.expr) else None
+        if new is None:
+            return self.generic_visit(node)
+        for part in ast.walk(new):
+            ast.copy_location(part, node)
+        return new
+
+
+def replace_nodes(tree: ast.Module, new: Mapping[ast.expr, ast.expr]) -> None:
+    """Put others in the place of some nodes, as if they stood there in the text."""
+    _Replacing(new).visit(tree)
 
 
 # -- which names are read, and when ------------------------------------------------------------------------------------
@@ -309,7 +293,7 @@ class _Reading:
         self.read: set[str] = set()
         self._later: dict[str, set[str]] = {}  # what is read when a function or class of the code is used
         self.free: set[str] = set()
-        self.literals: dict[str, list[LiteralSpot]] = {}
+        self.literals: dict[str, list[ast.expr]] = {}
 
     def follow(self, tree: ast.Module) -> None:
         """All statements in turn. What functions read that are never used counts as well, at the end."""
@@ -332,9 +316,9 @@ class _Reading:
         if later and not binds:
             reads |= later
         self._reads(reads)
-        for name, place in _places(statement):
+        for name, node in _assigned_literals(statement):
             if name not in self.read:
-                self.literals.setdefault(name, []).append(place)
+                self.literals.setdefault(name, []).append(node)
         self._bound |= binds
         for name in binds:
             self._later[name] = set(later)

@@ -164,7 +164,7 @@ def resolve(arm: Arm, code: Code, evidence: Observation | Objects) -> ResolvedAr
             if knob is None:
                 settings.append(Setting(name, own.value(name, given), None, own.present(name), used=name in own.used))
             else:
-                settings.append(Setting(name, catalogue.value_of_knob(knob, given), knob))
+                settings.append(Setting(name, knob.parse(given), knob))
         except UsageError as e:
             if isinstance(evidence, Objects):
                 raise
@@ -192,7 +192,7 @@ def _knob_of(name: str, given: Plain, observation: Observation | None, own: Vari
         return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has).knob
     if name in own.literals and _fits(own.value, name, given):
         return None
-    return knob if _fits(catalogue.value_of_knob, knob, given) else None  # a variable may have a knob's name
+    return knob if _fits(knob.parse, given) else None  # a variable may have a knob's name
 
 
 def _fits(read: Callable[..., object], *given: object) -> bool:
