@@ -10,6 +10,7 @@ from __future__ import annotations
 import gc
 import io
 import operator
+from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
 from types import CellType, GeneratorType
 from typing import Any
@@ -20,21 +21,124 @@ SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()
 
 
-class KeptDict:
-    def __init__(self, target: dict[Any, Any], place: ObjectPath) -> None:
+class KeptItems:
+    """The elements of a dict, list, deque or set."""
+
+    def __init__(self, target: Any, place: ObjectPath) -> None:
         self.target, self.place = target, place
-        self._base: Any = OrderedDict if isinstance(target, OrderedDict) else dict
-        self._items: list[tuple[Any, Any]] = list(self._base.items(target))
+        self._base: Any = next(base for base in (OrderedDict, dict, list, deque, set) if isinstance(target, base))
+        self._items = self._present()
+
+    def _present(self) -> list[Any]:
+        """What it holds now: of a dict keys and values in turn."""
+        if issubclass(self._base, dict):
+            return [part for pair in self._base.items(self.target) for part in pair]
+        return list(self._base.__iter__(self.target))
 
     def put_back(self) -> bool:
-        target, base = self.target, self._base
-        present = list(base.items(target))
-        if _all_same(present, self._items):
+        base, target, items, present = self._base, self.target, self._items, self._present()
+        if base is set:
+            same = set(map(id, present)) == set(map(id, items))
+        else:
+            same = len(present) == len(items) and all(map(operator.is_, present, items))
+        if same:
             return False
         base.clear(target)
-        for key, value in self._items:
-            base.__setitem__(target, key, value)
-        return not _all_equal(present, self._items)
+        if issubclass(base, dict):
+            for key, value in zip(items[::2], items[1::2], strict=True):
+                base.__setitem__(target, key, value)
+        elif base is set:
+            set.update(target, items)
+        else:
+            base.extend(target, items)
+        return base is set or len(present) != len(items) or not all(map(_equal, present, items))
+
+
+class KeptVariable(ABC):
+    """What one variable holds, ABSENT where nothing."""
+
+    def __init__(self, place: ObjectPath) -> None:
+        self.place = place
+        self.value = self.read()
+
+    @abstractmethod
+    def read(self) -> Any: ...
+
+    @abstractmethod
+    def write(self, value: Any) -> None: ...
+
+    @abstractmethod
+    def delete(self) -> None: ...
+
+    def put_back(self) -> bool:
+        if self.read() is self.value:
+            return False
+        if self.value is ABSENT:
+            self.delete()
+        else:
+            self.write(self.value)
+        return True
+
+
+class KeptName(KeptVariable):
+    """What a name means: in a namespace, or among the globals of a function."""
+
+    def __init__(self, namespace: dict[str, Any], name: str, place: ObjectPath) -> None:
+        self._namespace, self._name = namespace, name
+        super().__init__(place)
+
+    @property
+    def is_new(self) -> bool:
+        return self.value is ABSENT
+
+    def read(self) -> Any:
+        return self._namespace.get(self._name, ABSENT)
+
+    def write(self, value: Any) -> None:
+        self._namespace[self._name] = value
+
+    def delete(self) -> None:
+        self._namespace.pop(self._name, None)
+
+
+class KeptCell(KeptVariable):
+    """A variable that a function shares with the one around it."""
+
+    def __init__(self, cell: CellType, place: ObjectPath) -> None:
+        self._cell = cell
+        super().__init__(place)
+
+    def read(self) -> Any:
+        try:
+            return self._cell.cell_contents
+        except ValueError:
+            return ABSENT
+
+    def write(self, value: Any) -> None:
+        self._cell.cell_contents = value
+
+    def delete(self) -> None:
+        del self._cell.cell_contents
+
+
+class KeptSlot(KeptVariable):
+    """A slot of an instance, by its descriptor."""
+
+    def __init__(self, slot: Any, owner: Any, place: ObjectPath) -> None:
+        self._slot, self._owner = slot, owner
+        super().__init__(place)
+
+    def read(self) -> Any:
+        try:
+            return self._slot.__get__(self._owner)
+        except AttributeError:
+            return ABSENT
+
+    def write(self, value: Any) -> None:
+        self._slot.__set__(self._owner, value)
+
+    def delete(self) -> None:
+        self._slot.__delete__(self._owner)
 
 
 class KeptAttributes:
@@ -44,96 +148,19 @@ class KeptAttributes:
         self.owner, self.place = owner, place
         self._kind = type(owner)
         held = attributes(owner)
-        self._dict = KeptDict(held, place) if held is not None else None
-        self._slots = [(slot, slot_value(slot, owner)) for slot in slots(type(owner))]
+        self.slots = [KeptSlot(slot, owner, place.attribute(slot.__name__)) for slot in slots(self._kind)]
+        self._parts: list[KeptItems | KeptSlot] = [*self.slots]
+        if held is not None:
+            self._parts.append(KeptItems(held, place))
 
     def put_back(self) -> bool:
         if type(self.owner) is not self._kind:
             object.__setattr__(self.owner, "__class__", self._kind)
-        changed = self._dict is not None and self._dict.put_back()
-        for slot, value in self._slots:
-            if slot_value(slot, self.owner) is value:
-                continue
-            changed = True
-            if value is ABSENT:
-                slot.__delete__(self.owner)
-            else:
-                slot.__set__(self.owner, value)
-        return changed
+        changed = [part.put_back() for part in self._parts]
+        return any(changed)
 
 
-class KeptList:
-    """A list or a deque."""
-
-    def __init__(self, target: list[Any] | deque[Any], place: ObjectPath) -> None:
-        self.target, self.place = target, place
-        self._items = list(target)
-
-    def put_back(self) -> bool:
-        target = self.target
-        if len(target) == len(self._items) and all(map(operator.is_, target, self._items)):
-            return False
-        base: Any = list if isinstance(target, list) else deque
-        present = list(base.__iter__(target))
-        base.clear(target)
-        base.extend(target, self._items)
-        return len(present) != len(self._items) or not all(map(_equal, present, self._items))
-
-
-class KeptSet:
-    def __init__(self, target: set[Any], place: ObjectPath) -> None:
-        self.target, self.place = target, place
-        self._items = list(target)
-
-    def put_back(self) -> bool:
-        present = {id(x) for x in self.target}
-        if present == {id(x) for x in self._items}:
-            return False
-        set.clear(self.target)
-        set.update(self.target, self._items)
-        return True
-
-
-class KeptName:
-    """What a name means: in a namespace, or among the globals of a function."""
-
-    def __init__(self, namespace: dict[str, Any], name: str, place: ObjectPath) -> None:
-        self.place = place
-        self._namespace, self._name = namespace, name
-        self._value = namespace.get(name, ABSENT)
-
-    @property
-    def is_new(self) -> bool:
-        return self._value is ABSENT
-
-    def put_back(self) -> bool:
-        if self._namespace.get(self._name, ABSENT) is self._value:
-            return False
-        if self._value is ABSENT:
-            self._namespace.pop(self._name, None)
-        else:
-            self._namespace[self._name] = self._value
-        return True
-
-
-class KeptCell:
-    """A variable that a function shares with the one around it."""
-
-    def __init__(self, cell: CellType, place: ObjectPath) -> None:
-        self.place = place
-        self._cell, self._value = cell, cell_value(cell)
-
-    def put_back(self) -> bool:
-        if cell_value(self._cell) is self._value:
-            return False
-        if self._value is ABSENT:
-            del self._cell.cell_contents
-        else:
-            self._cell.cell_contents = self._value
-        return True
-
-
-Kept = KeptDict | KeptAttributes | KeptList | KeptSet | KeptName | KeptCell
+Kept = KeptItems | KeptVariable | KeptAttributes
 
 
 class Length:
@@ -169,31 +196,6 @@ def slots(kind: type) -> list[Any]:
             if name not in ("__dict__", "__weakref__") and hasattr(slot, "__set__"):
                 descriptors.append(slot)
     return descriptors
-
-
-def slot_value(slot: Any, owner: Any) -> Any:
-    """What the slot holds; ABSENT where nothing."""
-    try:
-        return slot.__get__(owner)
-    except AttributeError:
-        return ABSENT
-
-
-def cell_value(cell: CellType) -> Any:
-    """What the cell holds; ABSENT where nothing."""
-    try:
-        return cell.cell_contents
-    except ValueError:
-        return ABSENT
-
-
-def _all_same(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:
-    return len(a) == len(b) and all(x[1] is y[1] and x[0] is y[0] for x, y in zip(a, b, strict=True))
-
-
-def _all_equal(a: list[tuple[Any, Any]], b: list[tuple[Any, Any]]) -> bool:
-    pairs = zip(a, b, strict=False)
-    return len(a) == len(b) and all(_equal(x[0], y[0]) and _equal(x[1], y[1]) for x, y in pairs)
 
 
 def _equal(a: Any, b: Any) -> bool:

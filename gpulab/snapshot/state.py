@@ -17,7 +17,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.devices import gpus
-from gpulab.snapshot.containers import Kept, KeptDict, KeptList, KeptName, KeptSet, ObjectPath, position
+from gpulab.snapshot.containers import Kept, KeptItems, KeptName, ObjectPath, position
 from gpulab.snapshot.tensors import Tensors
 from gpulab.snapshot.walk import MOST, Reachable
 from gpulab.torch_hooks.randomness import Randomness, Undo, undo_of
@@ -163,7 +163,7 @@ class State:
 
 def _is_users(kept: Kept) -> bool:
     """Whether the user would ask about it: a container of theirs."""
-    return kept.place.users and isinstance(kept, KeptDict | KeptList | KeptSet)
+    return kept.place.users and isinstance(kept, KeptItems)
 
 
 def _named(places: list[ObjectPath]) -> tuple[str, ...]:

@@ -15,8 +15,11 @@ import dis
 import functools
 from collections import deque
 from collections.abc import Iterable
+from operator import attrgetter
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
+
+from msgspec import Struct
 
 from gpulab.snapshot.containers import (
     ABSENT,
@@ -24,18 +27,13 @@ from gpulab.snapshot.containers import (
     Kept,
     KeptAttributes,
     KeptCell,
-    KeptDict,
-    KeptList,
+    KeptItems,
     KeptName,
-    KeptSet,
     Length,
     ObjectPath,
     attributes,
-    cell_value,
     is_iterator,
     position,
-    slot_value,
-    slots,
 )
 from gpulab.snapshot.tensors import Met
 from gpulab.torch_hooks.randomness import imported_torch, is_generator
@@ -48,6 +46,17 @@ MOST = 200_000  # objects
 _MODULE_DICTS = ("_parameters", "_buffers", "_modules")
 
 
+class Sort(Struct, frozen=True):
+    """How objects of one type are treated. `put_back`: attribute by attribute."""
+
+    put_back: bool
+    users: bool  # a class that the user wrote
+    plain: bool  # a bare holder of attributes
+    module: bool
+    trainer: bool  # each tensor of it is state
+    loader: bool
+
+
 class Reachable:
     def __init__(self) -> None:
         self.kept: list[Kept] = []
@@ -57,11 +66,10 @@ class Reachable:
         self.iterators: list[tuple[Any, object, ObjectPath]] = []
         self.loaders: list[tuple[Any, Any, ObjectPath]] = []  # with the persistent iterator each had
         self.cut = False  # there was more than MOST
-        self._seen: dict[int, object] = {}  # holds what was met, so that no id returns
+        self._met: dict[int, object] = {}  # holds what was met, so that no id returns
         self._names: set[tuple[int, str]] = set()
         self._classes: set[type] = set()
-        self._put_back: dict[type, bool] = {}
-        self._users: dict[type, bool] = {}
+        self._sorts: dict[type, Sort] = {}
         self._near: deque[tuple[Any, ObjectPath, bool]] = deque()
         self._far: deque[tuple[Any, ObjectPath, bool]] = deque()
 
@@ -75,14 +83,14 @@ class Reachable:
         kind = type(thing)
         if kind in SCALARS:
             return
-        if id(thing) in self._seen:
+        if id(thing) in self._met:
             if training and id(thing) in self.tensors:
                 self.tensors[id(thing)].training = True
             return
-        if len(self._seen) >= MOST:
+        if len(self._met) >= MOST:
             self.cut = True
             return
-        self._seen[id(thing)] = thing
+        self._met[id(thing)] = thing
         torch = imported_torch()
         if torch is not None and issubclass(kind, torch.Tensor):
             self.tensors[id(thing)] = Met(thing, place, training or thing.requires_grad)
@@ -98,7 +106,7 @@ class Reachable:
             self._code(thing, place)
         elif issubclass(kind, type):
             self._class(thing)
-        elif kind is not ModuleType and self._is_put_back(kind):
+        elif kind is not ModuleType and self._sort(kind).put_back:
             self._instance(thing, kind, place, training)
         elif place.users and is_iterator(kind):
             self.iterators.append((thing, position(thing), place))
@@ -112,18 +120,16 @@ class Reachable:
         if issubclass(kind, dict):
             self._keep_dict(container, place, training)
         else:
-            if issubclass(kind, list | deque):
-                self.kept.append(KeptList(container, place))
-            elif issubclass(kind, set):
-                self.kept.append(KeptSet(container, place))
+            if issubclass(kind, list | deque | set):
+                self.kept.append(KeptItems(container, place))
             self._enter(
                 ((x, place.item(i)) for i, x in enumerate(container) if type(x) not in SCALARS), training, container
             )
-        if attributes(container) and self._is_put_back(kind):
+        if attributes(container) and self._sort(kind).put_back:
             self._instance(container, kind, place, training)
 
     def _keep_dict(self, container: dict[Any, Any], place: ObjectPath, training: bool) -> None:
-        self.kept.append(KeptDict(container, place))
+        self.kept.append(KeptItems(container, place))
         items = list(dict.items(container))
         self._enter(((x, place.item(k)) for k, x in items if type(x) not in SCALARS), training, container)
         self._enter(((k, place) for k, _ in items if type(k) not in SCALARS), False, container)
@@ -135,27 +141,27 @@ class Reachable:
     # -- instances -----------------------------------------------------------------------------------------------
 
     def _instance(self, owner: Any, kind: type, place: ObjectPath, training: bool) -> None:
-        is_module = issubclass(kind, modules())
-        plain = self._is_users(kind) or is_plain(kind)
-        place = ObjectPath(place.piece, place.parent, place.users and plain and not is_module)
-        self.kept.append(KeptAttributes(owner, place))
-        training = training or issubclass(kind, trainers())
+        sort = self._sort(kind)
+        place = ObjectPath(place.piece, place.parent, place.users and (sort.users or sort.plain) and not sort.module)
+        kept = KeptAttributes(owner, place)
+        self.kept.append(kept)
+        training = training or sort.trainer
         held = dict(attributes(owner) or {})
-        if issubclass(kind, loaders()):
+        if sort.loader:
             self.loaders.append((owner, held.get("_iterator"), place))
-        if is_module:
+        if sort.module:
             for name in _MODULE_DICTS:
                 self._module_dict(held.pop(name, None), place, training=name != "_modules")
         values = [(x, place.attribute(name)) for name, x in held.items()]
-        values += [(slot_value(s, owner), place.attribute(s.__name__)) for s in slots(kind)]
+        values += [(slot.value, slot.place) for slot in kept.slots]
         self._near.extend((x, at, training) for x, at in values if type(x) not in SCALARS and x is not ABSENT)
-        if self._is_users(kind):
+        if sort.users:
             self._class(kind)
 
     def _module_dict(self, container: dict[str, Any] | None, place: ObjectPath, training: bool) -> None:
-        if container is not None and id(container) not in self._seen:
-            self._seen[id(container)] = container
-            self.kept.append(KeptDict(container, place))
+        if container is not None and id(container) not in self._met:
+            self._met[id(container)] = container
+            self.kept.append(KeptItems(container, place))
             self._near.extend(
                 (x, place.attribute(str(name)), training) for name, x in container.items() if x is not None
             )
@@ -181,10 +187,11 @@ class Reachable:
 
     def _function(self, function: FunctionType, place: ObjectPath) -> None:
         for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            if id(cell) not in self._seen:
-                self._seen[id(cell)] = cell
-                self.kept.append(KeptCell(cell, ObjectPath(name)))
-                self._near.append((cell_value(cell), ObjectPath(name), False))
+            if id(cell) not in self._met:
+                self._met[id(cell)] = cell
+                variable = KeptCell(cell, ObjectPath(name))
+                self.kept.append(variable)
+                self._near.append((variable.value, variable.place, False))
         for default in (function.__defaults__, function.__kwdefaults__):
             self._near.append((default, place, False))
         if is_users_code(function.__code__):
@@ -207,23 +214,19 @@ class Reachable:
 
     def _class(self, kind: type) -> None:
         """The globals that methods use. Of the class itself nothing is put back."""
-        if kind in self._classes or not self._is_users(kind):
+        if kind in self._classes or not self._sort(kind).users:
             return
         self._classes.add(kind)
         place = ObjectPath(kind.__name__)
         for base in kind.__mro__:
-            if self._is_users(base):
+            if self._sort(base).users:
                 self._near.extend((x, place, False) for x in vars(base).values() if type(x) in _CODE)
 
-    def _is_put_back(self, kind: type) -> bool:
-        if kind not in self._put_back:
-            self._put_back[kind] = is_put_back(kind)
-        return self._put_back[kind]
-
-    def _is_users(self, kind: type) -> bool:
-        if kind not in self._users:
-            self._users[kind] = is_users_class(kind)
-        return self._users[kind]
+    def _sort(self, kind: type) -> Sort:
+        sort = self._sorts.get(kind)
+        if sort is None:
+            sort = self._sorts[kind] = sort_of(kind)
+        return sort
 
 
 _CODE = frozenset((FunctionType, MethodType, BuiltinMethodType, functools.partial, property, staticmethod, classmethod))
@@ -262,54 +265,35 @@ OUTSIDE_PARTS = (
 )
 PLAIN = ("types.SimpleNamespace", "argparse.Namespace")
 
-
-def is_put_back(kind: type) -> bool:
-    """Whether objects of this type are put back attribute by attribute."""
-    if issubclass(kind, torch_bases()):
-        return True
-    if issubclass(kind, BaseException | type) or any(_package(base) in OUTSIDE for base in kind.__mro__):
-        return False
-    home = str(kind.__module__)
-    if is_plain(kind) or is_users_class(kind):
-        return True
-    if _part_of(home, TORCH_PARTS):
-        return all(base.__name__ != "_BaseDataLoaderIter" for base in kind.__mro__)
-    return _package(kind) in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
+# The base classes of what torch trains with
+MODULES = ("nn.Module",)
+TRAINERS = ("optim.Optimizer", "optim.lr_scheduler.LRScheduler", "amp.GradScaler")
+LOADERS = ("utils.data.DataLoader",)
+DATA = ("utils.data.Dataset", "utils.data.Sampler")
 
 
-def is_plain(kind: type) -> bool:
-    """Whether it is a bare holder of attributes."""
-    return f"{kind.__module__}.{kind.__qualname__}" in PLAIN
+def sort_of(kind: type) -> Sort:
+    """Decides what is put back: the border of what a state covers."""
+    home, package = str(kind.__module__), _package(kind)
+    users, plain = is_users_class(kind), f"{home}.{kind.__qualname__}" in PLAIN
+    module, trainer, loader, data = (_is_torchs(kind, bases) for bases in (MODULES, TRAINERS, LOADERS, DATA))
+    if module or trainer or loader or data:
+        put_back = True
+    elif issubclass(kind, BaseException | type) or any(_package(base) in OUTSIDE for base in kind.__mro__):
+        put_back = False
+    elif plain or users:
+        put_back = True
+    elif _part_of(home, TORCH_PARTS):
+        put_back = all(base.__name__ != "_BaseDataLoaderIter" for base in kind.__mro__)
+    else:
+        put_back = package in TRAINING_LIBRARIES and not _part_of(home, OUTSIDE_PARTS)
+    return Sort(put_back, users, plain, module, trainer, loader)
 
 
-def torch_bases() -> tuple[type, ...]:
-    """The base classes of what torch trains with; empty while torch is not imported."""
-    return (*modules(), *trainers(), *_data())
-
-
-def modules() -> tuple[type, ...]:
-    """`torch.nn.Module`, where torch is imported."""
+def _is_torchs(kind: type, bases: tuple[str, ...]) -> bool:
+    """Whether it derives from one of these classes of torch; no while torch is not imported."""
     torch = imported_torch()
-    return () if torch is None else (torch.nn.Module,)
-
-
-def trainers() -> tuple[type, ...]:
-    """Optimizers, schedulers of the learning rate, gradient scalers: each tensor of theirs is state."""
-    torch = imported_torch()
-    if torch is None:
-        return ()
-    return (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
-
-
-def loaders() -> tuple[type, ...]:
-    """`torch.utils.data.DataLoader`, where torch is imported."""
-    torch = imported_torch()
-    return () if torch is None else (torch.utils.data.DataLoader,)
-
-
-def _data() -> tuple[type, ...]:
-    torch = imported_torch()
-    return () if torch is None else (*loaders(), torch.utils.data.Dataset, torch.utils.data.Sampler)
+    return torch is not None and any(issubclass(kind, attrgetter(base)(torch)) for base in bases)
 
 
 def _package(kind: type) -> str:
