@@ -19,7 +19,7 @@ from gpulab.devices.machine import usable_cores
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.tuning.climb_policy import KEEPING
 from gpulab.tuning.code import TextCode
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Plan
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.runner import Runner
@@ -38,7 +38,7 @@ class Search:
     limits: Limits
     tell: Callable[[str], None]
     rows: list[dict[str, Any]] = field(default_factory=list)
-    written: Trial | None = None
+    written: FullRun | None = None
     block_s: float = 0.0  # what a block took so far
 
     def compiling(self) -> list[dict[str, Any]]:
@@ -78,12 +78,12 @@ class Search:
 
     # -- its parts -----------------------------------------------------------------------------------------------
 
-    def _as_written(self) -> Trial:
+    def _as_written(self) -> FullRun:
         runner = Runner(self._code(), Plan(arms=(), interleaved=False, budget_s=self.limits.alone_s, save=False))
         runner.run()
         if runner.error is not None:
             raise runner.error
-        return runner.trials[0]
+        return runner.full_runs[0]
 
     def _look_again(self) -> None:
         """At what had too few pairs to tell anything and is not clearly slower; the first look no longer counts."""
@@ -167,7 +167,7 @@ class Search:
         return TextCode.parsed(self.staged.text, dict(self.staged.namespace))
 
 
-def conducted(code: TextCode, plan: Plan, written: Trial) -> Experiment:
+def conducted(code: TextCode, plan: Plan, written: FullRun) -> Experiment:
     """The plan, beside the baseline, which ran before. Raises what ended it."""
     runner = Runner(code, plan, done=[(Arm(), written)])
     experiment = runner.run()
@@ -219,7 +219,7 @@ def _distinct(many: Sequence[Settings]) -> list[Settings]:
     return kept
 
 
-def _step_ms(trial: Trial) -> float | None:
+def _step_ms(full_run: FullRun) -> float | None:
     from gpulab.tuning.plan import step_s
 
-    return 1e3 * step_s(trial.run) if len(trial.run.steps) else None
+    return 1e3 * step_s(full_run.run) if len(full_run.run.steps) else None

@@ -97,14 +97,14 @@ class RankedCell(Struct, frozen=True):
         An interrupt asks all ranks to end at their next step, a second one ends them at once; then Interrupted is
         raised. Raises UsageError where no rank came as far as a run, RankError below the report where one has failed.
         """
-        watches = not self.options.get("no_live") and in_notebook()
-        followed = Followed(_Watched if watches else None)
+        is_live = not self.options.get("no_live") and in_notebook()
+        followed = Followed(_LiveRanks if is_live else None)
         ranks = self._recorded(followed)
         for run in reversed(ranks.runs.values()):  # rank 0 is `gpulab.runs[-1]`
             runs.add(run, Store().root / run.id)
         shown = job_report(ranks, Store())
-        watched = followed.watched if isinstance(followed.watched, _Watched) else None
-        _show(shown, watched, full=self.full)
+        live = followed.view.output if isinstance(followed.view, _LiveRanks) else None
+        _show(shown, live, full=self.full)
         if only := self.options.get("only_ranks"):
             keep_only(str(only), shown, Store())
         if followed.interrupted:
@@ -243,46 +243,39 @@ class Processes(Protocol):
     def end(self) -> int | str: ...
 
 
-class Watching(Protocol):
-    """A view of a job that goes on. `look` renews it; it is called often, and never raises."""
+class JobView(Protocol):
+    """A view of a job that goes on, refreshed every so many seconds."""
 
-    def look(self) -> None: ...
+    every_s: float
+
+    def refresh(self, elapsed_s: float) -> None:
+        """Show what is new."""
 
 
-class _Watched:
-    """The live view of a job, renewed about once a second by whoever has the time."""
+class _LiveRanks:
+    """The live view of a job's ranks."""
+
+    every_s = EVERY_S
 
     def __init__(self, job_id: str, processes: Processes) -> None:
         self._job = LiveJob(default_root(), job_id)
         self._processes = processes
-        self._output = LiveRanksOutput()
-        self._began_s = time.monotonic()
-        self._due_s = self._began_s
+        self.output = LiveRanksOutput()
 
-    def look(self) -> None:
-        """Show what is new. Never raises: a view that fails must not cost the user the run."""
-        now_s = time.monotonic()
-        if now_s < self._due_s:
-            return
-        self._due_s = now_s + EVERY_S
-        with suppress(Exception):
-            rows, late = self._job.look()
-            self._output.show(rows, late, now_s - self._began_s, self._processes.status_words)
-
-    def replace(self, bundle: Mapping[str, object]) -> bool:
-        """Put the report in its place."""
-        return self._output.replace(bundle)
+    def refresh(self, elapsed_s: float) -> None:
+        rows, late = self._job.look()
+        self.output.show(rows, late, elapsed_s, self._processes.status_words)
 
 
 class Followed:
     """A job that is begun, whose output is handed on to the end, and that hears of interrupts all the while."""
 
-    def __init__(self, watch: Callable[[str, Processes], Watching] | None, *, quiet: bool = False) -> None:
-        """`watch` makes the view of a job, from its id. `quiet`: what the ranks print is not handed on."""
-        self._watch = watch
+    def __init__(self, new_view: Callable[[str, Processes], JobView] | None, *, quiet: bool = False) -> None:
+        """`new_view` makes the view of a job, from its id. `quiet`: what the ranks print is not handed on."""
+        self._new_view = new_view
         self._quiet = quiet
         self._processes: Processes | None = None
-        self.watched: Watching | None = None
+        self.view: JobView | None = None
         self.job_id = ""
         self.status: int | str = ""  # the exit status, or a cluster's word for it
         self.interrupted = False
@@ -301,12 +294,15 @@ class Followed:
             try:
                 if self.interrupted:  # before there was anything to stop
                     self._processes.stop()
-                self.watched = self._watch(self.job_id, self._processes) if self._watch is not None else None
+                self.view = self._new_view(self.job_id, self._processes) if self._new_view is not None else None
+                began_s = due_s = time.monotonic()
                 for line in self._processes.lines():
                     if line is not None:
                         self._hand_on(line)
-                    if self.watched is not None:
-                        self.watched.look()
+                    if self.view is not None and (now_s := time.monotonic()) >= due_s:
+                        due_s = now_s + self.view.every_s
+                        with suppress(Exception):  # a view that fails must not cost the user the run
+                            self.view.refresh(now_s - began_s)
             except KeyboardInterrupt:  # who interrupts again after a while is not kept waiting
                 self.interrupted = True
             finally:
@@ -344,12 +340,13 @@ def _own_modules() -> str:
     return os.pathsep.join(path for path in paths if not path.endswith((".zip", "lib-dynload")))
 
 
-def _show(shown: RankedReport, watched: _Watched | None, *, full: bool) -> None:
+def _show(shown: RankedReport, live: LiveRanksOutput | None, *, full: bool) -> None:
+    """The report, in the place of the live view where there is one."""
     if not in_notebook():
         sys.stdout.write(shown.text(full=full) + "\n")
         return
     from IPython.display import display
 
     bundle = shown.bundle(full=full)
-    if watched is None or not watched.replace(bundle):
+    if live is None or not live.replace(bundle):
         display(bundle, raw=True)  # type: ignore[no-untyped-call]

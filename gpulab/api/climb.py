@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.api.diagnose import learned_here, thresholds_of
-from gpulab.api.experiment import code_of, ending, remember_experiment, remember_trials
+from gpulab.api.experiment import code_of, ending, remember_experiment, remember_full_runs
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.diagnosis.finding import Diagnosis
 from gpulab.errors import UsageError
@@ -74,7 +74,7 @@ def conduct(code: Code, bounds: Bounds, *, show: bool = True) -> Climbed:
     climbs.append(climbed)
     if record.whole is not None:
         remember_experiment(record.whole)
-    remember_trials(climber.trials)
+    remember_full_runs(climber.full_runs)
     if climber.error is not None and not record.rungs:  # the error says it all
         climbing.clear()
     else:

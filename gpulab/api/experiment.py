@@ -16,7 +16,7 @@ from gpulab.tuning import cell_code as cells
 from gpulab.tuning.bench import Speed, speed_of
 from gpulab.tuning.cell_code import Interrupted
 from gpulab.tuning.code import Code, FunctionCode, TextCode
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
 from gpulab.tuning.resolve import observation_of
@@ -132,7 +132,7 @@ def conduct(code: Code, plan: Plan, *, show: bool = True, tell: Listener | None 
         runner.tell, runner.tick = progressing.tell, progressing.tick
         result = runner.run()
     compared = remember_experiment(result)
-    remember_trials(runner.trials)
+    remember_full_runs(runner.full_runs)
     if show and (runner.error is None or result.comparisons):  # with nothing to compare the error says it all
         try:
             progressing.put(compared, full=full)
@@ -152,7 +152,7 @@ def ending(error: BaseException, *, shown: bool) -> BaseException:
     return Interrupted("Interrupted. The training state was restored.")
 
 
-def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
+def run_before(code: Code, plan: Plan) -> list[tuple[Arm, FullRun]]:
     """The baseline, where its last such run in this process has a trace and read the same objects."""
     from gpulab.api.runs_command import runs
 
@@ -163,7 +163,7 @@ def run_before(code: Code, plan: Plan) -> list[tuple[Arm, Trial]]:
     usable = latest.outcome in ("completed", "stopped") and not latest.settings.whole
     if not usable or latest.timeline is None or latest.settings.device != plan.device:
         return []
-    return [(Arm(), Trial(latest, observation, ()))]
+    return [(Arm(), FullRun(latest, observation, ()))]
 
 
 def last_step_s(code: Code) -> float | None:
@@ -192,10 +192,10 @@ def remember_speed(run_id: str, speed: Speed | None) -> None:
         speeds[run_id] = speed
 
 
-def remember_trials(trials: Sequence[Trial]) -> None:
+def remember_full_runs(full_runs: Sequence[FullRun]) -> None:
     """These runs are among `gpulab.runs`."""
     from gpulab.api.runs_command import runs
 
     store: Runs = runs
-    for trial in trials:
-        store.add(trial.run, trial.path)
+    for full_run in full_runs:
+        store.add(full_run.run, full_run.path)

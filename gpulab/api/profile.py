@@ -19,7 +19,7 @@ from gpulab.api.reading import report
 from gpulab.api.runs_command import runs
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.loader_facts import deaths_unheard
-from gpulab.capture.pilot import stop_behind
+from gpulab.capture.pilot import outcome_of, stop_behind
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
@@ -149,7 +149,7 @@ class profile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        outcome, detail = _outcome(error)
+        outcome, detail = outcome_of(error)
         assert self._capture is not None
         self._follows.close()
         try:
@@ -279,17 +279,6 @@ def check(settings: Settings) -> None:
             f"--warmup {settings.warmup} leaves nothing of --steps {settings.steps}: "
             "ask for more steps or less warm-up."
         )
-
-
-def _outcome(error: BaseException | None) -> tuple[Outcome, str]:
-    if error is None:
-        return "completed", ""
-    stop = stop_behind(error)
-    if stop is not None:
-        return "stopped", "" if error is stop else _in_words(error)
-    if isinstance(error, SystemExit) and not error.code:
-        return "completed", "SystemExit"
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), _in_words(error)
 
 
 def _in_words(error: BaseException) -> str:

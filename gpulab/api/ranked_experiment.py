@@ -57,7 +57,7 @@ class RankedExperiment(Struct, frozen=True):
         """Run and show it. Raises UsageError where nothing was measured, Interrupted after one who stopped it."""
         own_id = f"cell-{new_id()}"
         with self.cell.folder(own_id) as folder, Stoppable(lambda: followed.stop(), HINT) as progressing:
-            followed = Followed(lambda _, processes: _Watched(folder, self._tasks, processes, progressing))
+            followed = Followed(lambda _, processes: _RankedProgress(folder, self._tasks, processes, progressing))
             followed.to_end(lambda: self._begun(own_id, folder))
             if followed.may_go_on:
                 (folder / KEPT).touch()
@@ -99,8 +99,10 @@ class RankedExperiment(Struct, frozen=True):
         raise UsageError(f"Nothing was compared. {self.cell.ending_words(followed)}")
 
 
-class _Watched:
+class _RankedProgress:
     """Where the experiment stands, from what its first rank has written."""
+
+    every_s = EVERY_S / 4
 
     def __init__(
         self, folder: Path, tasks: Sequence[int | None], processes: Processes, progressing: Progressing
@@ -108,21 +110,13 @@ class _Watched:
         self._files = [places(folder, task)[1] for task in tasks]
         self._processes = processes
         self._progressing = progressing
-        self._began_s = time.monotonic()
-        self._due_s = self._began_s
 
-    def look(self) -> None:
-        """Show what is new."""
-        now_s = time.monotonic()
-        if now_s < self._due_s:
-            return
-        self._due_s = now_s + EVERY_S / 4
+    def refresh(self, elapsed_s: float) -> None:
         now = [progress for progress in map(_read, self._files) if progress is not None]
         words = self._processes.status_words
         if not now:
             now = [Progress(f"starting the ranks{f'; {words}' if words else ''}", 0, 1, None)]
         slowest = min(now, key=lambda one: one.done / max(1, one.total))
-        elapsed_s = now_s - self._began_s
         self._progressing.tell(msgspec.structs.replace(slowest, elapsed_s=elapsed_s))
 
 

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.api import climb as climbs
-from gpulab.api.experiment import edited, remember_experiment, remember_speed, remember_trials, run_before
+from gpulab.api.experiment import edited, remember_experiment, remember_full_runs, remember_speed, run_before
 from gpulab.api.reading import report
 from gpulab.api.runs_command import runs
 from gpulab.bench import file
@@ -39,7 +39,7 @@ from gpulab.tuning.bench import Bench, Row
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, Progress, arms_in, check_plan
 from gpulab.tuning.record import BASELINE, Experiment, Side
 from gpulab.tuning.resolve import observation_of
@@ -102,7 +102,7 @@ class BenchSession:
         steps: int | None = None,
         budget_s: float | None = None,
         save: bool = True,
-        engine: Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner] = Runner,
+        engine: Callable[[Code, Plan, Listener, Sequence[tuple[Arm, FullRun]]], Runner] = Runner,
     ) -> None:
         self.steps = steps  # counted steps of a run or block; None: gpulab chooses
         self.budget_s = budget_s
@@ -207,8 +207,8 @@ class BenchSession:
 
     @property
     def _observation(self) -> Observation | None:
-        _, trial = self._trials.get(BASELINE, (None, None))
-        return trial.observation if trial is not None else observation_of(self.code) or self.bench.observation
+        _, full_run = self._done.get(BASELINE, (None, None))
+        return full_run.observation if full_run is not None else observation_of(self.code) or self.bench.observation
 
     @property
     def _news(self) -> str:
@@ -223,15 +223,15 @@ class BenchSession:
         """The rows of this cell. Its last run in this process is the first row: it is not made again."""
         self.code = code
         self.bench, self._problem = file.load(code.text) if self._save else (Bench(code.text), "")
-        self._trials: dict[str, tuple[Arm, Trial]] = {}  # of this process, by label
+        self._done: dict[str, tuple[Arm, FullRun]] = {}  # of this process, by label
         self._settings: dict[str, Value] = {}  # of the toggles
         self._take_newest()
 
     def _take_newest(self) -> None:
-        _, before = self._trials.get(BASELINE, (None, None))
-        for arm, trial in run_before(self.code, Plan(arms=())):
-            if before is None or trial.run.id != before.run.id:
-                self._take(arm, trial)
+        _, before = self._done.get(BASELINE, (None, None))
+        for arm, full_run in run_before(self.code, Plan(arms=())):
+            if before is None or full_run.run.id != before.run.id:
+                self._take(arm, full_run)
 
     def go_on(self, row: Row) -> None:
         """The cell has this row's edit now: the rows stay, and the new text has a baseline of its own."""
@@ -247,13 +247,13 @@ class BenchSession:
         self._say(self._problem or APPLIED.format(row.title), "bad" if self._problem else "good")
         self._main.later(0.0, self._predict)
 
-    def _take(self, arm: Arm, trial: Trial) -> None:
-        self._trials[arm.label] = (arm, trial)
-        for old in [label for label in self._trials if label != BASELINE][:-IN_MEMORY]:
-            del self._trials[old]
+    def _take(self, arm: Arm, full_run: FullRun) -> None:
+        self._done[arm.label] = (arm, full_run)
+        for old in [label for label in self._done if label != BASELINE][:-IN_MEMORY]:
+            del self._done[old]
         if not arm.settings:
-            side = Side(arm.label, {}, self._facts(trial.run), losses=trial.losses)
-            bench = replace(self.bench, observation=trial.observation)
+            side = Side(arm.label, {}, self._facts(full_run.run), losses=full_run.losses)
+            bench = replace(self.bench, observation=full_run.observation)
             self.bench = bench.put(rows_of.with_run(bench.baseline or Row(new_id()), side))
 
     def _facts(self, run: Run) -> Facts:
@@ -339,7 +339,7 @@ class BenchSession:
     ) -> Self:
         if self._job is not None or recorder.active is not None:
             raise UsageError(BUSY)
-        if self.bench.baseline is not None and not self._trials and (missing := self._missing_names):
+        if self.bench.baseline is not None and not self._done and (missing := self._missing_names):
             raise UsageError(MISSING.format(", ".join(missing)))  # after a restart: the rows stay as they are
         job = self._climb_job(from_click) if kind == "climb" else self._job_of(kind, settings, row, from_click)
         if in_notebook() and self._output is None and not from_click:
@@ -355,9 +355,9 @@ class BenchSession:
         arms = self._arms(kind, settings, row)
         rows = tuple(self._row_for(arm, kind) for arm in arms)
         self._take_newest()  # the cell may have run while the bench was open
-        done = dict(self._trials)
+        done = dict(self._done)
         if kind != "decide":
-            done = {label: trial for label, trial in done.items() if label == BASELINE and arms}
+            done = {label: full_run for label, full_run in done.items() if label == BASELINE and arms}
         plan = Plan(
             arms=arms,
             block_steps=self.steps,
@@ -396,7 +396,7 @@ class BenchSession:
 
     def _climb_job(self, from_click: bool) -> _Job:
         climber = climbs.climber_of(self.code, Bounds(save=self._save))
-        climber.tell, climber.tick, climber.on_attempt = self._tell, self._tick, self._take_rungs
+        climber.tell, climber.tick, climber.on_attempt = self._tell, self._tick, self._take_attempts
         return _Job("climb", climber, (), from_click, self.bench.next_turn)
 
     def _work(self, job: _Job) -> None:
@@ -432,9 +432,9 @@ class BenchSession:
     def _so_far(self, job: _Job) -> Bench:
         """The bench with what the blocks of this job say until now."""
         assert isinstance(job.engine, Runner)
-        for trial in job.engine.trials:
-            if not trial.run.settings.knobs and self.bench.baseline is None and len(trial.run.steps):
-                self._take(Arm(), trial)
+        for full_run in job.engine.full_runs:
+            if not full_run.run.settings.knobs and self.bench.baseline is None and len(full_run.run.steps):
+                self._take(Arm(), full_run)
         return self.bench.so_far(job.rows, job.engine.blocks, job.turn)
 
     # -- its end -------------------------------------------------------------------------------------------------
@@ -455,11 +455,11 @@ class BenchSession:
 
     def _understand(self, job: _Job) -> tuple[str, Level]:
         """Keep what there is; the sentence that is said of it."""
-        remember_trials(job.engine.trials)
-        for trial in job.engine.trials:
-            if trial.error is None:
-                arm = self._arm_of(trial.run.settings.knobs) if trial.run.settings.knobs else Arm()
-                self._take(arm, trial)
+        remember_full_runs(job.engine.full_runs)
+        for full_run in job.engine.full_runs:
+            if full_run.error is None:
+                arm = self._arm_of(full_run.run.settings.knobs) if full_run.run.settings.knobs else Arm()
+                self._take(arm, full_run)
         said = ""
         if isinstance(job.record, Experiment):
             said = self._take_experiment(job, job.record)
@@ -491,17 +491,17 @@ class BenchSession:
         sentences = [side_by_side.sentence(first, row, row.speed) for row in judged]
         return " ".join(["Stopped."] * experiment.stopped + sentences) or "Nothing was compared."
 
-    def _take_rungs(self, record: Climb) -> None:
+    def _take_attempts(self, record: Climb) -> None:
         """Each rung is a row: what was kept before it and it, against the baseline by way of what was kept."""
         if record.written is not None and self.bench.baseline is None:
             self.bench = self.bench.put(rows_of.with_run(Row(new_id()), record.written))
         for rung in record.rungs[-1:]:  # the others were taken when they ended
-            self.bench = self.bench.with_rung(rung, new_id(), origin(rung))
+            self.bench = self.bench.with_attempt(rung, new_id(), origin(rung))
         if self._widget is not None:
             self._draw_rows()
 
     def _take_climb(self, record: Climb) -> str:
-        self._take_rungs(record)
+        self._take_attempts(record)
         if record.whole is not None:
             self.bench = self.bench.with_climb(record)
             self._last = remember_experiment(record.whole)

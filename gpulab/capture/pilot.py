@@ -34,7 +34,7 @@ from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
-from gpulab.run import Missing, Phase, Settings, Steps
+from gpulab.run import Missing, Outcome, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
 
@@ -76,6 +76,19 @@ def stop_behind(error: BaseException | None) -> StopRun | None:
     while isinstance(error, Exception):
         error = error.__context__
     return error if isinstance(error, StopRun) else None
+
+
+def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
+    """How code ended that raised this, and the error in words."""
+    stop = stop_behind(error)
+    if error is None or error is stop:
+        return ("completed" if error is None else "stopped"), ""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    if stop is not None:
+        return "stopped", words
+    if isinstance(error, SystemExit) and not error.code:
+        return "completed", words
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), words
 
 
 class _Terminated(Exception):

@@ -259,7 +259,7 @@ class Bench(Struct, frozen=True):
             return self
         return replace(self, rows=tuple(other for other in self.rows if other.id != row_id))
 
-    def with_rung(self, rung: Attempt, row_id: str, origin: str) -> Bench:
+    def with_attempt(self, rung: Attempt, row_id: str, origin: str) -> Bench:
         """With a try of a climb as a row: it and what was kept before, against the first row by way of what was kept.
 
         A row that was measured against the first itself stays as it is.

@@ -34,7 +34,7 @@ from gpulab.tuning.climb_policy import (
 from gpulab.tuning.climb_record import Attempt, Bounds, Climb, Ending, Passed
 from gpulab.tuning.code import Code
 from gpulab.tuning.compare.differences import compare_losses
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Clock, Listener, Plan, Progress
 from gpulab.tuning.record import Comparison, Experiment, LossComparison, Side
 from gpulab.tuning.runner import Runner
@@ -47,7 +47,7 @@ WHOLE_SHARE = 0.15  # of the budget, kept for the comparison as a whole: at most
 SCREENING_SHARE, SCREENING_S = 0.3, 60.0  # of what is left, and at most, for a look at every other knob
 FULL_RUN_SHARE = 0.3  # of what is left, for one run in full
 
-MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, Trial]]], Runner]
+MakeRunner = Callable[[Code, Plan, Listener, Sequence[tuple[Arm, FullRun]]], Runner]
 
 
 class Climber:
@@ -76,7 +76,7 @@ class Climber:
         self._clock = clock
         self.on_attempt = on_attempt
         self.error: BaseException | None = None
-        self.trials: list[Trial] = []  # all full runs, in order
+        self.full_runs: list[FullRun] = []  # all full runs, in order
         self._code, self._bounds, self._engine = code, bounds, engine
         self._diagnose, self._predict = diagnose, predict
         self._memory_full = memory_full
@@ -87,7 +87,7 @@ class Climber:
         self._tried: list[Tried] = []
         self._attempts: list[Attempt] = []
         self._passed: list[Passed] = []
-        self._trials: dict[str, Trial] = {}  # the full runs of the baseline and of kept settings, by label
+        self._done: dict[str, FullRun] = {}  # the full runs of the baseline and of kept settings, by label
         self._side: Side | None = None  # the baseline
         self._top: Facts | None = None  # of the cell with all that is kept
         self._seeds: tuple[tuple[float, ...], ...] | None = None
@@ -130,7 +130,7 @@ class Climber:
             return "stopped"
         if self._left_s() < LEAST_S and not len(self._side.facts.run.steps):
             return "budget"
-        self._trials[Arm().label] = self.trials[0]
+        self._done[Arm().label] = self.full_runs[0]
         self.on_attempt(self._record("stopped"))
         return None
 
@@ -160,7 +160,7 @@ class Climber:
     def _candidates(self, facts: Facts, diagnosis: Diagnosis) -> list[Candidate]:
         state = ClimbState(
             facts,
-            self._trials[Arm().label].observation,
+            self._done[Arm().label].observation,
             dict(self._kept),
             tuple(self._tried),
             facts.run.environment.usable_cores or usable_cores(),
@@ -233,9 +233,9 @@ class Climber:
         if result is None or self._over():
             return replace(attempt, comparison=result)
         # the full run that was just made of an arm, so that it is not made again
-        last = self.trials[-1] if self.trials else None
+        last = self.full_runs[-1] if self.full_runs else None
         if last is not None and dict(last.run.settings.knobs) == arm.shown and last.error is None:
-            self._trials[arm.label] = last
+            self._done[arm.label] = last
         verdict = spoiled(result, tuple(new))
         loss = result.loss
         if verdict is None:
@@ -297,7 +297,7 @@ class Climber:
             plan, block_steps=steps, pairs=bounds.pairs, name=bounds.name, device=bounds.device, save=bounds.save
         )
         arms = (Arm(), plan.base, *plan.arms)
-        done = {arm.label: (arm, self._trials[arm.label]) for arm in arms if arm.label in self._trials}
+        done = {arm.label: (arm, self._done[arm.label]) for arm in arms if arm.label in self._done}
         engine = self._engine(self._code, plan, lambda p: self.tell(self._timed(p)), tuple(done.values()))
         engine.tick = lambda p: self.tick(self._timed(p))
         self._current = engine
@@ -308,7 +308,7 @@ class Climber:
         finally:
             self._current = None
         self._same_start = engine.same_start
-        self.trials += engine.trials
+        self.full_runs += engine.full_runs
         self.error = self.error or engine.error
         self._asked = self._asked or experiment.stopped
         return experiment

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.steps import select, setup_ns
 from gpulab.capture.gpu import count_anew
-from gpulab.capture.pilot import ShortRun, stop_behind
+from gpulab.capture.pilot import ShortRun, outcome_of, stop_behind
 from gpulab.capture.recorder import Capture
 from gpulab.capture.step_values import Losses
 from gpulab.devices.core_clock import CoreWait
@@ -30,7 +30,7 @@ from gpulab.knobs.observation import Observation
 from gpulab.knobs.observer import SAMPLES, Observer, observe
 from gpulab.knobs.variable_reads import watching
 from gpulab.knobs.variables import setting_names
-from gpulab.run import Change, Outcome, Run, Settings
+from gpulab.run import Change, Run, Settings
 from gpulab.store.folders import Store, WriteTrace
 from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
@@ -39,7 +39,7 @@ from gpulab.tuning.plan import Arm, Size, counted_rows
 from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import AS_WRITTEN, Objects, ResolvedArm, observation_of, remember, resolve
 
-TRIAL_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
+FULL_RUN_LIMIT_S = 20.0  # a run with its trace is ended after this long, at a step boundary
 PREPARATION_LIMIT_S = 120.0  # as long as no step is complete
 
 _OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
@@ -121,7 +121,7 @@ def execution_with(settings: Sequence[str] | None, code: Code) -> Execution:
     return Execution(code, resolved)
 
 
-class Trial(Struct, frozen=True):
+class FullRun(Struct, frozen=True):
     """What came out of one full run. `error`: what the user's code raised, other than the end we asked for."""
 
     run: Run
@@ -179,7 +179,7 @@ class _Limit:
         self._effects = effects
         self._limit_s = limit_s
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._wait, name="gpulab-trial-limit", daemon=True)
+        self._thread = threading.Thread(target=self._wait, name="gpulab-run-limit", daemon=True)
         self._thread.start()
 
     def _wait(self) -> None:
@@ -206,9 +206,9 @@ def run_full(
     store: Store | None,
     *,
     quiet: bool,
-    limit_s: float = TRIAL_LIMIT_S,
+    limit_s: float = FULL_RUN_LIMIT_S,
     ends_alone: bool = True,
-) -> Trial:
+) -> FullRun:
     """Run the code once with capture and trace. Never raises what the code raises, unless the record fails, too.
 
     `limit_s` is how long it may go on after its first step; infinite: to its end, however long. Where others wait for
@@ -225,10 +225,15 @@ def run_full(
     try:
         origin_ns = perf_counter_ns() - capture.now()
         limit = _Limit(capture, execution.effects, limit_s)
-        outcome, error = _ending(capture, _execute(execution, capture, stopper, losses, in_full=True, quiet=quiet))
+        error = _execute(execution, capture, stopper, losses, in_full=True, quiet=quiet)
         limit.cancel()
         stopper.after = "reading its trace" if settings.trace else ""
-        run, write_trace = _finished(capture, outcome, error)
+        outcome, detail = outcome_of(error)
+        error = _unless_own(capture, error)
+        try:
+            run, write_trace = capture.finish(outcome, detail)
+        except Exception as fault:
+            raise error or fault from None  # a fault of ours must not take the place of what the code raised
         if counted is not None:
             run = replace(run, choices=(*run.choices, counted))
         if error is None:
@@ -237,7 +242,7 @@ def run_full(
     finally:
         stopper.after = ""
         capture.close()
-    return Trial(
+    return FullRun(
         run,
         execution.observation(run),
         losses.per_step(run.steps, origin_ns),
@@ -256,7 +261,7 @@ def run_block(execution: Execution, size: Size, stopper: Stopper, *, on_gpu: boo
     error: BaseException | None = None
     try:
         with block:
-            _, error = _ending(block, _execute(execution, block, stopper, losses, in_full=False, quiet=True))
+            error = _unless_own(block, _execute(execution, block, stopper, losses, in_full=False, quiet=True))
     except BaseException as e:
         error = _first(error, e)
     missed_ns, took_ns = waits.read() - waited_ns, perf_counter_ns() - began_ns
@@ -322,18 +327,14 @@ def _first(error: BaseException | None, later: BaseException) -> BaseException:
     return later if error is None or not isinstance(later, Exception) else error
 
 
-def _ending(capture: Capture | ShortRun, error: BaseException | None) -> tuple[Outcome, BaseException | None]:
-    """How the code ended, and its error, unless that was our own end of it.
+def _unless_own(capture: Capture | ShortRun, error: BaseException | None) -> BaseException | None:
+    """The error, unless it is our own end of the run.
 
     Whoever calls it has no local that names our own end: in the traceback of that end, it would keep alive all that
     the code held, GPU memory too.
     """
     stop = stop_behind(error)
-    if stop is not None:
-        return "stopped", None if stop.capture is capture else stop
-    if error is None:
-        return "completed", None
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), error
+    return error if stop is None else None if stop.capture is capture else stop
 
 
 @contextmanager
@@ -371,19 +372,6 @@ def release(error: BaseException | None) -> None:
     if torch is not None and torch.cuda.is_initialized():
         with suppress(RuntimeError):  # a GPU whose error stays has nothing to give
             torch.cuda.empty_cache()
-
-
-def _finished(
-    capture: Capture, outcome: Outcome, error: BaseException | None
-) -> tuple[Run, Callable[[Path], None] | None]:
-    """End the capture. A fault of ours there must not take the place of what the code raised."""
-    detail = "".join(traceback.format_exception_only(error)).strip() if error is not None else ""
-    try:
-        return capture.finish(outcome, detail)
-    except Exception:
-        if error is None:
-            raise
-    raise error
 
 
 def _save(run: Run, write_trace: WriteTrace | None, store: Store | None) -> tuple[Path | None, str]:

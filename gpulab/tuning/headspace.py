@@ -143,7 +143,7 @@ class Differential(Runner):
         ready = super()._make_ready(Arm(), observation)
         ways = {IDEAL.label: self._ideally, COLD.label: self._coldly}
         ready.arm, ready.execution = arm, Execution(self._code, within=ways[arm.label])
-        ready.trial = self._written
+        ready.full_run = self._written
         return ready
 
     def _ideally(self) -> AbstractContextManager[None]:

@@ -35,10 +35,10 @@ from gpulab.tuning.code import Code
 from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
 from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
 from gpulab.tuning.execute import (
-    TRIAL_LIMIT_S,
+    FULL_RUN_LIMIT_S,
     Execution,
+    FullRun,
     Stopper,
-    Trial,
     out_of_memory,
     release,
     run_block,
@@ -61,7 +61,7 @@ UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads i
 class _Arm(Struct):
     arm: Arm
     execution: Execution
-    trial: Trial | None = None
+    full_run: FullRun | None = None
     failure: str = ""
     prediction: Prediction | None = None
     seed_losses: list[tuple[float, ...]] = field(default_factory=list)
@@ -71,25 +71,25 @@ class _Arm(Struct):
     @property
     def side(self) -> Side:
         """What was measured of it so far."""
-        trial = self.trial
+        full_run = self.full_run
         side = Side(self.arm.label, self.arm.shown, None, tuple(self.blocks), failure=self.failure)
         side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
-        if trial is None:
+        if full_run is None:
             return side
         if self._facts is None:
-            self._facts = facts(trial.run)
+            self._facts = facts(full_run.run)
         # of a run that was made before, and so from another start, the losses are those of its first block
         of_blocks = next((block.losses for block in self.blocks if block.losses), ())
         return replace(
             side,
             facts=self._facts,
-            checks=trial.run.changes,
-            losses=trial.losses or of_blocks,
-            step_inputs=trial.observation.step_inputs,
-            setup_ns=trial.setup_ns,
+            checks=full_run.run.changes,
+            losses=full_run.losses or of_blocks,
+            step_inputs=full_run.observation.step_inputs,
+            setup_ns=full_run.setup_ns,
         )
 
-    def loader(self, written: Trial) -> Loader | None:
+    def loader(self, written: FullRun) -> Loader | None:
         """The DataLoader that the code has under that arm, as far as it is known before a run."""
         settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
         loader = with_settings(written.observation, settings).loader
@@ -114,7 +114,7 @@ class Runner:
         code: Code,
         plan: Plan,
         tell: Listener = lambda progress: None,
-        done: Sequence[tuple[Arm, Trial]] = (),
+        done: Sequence[tuple[Arm, FullRun]] = (),
         *,
         step_s: float | None = None,
         clock: Clock = time.monotonic,
@@ -130,7 +130,7 @@ class Runner:
         self.tick: Listener = lambda progress: None
         self._budget = Budget(plan, clock)
         self._stopper = Stopper(late=lambda: self._budget.over and not self._ranks.is_of_several)
-        steps_s = (schedule.step_s(trial.run) for _, trial in done if len(trial.run.steps))
+        steps_s = (schedule.step_s(full_run.run) for _, full_run in done if len(full_run.run.steps))
         self._step_s = step_s if step_s is not None else next(steps_s, None)
         self._now = Progress("saving the training state", 0, 1, None)
         self._steps: int | None = None  # planned of what runs now
@@ -145,7 +145,7 @@ class Runner:
         self._time_spent: tuple[str, ...] = ()
         self._stopped = False  # of several ranks, which no run may notice before its end
         self.error: BaseException | None = None  # what ended it early: an interrupt, an error of the baseline
-        self.trials: list[Trial] = []
+        self.full_runs: list[FullRun] = []
 
     @property
     def same_start(self) -> bool:
@@ -173,8 +173,8 @@ class Runner:
             start.notes = self._notes
             try:
                 self._expect()
-                self._full_runs()
-                if self._arms[0].trial is not None and self.error is None:
+                self._run_in_full()
+                if self._arms[0].full_run is not None and self.error is None:
                     self._run_blocks()
             except KeyboardInterrupt as e:  # between two runs of the user's code
                 self.error = e
@@ -229,17 +229,17 @@ class Runner:
 
     # -- runs with their trace -----------------------------------------------------------------------------------
 
-    def _full_runs(self) -> None:
+    def _run_in_full(self) -> None:
         """The baseline, or under the plan's base, then each arm, once; none that was run before."""
         first = self._first()
         self._arms = [first]
         self._say(first.arm.label, 0)
-        if first.trial is None:
+        if first.full_run is None:
             self._run_full(first, quiet=False)
         if self._start is not None:
             self._start.ran_as_written()
         written = self._written
-        if first.trial is None or written is None or self.error is not None:
+        if first.full_run is None or written is None or self.error is not None:
             return
         for arm in self._plan.arms:
             ready = self._make_ready(arm, written.observation)
@@ -249,15 +249,15 @@ class Runner:
             self._arms.append(ready)
         if self._plan.screening:
             return
-        self._predict(first.trial.run)
+        self._predict(first.full_run.run)
         self._expect()
         if not self._plan.early:
-            self._full_runs_of_arms()
+            self._run_arms_in_full()
         self._with_other_seeds(first)
 
-    def _full_runs_of_arms(self) -> None:
+    def _run_arms_in_full(self) -> None:
         for number, ready in enumerate(self._arms[1:], start=1):
-            if self._ended or ready.failure or ready.trial is not None:
+            if self._ended or ready.failure or ready.full_run is not None:
                 continue
             self._say(ready.arm.label, number)
             if self._all_restore():
@@ -276,7 +276,7 @@ class Runner:
 
     def _run_size(self, batch: Setting, size: int) -> Block | None:
         """A block of A with another batch size; None where it cannot be told what it takes."""
-        a, written = self._arms[0].trial, self._written
+        a, written = self._arms[0].full_run, self._written
         if self._ended or a is None or written is None:
             return None
         self._say(f"a short run with {batch.name}={size}, to predict others", 0)
@@ -292,7 +292,7 @@ class Runner:
         error = self._error_of_all(None if isinstance(result, Block) else result)
         if isinstance(result, Block) and error is None:
             return replace(result, time_ns=max(self._ranks.of_all(result.time_ns)))
-        self._fail(arm, error, arm.trial)
+        self._fail(arm, error, arm.full_run)
         return None
 
     def _error_of_all(self, own: BaseException | None) -> BaseException | None:
@@ -306,30 +306,30 @@ class Runner:
         words = f"rank {failed.rank} failed: {failed.words}"
         return RankEnded(words) if failed.ends else GpulabError(words)
 
-    def _fail(self, arm: _Arm, error: BaseException | None, trial: Trial | None) -> None:
+    def _fail(self, arm: _Arm, error: BaseException | None, full_run: FullRun | None) -> None:
         """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
         if not isinstance(error, Exception) or arm is self._arms[0]:
             self.error = error
         else:
-            arm.failure = _failed(error, trial)
+            arm.failure = _failed(error, full_run)
             self._let_go(error)
 
     def _first(self) -> _Arm:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(base, Execution(self._code, within=self._ranks.one_run), trial=written)
+            return _Arm(base, Execution(self._code, within=self._ranks.one_run), full_run=written)
         assert written is not None, "a base needs the run of the baseline"
         return self._make_ready(base, written.observation)
 
-    def _before(self, arm: Arm) -> Trial | None:
+    def _before(self, arm: Arm) -> FullRun | None:
         """The full run of an arm that was made before."""
-        return next((trial for other, trial in self._done if other.settings == arm.settings), None)
+        return next((full_run for other, full_run in self._done if other.settings == arm.settings), None)
 
     @property
-    def _written(self) -> Trial | None:
+    def _written(self) -> FullRun | None:
         """The full run of the baseline."""
-        return self._before(Arm()) or (self._arms[0].trial if not self._plan.base.settings else None)
+        return self._before(Arm()) or (self._arms[0].full_run if not self._plan.base.settings else None)
 
     def _with_other_seeds(self, first: _Arm) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
@@ -343,12 +343,14 @@ class Runner:
             if not self._all_restore():
                 return
             with seeded(seed):
-                trial = run_full(first.execution, settings, self._stopper, None, quiet=True, limit_s=self._full_run_s())
+                full_run = run_full(
+                    first.execution, settings, self._stopper, None, quiet=True, limit_s=self._full_run_s()
+                )
             self._seeds_done = seed
-            error = self._error_of_all(trial.error)
+            error = self._error_of_all(full_run.error)
             if isinstance(error, Exception):
                 self._let_go(error)
-            first.seed_losses.append(trial.losses)
+            first.seed_losses.append(full_run.losses)
 
     def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
         resolved = resolve(arm, self._code, observation)
@@ -363,7 +365,7 @@ class Runner:
             return QUICK_MEASURED
         if self._step_s is None:
             return UNPROFILED_STEPS
-        room_s = min(self._full_run_s(), TRIAL_LIMIT_S) - schedule.STARTING_S
+        room_s = min(self._full_run_s(), FULL_RUN_LIMIT_S) - schedule.STARTING_S
         return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
 
     def _profiled_steps(self, arm: _Arm) -> int:
@@ -380,9 +382,9 @@ class Runner:
         """How long the next full run may take; several ranks end it by the number of its steps alone."""
         if self._ranks.is_of_several:
             return math.inf
-        left = self._full_run_count - len(self.trials) - self._seeds_done + self._plan.seeds
+        left = self._full_run_count - len(self.full_runs) - self._seeds_done + self._plan.seeds
         most_s = self._plan.full_run_s
-        return min(self._budget.full_run_s(left), TRIAL_LIMIT_S, math.inf if most_s is None else most_s)
+        return min(self._budget.full_run_s(left), FULL_RUN_LIMIT_S, math.inf if most_s is None else most_s)
 
     @property
     def _full_run_count(self) -> int:
@@ -402,7 +404,7 @@ class Runner:
             knobs=arm.arm.shown,
         )
         self._steps = settings.steps
-        trial = run_full(
+        full_run = run_full(
             arm.execution,
             settings,
             self._stopper,
@@ -411,18 +413,18 @@ class Runner:
             limit_s=self._full_run_s(),
             ends_alone=not self._ranks.is_of_several,
         )
-        error = self._error_of_all(trial.error)
-        self.trials.append(trial)
-        self._step_s = schedule.step_s(trial.run) if len(trial.run.steps) else self._step_s
+        error = self._error_of_all(full_run.error)
+        self.full_runs.append(full_run)
+        self._step_s = schedule.step_s(full_run.run) if len(full_run.run.steps) else self._step_s
         as_written = not arm.arm.settings
         if as_written:
-            remember(self._code, trial.observation)
+            remember(self._code, full_run.observation)
         if error is None or (as_written and isinstance(error, Exception)):
-            arm.trial = trial
+            arm.full_run = full_run
         if error is not None:
-            self._fail(arm, error, trial)
+            self._fail(arm, error, full_run)
         elif not as_written and not arm.failure:
-            arm.failure = self._ranks.of_first(_idle(trial.run))
+            arm.failure = self._ranks.of_first(_idle(full_run.run))
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
@@ -430,7 +432,7 @@ class Runner:
         """Turn after turn, until there are enough pairs, the time is over, or somebody stops it."""
         arms, plan, budget, ranks = self._arms, self._plan, self._budget, self._ranks
         able = [
-            i for i, a in enumerate(arms) if (a.trial is not None or plan.screening or plan.early) and not a.failure
+            i for i, a in enumerate(arms) if (a.full_run is not None or plan.screening or plan.early) and not a.failure
         ]
         if len(able) < 2 or not plan.interleaved or self._ended:
             return
@@ -446,7 +448,7 @@ class Runner:
             able = [i for i in able if not arms[i].failure]
             if plan.early and turn == 1 and len(able) > 1:
                 before_s = budget.elapsed_s
-                self._full_runs_of_arms()
+                self._run_arms_in_full()
                 began_s += budget.elapsed_s - before_s
                 able = [i for i in able if not arms[i].failure]
             if plan.screening and len(able) > 1:
@@ -465,9 +467,9 @@ class Runner:
     def _block_size(self, able: list[int]) -> tuple[schedule.Size, list[Run]]:
         """The size of a block that suits these arms, and the runs by which that is known."""
         arms, written = [self._arms[i] for i in able], self._written
-        runs = [arm.trial.run for arm in arms if arm.trial is not None]
+        runs = [arm.full_run.run for arm in arms if arm.full_run is not None]
         rounds = [int(k) for arm in arms for knob, k in arm.execution.arm.knobs.items() if knob is ACCUMULATE]
-        waiting = [arm for arm in arms if self._plan.early and arm.trial is None]
+        waiting = [arm for arm in arms if self._plan.early and arm.full_run is None]
         loaders = [loader for arm in waiting if written is not None and (loader := arm.loader(written)) is not None]
         size = schedule.block_size(runs, self._plan.block_steps, rounds, loaders)
         return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted])), runs
@@ -582,7 +584,7 @@ class Runner:
         how = "Stopped" if self._halted else f"The budget of {self._budget.words} was over"
         if isinstance(self.error, Exception):
             how = f"Ended by {type(self.error).__name__}"
-        if arm.trial is None:
+        if arm.full_run is None:
             return f"{how} before {arm.arm.label} had run"
         if comparison.evidence == "interleaved":
             return f"{how} after {plural(comparison.pairs, 'pair')} of blocks"
@@ -630,10 +632,10 @@ def _used_up_words(names: list[str], *, loads: bool) -> str:
     )
 
 
-def _failed(error: BaseException, trial: Trial | None) -> str:
+def _failed(error: BaseException, full_run: FullRun | None) -> str:
     if not out_of_memory(error):
         return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    memory = trial.run.memory if trial is not None else None
+    memory = full_run.run.memory if full_run is not None else None
     peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
     return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
 

@@ -188,5 +188,5 @@ def picture_of(climb: Climb) -> Markup:
         return Markup()
     rows = Bench("", (with_run(Row("0"), climb.written),))
     for rung in climb.rungs:
-        rows = rows.with_rung(rung, str(rung.number), origin(rung))
+        rows = rows.with_attempt(rung, str(rung.number), origin(rung))
     return bench.picture(bench.ordered(rows.with_climb(climb)))

@@ -33,7 +33,7 @@ from gpulab.bench.session import (
 from gpulab.errors import UsageError
 from gpulab.tuning import resolve
 from gpulab.tuning.code import Code, TextCode
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.runner import Runner
 from gpulab.views import bench as view
@@ -59,7 +59,7 @@ class Bench:
     def opened(self, save: bool = True) -> BenchSession:
         return BenchSession(CODE, engine=self.engine, save=save)
 
-    def engine(self, code: Code, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, Trial]]) -> Runner:
+    def engine(self, code: Code, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, FullRun]]) -> Runner:
         self.plans.append(plan)
         self.done.append([arm.label for arm, _ in done])
         made = Runner(code, plan, tell, done, clock=self.runs.clock)
@@ -94,13 +94,13 @@ def test_each_run_is_one_more_row_and_the_first_is_not_run_again(bench: Bench) -
     assert bench.labels == ["baseline", "workers=2"] and bench.done == [[]]
     speed = session.rows[1].speed
     assert speed is not None and speed.verdict == "faster" and speed.ratio == pytest.approx(0.5)
-    assert [settings.knobs for settings in bench.runs.trials] == [{}, {"workers": "2"}]
+    assert [settings.knobs for settings in bench.runs.full_runs] == [{}, {"workers": "2"}]
     said = report(bench.session._figures[session.rows[1].run_id].run).headline.sentence
     assert said.startswith(f"Faster: speedup 2.000× (2.000–2.000) per step over the baseline, in {speed.pairs} pairs")
     assert bench.runs.blocks[:2] in (["baseline", "workers=2"], ["workers=2", "baseline"]), "figures come first"
     session.run(batch_size=16)
     assert bench.labels == ["baseline", "workers=2", "batch_size=16"] and bench.done[1] == ["baseline"]
-    assert [settings.knobs for settings in bench.runs.trials][2:] == [{"batch_size": "16"}]
+    assert [settings.knobs for settings in bench.runs.full_runs][2:] == [{"batch_size": "16"}]
     assert session.result is not None and session.result.only.b.label == "batch_size=16"
     assert session.bench.step_us(session.rows[1]) == pytest.approx(session.rows[0].step_us * 0.5, rel=1e-3)  # type: ignore[operator]
     session.run()
@@ -118,9 +118,9 @@ def test_settings_by_themselves_and_together(bench: Bench) -> None:
 
 def test_more_pairs_of_a_row_run_no_full_run_again(bench: Bench) -> None:
     session = bench.session.run(batch_size=16)
-    trials, pairs = len(bench.runs.trials), session.rows[1].speed.pairs  # type: ignore[union-attr]
+    full_runs, pairs = len(bench.runs.full_runs), session.rows[1].speed.pairs  # type: ignore[union-attr]
     session.decide(session.rows[1])
-    assert len(bench.runs.trials) == trials and bench.plans[-1].pairs is not None
+    assert len(bench.runs.full_runs) == full_runs and bench.plans[-1].pairs is not None
     assert session.rows[1].speed.pairs == pairs + bench.plans[-1].pairs  # type: ignore[union-attr]
 
 

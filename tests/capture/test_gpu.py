@@ -181,9 +181,9 @@ for _ in range(2):
         names = {"fake": fake_cuda, "size": gib * GIB}
         execution = Execution(TextCode.parsed(code, names))
         settings = Settings(live=False, save=False, trace=False, device="cpu")
-        trial = run_full(execution, settings, Stopper(), None, quiet=True)
-        assert trial.error is None
-        runs.append(trial.run)
+        full_run = run_full(execution, settings, Stopper(), None, quiet=True)
+        assert full_run.error is None
+        runs.append(full_run.run)
         assert torch.cuda.max_memory_allocated(0) == gib * GIB
     assert all(any(c.value == "counted anew for each run" for c in run.choices) for run in runs)
 

@@ -16,7 +16,7 @@ from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.compare.blocks import compare_blocks
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan
 from gpulab.tuning.record import Experiment, Side
 from tests.support.comparisons import blocks, facts_with, loss_curve
@@ -91,7 +91,7 @@ class Machine(Struct):
     def _diagnosed(self, known: Facts) -> Diagnosis:
         return self.diagnosis(known.run.settings.knobs)
 
-    def _engine(self, code: object, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, Trial]]) -> Script:
+    def _engine(self, code: object, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, FullRun]]) -> Script:
         self.plans.append(plan)
         script = Script(self, plan, done)
         self.scripts.append(script)
@@ -127,8 +127,8 @@ class Machine(Struct):
 class Script:
     """One plan, as `Runner` would run it."""
 
-    def __init__(self, machine: Machine, plan: Plan, done: Sequence[tuple[Arm, Trial]]) -> None:
-        self.trials: list[Trial] = []
+    def __init__(self, machine: Machine, plan: Plan, done: Sequence[tuple[Arm, FullRun]]) -> None:
+        self.full_runs: list[FullRun] = []
         self.error: BaseException | None = None
         self.same_start = True
         self.stopped = False
@@ -147,7 +147,7 @@ class Script:
             sides[1:] = [replace(side, facts=None, losses=()) for side in sides[1:]]
         for arm, side in zip((plan.base, *plan.arms), sides, strict=True):
             if arm.label not in self.done and side.facts is not None:
-                self.trials.append(Trial(side.facts.run, SCENE, side.losses))
+                self.full_runs.append(FullRun(side.facts.run, SCENE, side.losses))
         if self.stopped or not plan.interleaved:
             sides = [replace(side, blocks=()) for side in sides]
         compared = tuple(compare_blocks(sides[0], side) for side in sides[1:])

@@ -11,7 +11,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpulab.run import Run, Settings
-from gpulab.tuning.execute import TRIAL_LIMIT_S, Execution, Stopper, Trial
+from gpulab.tuning.execute import FULL_RUN_LIMIT_S, Execution, FullRun, Stopper
 from gpulab.tuning.plan import Plan, Progress, Size
 from gpulab.tuning.record import Block, Experiment
 from gpulab.tuning.runner import Runner
@@ -23,11 +23,11 @@ PROFILER_S = 2.0
 
 
 class ScriptedRuns(Struct, dict=True):
-    """`step_s` of each setting's label. `trials` and `blocks` count what ran, `told` is what was said meanwhile."""
+    """`step_s` of each setting's label. `full_runs` and `blocks` count what ran, `told` is what was said meanwhile."""
 
     step_s: Callable[[str], float]
     now_s: float = 1000.0
-    trials: list[Settings] = field(default_factory=list)
+    full_runs: list[Settings] = field(default_factory=list)
     blocks: list[str] = field(default_factory=list)
     told: list[Progress] = field(default_factory=list)
     look: Callable[[], None] = lambda: None  # what the runner's other thread does
@@ -60,9 +60,9 @@ class ScriptedRuns(Struct, dict=True):
         quiet: bool,
         limit_s: float | None = None,
         ends_alone: bool = True,
-    ) -> Trial:
+    ) -> FullRun:
         began_s, step_s, most = self.now_s, self.step_s(_label(execution)), settings.steps or 0
-        limit_s = TRIAL_LIMIT_S if limit_s is None else min(limit_s, TRIAL_LIMIT_S)
+        limit_s = FULL_RUN_LIMIT_S if limit_s is None else min(limit_s, FULL_RUN_LIMIT_S)
         for number in range(most):
             self.now_s += step_s
             stopper.current = SimpleNamespace(step_count=number + 1, beside_steps="", stop=_nothing)  # type: ignore[assignment]
@@ -71,8 +71,8 @@ class ScriptedRuns(Struct, dict=True):
                 break
         stopper.current = None
         self.now_s += PROFILER_S
-        self.trials.append(settings)
-        return Trial(_run(step_s, settings), SCENE, ())
+        self.full_runs.append(settings)
+        return FullRun(_run(step_s, settings), SCENE, ())
 
     def run_block(self, execution: Execution, size: Size, stopper: Stopper, *, on_gpu: bool) -> Block:
         step_s, done = self.step_s(_label(execution)), 0

@@ -115,7 +115,7 @@ def test_the_slower_half_drops_out(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = screened(monkeypatch, {0: 0.05, **{size: 0.05 + 0.001 * size for size in range(1, 9)}, 9: 0.03})
     counts = {size: runs.blocks.count(f"size={size}") for size in range(1, 10)}
     assert counts[9] == max(counts.values()) == counts[1] and counts[8] == min(counts.values()) == 2
-    assert len(runs.trials) == 1, "the baseline alone ran in full"
+    assert len(runs.full_runs) == 1, "the baseline alone ran in full"
     comparisons = runs.experiment.comparisons  # type: ignore[attr-defined]
     assert len(comparisons) == 9 and comparisons[8].ratio == pytest.approx(0.6, rel=0.01)
     assert all(comparison.ratio is not None for comparison in comparisons)

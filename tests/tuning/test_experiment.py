@@ -58,7 +58,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 def test_everything_is_as_before(
     names: dict[str, Any], knob: str, value: object, torch_without_a_space: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpulab.tuning.runner.TRIAL_LIMIT_S", 250.0)  # compiling on a busy machine takes long
+    monkeypatch.setattr("gpulab.tuning.runner.FULL_RUN_LIMIT_S", 250.0)  # compiling on a busy machine takes long
     torch.compiler.reset()  # what an earlier test compiled would be kept with ours
     if knob == "compile":
         exec(COMPILABLE, names)

@@ -238,4 +238,4 @@ def test_what_the_cell_raises_is_shown_as_from_the_cell(session: KernelSession) 
     session.run("armed = True")
     answer = session.run("%gpulab climb --no-save")
     assert answer.error is not None and answer.error[0] == "ZeroDivisionError"
-    assert "trials" not in answer.error[2] and "if armed: 1 / 0" in answer.error[2]
+    assert "full_runs" not in answer.error[2] and "if armed: 1 / 0" in answer.error[2]

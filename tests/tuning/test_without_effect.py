@@ -74,7 +74,7 @@ def test_a_sweep_goes_on_without_the_value_that_is_there(monkeypatch: pytest.Mon
     runs = ScriptedRuns(lambda label: 0.05).install(monkeypatch)
     code = TextCode.parsed("workers = 0\n", {})
     experiment = runs.conduct(code, Plan((Arm({"workers": 0}), Arm({"workers": 1})), pairs=2, save=False))
-    assert [settings.knobs for settings in runs.trials] == [{}, {"workers": "1"}]
+    assert [settings.knobs for settings in runs.full_runs] == [{}, {"workers": "1"}]
     assert set(runs.blocks) == {"baseline", "workers=1"}
     assert experiment.sides[1].failure == "the baseline has this already, so there is nothing to compare"
 

@@ -267,7 +267,7 @@ def test_up_to_where_nothing_is_left() -> None:
     bases = [plan.base.label for plan in machine.plans]
     together = "workers=2, fused_optimizer=on"  # on top of which all other knobs are screened, in short blocks
     assert bases == ["baseline"] * 3 + ["workers=2"] * 2 + [together, "baseline"]
-    runs = [run.settings.knobs for script in machine.scripts for run in (trial.run for trial in script.trials)]
+    runs = [run.settings.knobs for script in machine.scripts for run in (full_run.run for full_run in script.full_runs)]
     assert runs == [{}, {"workers": "2"}, found.kept], "nothing is run in full twice"
 
 

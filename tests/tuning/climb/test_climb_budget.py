@@ -10,7 +10,7 @@ from gpulab.diagnosis.finding import Diagnosis
 from gpulab.tuning.climb import Climber
 from gpulab.tuning.climb_record import Bounds, Climb
 from gpulab.tuning.code import Code, TextCode
-from gpulab.tuning.execute import Trial
+from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, Progress
 from gpulab.tuning.runner import Runner
 from gpulab.views.climb import Climbed
@@ -21,7 +21,7 @@ CODE = TextCode.parsed("workers = 0\n", {})
 
 
 def climbed(runs: ScriptedRuns, budget_s: float, told: list[Progress] | None = None) -> Climb:
-    def engine(code: Code, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, Trial]]) -> Runner:
+    def engine(code: Code, plan: Plan, tell: Listener, done: Sequence[tuple[Arm, FullRun]]) -> Runner:
         return Runner(code, plan, tell, done, clock=runs.clock)
 
     cause = finding("data_starved", 20_000.0, workers="2")
