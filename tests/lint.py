@@ -278,6 +278,15 @@ def options_in_the_guide(root: Path) -> Iterator[Fault]:
         yield page, 1, option
 
 
+def list_of_findings(root: Path) -> Iterator[Fault]:
+    from gpulab.diagnosis.catalogue import kinds
+
+    page = root / "docs" / "findings.md"
+    rows = "".join(re.findall(r"^\| (`.+?) \|", text_of(page), flags=re.MULTILINE))
+    for key in set(re.findall(r"`(\w+)`", rows)) ^ {kind.key for kind in kinds()}:
+        yield page, 1, key
+
+
 def hardware_table(root: Path) -> Iterator[Fault]:
     from gpulab.analysis.device_peaks import Peaks, peaks_of
 
@@ -449,6 +458,7 @@ RULES: tuple[tuple[str, Predicate, str], ...] = (
     ("documents", list_of_documents, "each document is listed once"),
     ("front door", length_of_readme, f"at most {README_LINES} lines"),
     ("make", make_targets, "documents name targets, and make help explains each"),
+    ("findings", list_of_findings, "the page of findings has each kind, and no other"),
     ("options", options_in_the_guide, "the guide explains each option of the magic, and no other"),
     ("hardware", hardware_table, "the table of the page is the one that the code uses"),
     ("accuracy", figures_of_accuracy, "the page sums up what the benchmarks measured"),

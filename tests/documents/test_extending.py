@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import sqlite3
+import subprocess
 import sys
+from functools import reduce
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -17,19 +21,14 @@ torch = pytest.importorskip("torch")
 
 import gpulab  # noqa: E402
 from gpulab.analysis.facts import facts  # noqa: E402
-from gpulab.diagnosis import catalogue  # noqa: E402
-from gpulab.diagnosis.diagnose import diagnose  # noqa: E402
-from gpulab.diagnosis.finding import Diagnosis  # noqa: E402
 from gpulab.errors import TraceError, UsageError  # noqa: E402
 from gpulab.knobs.catalogue import KNOBS, parse_settings  # noqa: E402
 from gpulab.knobs.knob import Knob  # noqa: E402
 from gpulab.knobs.observation import Observation  # noqa: E402
 from gpulab.run import Device, Run  # noqa: E402
-from gpulab.thresholds import DEFAULT, Thresholds  # noqa: E402
 from gpulab.trace import load  # noqa: E402
 from gpulab.views.report import report, sections  # noqa: E402
 from tests.support import synthetic  # noqa: E402
-from tests.support.rule_cases import case_of, run_of  # noqa: E402
 
 DOCUMENT = ROOT / "docs" / "extending.md"
 MS = 1_000_000
@@ -166,26 +165,53 @@ def test_the_reader_refuses_another_database(tmp_path: Path) -> None:
 
 # A rule
 
+_REPORT = """
+from gpulab.diagnosis.diagnose import diagnose
+from gpulab.thresholds import DEFAULT
+from gpulab.views.report.report import Report
+from tests.support import synthetic
+from tests.support.rule_cases import case_of, run_of
 
-@pytest.fixture
-def rule(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = module_of("zero_filling", blocks("A rule")[0])
-    monkeypatch.setattr(catalogue, "RULE_MODULES", (*catalogue.RULE_MODULES, module))
-
-
-def _diagnosis(memset: float, thresholds: Thresholds = DEFAULT) -> Diagnosis:
+def told(memset, **limits):
+    thresholds = DEFAULT.changed(limits)
     context = case_of(run_of(gpu=True), {"memset": memset, "compute": 1 - memset}, thresholds=thresholds)
-    return diagnose(context.facts, thresholds)
+    return context, diagnose(context.facts, thresholds)
+
+context, diagnosis = told(0.3)
+assert diagnosis.first.key == "zero_filling", diagnosis
+assert abs(diagnosis.first.recoverable_us_per_step - 0.3 * 20_000) < 6
+assert told(0.05)[1].first.key == "healthy"
+assert told(0.05, zero_filling_notice=0.04)[1].first.key == "zero_filling"
+assert told(0.2, zero_filling_notice=0.25)[1].of("zero_filling") is None
+assert not [case for case in synthetic.cases().values() if diagnose(case.facts).of("zero_filling")]
+print(Report(context.facts, diagnosis).text(full=True))
+"""
 
 
-@pytest.mark.usefixtures("rule")
-def test_the_rule_reports_its_cause_and_no_healthy_run() -> None:
-    finding = _diagnosis(0.3).first
-    assert finding.key == "zero_filling" and finding.recoverable_us_per_step == pytest.approx(0.3 * 20_000, rel=1e-3)
-    assert _diagnosis(0.05).first.key == "healthy"
-    assert [case for case in synthetic.cases().values() if diagnose(case.facts).of("zero_filling")] == []
-    assert _diagnosis(0.05, DEFAULT.changed({"idle_notice": 0.04})).first.key == "zero_filling"
-    assert _diagnosis(0.2, DEFAULT.changed({"idle_notice": 0.25})).of("zero_filling") is None
+def changed(source: str, difference: str) -> str:
+    """The text with a difference of the page put into it, at the one place where it fits."""
+    lines = difference.splitlines(keepends=True)
+    before = "".join(line[1:] for line in lines if line[0] == " ")
+    assert source.count(before) == 1, before
+    return source.replace(before, "".join(line[1:] for line in lines))
+
+
+def test_a_copy_with_the_finding_reports_it(tmp_path: Path) -> None:
+    """In a copy of the package with nothing but the three changes of the page."""
+    copied = tmp_path / "gpulab"
+    shutil.copytree(ROOT / "gpulab", copied, ignore=shutil.ignore_patterns("__pycache__", "data"))
+    (copied / "diagnosis" / "zero_filling.py").write_text(blocks("A rule")[0], encoding="utf-8")
+    *listed, threshold = blocks("A rule", "diff")
+    for name, differences in (("diagnosis/catalogue.py", listed), ("thresholds.py", [threshold])):
+        source = (copied / name).read_text(encoding="utf-8")
+        (copied / name).write_text(reduce(changed, differences, source), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
+    command = [sys.executable, "-c", _REPORT]
+    ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert not ran.returncode, ran.stderr
+    words = " ".join(ran.stdout.split())
+    assert "The GPU fills memory with zeros for 30 % of each step." in words
+    assert "Write torch.empty in place of torch.zeros where every number is overwritten anyway." in words
 
 
 # A view
@@ -196,13 +222,11 @@ def view(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module of the page; the report's sections are those of the module with the page's line in its list."""
     module = module_of("slowest_steps", *blocks("A view"))
     (difference,) = blocks("A view", "diff")
-    before, line = re.findall(r" (.*?\n)\+(.*?\n)", difference, re.DOTALL)[0]
-    source = Path(str(sections.__file__)).read_text(encoding="utf-8")
-    assert source.count(before) == 1
-    changed = ModuleType(sections.__name__)
-    vars(changed)["slowest_steps"] = vars(module)["slowest_steps"]
-    exec(compile(source.replace(before, before + line), str(sections.__file__), "exec"), vars(changed))
-    monkeypatch.setattr(report, "sections", vars(changed)["sections"])
+    source = changed(Path(str(sections.__file__)).read_text(encoding="utf-8"), difference)
+    with_line = ModuleType(sections.__name__)
+    vars(with_line)["slowest_steps"] = vars(module)["slowest_steps"]
+    exec(compile(source, str(sections.__file__), "exec"), vars(with_line))
+    monkeypatch.setattr(report, "sections", vars(with_line)["sections"])
     return module
 
 
