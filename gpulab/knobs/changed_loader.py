@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.knobs.description import length_of, observed_loader
+from gpulab.knobs.description import WeakTable, length_of, observed_loader
 from gpulab.knobs.knob import KnobEffects
 from gpulab.knobs.observation import ObservedLoader
 from gpulab.knobs.variables import setting_names
@@ -94,7 +94,7 @@ class _Session:
         self._thread = thread
         self._process = os.getpid()
         self._overrides: list[Override] = []
-        self._copies: dict[int, tuple[weakref.ref[DataLoader[Any]], _Copy | None]] = {}
+        self._copies: WeakTable[_Copy] = WeakTable()
         self._iterators: weakref.WeakSet[Any] = weakref.WeakSet()
         self._patches = ExitStack()
 
@@ -139,8 +139,7 @@ class _Session:
 
         def wrap_init(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
             def __init__(iterator: Any, loader: DataLoader[Any]) -> None:
-                copies = (copy for _, copy in self._copies.values() if copy is not None and copy.loader is loader)
-                copy = next(copies, None)
+                copy = next((copy for copy in self._copies.values() if copy.loader is loader), None)
                 if copy is None:
                     original(iterator, loader)
                 else:
@@ -183,20 +182,11 @@ class _Session:
 
     def _copy_of(self, loader: DataLoader[Any]) -> _Copy | None:
         """Its one copy; None where nothing of it is to be changed."""
-        key = id(loader)
-        kept = self._copies.get(key)
-        if kept is not None and kept[0]() is loader:
-            return kept[1]
-
-        def drop(ended: weakref.ref[DataLoader[Any]]) -> None:
-            entry = self._copies.get(key)
-            if entry is not None and entry[0] is ended:
-                del self._copies[key]
-
-        changes = self._changes(loader)
-        copy = _Copy(loader, changes) if changes else None
-        self._copies[key] = weakref.ref(loader, drop), copy
-        return copy
+        copy = self._copies.get(loader)
+        if copy is None:
+            copy = _Copy(loader, self._changes(loader))
+            self._copies.put(loader, copy)
+        return copy if copy.changes else None
 
     def _changes(self, loader: DataLoader[Any]) -> Changes:
         changes: Changes = {}
@@ -237,7 +227,7 @@ class _Copy:
 
         own_way = any(getattr(type(users), name) is not getattr(DataLoader, name) for name in _OWN_WAYS)
         self.loader: DataLoader[Any] = object.__new__(type(users) if own_way else DataLoader)
-        self._changes = changes
+        self.changes = changes
         self._begun = False
         self._order: Order | None = None
         vars(self.loader).update(vars(users), **changes, _iterator=None)
@@ -245,7 +235,7 @@ class _Copy:
     def iterate(self, users: DataLoader[Any], original: Iterate) -> Any:
         """Its iterator for one more epoch."""
         current = {k: v for k, v in vars(users).items() if k != "_iterator"}
-        vars(self.loader).update(current, **self._changes)
+        vars(self.loader).update(current, **self.changes)
         running = self.loader._iterator if _persists(self.loader) else None
         theirs = beginning(users, goes_on=_persists(users) and (self._begun or users._iterator is not None))
         ours = beginning(self.loader, goes_on=running is not None)

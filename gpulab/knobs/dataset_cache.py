@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import sys
 import time
-import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, number, percent, size, while_s
 from gpulab.knobs.changed_loader import OWN_AFFAIR, Inapplicable, overriding
-from gpulab.knobs.description import Served, start_method
+from gpulab.knobs.description import Served, WeakTable, start_method
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.loader_options import NO_LOADER, why_untouched
 from gpulab.knobs.observation import Observation
@@ -39,9 +38,6 @@ _DEPTH = 8  # of containers in an item
 CHUNK = 64  # items at a time, for a dataset that loads several at once
 
 
-Reference = weakref.ref[Any]  # to a dataset: no id of one that is gone is taken for it
-
-
 class DatasetCache(Knob):
     """Serve the items of every map-style dataset from memory."""
 
@@ -54,8 +50,8 @@ class DatasetCache(Knob):
     helps_against = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[Reference, list[Any]]] = {}  # all items of datasets
-        self._refused: dict[int, tuple[Reference, str]] = {}  # datasets asked for before, and what spoke against it
+        self._kept: WeakTable[list[Any]] = WeakTable()  # all items of datasets
+        self._refused: WeakTable[str] = WeakTable()  # what spoke against a dataset
 
     def value_in(self, observation: Observation) -> Value | None:
         """Off, wherever there is a loader: a baseline has none."""
@@ -91,22 +87,21 @@ class DatasetCache(Knob):
     def _items(self, loader: DataLoader[Any], workers: int, compared: set[int], effects: KnobEffects) -> list[Any]:
         """All items of the loader's dataset. Raises Inapplicable."""
         dataset = loader.dataset
-        reference, why = self._refused.get(id(dataset), (None, ""))
-        if reference is not None and reference() is dataset:
+        if why := self._refused.get(dataset):
             raise Inapplicable(why)
         began = time.perf_counter()
         try:
             with preserving_randomness():
                 load = _Loading(dataset)
-                reference, items = self._kept.get(id(dataset), (None, []))
-                if reference is not None and reference() is dataset:
+                items = self._kept.get(dataset)
+                if items is not None:
                     if id(dataset) in compared or load.gives(items):
                         return items
                     effects.note("the dataset's items had changed, so the cache was refilled")
                 return self._fill(load, 1 + _copies(loader, workers), effects)
         except Inapplicable as e:
             with suppress(TypeError):  # it cannot be referred to weakly
-                self._refused[id(dataset)] = weakref.ref(dataset), str(e)
+                self._refused.put(dataset, str(e))
             raise
         finally:
             compared.add(id(dataset))
@@ -115,21 +110,16 @@ class DatasetCache(Knob):
 
     def _fill(self, load: _Loading, copies: int, effects: KnobEffects) -> list[Any]:
         began = time.perf_counter()
-        dataset, key = load.dataset, id(load.dataset)
-        self._kept.pop(key, None)
-        free = free_host_bytes()
+        dataset, free = load.dataset, free_host_bytes()
+        self._kept.drop(dataset)
         if free is None:
             raise Inapplicable("free memory cannot be read on this system")
         limit = int(MEMORY_SHARE * free / copies)
         load.probe(limit)
         items, size_bytes = load.all(limit)
 
-        def drop(ended: Reference) -> None:
-            if key in self._kept and self._kept[key][0] is ended:
-                del self._kept[key]
-
         try:
-            self._kept[key] = weakref.ref(dataset, drop), items
+            self._kept.put(dataset, items)
         except TypeError:
             name = type(dataset).__name__
             raise Inapplicable(f"a {name} has no weak references, so its items could not be freed") from None

@@ -9,8 +9,9 @@ import multiprocessing
 import operator
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from gpulab.knobs.observation import ObservedDataParallel, ObservedLoader, ObservedModule, ObservedOptimizer
 from gpulab.knobs.variables import LOOKED_AT, walk
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from torch.nn import Module
     from torch.optim import Optimizer
     from torch.utils.data import DataLoader
+
+
+Entry = TypeVar("Entry")
 
 
 def loader_record(owner: Any) -> Loader:
@@ -45,6 +49,37 @@ def loader_record(owner: Any) -> Loader:
         iterable=iterable,
         own_collate=attribute("collate_fn") is not default_collate,
     )
+
+
+class WeakTable(Generic[Entry]):
+    """What belongs to an object, which is known weakly and by identity: an id returns when its object is gone."""
+
+    def __init__(self) -> None:
+        self._entries: dict[int, tuple[weakref.ref[Any], Entry]] = {}
+
+    def get(self, thing: object) -> Entry | None:
+        entry = self._entries.get(id(thing))
+        return entry[1] if entry is not None and entry[0]() is thing else None
+
+    def put(self, thing: object, value: Entry) -> None:
+        """Raises TypeError where the object cannot be referred to weakly."""
+        key = id(thing)
+
+        def drop(reference: weakref.ref[Any]) -> None:
+            entry = self._entries.get(key)
+            if entry is not None and entry[0] is reference:
+                del self._entries[key]
+
+        self._entries[key] = weakref.ref(thing, drop), value
+
+    def drop(self, thing: object) -> None:
+        self._entries.pop(id(thing), None)
+
+    def values(self) -> list[Entry]:
+        return [value for _, value in self._entries.values()]
+
+    def clear(self) -> None:
+        self._entries.clear()
 
 
 class Served:

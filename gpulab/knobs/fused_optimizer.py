@@ -7,6 +7,7 @@ import re
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+from gpulab.knobs.description import observed_optimizer
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.observation import Observation, ObservedOptimizer, trace_counts
 from gpulab.run import Run
@@ -127,7 +128,7 @@ class Switching(OptimizerHook):
             self._effects.refuse(f"{type(optimizer).__name__} has no fused implementation")
         elif all(bool(group.get("fused")) == self._fused for group in optimizer.param_groups):
             return
-        elif (reason := _impossible(optimizer) if self._fused else None) is not None:
+        elif self._fused and (reason := _cannot(observed_optimizer(optimizer)) or _impossible(optimizer)):
             self._effects.refuse(reason)
         else:
             self._switched.setdefault(id(optimizer), _Before(optimizer))
@@ -185,8 +186,6 @@ def _impossible(optimizer: Optimizer) -> str | None:
     for device in {p.device.type for p in parameters}:
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{operator}", device.upper()):
             return f"this version of torch has no fused {kind.__name__} for {device}"
-    if not all(p.is_floating_point() for p in parameters):
-        return "fused optimizers support floating-point parameters only"
     if any(p.grad is not None and p.grad.is_sparse for p in parameters):
         return "fused optimizers do not support sparse gradients"
     return None

@@ -10,6 +10,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
@@ -86,25 +87,19 @@ def with_settings(observation: Observation, settings: Mapping[str, Value]) -> Ob
 
     So `prefetch=4` is possible where `workers=2` is set with it. Other knobs' settings change nothing.
     """
-    return replace(
-        observation, loaders=tuple(replace(s, record=_imagined(s.record, settings)) for s in observation.loaders)
-    )
+    knobs: tuple[LoaderOption, ...] = (WORKERS, PREFETCH, PERSISTENT_WORKERS, PIN_MEMORY, BATCH_SIZE)
+    options: dict[str, Value] = {knob.option: settings[knob.name] for knob in knobs if knob.name in settings}
+    loaders = (replace(loader, record=_imagined(loader.record, options)) for loader in observation.loaders)
+    return replace(observation, loaders=tuple(loaders))
 
 
-def _imagined(record: Loader, settings: Mapping[str, Value]) -> Loader:
+def _imagined(record: Loader, options: Mapping[str, Any]) -> Loader:
     if record.iterable:
         return record
-    workers = int(settings.get(WORKERS.name, record.num_workers))
-    prefetch = settings.get(PREFETCH.name, record.prefetch_factor or PREFETCH_OF_TORCH)
-    size = settings.get(BATCH_SIZE.name, record.batch_size)
-    return replace(
-        record,
-        num_workers=workers,
-        prefetch_factor=int(prefetch) if workers else None,
-        persistent_workers=bool(settings.get(PERSISTENT_WORKERS.name, record.persistent_workers)) and workers > 0,
-        pin_memory=bool(settings.get(PIN_MEMORY.name, record.pin_memory)),
-        batch_size=None if size is None else int(size),
-    )
+    changed = replace(record, **options)
+    workers = changed.num_workers
+    prefetch = (changed.prefetch_factor or PREFETCH_OF_TORCH) if workers else None
+    return replace(changed, prefetch_factor=prefetch, persistent_workers=changed.persistent_workers and workers > 0)
 
 
 def _little_shared_memory(workers: int) -> tuple[str, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
-from gpulab.knobs.description import dtype_name, observed_loader, observed_module, observed_optimizer
+from gpulab.knobs.description import WeakTable, dtype_name, observed_loader, observed_module, observed_optimizer
 from gpulab.knobs.observation import OPERATORS, Observation, Shape, StepInputs, trace_counts
 from gpulab.run import Device, Run
 from gpulab.timeline.labels import differentiates_twice
@@ -55,18 +54,15 @@ class FactsByObject(Generic[Facts]):
     def __init__(self, describe: Callable[[Any], Facts]) -> None:
         self.facts: list[Facts] = []
         self._describe = describe
-        self._places: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._places: WeakTable[int] = WeakTable()
 
     def place(self, thing: object) -> int | None:
         """Where its facts are, which are noted when it is met for the first time; None where there are too many."""
-        reference, place = self._places.get(id(thing), (None, 0))
-        if reference is not None and reference() is thing:  # an id returns when its object is gone
-            return place
-        if len(self.facts) >= OBJECTS_KEPT:
-            return None
-        self.facts.append(self._describe(thing))
-        place = len(self.facts) - 1
-        self._places[id(thing)] = weakref.ref(thing), place
+        place = self._places.get(thing)
+        if place is None and len(self.facts) < OBJECTS_KEPT:
+            self.facts.append(self._describe(thing))
+            place = len(self.facts) - 1
+            self._places.put(thing, place)
         return place
 
     def forget(self) -> None:
@@ -197,9 +193,9 @@ class Observer:
             return
         self._steps_left -= 1
         self._hear_passes()
-        known = len(self.optimizers.facts)
+        count = len(self.optimizers.facts)
         self.optimizers.place(optimizer)
-        if len(self.optimizers.facts) > known:
+        if len(self.optimizers.facts) > count:
             self._begin()
         self.inputs.stepped(sampling=self._undo_modules is not None)
 

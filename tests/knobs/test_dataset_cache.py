@@ -114,7 +114,7 @@ def test_filled_once_for_all_blocks_and_dropped_at_the_end(cache: DatasetCache) 
     assert log.notes
     del loader, dataset
     gc.collect()
-    assert not cache._kept
+    assert not cache._kept.values()
 
 
 own = np.random.default_rng(1)
@@ -170,7 +170,7 @@ def test_too_large_or_too_slow_is_refused_with_the_figure(
     monkeypatch.setattr(dataset_cache, "PROBED", probed or dataset_cache.PROBED)
     with cache.applied(True) as log:
         data(loader)
-    assert re.search(words, log.refused[0]) and not cache._kept
+    assert re.search(words, log.refused[0]) and not cache._kept.values()
     asked = loader.dataset.asked  # type: ignore[attr-defined]
     with cache.applied(True) as log:  # the next block
         next(iter(loader))
