@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from markupsafe import Markup
 
 from gpulab.diagnosis.diagnose import Headline
-from gpulab.formatting import capitalized, duration, gib, percent
+from gpulab.formatting import capitalized, duration, gib, percent, plural
 from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.layout import Section
 from gpulab.views.wording import cut, lesson_path, plain
@@ -41,7 +41,7 @@ def _environment() -> Environment:
         trim_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    environment.filters.update(capitalized=capitalized, duration=duration, gib=gib, percent=percent)
+    environment.filters.update(capitalized=capitalized, duration=duration, gib=gib, percent=percent, plural=plural)
     environment.filters.update(cut=cut, indented=_indented, lesson_path=lesson_path)
     environment.globals.update(static=static)
     return environment
