@@ -1,4 +1,4 @@
-"""The knob, reader, rule and view of docs/extending.md, run as they stand there."""
+"""The knob, reader, rule and figure of docs/extending.md, run as they stand there."""
 
 from __future__ import annotations
 
@@ -214,29 +214,37 @@ def test_a_copy_with_the_finding_reports_it(tmp_path: Path) -> None:
     assert "Write torch.empty in place of torch.zeros where every number is overwritten anyway." in words
 
 
-# A view
+# A figure
 
 
-@pytest.fixture
-def view(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """The module of the page; the report's sections are those of the module with the page's line in its list."""
-    module = module_of("slowest_steps", *blocks("A view"))
-    (difference,) = blocks("A view", "diff")
-    source = changed(Path(str(sections.__file__)).read_text(encoding="utf-8"), difference)
-    with_line = ModuleType(sections.__name__)
-    vars(with_line)["slowest_steps"] = vars(module)["slowest_steps"]
-    exec(compile(source, str(sections.__file__), "exec"), vars(with_line))
-    monkeypatch.setattr(report, "sections", vars(with_line)["sections"])
-    return module
+def with_line(module: ModuleType, difference: str, **names: object) -> ModuleType:
+    """The module with the document's line in it, which knows these names, too."""
+    before, line = re.findall(r" (.*?\n)\+(.*?\n)", difference, re.DOTALL)[0]
+    source = Path(str(module.__file__)).read_text(encoding="utf-8")
+    assert source.count(before) == 1
+    made = ModuleType(module.__name__)
+    vars(made).update(names)
+    exec(compile(source.replace(before, before + line), str(module.__file__), "exec"), vars(made))
+    vars(made).update(names)
+    return made
 
 
-def test_the_view_lists_the_longest_steps_after_the_parts(view: ModuleType) -> None:
+def test_a_figure_is_analysed_shown_and_in_the_document(monkeypatch: pytest.MonkeyPatch) -> None:
+    code, section_code = blocks("A figure")
+    analysis = module_of("gpulab.analysis.slowest_steps", code)
+    monkeypatch.setitem(sys.modules, analysis.__name__, analysis)
+    section = module_of("slowest_section", "from gpulab.analysis.facts import Facts", section_code)
+    listed, documented = blocks("A figure", "diff")
+    shown = with_line(sections, listed, slowest_section=section.slowest_section)
+    whole = with_line(report, documented, slowest_steps=analysis.slowest_steps, sections=shown.sections)
     case = synthetic.cpu_case()
     steps = case.facts.run.steps
     length_ns = (steps.end_ns - steps.start_ns).tolist()
-    longest = sorted(range(len(steps)), key=lambda i: -length_ns[i])[: view.SHOWN]
-    rows = view.slowest_steps(case.facts).rows
-    assert [row.cells[0] for row in rows] == [str(steps.number[i]) for i in longest]
-    assert view.slowest_steps(synthetic.no_step_case().facts) is None
-    text = report.Report(case.facts, case.diagnosis).text(full=True)
+    longest = sorted(range(len(steps)), key=lambda i: -length_ns[i])[: analysis.MOST]
+    slowest = analysis.slowest_steps(case.facts)
+    assert [step.number for step in slowest] == [steps.number[i] for i in longest]
+    assert section.slowest_section(synthetic.no_step_case().facts) is None
+    made = whole.Report(case.facts, case.diagnosis)
+    text = made.text(full=True)
     assert text.index("STEP TIME") < text.index("SLOWEST STEPS") < text.index("WHAT GPULAB CHOSE")
+    assert [step["number"] for step in made.json()["slowest_steps"]] == [step.number for step in slowest]
