@@ -41,14 +41,12 @@ def decoded(page: str) -> tuple[dict[str, Any], list[DecodedSpan], list[DecodedS
     assert [first for _, first, _ in rows] == [sum(size for _, _, size in rows[:i]) for i in range(len(rows))]
     found = []
     for row, (lane, first, size) in enumerate([*rows, ("strip", head["spans"], count - head["spans"])]):
-        start = launch = 0
+        start = 0
         for i in range(first, first + size):
             start += columns["gap"][i]
-            code = columns["launch"][i]
-            if code:
-                launch += (code - 1) // 2 if code % 2 else -code // 2
+            launch = columns["launch"][i] - 1
             kind = [*head["kinds"], *head["parts"]][columns["kind"][i]]
             name = head["names"][columns["name"][i]]
             end = start + columns["duration"][i]
-            found.append(DecodedSpan(start, end, name, kind, lane, row, launch if code else None))
+            found.append(DecodedSpan(start, end, name, kind, lane, row, launch if launch >= 0 else None))
     return head, found[: head["spans"]], found[head["spans"] :]

@@ -20,7 +20,7 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import PARTS, Breakdown, Pieces, placed
 from gpulab.formatting import duration, plural
 from gpulab.run import DEVICE_CATEGORIES, Category, Int64, Lane, Run, Timeline
-from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, kind_of, labels
+from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, labels
 from gpulab.views import wording
 from gpulab.views.html import render
 
@@ -30,7 +30,6 @@ _NAME_WIDTH, _SHORT_WIDTH, _ALL_NAMES = 400, 80, 16_000_000  # characters: of a 
 _ROUNDING_NS = 1_000  # µs traces let one kernel begin before the one before it has ended, by less than this
 _PYTHON_LEVELS = 2  # the outermost frames say least
 _SHOWN_PARTS = np.array([list(wording.PARTS).index(part) for part in PARTS])  # the accounting's order to the reader's
-_LAUNCHED = [c.name.lower() for c in DEVICE_CATEGORIES]
 
 
 def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MOST_SPANS) -> Markup:
@@ -42,11 +41,10 @@ def timeline_section(run: Run, breakdown: Breakdown | None, most_spans: int = MO
     if timeline is None or len(timeline) == 0:
         return Markup()
     drawn, left_out = _drawn(timeline, len(run.steps) > 0, most_spans)
-    lanes = _lanes(timeline, drawn)
-    strip = _Strip.of(timeline, breakdown, most_spans)
+    lanes, strip = _lanes(timeline, drawn), _strip(timeline, breakdown, most_spans)
     block = base64.b64encode(_packed(run, timeline, strip, lanes, bool(left_out))).decode("ascii")
     what = f"{plural(len(drawn), 'span')} on {plural(len(lanes), 'lane')}."
-    about = " ".join(note for note in (what, strip.about(timeline), left_out) if note)
+    about = " ".join(filter(None, (what, strip.about, left_out)))
     return render("timeline.html", what=what, about=about, block=block)
 
 
@@ -61,49 +59,34 @@ class _Drawn(Struct, frozen=True):
 
 
 class _Strip(Struct, frozen=True):
-    """The parts of the steps as pieces in time; not `in_place`: as shares of each step, one after the other."""
+    """What stands under the steps: their parts as pieces in time, or as shares, one after the other."""
 
     account: Breakdown | None
     pieces: Pieces
-    in_place: bool
-
-    @classmethod
-    def of(cls, timeline: Timeline, account: Breakdown | None, most: int) -> _Strip:
-        if account is None:
-            nothing = np.empty(0, np.int64)
-            return cls(None, Pieces(nothing, nothing, nothing), True)
-        pieces = placed(account)
-        if pieces is not None and len(pieces.part) <= most:
-            return cls(account, pieces, True)
-        shown = list(wording.PARTS)
-        parts_ns = np.array([[step.parts_ns[part] for part in shown] for step in account.steps], dtype=np.int64)
-        end = np.array([step.start_ns for step in account.steps], dtype=np.int64)[:, None] + np.cumsum(parts_ns, axis=1)
-        step, at = np.nonzero(parts_ns)
-        part = np.array([PARTS.index(name) for name in shown], dtype=np.int64)[at]
-        return cls(account, Pieces((end - parts_ns)[step, at], end[step, at], part), False)
-
-    @property
-    def title(self) -> str:
-        return "parts of each step" if self.in_place else "shares of each step"
-
-    def about(self, timeline: Timeline) -> str:
-        """What the strip under the steps shows, for which device."""
-        if self.account is None:
-            return ""
-        index = self.account.device_index
-        which = f", on GPU {index}" if index is not None and len(labels(timeline).devices) > 1 else ""
-        if self.in_place:
-            return f"The strip under the steps shows what each moment went to{which}.{_about_cores(self.account)}"
-        return f"The strip under the steps splits the time of each{which}: how much each part took, not when."
+    in_place: bool = True
+    about: str = ""
 
 
-def _about_cores(account: Breakdown) -> str:
-    if not account.share["core_wait"]:
-        return ""
-    return (
-        " When exactly the program waited for a core is not known: this time stands at the end of each piece that it "
-        "made longer."
-    )
+def _strip(timeline: Timeline, account: Breakdown | None, most: int) -> _Strip:
+    if account is None:
+        nothing = np.empty(0, np.int64)
+        return _Strip(None, Pieces(nothing, nothing, nothing))
+    index, pieces = account.device_index, placed(account)
+    which = f", on GPU {index}" if index is not None and len(labels(timeline).devices) > 1 else ""
+    if pieces is not None and len(pieces.part) <= most:
+        about = f"The strip under the steps shows what each moment went to{which}."
+        cores = (
+            " When exactly the program waited for a core is not known: this time stands at the end of each piece that "
+            "it made longer."
+        )
+        return _Strip(account, pieces, True, f"{about}{cores if account.share['core_wait'] else ''}")
+    parts_ns = np.array([[step.parts_ns[part] for part in wording.PARTS] for step in account.steps], dtype=np.int64)
+    end = np.array([step.start_ns for step in account.steps], dtype=np.int64)[:, None] + np.cumsum(parts_ns, axis=1)
+    step, at = np.nonzero(parts_ns)
+    part = np.array([PARTS.index(name) for name in wording.PARTS], dtype=np.int64)[at]
+    shares = Pieces((end - parts_ns)[step, at], end[step, at], part)
+    about = f"The strip under the steps splits the time of each{which}: how much each part took, not when."
+    return _Strip(account, shares, False, about)
 
 
 def _drawn(timeline: Timeline, has_steps: bool, most: int) -> tuple[Int64, str]:
@@ -176,15 +159,7 @@ def _stacked(timeline: Timeline, rows: Int64) -> list[Int64]:
     if len(rows) == 0:
         return []
     start, end = timeline.start_ns[rows], timeline.end_ns[rows]
-    end = np.maximum(end, start + 1)
-    depth = np.arange(len(rows)) - np.searchsorted(np.sort(end), start, side="right")
-    levels = _by_level(depth, rows)
-    if all((timeline.start_ns[level][1:] >= timeline.end_ns[level][:-1]).all() for level in levels):
-        return levels
-    return _by_level(nesting(start, end), rows)
-
-
-def _by_level(depth: Int64, rows: Int64) -> list[Int64]:
+    depth = nesting(start, np.maximum(end, start + 1))
     order = np.argsort(depth, kind="stable")
     return np.split(rows[order], np.searchsorted(depth[order], np.arange(1, int(depth.max()) + 1)))
 
@@ -198,33 +173,40 @@ def _packed(run: Run, timeline: Timeline, strip: _Strip, lanes: list[_Drawn], th
     order = np.concatenate(levels)
     origin = min(timeline.window_ns[0], int(timeline.start_ns[order].min()))
     extent = max(timeline.window_ns[1], int(timeline.end_ns[order].max())) - origin
-    names, name = _names(timeline, order)
+    used, name = np.unique(timeline.name_id[order], return_inverse=True)
+    names = [timeline.names[i] for i in used.tolist()]
+    longest = max(_SHORT_WIDTH, min(_NAME_WIDTH, _ALL_NAMES // len(names)))
+    whole = [wording.cut(wording.plain(name), longest) for name in names]
+    short = [wording.cut(wording.short_name(name), _SHORT_WIDTH) for name in names]
     kinds, kind = _kinds(timeline, order, run.device.kind)
-    counts = [len(level) for level in levels]
-    firsts = np.concatenate(([0], np.cumsum(counts)))
+    firsts = np.concatenate(([0], np.cumsum([len(level) for level in levels])))
     start = np.concatenate((timeline.start_ns[order], strip.pieces.start_ns)) - origin
+    gap = np.diff(start, prepend=0)
+    row_starts = firsts[firsts < len(start)]
+    gap[row_starts] = start[row_starts]
     nothing = np.zeros(len(strip.pieces.part), np.int64)
     columns = {
-        "gap": _gaps(start, firsts[firsts < len(start)]),
+        "gap": gap,  # each start since the one before it in its row, the first one's since the origin
         "duration": np.concatenate((timeline.duration_ns[order], strip.pieces.end_ns - strip.pieces.start_ns)),
         "name": np.concatenate((name, nothing)),
         "kind": np.concatenate((kind, len(kinds) + _SHOWN_PARTS[strip.pieces.part])),
-        "launch": np.concatenate((_launches(timeline, order, firsts), nothing)),
+        "launch": np.concatenate((_launches(timeline, order), nothing)),
     }
     planes = {column: _planes(values) for column, values in columns.items()}
     head = {
         "columns": [[column, len(p)] for column, p in planes.items()],
         "count": len(start),
         "spans": len(order),
-        **_names_head(names),
+        "names": whole,
+        "short": [None if s == w else s for s, w in zip(short, whole, strict=True)],  # what is written into a span
         "kinds": kinds,
         "parts": [[part.label, part.meaning_on(run.device.kind), part.colour] for part in wording.PARTS.values()],
         **_lanes_head(lanes, firsts),
         "steps": _bands(run, timeline, strip.account, origin),
-        "strip": {"title": strip.title, "inPlace": strip.in_place},
+        "strip": {"title": f"{'parts' if strip.in_place else 'shares'} of each step", "inPlace": strip.in_place},
         "window": [t - origin for t in timeline.window_ns],
         "extent": max(extent, 1),
-        "launched": _LAUNCHED,
+        "launched": [category.name.lower() for category in DEVICE_CATEGORIES],
         "noLaunch": f"its launch is not in {'this picture' if thinned else 'the trace'}",
     }
     text = json.dumps(head, separators=(",", ":")).encode("ascii")
@@ -238,49 +220,28 @@ def _planes(values: Int64) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
     return np.ascontiguousarray(values.astype("<u8").view(np.uint8).reshape(-1, 8)[:, :width].T)
 
 
-def _gaps(start: Int64, firsts: Int64) -> Int64:
-    """Each start as the time since the start before it in its row, the first one's since the origin."""
-    gaps = np.diff(start, prepend=0)
-    gaps[firsts] = start[firsts]
-    return gaps
-
-
-def _launches(timeline: Timeline, order: Int64, firsts: Int64) -> Int64:
-    """For the GPU's work where in the order its launch stands: 0 none, else 1 + zigzag of the way from the last one."""
-    code = np.zeros(len(order), np.int64)
+def _launches(timeline: Timeline, order: Int64) -> Int64:
+    """For the GPU's work 1 + where in the order its launch stands; 0: there is none."""
     position = np.full(len(timeline) + 1, -1, np.int64)  # the last: of no row
     position[order] = np.arange(len(order))
-    call = labels(timeline).call[order]
-    launched = order[position[call] >= 0]
-    launch = labels(timeline).call[launched]
-    at, to = position[launched], position[launch]
-    row = np.searchsorted(firsts, at, side="right")
-    before = np.where(np.diff(row, prepend=-1) == 0, np.concatenate(([0], to[:-1])), 0)
-    way = to - before
-    code[at] = 1 + np.where(way >= 0, 2 * way, -2 * way - 1)
-    return code
-
-
-def _names(timeline: Timeline, order: Int64) -> tuple[list[str], Int64]:
-    used, name = np.unique(timeline.name_id[order], return_inverse=True)
-    return [timeline.names[i] for i in used.tolist()], name.astype(np.int64)
-
-
-def _names_head(names: list[str]) -> dict[str, object]:
-    """Whole names, and what is written into a span where that is something else."""
-    most = max(_SHORT_WIDTH, min(_NAME_WIDTH, _ALL_NAMES // len(names)))
-    whole = [wording.cut(wording.plain(name), most) for name in names]
-    short = [wording.cut(wording.short_name(name), _SHORT_WIDTH) for name in names]
-    return {"names": whole, "short": [None if s == w else s for s, w in zip(short, whole, strict=True)]}
+    return position[labels(timeline).call[order]] + 1
 
 
 def _kinds(timeline: Timeline, order: Int64, device_kind: str) -> tuple[list[list[str]], Int64]:
     """[label, category, colour] of each sort of span that occurs, and each span's."""
-    sort = kinds_of(timeline, order, device_kind)
-    pairs, kind = np.unique(sort * 256 + timeline.category[order], return_inverse=True)
-    split = [divmod(pair, 256) for pair in pairs.tolist()]
-    called = {int(c): c.name.lower() for c in Category} | {int(Category.UNKNOWN): "unknown category"}
-    return [[KINDS[k].label, called[c], KINDS[k].colour] for k, c in split], kind.astype(np.int64)
+    sorts = labels(timeline).what[order].astype(np.int64) * 256 + timeline.category[order]
+    pairs, kind = np.unique(sorts, return_inverse=True)
+    kinds = []
+    for what, number in (divmod(pair, 256) for pair in pairs.tolist()):
+        category = Category(number)
+        label, colour = _LOOKS.get(What(what), ("annotations", "#BDBDBD"))
+        if device_kind == "cpu" and what in OPERATORS:
+            label, colour = "operators", wording.PARTS["compute"].colour
+        elif category == Category.CUDA_SYNC:
+            label, colour = "streams that wait", "#E3B7D0"
+        named = "unknown category" if category == Category.UNKNOWN else category.name.lower()
+        kinds.append([label, named, colour])
+    return kinds, kind.astype(np.int64)
 
 
 def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
@@ -299,88 +260,46 @@ def _lanes_head(lanes: list[_Drawn], firsts: Int64) -> dict[str, object]:
 
 def _bands(run: Run, timeline: Timeline, account: Breakdown | None, origin: int) -> list[dict[str, object]]:
     """The steps that touch the window, with the parts of those that were accounted; without any, the whole window."""
-    if account is not None and account.whole_window:
-        (whole,) = account.steps
-        return [_band("", "whole window", whole.start_ns - origin, whole.end_ns - origin, 0, whole.parts_ns)]
     accounted = {} if account is None else {step.number: step.parts_ns for step in account.steps}
     s, (window_start, window_end) = run.steps, timeline.window_ns
     touching = np.flatnonzero((s.start_ns < window_end) & (s.end_ns > window_start))
-    columns = (s.number[touching], s.start_ns[touching] - origin, s.end_ns[touching] - origin, s.flags[touching])
+    columns = (column[touching].tolist() for column in (s.number, s.start_ns, s.end_ns, s.flags))
+    shown = [(str(number), f"step {number}", *step) for number, *step in zip(*columns, strict=True)]
+    parts = [accounted.get(int(number)) for number, *_ in shown]
+    if account is not None and account.whole_window:
+        (whole,) = account.steps
+        shown, parts = [("", "whole window", whole.start_ns, whole.end_ns, 0)], [whole.parts_ns]
     return [
-        _band(str(number), f"step {number}", start, end, flags, accounted.get(number))
-        for number, start, end, flags in zip(*(column.tolist() for column in columns), strict=True)
+        {
+            "number": number,
+            "label": label,
+            "start": start_ns - origin,
+            "end": end_ns - origin,
+            "flags": wording.flag_names(flags),
+            "parts": None if parts_ns is None else [parts_ns[part] for part in wording.PARTS],
+        }
+        for (number, label, start_ns, end_ns, flags), parts_ns in zip(shown, parts, strict=True)
     ]
 
 
-def _band(
-    number: str, label: str, start_ns: int, end_ns: int, flags: int, parts_ns: dict[str, int] | None
-) -> dict[str, object]:
-    parts = None if parts_ns is None else [parts_ns[part] for part in wording.PARTS]
-    return {
-        "number": number,
-        "label": label,
-        "start": start_ns,
-        "end": end_ns,
-        "flags": wording.flag_names(flags),
-        "parts": parts,
-    }
+def _of_part(name: str, label: str = "") -> tuple[str, str]:
+    """How spans are called and coloured whose time is that part of a step."""
+    part = wording.PARTS[name]
+    return label or part.label, part.colour
 
 
-class Key(Struct, frozen=True):
-    """A sort of span: what it is called and its colour."""
-
-    label: str
-    colour: str
-
-
-_DATA = Key(wording.PARTS["data_wait"].label, wording.PARTS["data_wait"].colour)
-_OPTIMIZER = Key(wording.PARTS["optimizer"].label, wording.PARTS["optimizer"].colour)
-_OPERATOR_ON_CPU = Key("operators", wording.PARTS["compute"].colour)
-_OPERATOR = Key("operators (host)", "#A6BDDB")
-_CALL = Key("CUDA calls", wording.PARTS["launch"].colour)
-_SYNC = Key("CUDA calls that wait", wording.PARTS["sync_wait"].colour)
-_KERNEL = Key("kernels", wording.PARTS["compute"].colour)
-_NCCL = Key("communication kernels", wording.PARTS["communication"].colour)
-_COPY = Key("copies", wording.PARTS["memcpy"].colour)
-_SET = Key("memsets", wording.PARTS["memset"].colour)
-_NOTE = Key("annotations", "#BDBDBD")
-_PYTHON = Key("Python functions", "#CBB9A4")
-_STREAM_SYNC = Key("streams that wait", "#E3B7D0")
-KINDS = (
-    _DATA, _OPTIMIZER, _OPERATOR_ON_CPU, _OPERATOR, _CALL, _SYNC, _NOTE, _PYTHON,
-    _KERNEL, _NCCL, _COPY, _SET, _STREAM_SYNC,
-)  # fmt: skip
-
-
-def kinds_of(timeline: Timeline, rows: Int64, device_kind: str) -> Int64:
-    """The kind of each span, as an index into `KINDS`; decided once per (category, name)."""
-    category, name_id = timeline.category[rows].astype(np.int64), timeline.name_id[rows].astype(np.int64)
-    pairs, where = np.unique(category * len(timeline.names) + name_id, return_inverse=True)
-    split = (divmod(pair, len(timeline.names)) for pair in pairs.tolist())
-    decided = [KINDS.index(_kind(Category(c), timeline.names[n], device_kind)) for c, n in split]
-    return np.array(decided, dtype=np.int64)[where]
-
-
-def _kind(category: Category, name: str, device_kind: str) -> Key:
-    """A copy of an annotation on the device is as the annotation itself."""
-    what = kind_of(Category.USER_ANNOTATION if category == Category.GPU_USER_ANNOTATION else category, name)
-    if what in OPERATORS:
-        return _OPERATOR_ON_CPU if device_kind == "cpu" else _OPERATOR
-    if what in CALLS:
-        return _SYNC if what in WAITS else _CALL
-    return _STREAM_SYNC if category == Category.CUDA_SYNC else _KEYS.get(what, _NOTE)
-
-
-_KEYS = {
-    What.KERNEL: _KERNEL,
-    What.COMMUNICATION: _NCCL,
-    What.COPY: _COPY,
-    What.MEMSET: _SET,
-    What.LOADER: _DATA,
-    What.UPDATE: _OPTIMIZER,
-    What.ZEROING: _OPTIMIZER,
-    What.PYTHON: _PYTHON,
-    What.USER_PYTHON: _PYTHON,
+_LOOKS = {
+    **dict.fromkeys(OPERATORS, ("operators (host)", "#A6BDDB")),
+    **dict.fromkeys(CALLS, _of_part("launch", "CUDA calls")),
+    **dict.fromkeys(WAITS, _of_part("sync_wait", "CUDA calls that wait")),
+    **dict.fromkeys((What.PYTHON, What.USER_PYTHON), ("Python functions", "#CBB9A4")),
+    What.LOADER: _of_part("data_wait"),
+    What.UPDATE: _of_part("optimizer"),
+    What.ZEROING: _of_part("optimizer"),
+    What.KERNEL: _of_part("compute", "kernels"),
+    What.COMMUNICATION: _of_part("communication", "communication kernels"),
+    What.COPY: _of_part("memcpy", "copies"),
+    What.MEMSET: _of_part("memset", "memsets"),
 }
 
 

@@ -53,21 +53,20 @@
       this.end = new Float64Array(n);
       this.reach = new Float64Array(n); // the latest end so far in the row: what a binary search needs
       this.busy = new Float64Array(n + 1); // durations summed up
-      this.launch = new Int32Array(n).fill(-1);
+      this.launch = new Int32Array(n);
       for (const lane of head.lanes) for (const [first, count] of lane.rows) this.#readRow(columns, first, first + count);
       this.#readRow(columns, head.spans, head.count);
     }
 
     #readRow(columns, first, last) {
-      let start = 0, reach = -1, launch = 0;
+      let start = 0, reach = -1;
       for (let i = first; i < last; i++) {
         start += columns.gap[i];
         this.start[i] = start;
         this.end[i] = start + columns.duration[i];
         this.reach[i] = reach = Math.max(reach, this.end[i]);
         this.busy[i + 1] = this.busy[i] + columns.duration[i];
-        const code = columns.launch[i]; // 0: none; else 1 + the zigzag of the distance to the launch before
-        if (code) this.launch[i] = launch += code % 2 ? (code - 1) / 2 : -code / 2;
+        this.launch[i] = columns.launch[i] - 1; // -1: none
       }
     }
   }
