@@ -257,19 +257,19 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
     def pieces(self, rows: Rows) -> Pieces:
         """Where each of these rows, which nest, is the innermost of them."""
         opened: list[tuple[int, int]] = []  # name, end
-        found: list[tuple[int, int, int]] = []
+        stretches: list[tuple[int, int, int]] = []
         at, latest = 0, np.iinfo(np.int64).max
         columns = (self.name_id[rows], self.start_ns[rows], self.end_ns[rows])
         for name, start, end in [*zip(*(column.tolist() for column in columns), strict=True), (-1, latest, latest)]:
             while opened and opened[-1][1] <= start:
                 closed, until = opened.pop()
-                found.append((closed, at, until))
+                stretches.append((closed, at, until))
                 at = max(at, until)
             if opened:
-                found.append((opened[-1][0], at, start))
+                stretches.append((opened[-1][0], at, start))
             at = start
             opened.append((name, end))
-        return Pieces(*np.array([piece for piece in found if piece[2] > piece[1]], np.int64).reshape(-1, 3).T)
+        return Pieces(*np.array([one for one in stretches if one[2] > one[1]], np.int64).reshape(-1, 3).T)
 
     @cached_property
     def user_functions(self) -> Pieces:

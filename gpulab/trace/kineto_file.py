@@ -50,18 +50,16 @@ def read_trace(path: Path, tell: Callable[[float], None] = lambda _: None) -> Tr
     if not keep.any():
         raise TraceError(_nothing(path, text, read, damage))
     zero = int(spans.start_ns[keep].min())
-    names = tuple(read.names)
-    used = np.flatnonzero(np.bincount(spans.lane_key[keep])).tolist()
-    lanes = Lanes(list(read.lane_keys), used, read.labels)
+    spans.start_ns[:] -= zero
     columns = asdict(spans)
     del spans  # each column is let go when it is in order
-    timeline = _timeline(columns, keep, zero, names, lanes)
+    timeline = timeline_of(columns, keep, read)
     if not (timeline.category != Category.UNKNOWN).any():
         raise TraceError(
             f"{path} is a Chrome trace of another program: none of its {len(timeline):,} spans has a category that "
             "PyTorch writes. Record one with torch.profiler and export_chrome_trace."
         )
-    copies = np.array([n.startswith("ProfilerStep#") for n in names], bool)[timeline.name_id]
+    copies = np.array([n.startswith("ProfilerStep#") for n in read.names], bool)[timeline.name_id]
     origin = TraceOrigin(
         path=str(path),
         size_bytes=text.file_bytes,
@@ -116,11 +114,14 @@ def _plausible(spans: SpanColumns, damage: DamageCount) -> npt.NDArray[np.bool_]
     return keep & near
 
 
-def _timeline(
-    columns: dict[str, Any], keep: npt.NDArray[np.bool_], zero: int, names: tuple[str, ...], lanes: Lanes
-) -> Timeline:
-    """The kept rows in order. `columns`, those of SpanColumns, is empty afterwards."""
-    columns["start_ns"] -= zero
+def timeline_of(columns: dict[str, Any], keep: npt.NDArray[np.bool_], numbering: Columns) -> Timeline:
+    """The rows to keep in order, from the begin of the clock to the last end; `numbering` is of names and lanes.
+
+    `columns`, those of SpanColumns, are empty afterwards.
+    """
+    names = tuple(numbering.names)
+    used = np.flatnonzero(np.bincount(columns["lane_key"][keep])).tolist()
+    lanes = Lanes(list(numbering.lane_keys), used, numbering.labels)
     order = _parents_first(columns["start_ns"], columns["duration_ns"], np.flatnonzero(keep))
     name_id = columns.pop("name_id")[order]
     category = columns.pop("category")[order]
@@ -141,7 +142,7 @@ def _timeline(
             Lane(lane.kind, lane.process, lane.number, "training thread") if i == training else lane
             for i, lane in enumerate(lanes.lanes)
         ),
-        window_ns=(0, int((start + duration).max())),
+        window_ns=(0, int((start + duration).max(initial=0))),
         training_lane=training,
         extra=_spread(columns.pop("extra"), columns.pop("extra_rows"), len(keep), order),
     )
