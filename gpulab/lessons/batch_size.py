@@ -67,14 +67,14 @@ def losses_after(samples: int, batch_sizes: Sequence[int], learning_rates: Seque
     A model of its own and fixed random numbers, in one thread's order: the same machine gives the same figures.
     """
     digits = DigitsInMemory()
-    lines = ["batch size   learning rate   optimizer steps   loss after the same samples"]
+    rows = []
     with waiting("training from the same start with each batch size"):
         for count in batch_sizes:
             for rate in learning_rates:
                 with seeded():
                     loss = _loss_after(digits, samples, count, rate)
-                lines.append(f"{count:10}   {rate:13g}   {samples // count:15}   {loss:.3f}")
-    return Table(tuple(lines))
+                rows.append((count, f"{rate:g}", samples // count, f"{loss:.3f}"))
+    return Table.of(("batch size", "learning rate", "optimizer steps", "loss after the same samples"), rows)
 
 
 def _loss_after(digits: DigitsInMemory, samples: int, count: int, rate: float) -> float:
@@ -93,13 +93,13 @@ def _loss_after(digits: DigitsInMemory, samples: int, count: int, rate: float) -
 def kept_for_backward(model: nn.Module, digits: DigitsInMemory, batch_sizes: Sequence[int]) -> Table:
     """The bytes that autograd keeps of one forward pass, per batch size: activations, without the weights."""
     device = next(model.parameters()).device
-    lines = ["batch size   kept for the backward pass"]
+    rows = []
     with waiting("counting what a forward pass keeps"):
         for count in batch_sizes:
             pixels, labels = digits.pixels[:count].to(device), digits.labels[:count].to(device)
             kept, _ = kept_bytes(model, lambda: nn.functional.cross_entropy(model(pixels), labels))  # noqa: B023
-            lines.append(f"{count:10}   {size(kept)}")
-    return Table(tuple(lines))
+            rows.append((count, size(kept)))
+    return Table.of(("batch size", "kept for the backward pass"), rows)
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
-from html import escape
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,7 +17,7 @@ import gpulab
 from gpulab.analysis.facts import facts
 from gpulab.api.climb import climbs
 from gpulab.formatting import percent, plural, speedup
-from gpulab.lessons.check import Checked, Note, check_speed, exercise, right, unanswered, undecided, wrong
+from gpulab.lessons.check import Checked, Note, Table, check_speed, exercise, right, unanswered, undecided, wrong
 from gpulab.lessons.digits import DistantDigits
 from gpulab.lessons.figures import BARE, BLUE, GREY, fill_rows, ink, ink_lines, plot, share_row
 from gpulab.lessons.guesses import Question, share, times
@@ -175,35 +174,18 @@ class Ladder(Struct):
         measured = working_share(run_named(BASELINE))
         return measured if measured is not None or not self.rungs else self.rungs[0].before
 
-    def rows(self) -> list[tuple[str, str, str]]:
-        """The head, then each rung, the share in which its device works, and its speed; the baseline comes first."""
-        rows = [("rung", "the device works", "speedup vs. baseline"), (BASELINE, _share_words(self.before), "–")]
+    def __repr__(self) -> str:
+        """Each rung, the share in which its device works, and its speed; the baseline comes first."""
+        if not self.rungs:
+            return "The ladder is empty."
+        rows = [(BASELINE, _share_words(self.before), "–")]
         for rung in self.rungs:
-            words, gain = (
-                rung.words if rung.counts else f"{rung.words}: does not count",
-                rung.gain_on(self.rung(rung.on)),
-            )
+            words, gain = rung.words, rung.gain_on(self.rung(rung.on))
+            words += "" if rung.counts else ": does not count"
             if gain is not None:
                 words += f"; {gain[0]} on top of {rung.on}{', undecided' if _ahead(gain[1], NO_GAIN) is None else ''}"
             rows.append((f"{rung.name}: {rung.label}", _share_words(rung.working), words))
-        return rows
-
-    def __repr__(self) -> str:
-        if not self.rungs:
-            return "The ladder is empty."
-        widths = [max(len(row[column]) for row in self.rows()) for column in (0, 1)]
-        return "\n".join(f"{name:{widths[0]}}  {works:>{widths[1]}}  {speed}" for name, works, speed in self.rows())
-
-    def _repr_html_(self) -> str:
-        """Without colours of its own, so that it can be read on light and dark pages."""
-        if not self.rungs:
-            return f"<div>{self!r}</div>"
-        rows = ""
-        for number, row in enumerate(self.rows()):
-            cell = "td" if number else "th"
-            texts = (f'<{cell} style="text-align:left;padding:3px 10px">{escape(text)}</{cell}>' for text in row)
-            rows += f"<tr>{''.join(texts)}</tr>"
-        return f'<table style="color:inherit">{rows}</table>'
+        return repr(Table.of(("rung", "the device works", "speedup vs. baseline"), rows))
 
 
 def _share_words(working: float | None) -> str:

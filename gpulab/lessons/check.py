@@ -14,7 +14,7 @@ import math
 import os
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import wraps
 from typing import Any, Literal
 
@@ -71,6 +71,15 @@ class Table(Struct, frozen=True):
     """A few lines that a lesson computed, in a type whose letters are equally wide."""
 
     lines: tuple[str, ...]
+
+    @classmethod
+    def of(cls, head: Sequence[str], rows: Iterable[Sequence[object]], *below: str, gap: str = "  ") -> Table:
+        """Of columns below a head, those of figures flush right; and lines below it."""
+        columns = [[str(cell) for cell in column] for column in zip(head, *rows, strict=True)]
+        for number, column in enumerate(columns):
+            width, has_figures = max(map(len, column)), any(cell[:1].isdigit() for cell in column[1:])
+            columns[number] = [cell.rjust(width) if has_figures else cell.ljust(width) for cell in column]
+        return cls((*(gap.join(cells).rstrip() for cells in zip(*columns, strict=True)), *below))
 
     def __repr__(self) -> str:
         return "\n".join(self.lines)

@@ -36,8 +36,7 @@ NEAR = 0.03  # two prices that differ by less are the same
 def bill(experiment: str, price_per_hour: float) -> Table:
     """What a million samples cost with each setting of that experiment, at this price of the machine per hour."""
     record = required_experiment(experiment)
-    lines = [f"{'setting':14} {'a million samples take':>23} {'cost':>8} {'energy':>15} {'device works':>13}"]
-    why_no_energy = ""
+    rows, why_no_energy = [], ""
     for side in record.sides:
         if not side.us_per_sample:
             continue
@@ -47,11 +46,12 @@ def bill(experiment: str, price_per_hour: float) -> Table:
         share = working_share(side.facts.run) if side.facts is not None else None
         works = "unknown" if share is None else percent(share)
         long = duration(1e6 * (spent.device_s or 0.0))
-        lines.append(f"{side.label:14} {long:>23} {spent.cost or 0.0:8.3f} {energy:>15} {works:>13}")
+        rows.append((side.label, long, f"{spent.cost or 0.0:.3f}", energy, works))
+    below = ["device works: its share of the steps of one traced run of each"]
     if not all(is_decided(c.verdict) for c in record.comparisons):
-        lines.append("undecided: other programs disturbed it, so the rows may differ by chance")
-    lines.append("device works: its share of the steps of one traced run of each")
-    return Table((*lines, *([f"energy: {why_no_energy}"] if why_no_energy else [])))
+        below.insert(0, "undecided: other programs disturbed it, so the rows may differ by chance")
+    below += [f"energy: {why_no_energy}"] if why_no_energy else []
+    return Table.of(("setting", "a million samples take", "cost", "energy", "device works"), rows, *below)
 
 
 @notes
@@ -77,11 +77,11 @@ def _peaks() -> dict[str, Peaks]:
 
 def hardware_table() -> Table:
     """Dense peaks by number format, from the makers' data sheets."""
-    lines = [f"{'GPU':10} {'fp32':>7} {'TF32':>7} {'bf16':>7}   TFLOP/s {'GB/s':>8}"]
+    rows = []
     for name, peaks in _peaks().items():
-        tf32, bf16 = (f"{x:g}" if x else "–" for x in (peaks.tf32_tflops, peaks.bf16_tflops))
-        lines.append(f"{name:10} {peaks.fp32_tflops:7g} {tf32:>7} {bf16:>7}           {peaks.bandwidth_gb_s:8g}")
-    return Table(tuple(lines))
+        figures = (peaks.fp32_tflops, peaks.tf32_tflops, peaks.bf16_tflops, peaks.bandwidth_gb_s)
+        rows.append((name, *(f"{x:g}" if x else "–" for x in figures)))
+    return Table.of(("GPU", "fp32 TFLOP/s", "TF32 TFLOP/s", "bf16 TFLOP/s", "GB/s"), rows)
 
 
 def step_parts_ms(run: Run) -> tuple[float, float]:
@@ -126,13 +126,14 @@ def exchange_ms(parameters: float, gpus: int, link_gb_s: float, bytes_each: int 
 
 def exchange_table(gpus: int = 8) -> Table:
     """How long the gradients of some models take over each link, in ms per step, at best."""
-    lines = [f"{'gradients (fp32) of':24} {'MB':>8}" + "".join(f"{link:>18}" for link in LINKS)]
+    rows = []
     for model, parameters in MODELS.items():
         times = (duration(1e3 * exchange_ms(parameters, gpus, rate)) for rate in LINKS.values())
         megabytes = 4 * parameters / 1e6
         amount = f"{megabytes:,.0f}" if megabytes >= 10 else f"{megabytes:.2g}"
-        lines.append(f"{model:24} {amount:>8}" + "".join(f"{time:>18}" for time in times))
-    return Table((*lines, f"ring all-reduce over {gpus} GPUs at the links' peaks: a model, not a measurement"))
+        rows.append((model, amount, *times))
+    below = f"ring all-reduce over {gpus} GPUs at the links' peaks: a model, not a measurement"
+    return Table.of(("gradients (fp32) of", "MB", *LINKS), rows, below)
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------

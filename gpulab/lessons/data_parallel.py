@@ -56,13 +56,13 @@ def compare_ways(ways: Sequence[Way] = WAYS) -> Table:
     distance of a rank's weights from the function's own, "apart" their distance from the ranks' mean as a share of its
     length, both of the rank in the middle.
     """
-    lines = ["way                            sent by each rank   error   apart"]
+    rows = []
     with waiting("training eight simulated ranks, each way"):
         for way in ways:
             with seeded():
                 sent, loss, apart = _simulated(way)
-            lines.append(f"{way.name:31}{sent:6.1f} × weights    {loss:.4f}   {percent(apart)}")
-    return Table(tuple(lines))
+            rows.append((way.name, f"{sent:.1f} × weights", f"{loss:.4f}", percent(apart)))
+    return Table.of(("way", "sent by each rank", "error", "apart"), rows)
 
 
 def _simulated(way: Way) -> tuple[float, float, float]:

@@ -39,7 +39,6 @@ from gpulab.views.waiting import waiting
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 Attention = Callable[[Tensor, Tensor, Tensor], Tensor]
 
@@ -50,7 +49,6 @@ TOLERANCE = 1e-9  # in double precision
 PEAK_SIZE, COPIED_BYTES, REPEATS = 1024, 64 << 20, 5
 _LEAST_SHARE = 0.01  # of the step: what takes less is not drawn
 _NAMED_SHARE, _MOST_NAMED, _LONGEST_NAME = 0.03, 10, 30  # in the figure: the table below it has all names in full
-_GAP_PX = 3
 
 
 def four_operators(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -250,83 +248,37 @@ def _area(share: float) -> float:
 
 
 def _name_dots(axes: Axes, drawn: Sequence[OperatorUse], step_s: float) -> None:
-    """Beside each large dot its name and share; where a dot or a name lies, above or below it, with a line.
-
-    `drawn`: the one that took longest first, for it gets the nearest place.
-    """
-    from matplotlib.patheffects import withStroke
-    from matplotlib.transforms import Bbox
-
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()  # before it no text has a size, and no point a place
-    points = [axes.transData.transform((use.intensity, use.gflops_per_s)) for use in drawn]
-    radii_px = [math.sqrt(_area(use.seconds / step_s)) / 2 * figure.dpi / 72 for use in drawn]
-    dots = [Bbox.from_extents(x - r, y - r, x + r, y + r) for (x, y), r in zip(points, radii_px, strict=True)]
-    names: list[Bbox] = []
-    for use, (x, y), dot in zip(drawn[:_MOST_NAMED], points, dots, strict=False):
-        share = use.seconds / step_s
-        if share < _NAMED_SHARE:
-            break
-        label = f"{shortened(use.name.removeprefix('aten.'), _LONGEST_NAME)} {percent(share)}"
-        sample = axes.text(0, 0, label, size=8, transform=axes.transAxes)
-        place = _beside(dot, sample.get_window_extent(), dots, names, axes.bbox)
-        sample.remove()
-        names.append(place)
-        line = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 0}
-        line["relpos"] = (0 if place.x0 > x else 1, 0.5)
+    """The names and shares of the large dots in a column beside the axes, each with a line to its dot."""
+    named = [use for use in drawn[:_MOST_NAMED] if use.seconds >= _NAMED_SHARE * step_s]
+    line = {"arrowstyle": "-", "color": GREY, "lw": 0.6, "shrinkA": 0, "shrinkB": 0, "relpos": (0, 0.5)}
+    for place, use in enumerate(sorted(named, key=lambda use: use.gflops_per_s)):
+        name = shortened(use.name.removeprefix("aten."), _LONGEST_NAME)
         axes.annotate(
-            label,
+            f"{name} {percent(use.seconds / step_s)}",
             (use.intensity, use.gflops_per_s),
-            xytext=((place.x0 - x) * 72 / figure.dpi, (place.y0 - y) * 72 / figure.dpi),
-            textcoords="offset points",
-            va="bottom",
+            (1.02, (place + 0.5) / len(named)),
+            textcoords=axes.transAxes,
+            va="center",
             size=8,
-            arrowprops=None if place.y0 <= y <= place.y1 else line,
-            path_effects=[withStroke(linewidth=2, foreground="white")],
-            in_layout=False,  # the places were computed for the layout as it is
+            arrowprops=line,
+            annotation_clip=False,
         )
-
-
-def _beside(dot: Bbox, size: Bbox, dots: Sequence[Bbox], names: Sequence[Bbox], inside: Bbox) -> Bbox:
-    """Where a name of that size lies: right or left of its dot, whichever needs the smaller move up or down."""
-    from matplotlib.transforms import Bbox
-
-    low = (dot.y0 + dot.y1 - size.height) / 2
-    lefts = [dot.x1 + _GAP_PX, dot.x0 - _GAP_PX - size.width]
-    wanted = [
-        Bbox.from_bounds(left, low, size.width, size.height)
-        for left in lefts
-        if inside.x0 <= left and left + size.width <= inside.x1
-    ] or [Bbox.from_bounds(inside.x0, low, size.width, size.height)]
-    for taken in ([*dots, *names], names):
-        free = [place for one in wanted if (place := _free_place(one, taken, inside)) is not None]
-        if free:
-            return min(free, key=lambda place: abs(place.y0 - low))
-    return wanted[0]
-
-
-def _free_place(wanted: Bbox, taken: Sequence[Bbox], inside: Bbox) -> Bbox | None:
-    """`wanted`, moved up or down as little as it takes to touch nothing of `taken`; None where there is no room."""
-    from matplotlib.transforms import Bbox
-
-    lows = [wanted.y0, *(box.y1 + _GAP_PX for box in taken), *(box.y0 - _GAP_PX - wanted.height for box in taken)]
-    for low in sorted(lows, key=lambda low: abs(low - wanted.y0)):
-        moved = Bbox.from_bounds(wanted.x0, low, wanted.width, wanted.height)
-        if inside.y0 <= moved.y0 and moved.y1 <= inside.y1 and not any(moved.overlaps(box) for box in taken):
-            return moved
-    return None
 
 
 def operator_table(uses: Sequence[OperatorUse], rows: int = 8) -> Table:
     """The operators that take longest."""
     step_s = sum(use.seconds for use in uses)
-    lines = [f"{'operator':42} {'calls':>5} {'time':>9} {'share':>6} {'FLOP per byte':>14}"]
-    for use in uses[:rows]:
-        share = percent(use.seconds / step_s) if step_s else "–"
-        spent = duration(1e6 * use.seconds)
-        lines.append(f"{use.name[:42]:42} {use.calls:5} {spent:>9} {share:>6} {use.intensity:14.2f}")
-    return Table(tuple(lines))
+    cells = (
+        (
+            use.name[:42],
+            use.calls,
+            duration(1e6 * use.seconds),
+            percent(use.seconds / step_s) if step_s else "–",
+            f"{use.intensity:.2f}",
+        )
+        for use in uses[:rows]
+    )
+    return Table.of(("operator", "calls", "time", "share", "FLOP per byte"), cells)
 
 
 # -- the compiler ------------------------------------------------------------------------------------------------------
@@ -365,15 +317,15 @@ def compile_chain(size: int = 2_000_000) -> Table | Note:
 
 def swaps_table(names: Mapping[str, str]) -> Table:
     """What each swap brought to the whole step, by the experiment's name; `names`: how the lesson calls it."""
-    lines = [f"{'swap':34} {'step':>22}   verdict"]
+    rows = []
     for name, words in names.items():
         experiment = experiment_named(name)
         first = experiment.comparisons[0] if experiment is not None and experiment.comparisons else None
         if first is None or first.times_as_fast is None:
-            lines.append(f"{words:34} {'–':>22}   not measured: run its cell first")
+            rows.append((words, "–", "not measured: run its cell first"))
         else:
-            lines.append(f"{words:34} {speedup(first.times_as_fast):>22}   {first.verdict}")
-    return Table(tuple(lines))
+            rows.append((words, speedup(first.times_as_fast), first.verdict))
+    return Table.of(("swap", "step", "verdict"), rows)
 
 
 # -- the exercise ------------------------------------------------------------------------------------------------------

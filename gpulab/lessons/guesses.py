@@ -1,8 +1,7 @@
 """Guess first, measure then: what a lesson asks, and how close a guess was. Nobody is wrong here.
 
-The field for a guess: plain HTML that stays readable in a saved notebook, made alive by a widget nobody sees.
-
-A displayed widget is an error message in a notebook that was saved and opened again; see views/static/offer_buttons.
+The field for a guess is plain HTML that stays readable in a saved notebook, made alive by a widget nobody sees. A
+displayed widget is an error message in a notebook that was saved and opened again.
 """
 
 from __future__ import annotations
@@ -67,6 +66,11 @@ class Question(Struct, frozen=True):
     experiment: str = ""
     setting: tuple[str, str] = ("", "")
 
+    @property
+    def sign(self) -> str:
+        """Behind a guess."""
+        return " %" if self.unit == "%" else "×"
+
 
 def share(text: str, measure: Callable[[], float | None], what: str) -> Question:
     """A question for a share in per cent."""
@@ -112,53 +116,37 @@ def reveal(guess: object, question: Question, shipped: str = "") -> Revealed:
     measured = question.measure()
     if measured is None:
         return Revealed("not measured", f"There is no figure yet {question.what}. Run the cell that measures it first.")
-    if isinstance(measured, Faster):
-        return _times(guess, measured, question, shipped)
-    return _share(guess, measured, question.what)
-
-
-def _share(guess: object, measured: float, what: str) -> Revealed:
-    measured_words = f"Measured: {percent(measured)} {what}."
-    number = _number(guess)
-    if number is None:
-        return _without(guess, 100 * measured, measured_words, "40, for 40 %")
-    exact = percent(number / 100) == percent(measured)
-    off = abs(number - 100 * measured)
-    near: Closeness = "exact" if exact else next(g.closeness for g in GRADES if off <= g.points)
-    return Revealed(near, f"{measured_words} Your guess was {number:g} %.", number, 100 * measured)
-
-
-def _times(guess: object, measured: Faster, question: Question, shipped: str) -> Revealed:
-    number = _number(guess)
-    interval = measured.interval if measured.sure else None
-    words = f"{speedup(measured.times, interval, question.manner)} {question.what}"
-    guessed = f"Your guess was {number:g}×." if number is not None else ""
-    if not measured.sure:
-        quiet = f"On a quiet machine it was: {shipped}." if shipped else QUIETER
-        return Revealed("undecided", f"Here, {words} may be chance. {quiet} {guessed}".strip(), number)
-    measured_words = f"Measured: {words}."
-    if number is None or number <= 0:
-        return _without(guess, measured.times, measured_words, "1.5, for one and a half times")
-    exact = factor(number) == factor(measured.times)
-    off = max(number / measured.times, measured.times / number)
-    near: Closeness = "exact" if exact else next(g.closeness for g in GRADES if off <= g.times)
-    return Revealed(near, f"{measured_words} {guessed}", number, measured.times)
-
-
-def _number(guess: object) -> float | None:
-    """Of what was assigned, or typed into the field."""
     value = getattr(guess, "value", guess)
+    number = _number(value)
+    guessed = "" if number is None else f"Your guess was {number:g}{question.sign}."
+    if isinstance(measured, Faster):
+        words = (
+            f"{speedup(measured.times, measured.interval if measured.sure else None, question.manner)} {question.what}"
+        )
+        if not measured.sure:
+            quiet = f"On a quiet machine it was: {shipped}." if shipped else QUIETER
+            return Revealed("undecided", f"Here, {words} may be chance. {quiet} {guessed}".strip(), number)
+        figure, example = measured.times, "1.5, for one and a half times"
+        number = None if number is not None and number <= 0 else number
+    else:
+        words, figure, example = f"{percent(measured)} {question.what}", 100 * measured, "40, for 40 %"
+    words = f"Measured: {words}."
+    if number is None:
+        doubt = "" if is_unanswered(value) else f" Your guess, {value!r}, is not a number: write for example {example}."
+        return Revealed("no guess", words + doubt, None, figure)
+    if isinstance(measured, Faster):
+        exact, ratio = factor(number) == factor(figure), max(number / figure, figure / number)
+        near = next(grade.closeness for grade in GRADES if ratio <= grade.times)
+    else:
+        exact, points = percent(number / 100) == percent(measured), abs(number - figure)
+        near = next(grade.closeness for grade in GRADES if points <= grade.points)
+    return Revealed("exact" if exact else near, f"{words} {guessed}", number, figure)
+
+
+def _number(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if math.isfinite(value) else None
-
-
-def _without(guess: object, measured: float, measured_words: str, example: str) -> Revealed:
-    value = getattr(guess, "value", guess)
-    if is_unanswered(value):
-        return Revealed("no guess", measured_words, None, measured)
-    words = f"{measured_words} Your guess, {value!r}, is not a number: write for example {example}."
-    return Revealed("no guess", words, None, measured)
 
 
 MODULE = PACKAGE_FOLDER / "views" / "static" / "guess_input.js"
@@ -181,12 +169,8 @@ class GuessInput:
 
     def __repr__(self) -> str:
         if self.value is not None:
-            return f"Your guess: {self.value:g}{self._unit}."
+            return f"Your guess: {self.value:g}{self.question.sign}."
         return f"{self.question.text} Guess a number: {self._assignment}"
-
-    @property
-    def _unit(self) -> str:
-        return " %" if self.question.unit == "%" else "×"
 
     @property
     def _assignment(self) -> str:
@@ -198,7 +182,7 @@ class GuessInput:
 
     def html(self) -> str:
         """The output: a front end that never meets the widget shows the words alone."""
-        unit = self._unit.strip()
+        unit = self.question.sign.strip()
         spoken = "in per cent" if unit == "%" else "as a factor"
         value = "" if self.value is None else f"{self.value:g}"
         # no name, no form: JupyterLab keeps <input> only in what it trusts, and then the words say how to answer

@@ -255,11 +255,11 @@ def convolution_table(channels: int = 64, pixels: int = 32, batch: int = 8) -> T
     modules = {name: module.to(device) for name, module in convolutions(channels).items()}
     with waiting("measuring three kinds of convolution"):
         rows = [_convolution_row(name, module, modules["ordinary"], x) for name, module in modules.items()]
-    head = f"{'convolution':20} {'parameters':>10} {'MFLOP':>8} {'kept':>10} {'time':>9}   against the ordinary one"
-    return Table((head, *rows))
+    head = ("convolution", "parameters", "MFLOP", "kept", "time", "against the ordinary one")
+    return Table.of(head, rows)
 
 
-def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tensor) -> str:
+def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tensor) -> tuple[str, ...]:
     parameters = sum(p.numel() for p in module.parameters())
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         module(x)
@@ -268,9 +268,7 @@ def _convolution_row(name: str, module: nn.Module, ordinary: nn.Module, x: Tenso
     speed = time_pairs(before, after, pairs=5, budget_s=6.0)
     words = "" if name == "ordinary" else speed.words
     mega = counter.get_total_flops() / 1e6
-    return (
-        f"{name:20} {parameters:10,} {mega:8.0f} {size(kept):>10} {duration(1e6 * speed.after_s):>9}   {words}".rstrip()
-    )
+    return name, f"{parameters:,}", f"{mega:.0f}", size(kept), duration(1e6 * speed.after_s), words
 
 
 # -- a graph that is kept ----------------------------------------------------------------------------------------------
@@ -298,8 +296,7 @@ def kept_by_each(model: nn.Module, forwards: Mapping[str, Callable[[], Tensor]])
     """The bytes of activations that one forward pass of each keeps; the weights of `model` are not counted."""
     with waiting("counting the bytes of each forward pass"):
         kept = {name: kept_bytes(model, forward)[0] for name, forward in forwards.items()}
-    widest = max(map(len, kept), default=0)
-    return Table(tuple(f"{name:{widest}}  {size(amount):>10} of activations" for name, amount in kept.items()))
+    return Table.of(("", "activations"), [(name, size(amount)) for name, amount in kept.items()])
 
 
 # -- the exercises -----------------------------------------------------------------------------------------------------

@@ -92,14 +92,12 @@ FORMATS: tuple[Format, ...] = (
 
 def format_table() -> Table:
     """Bits, range and precision of each format."""
-    lines = [f"{'':6}{'bits':>5}{'exponent':>10}{'fraction':>10}{'smallest > 0':>14}{'largest':>11}   next after 1"]
+    rows = []
     for one in FORMATS:
         smallest, largest = (f"{2.0**log2:.1e}" for log2 in (one.smallest_log2, one.largest_log2))
-        lines.append(
-            f"{one.name:6}{one.bits:5}{one.exponent_bits:10}{one.fraction_bits:10}{smallest:>14}{largest:>11}   "
-            f"{1 + 2.0**-one.fraction_bits:.7f}"
-        )
-    return Table(tuple(lines))
+        after = f"{1 + 2.0**-one.fraction_bits:.7f}"
+        rows.append((one.name, one.bits, one.exponent_bits, one.fraction_bits, smallest, largest, after))
+    return Table.of(("", "bits", "exponent", "fraction", "smallest > 0", "largest", "next after 1"), rows)
 
 
 def draw_formats() -> Figure:
@@ -320,14 +318,14 @@ def lost_gradients(powers: Sequence[int], weight: float = LOSS_WEIGHT) -> Table:
     """What becomes of the gradients in fp16 with the loss times 2 to these powers, and in bf16 as it is."""
     study = SmallLoss(weight)
     exact = study.gradients(None)
-    lines = [f"{'':6}{'loss times':>12}{'lost (0)':>12}{'overflown (inf)':>17}"]
+    rows = []
     with waiting("computing the gradients in each format"):
         for name, dtype, power in (*(("fp16", torch.float16, p) for p in powers), ("bf16", torch.bfloat16, 0)):
             gradients = study.gradients(dtype, 2.0**power)
             lost = float(((gradients == 0) & (exact != 0)).sum() / (exact != 0).sum())
             overflown = float((~torch.isfinite(gradients)).double().mean())
-            lines.append(f"{name:6}{f'2^{power}':>12}{percent(lost):>12}{percent(overflown):>17}")
-    return Table(tuple(lines))
+            rows.append((name, f"2^{power}", percent(lost), percent(overflown)))
+    return Table.of(("", "loss times", "lost (0)", "overflown (inf)"), rows)
 
 
 def draw_losses(weight: float = LOSS_WEIGHT) -> Figure:
@@ -352,113 +350,84 @@ FIRST_SCALE = 1024.0
 _NEAR = 0.02  # relative: gradients are of 16 bits
 
 
-class _Diary(Struct):
-    """What one call of the reader's function did. Norms are of the gradients of all weights together."""
+class _Bench(torch.amp.GradScaler):
+    """A scaler with a small model and an optimizer, which notes what one call of the reader's function does to them.
 
-    calls: list[str] = field(default_factory=list)  # of the scaler, in order
-    autocast: torch.dtype | None = None  # in the forward pass
-    forward: bool = False
-    short_weights: bool = False
-    times_scaled: float | None = None  # the gradient that enters the backward pass, over that of the plain loss
-    backward_in_autocast: bool = False
-    stale: bool = False  # gradients of an earlier call were there before the backward pass
-    norm: float | None = None  # when scaler.step was called
-    own_steps: int = 0  # of the optimizer, not by the scaler
-    scales: tuple[float, float] = (0.0, 0.0)  # before and after
-    weights: Tensor = torch.empty(0)  # afterwards, in one vector
-    moved: bool = False
-    error: str = ""
-
-
-class _Bench:
-    """A small model with an optimizer and a scaler that note in a diary what is done to them."""
+    It doubles its scale after each good step, so that a missing update() shows.
+    """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__(device.type, init_scale=FIRST_SCALE, growth_interval=1)
         with seeded():
             self.model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)).to(device)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
-        self.scaler = _NotingScaler(self, device)
-        self.by_scaler = False
-        self.diary = _Diary()
-        self._device = device
-        self._random = torch.Generator().manual_seed(0)
-        self._targets = torch.zeros(0)
-        self.model.register_forward_pre_hook(self._before_forward)
+        self.device, self._random, self._by_scaler = device, torch.Generator().manual_seed(0), False
         self.model.register_forward_hook(self._after_forward)
         self.optimizer.register_step_post_hook(self._after_step)
 
-    def run(self, step: AmpStep, enlarged: float) -> _Diary:
+    def run(self, amp_step: AmpStep, enlarged: float) -> None:
         """Call it once with a batch, whose numbers are `enlarged` times as large as usual."""
         inputs = enlarged * torch.randn(32, 16, generator=self._random)
-        targets = torch.randint(4, (32,), generator=self._random)
-        self.diary = _Diary()
-        self._targets = targets.to(self._device)
-        before, scale = weights_of(self.model).cpu(), self.scaler.get_scale()
+        self._targets = torch.randint(4, (32,), generator=self._random).to(self.device)
+        self.calls: list[str] = []  # of the scaler, in order
+        self.forward = False
+        self.autocast: torch.dtype | None = None  # the format of the forward pass
+        self.short_weights = self.backward_in_autocast = False
+        self.stale = False  # gradients of an earlier call were there before the backward pass
+        self.times_scaled: float | None = None  # the gradient that enters the backward pass, over the plain loss's
+        self.norm: float | None = None  # of the gradients of all weights together, when scaler.step was called
+        self.own_steps, self.error = 0, ""  # of the optimizer, not by the scaler
+        before, self.scale_before = weights_of(self.model), self.get_scale()
         try:
-            step(self.model, self.optimizer, self.scaler, inputs.to(self._device), self._targets)
+            amp_step(self.model, self.optimizer, self, inputs.to(self.device), self._targets)
         except Exception as e:
-            self.diary.error = f"{type(e).__name__}: {e}"
-        self.diary.weights = weights_of(self.model).float().cpu()
-        self.diary.moved = not torch.equal(before, self.diary.weights)
-        self.diary.scales = (scale, self.scaler.get_scale())
-        return self.diary
+            self.error = f"{type(e).__name__}: {e}"
+        self.weights = weights_of(self.model).float().cpu()
+        self.moved = not torch.equal(before.cpu(), self.weights)
 
-    def norm(self) -> float:
+    def _norm(self) -> float:
         gradients = [p.grad.flatten().float() for p in self.model.parameters() if p.grad is not None]
         return float(torch.cat(gradients).norm()) if gradients else 0.0
 
-    def _before_forward(self, module: nn.Module, inputs: Any) -> None:
-        kind = self._device.type
-        self.diary.forward = True
-        self.diary.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        self.diary.short_weights |= any(p.dtype is not torch.float32 for p in module.parameters())
-
     def _after_forward(self, module: nn.Module, inputs: Any, output: Tensor) -> None:
+        kind = self.device.type
+        self.forward = True
+        self.autocast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+        self.short_weights |= any(p.dtype is not torch.float32 for p in module.parameters())
         if not output.requires_grad:
             return
-        with torch.autocast(self._device.type, enabled=False):
-            wanted = functional.softmax(output.detach().float(), -1)
-            wanted = (wanted - functional.one_hot(self._targets, wanted.shape[-1])) / len(wanted)
+        with torch.autocast(kind, enabled=False):
+            plain = functional.softmax(output.detach().float(), -1)
+            plain = (plain - functional.one_hot(self._targets, plain.shape[-1])) / len(plain)
 
         def entering(gradient: Tensor) -> None:
-            self.diary.times_scaled = float(gradient.float().norm() / wanted.norm())
-            self.diary.backward_in_autocast = torch.is_autocast_enabled(self._device.type)
-            self.diary.stale = self.norm() > 0
+            self.times_scaled = float(gradient.float().norm() / plain.norm())
+            self.backward_in_autocast = torch.is_autocast_enabled(kind)
+            self.stale = self._norm() > 0
 
         output.register_hook(entering)  # type: ignore[no-untyped-call]
 
     def _after_step(self, *_: object) -> None:
-        if not self.by_scaler:
-            self.diary.own_steps += 1
-
-
-class _NotingScaler(torch.amp.GradScaler):
-    """A GradScaler that doubles its scale after each good step, so that a missing update() shows."""
-
-    def __init__(self, bench: _Bench, device: torch.device) -> None:
-        super().__init__(device.type, init_scale=FIRST_SCALE, growth_interval=1)
-        self._bench = bench
+        self.own_steps += not self._by_scaler
 
     def scale(self, outputs: Any) -> Any:
-        self._bench.diary.calls.append("scale")
+        self.calls.append("scale")
         return super().scale(outputs)
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
-        if not self._bench.by_scaler:
-            self._bench.diary.calls.append("unscale_")
+        self.calls += [] if self._by_scaler else ["unscale_"]
         super().unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> float | None:
-        self._bench.diary.calls.append("step")
-        self._bench.diary.norm = self._bench.norm()
-        self._bench.by_scaler = True
+        self.calls.append("step")
+        self.norm, self._by_scaler = self._norm(), True
         try:
             return super().step(optimizer, *args, **kwargs)
         finally:
-            self._bench.by_scaler = False
+            self._by_scaler = False
 
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        self._bench.diary.calls.append("update")
+        self.calls.append("update")
         super().update(new_scale)
 
 
@@ -472,12 +441,12 @@ def check_amp_step(amp_step: Any) -> Checked:
     mine, wanted = _Bench(device), _Bench(device)
     raw_norms: list[float] = []
     for count, enlarged in enumerate(_BATCHES, start=1):
-        expected = wanted.run(_reference(raw_norms), enlarged)
-        diary = mine.run(amp_step, enlarged)
+        wanted.run(_reference(raw_norms), enlarged)
+        mine.run(amp_step, enlarged)
         overflows = count == len(_BATCHES)
-        faults = _faults_of_overflow(diary) if overflows else _faults(diary, raw_norms[-1])
+        faults = _faults_of_overflow(mine) if overflows else _faults(mine, raw_norms[-1])
         problem = next((words for is_there, words in faults if is_there), "")
-        if not problem and not torch.allclose(diary.weights, expected.weights, rtol=1e-3, atol=1e-5):
+        if not problem and not torch.allclose(mine.weights, wanted.weights, rtol=1e-3, atol=1e-5):
             problem = "The order is right, but the weights moved in another way than clipped gradients move them."
         if problem:
             return wrong(problem if count != 2 else f"The first call is right, the second is not. {problem}")
@@ -507,10 +476,10 @@ def _reference(raw_norms: list[float]) -> AmpStep:
     return step
 
 
-def _faults(diary: _Diary, raw_norm: float) -> Faults:
+def _faults(mine: _Bench, raw_norm: float) -> Faults:
     """Whether each mistake is there, in the order in which a step is written, and what to say of it."""
-    calls, scale, times, norm = diary.calls, diary.scales[0], diary.times_scaled or 0.0, diary.norm
-    does_not_run = f"It does not run. {diary.error}"
+    calls, scale, times, norm = mine.calls, mine.scale_before, mine.times_scaled or 0.0, mine.norm
+    does_not_run = f"It does not run. {mine.error}"
     clip = f"torch.nn.utils.clip_grad_norm_(model.parameters(), {CLIPPED_NORM:g})"
     is_unscaled = "unscale_" in calls
     before_update = calls[: calls.index("update")] if "update" in calls else calls
@@ -518,18 +487,18 @@ def _faults(diary: _Diary, raw_norm: float) -> Faults:
     at_update = 0.0 if norm is None else norm
     return (
         (
-            diary.short_weights,
+            mine.short_weights,
             "The model's weights are no longer fp32. Leave them: autocast casts copies of them.",
         ),
-        (not diary.forward, does_not_run if diary.error else "The model was not called: model(inputs)."),
+        (not mine.forward, does_not_run if mine.error else "The model was not called: model(inputs)."),
         (
-            diary.autocast is None,
+            mine.autocast is None,
             "The forward pass computes in fp32: model and loss belong into "
             "`with torch.autocast(device.type, dtype=torch.float16):`.",
         ),
         (
-            diary.autocast is not torch.float16,
-            f"The forward pass computes in {str(diary.autocast).removeprefix('torch.')}. That needs no scaler; use "
+            mine.autocast is not torch.float16,
+            f"The forward pass computes in {str(mine.autocast).removeprefix('torch.')}. That needs no scaler; use "
             "float16 here, which does: dtype=torch.float16.",
         ),
         (
@@ -541,11 +510,11 @@ def _faults(diary: _Diary, raw_norm: float) -> Faults:
             "scaler.unscale_(optimizer) comes after the update of the weights, too late for clipping.",
         ),
         (
-            diary.times_scaled is None,
-            does_not_run if diary.error else "There is no backward pass: call backward() on the scaled loss.",
+            mine.times_scaled is None,
+            does_not_run if mine.error else "There is no backward pass: call backward() on the scaled loss.",
         ),
         (
-            diary.backward_in_autocast,
+            mine.backward_in_autocast,
             "backward() ran inside autocast. Close that block after the loss: the backward pass uses the formats of "
             "the forward pass by itself, and PyTorch advises against autocast around it.",
         ),
@@ -560,7 +529,7 @@ def _faults(diary: _Diary, raw_norm: float) -> Faults:
             "with scaler.scale(loss).",
         ),
         (
-            diary.stale,
+            mine.stale,
             "Gradients of an earlier call are still there and are added: optimizer.zero_grad() once per call.",
         ),
         (
@@ -568,9 +537,9 @@ def _faults(diary: _Diary, raw_norm: float) -> Faults:
             "No gradients are left at the update: zero_grad() between backward() and the update takes them away. It "
             "comes before backward().",
         ),
-        (bool(diary.error), does_not_run),
+        (bool(mine.error), does_not_run),
         (
-            diary.own_steps > 0,
+            mine.own_steps > 0,
             "optimizer.step() was called directly. scaler.step(optimizer) does it for you, and leaves the step out "
             "where gradients overflowed.",
         ),
@@ -600,20 +569,20 @@ def _is_near(value: float, wanted: float) -> bool:
     return abs(value / wanted - 1) <= _NEAR
 
 
-def _faults_of_overflow(diary: _Diary) -> Faults:
+def _faults_of_overflow(mine: _Bench) -> Faults:
     """The same of a call whose gradients are not finite."""
     start = "With a batch whose gradients overflow"
     return (
         (
-            bool(diary.error),
-            f"{start}, it does not run ({diary.error}). The scaler leaves such a step out by itself.",
+            bool(mine.error),
+            f"{start}, it does not run ({mine.error}). The scaler leaves such a step out by itself.",
         ),
         (
-            diary.moved or diary.own_steps > 0,
+            mine.moved or mine.own_steps > 0,
             f"{start}, the weights moved: leave that decision to scaler.step(optimizer).",
         ),
         (
-            diary.scales[1] >= diary.scales[0],
+            mine.get_scale() >= mine.scale_before,
             f"{start}, the scale stays as it was: call scaler.step and scaler.update in any case.",
         ),
     )

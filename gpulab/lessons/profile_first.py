@@ -88,16 +88,15 @@ def limit_beside_share(run_name: str, experiment: str) -> Table:
     if diagnosed is None or promised >= 1 or most is None:
         raise NotMeasured(f"That needs the run {run_name!r} and the experiment {experiment!r}: run both first.")
     rows = (
-        ("the report's share", promised, 1 / (1 - promised)),
-        ("measured without the shift", 1 - 1 / most.times, most.times),
+        ("the report's share", percent(promised), f"{factor(1 / (1 - promised))}×"),
+        ("measured without the shift", percent(1 - 1 / most.times), f"{factor(most.times)}×"),
     )
-    lines = [f"{'':28} {'of a step':>10} {'speedup':>14}"]
-    lines += [f"{label:28} {percent(part):>10} {factor(gain) + '×':>14}" for label, part, gain in rows]
+    below = []
     if not diagnosed.first.source_line:
-        lines.append("The report names another cause first, so its share may be far from what the line really takes.")
+        below.append("The report names another cause first, so its share may be far from what the line really takes.")
     if not most.sure:
-        lines.append("What was measured may be chance: run the comparison again when other programs have ended.")
-    return Table(tuple(lines))
+        below.append("What was measured may be chance: run the comparison again when other programs have ended.")
+    return Table.of(("", "of a step", "speedup"), rows, *below)
 
 
 # -- the trace ---------------------------------------------------------------------------------------------------------
@@ -196,12 +195,12 @@ def plugin_beside(name: str) -> Table | Note:
         costs = _plugin_costs(trace_file(name))
     if costs is None:
         return Note("Not read.", "TensorBoard's plugin could not read this trace at all.")
-    lines = [f"{'a traced step of ' + repr(name):34} {'gpulab':>8} {'plugin':>8}"]
+    rows = []
     for label, (roles, parts) in _ROLES.items():
         theirs = sum(costs[role] for role in roles) / costs["Total"] if costs["Total"] else None
         ours = sum(breakdown.share[part] for part in parts)
-        lines.append(f"{label:34} {percent(ours):>8} {percent(theirs):>8}")
-    return Table(tuple(lines))
+        rows.append((label, percent(ours), percent(theirs)))
+    return Table.of((f"a traced step of {name!r}", "gpulab", "plugin"), rows)
 
 
 def _plugin_costs(path: Path) -> dict[str, float] | None:

@@ -8,6 +8,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -141,28 +142,24 @@ def table_of(trials: Sequence[Trial]) -> Table:
     Where their first steps were looked at, with the share in which the device worked.
     """
     front = front_of(trials)
+    columns: dict[str, Callable[[Trial], str]] = {
+        "": lambda t: "*" if t in front else "",
+        "per sample": lambda t: f"{t.us_per_sample:.0f} us",
+        "loss": lambda t: "-" if t.loss is None else f"{t.loss:.3f}",
+        "seconds": lambda t: f"{t.seconds:.2f}",
+    }
+    if any(t.look for t in trials):
+        columns["works"] = lambda t: _share_words(t.look)
+    for name in dict.fromkeys(name for t in trials for name in t.choice):
+        columns[_heading(name)] = partial(_choice, name)
+    if any(t.stopped for t in trials):
+        columns["stopped"] = lambda t: t.stopped
     rows = sorted(trials, key=lambda t: (t.loss is None, t.loss or t.us_per_sample))
-    columns = [
-        _column("", ["*" if t in front else "" for t in rows]),
-        _column("per sample", [f"{t.us_per_sample:.0f} us" for t in rows], right=True),
-        _column("loss", ["-" if t.loss is None else f"{t.loss:.3f}" for t in rows], right=True),
-        _column("seconds", [f"{t.seconds:.2f}" for t in rows], right=True),
-    ]
-    if any(t.look for t in rows):
-        columns.append(_column("works", [_share_words(t.look) for t in rows], right=True))
-    for name in dict.fromkeys(name for t in rows for name in t.choice):
-        values = [t.choice.get(name, "") for t in rows]
-        are_numbers = all(isinstance(value, (int, float)) for value in values)
-        columns.append(_column(_heading(name), [_value(value) for value in values], right=are_numbers))
-    if any(t.stopped for t in rows):
-        columns.append(_column("stopped", [t.stopped for t in rows]))
-    return Table(tuple(" ".join(line).rstrip() for line in zip(*columns, strict=True)))
+    return Table.of(list(columns), [[cell(t) for cell in columns.values()] for t in rows], gap=" ")
 
 
-def _column(heading: str, cells: Sequence[str], *, right: bool = False) -> list[str]:
-    """All of one width."""
-    width = max(map(len, (heading, *cells)))
-    return [cell.rjust(width) if right else cell.ljust(width) for cell in (heading, *cells)]
+def _choice(name: str, trial: Trial) -> str:
+    return _value(trial.choice.get(name, ""))
 
 
 def _share_words(look: Look | None) -> str:

@@ -109,9 +109,8 @@ def jobs_table(folder: str | Path = FLEET) -> Table | Note:
     jobs = jobs_of(folder)
     if not jobs:
         return Note("Not measured.", f"There is no job in {str(folder)!r} yet: run the cell that records them first.")
-    lines = [f"{'job':12} {'held the device for':>20} {'idle':>6}"]
-    lines += [f"{job.name:12} {duration(job.wall_s * 1e6):>20} {percent(job.idle_fraction):>6}" for job in jobs]
-    return Table(tuple(lines))
+    rows = [(job.name, duration(job.wall_s * 1e6), percent(job.idle_fraction)) for job in jobs]
+    return Table.of(("job", "held the device for", "idle"), rows)
 
 
 def array_script(jobs: Mapping[str, str], gres: str, at_once: int, minutes: int = 60) -> str:

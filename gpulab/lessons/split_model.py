@@ -64,15 +64,10 @@ def _measured(name: str) -> tuple[int, int, float] | None:
 
 def bubbles(*names: str) -> Table:
     """The measured bubble of each run of that name, beside what the formula says."""
-    lines = [f"{'run':28}{'ranks':>6}{'micro-batches':>15}{'formula':>9}{'measured':>10}"]
-    for name in names:
-        measured = _measured(name)
-        if measured is None:
-            lines.append(f"{name:28}has not run yet")
-        else:
-            ranks, count, share = measured
-            lines.append(f"{name:28}{ranks:>6}{count:>15}{percent(bubble(ranks, count)):>9}{percent(share):>10}")
-    return Table(tuple(lines))
+    measured = {name: one for name in names if (one := _measured(name)) is not None}
+    rows = [(name, r, m, percent(bubble(r, m)), percent(share)) for name, (r, m, share) in measured.items()]
+    below = [f"{name} has not run yet" for name in names if name not in measured]
+    return Table.of(("run", "ranks", "micro-batches", "formula", "measured"), rows, *below)
 
 
 def draw_bubbles(*names: str) -> Figure:

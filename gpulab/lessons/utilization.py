@@ -96,11 +96,11 @@ _METERS = (
 def meters_of(runs: Sequence[Run]) -> Table:
     """What the GPU's meters read during each run, the highest reading of each: the ends of a run would blur a mean."""
     curves = [{curve.name: curve.maximum for curve in facts(run).curves} for run in runs]
-    lines = [f"{'highest reading':26}" + "".join(f" {run.name:>16}" for run in runs)]
-    for label, name, unit in _METERS:
-        values = [percent(c[name] * unit) if name in c else "not measurable" for c in curves]
-        lines.append(f"{label:26}" + "".join(f" {value:>16}" for value in values))
-    return Table(tuple(lines))
+    rows = [
+        (label, *(percent(c[name] * unit) if name in c else "not measurable" for c in curves))
+        for label, name, unit in _METERS
+    ]
+    return Table.of(("highest reading", *(run.name for run in runs)), rows)
 
 
 # -- the ladder --------------------------------------------------------------------------------------------------------
@@ -122,7 +122,7 @@ def top_table(experiment: str) -> Table:
     """What `top` shows of the training thread, what the device does meanwhile, and samples per second, by setting."""
     sides = _sides(experiment)
     first = sides[0]
-    lines = [f"{'setting':14} {'top shows':>10} {'the device works':>17} {'samples':>16} {'against the first':>18}"]
+    rows = []
     for side in sides:
         works = working_share(side.facts.run) if side.facts is not None else None
         per_s = None if not side.us_per_sample else 1e6 / side.us_per_sample
@@ -130,14 +130,12 @@ def top_table(experiment: str) -> Table:
         if side is not first and side.us_per_sample and first.us_per_sample:
             change = difference(first.us_per_sample / side.us_per_sample - 1)
         shown = percent(_thread_share(side.facts))
-        lines.append(f"{side.label:14} {shown:>10} {percent(works):>17} {rate(per_s, 'samples'):>16} {change:>18}")
+        rows.append((side.label, shown, percent(works), rate(per_s, "samples"), change))
     cores = [side.facts.cores for side in sides if side.facts is not None and side.facts.cores is not None]
     without = max((one.thread_wait_fraction or 0.0 for one in cores), default=0.0)
-    if without >= DEFAULT.core_wait_notice:
-        lines.append(
-            f"Other programs took cores: for up to {percent(without)} of the time the training was ready and had none."
-        )
-    return Table(tuple(lines))
+    others = f"Other programs took cores: for up to {percent(without)} of the time the training was ready and had none."
+    below = [others] if without >= DEFAULT.core_wait_notice else []
+    return Table.of(("setting", "top shows", "the device works", "samples", "against the first"), rows, *below)
 
 
 @notes

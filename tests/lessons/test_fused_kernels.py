@@ -62,8 +62,8 @@ def test_no_two_names_on_the_roofline_overlap(uses: list[OperatorUse]) -> None:
     boxes = [Text.get_window_extent(text) for text in axes.texts]  # without the line to its dot
     for one, other in combinations(boxes, 2):
         assert not one.overlaps(other), (one, other)
-    assert all(axes.bbox.x0 <= box.x0 and box.x1 <= axes.bbox.x1 + 1 for box in boxes)
-    assert all(axes.bbox.y0 <= box.y0 and box.y1 <= axes.bbox.y1 for box in boxes)
+    assert all(axes.bbox.x1 <= box.x0 and box.x1 <= figure.bbox.x1 + 1 for box in boxes), "beside the axes"
+    assert all(figure.bbox.y0 <= box.y0 and box.y1 <= figure.bbox.y1 for box in boxes)
 
 
 def test_one_operator_moves_what_attention_cannot_do_without() -> None:
