@@ -470,7 +470,7 @@ of a perfect DataLoader: no change to the loading can give more.
     Command(
         "progress",
         "show your guesses and exercises in the lessons of this folder",
-        "gpulab.board.own:show",
+        "gpulab.board.live:show",
         door="notebook",
     ),
     Command(

@@ -25,7 +25,7 @@ from tornado.ioloop import IOLoop
 from tornado.web import Application, HTTPError, RequestHandler, authenticated
 
 from gpulab.board import page
-from gpulab.board.folder import read_folder
+from gpulab.board.live import read_folder
 from gpulab.board.standing import standing
 from gpulab.lessons.progress import LONGEST_LINE_BYTES, ClassFolder, Learner, parsed
 

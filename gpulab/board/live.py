@@ -1,10 +1,15 @@
-"""The board in the instructor's notebook: it reads the folder again every few seconds until it is stopped."""
+"""The board in the instructor's notebook, which reads the class folder again every few seconds until it is stopped.
+
+The folder has one file per learner, which they write while it is read. A learner's own progress is shown as text.
+"""
 
 from __future__ import annotations
 
 import argparse
 import contextvars
+import stat
 import threading
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,10 +18,11 @@ from typing import Any
 from msgspec import Struct
 
 from gpulab.board import page
-from gpulab.board.folder import read_folder, warning
-from gpulab.board.standing import Standing, standing
+from gpulab.board.standing import LearnerStanding, Standing, State, standing
 from gpulab.errors import UsageError
-from gpulab.lessons.catalogue import lesson_named
+from gpulab.lessons.catalogue import LESSONS, lesson_named
+from gpulab.lessons.progress import CLASS_VARIABLE, Line, Progress, class_outlets, learner, read_lines
+from gpulab.store.files import reason, write_whole
 from gpulab.views.live_view import in_notebook
 from gpulab.views.view import Answer
 
@@ -84,7 +90,9 @@ def show_board(options: argparse.Namespace) -> Answer | None:
     board = LiveBoard(options.folder.expanduser(), tuple(lesson_named(word).name for word in options.lessons))
     current = board.read()
     if options.html is not None:
-        _write(options.html, board)
+        content = board.bundle()["text/html"]
+        content = f'<!doctype html><meta charset="utf-8"><title>gpulab: the class</title>{content}'
+        write_whole(options.html, content.encode())
         return Answer(f"The board is in {str(options.html)!r}.")
     stop_boards()
     if not in_notebook():
@@ -94,9 +102,65 @@ def show_board(options: argparse.Namespace) -> Answer | None:
     return None
 
 
-def _write(target: Path, board: LiveBoard) -> None:
-    content = f'<!doctype html><meta charset="utf-8"><title>gpulab: the class</title>{board.bundle()["text/html"]}'
+MOST_FILES = 1_000
+
+
+def read_folder(folder: Path) -> Mapping[str, list[Line]]:
+    """The lines of every learner by the name of their file. Raises UsageError where the folder cannot be read."""
     try:
-        target.write_text(content, encoding="utf-8")
+        paths = sorted(path for path in folder.iterdir() if path.suffix == ".jsonl")
     except OSError as e:
-        raise UsageError(f"{str(target)!r} cannot be written: {e.strerror or e}.") from e
+        raise UsageError(f"The class folder {str(folder)!r} cannot be read: {reason(e)}.") from e
+    return {
+        path.stem: list(read_lines(path)) for path in paths[:MOST_FILES] if path.is_file() and not path.is_symlink()
+    }
+
+
+def warning(folder: Path) -> str:
+    """What is unsafe about the folder: a learner may take away another's file. Empty where nothing is."""
+    try:
+        mode = folder.stat().st_mode
+    except OSError:
+        return ""
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        return f"Every learner can delete the others' files here: chmod +t {folder} ends that."
+    return ""
+
+
+_WORDS: dict[State, str] = {
+    "right": "solved",
+    "undecided": "undecided so far",
+    "wrong": "not yet",
+    "unanswered": "not begun",
+    "none": "not begun",
+}
+
+
+def show() -> None:
+    """Print a learner's own progress. Raises UsageError where nothing was done yet."""
+    progress = Progress()
+    lines = progress.lines()
+    if not lines:
+        raise UsageError(f"There is no progress in {str(progress.folder)!r} yet: open a lesson, guess, and check.")
+    print("\n".join(report(lines)))
+    for outlet in class_outlets(learner()):
+        print(
+            f'\nThe class sees these lines, too, as "{learner().name}": {CLASS_VARIABLE} sends them to {outlet.words}.'
+        )
+
+
+def report(lines: list[Line]) -> Iterator[str]:
+    """One line per exercise and guess of every lesson that was opened; the latest guess of a question counts."""
+    everything = standing({"own": lines})
+    one = everything.learners[0] if everything.learners else LearnerStanding("own", "")
+    count = sum(len(entry.exercises) for entry in LESSONS)
+    yield f"{one.solved_count} of {count} exercises of all lessons are solved."
+    for entry in everything.lessons:
+        yield f"\n{entry.number} {entry.title}"
+        for exercise in entry.exercises:
+            state = one.states.get((entry.name, exercise), "none")
+            tries = one.attempts.get((entry.name, exercise), 0)
+            yield f"  exercise {exercise}: {_WORDS[state]}" + (f" (checked {tries} times)" if tries > 1 else "")
+        for (lesson, question), guesses in sorted(everything.guesses.items()):
+            if lesson == entry.name:
+                yield f"  guess {question}: you guessed {guesses[0].guess:.3g}, measured was {guesses[0].measured:.3g}"

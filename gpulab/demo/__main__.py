@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +14,7 @@ import gpulab
 from gpulab.demo import cell
 from gpulab.errors import GpulabError, UsageError
 from gpulab.options import whole_number_type
+from gpulab.store.files import write_whole
 from gpulab.views.waiting import waiting
 
 if TYPE_CHECKING:
@@ -34,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             report = profile_demo(steps=options.steps, slow_ms=options.slow_ms)
         print(json.dumps(report.json(), indent=2) if options.json else report.text(full=options.all))
         if options.html is not None:
-            _write(options.html, report.html())
+            write_whole(options.html, report.html().encode())
             print(f"\nThe same report as a page: {options.html}", file=sys.stderr if options.json else sys.stdout)
     except (GpulabError, OSError) as e:
         print(f"gpulab demo: {e}", file=sys.stderr)
@@ -59,19 +58,6 @@ def profile_demo(steps: int | None = None, slow_ms: float = 0.0) -> Report:
 
 def _execute(code: str, filename: str, namespace: dict[str, object]) -> None:
     exec(compile(code, filename, "exec"), namespace)
-
-
-def _write(path: Path, page: str) -> None:
-    """Write the page whole or not at all."""
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=path.parent, suffix=".tmp", delete=False) as file:
-        try:
-            file.write(page)
-            file.close()
-            Path(file.name).chmod(0o644)  # a temporary file is private
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
 
 
 def _parser() -> argparse.ArgumentParser:

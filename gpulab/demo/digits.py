@@ -35,18 +35,16 @@ _NEEDS = "The demo needs scikit-learn and Pillow: pip install scikit-learn pillo
 
 def default_root() -> Path:
     """Where the image files are kept: `$GPULAB_DEMO_DATA`, else a folder in the user's cache directory."""
-    chosen = os.environ.get("GPULAB_DEMO_DATA")
+    chosen, home = os.environ.get("GPULAB_DEMO_DATA"), Path.home()
     if chosen:
         return Path(chosen)
-    return _cache_directory() / "gpulab" / f"digits-{STORED_PIXELS}px"
-
-
-def _cache_directory() -> Path:
     if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches"
-    if os.name == "nt":
-        return Path(os.environ.get("LOCALAPPDATA", Path.home() / "AppData" / "Local"))
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        cache = home / "Library" / "Caches"
+    elif os.name == "nt":
+        cache = Path(os.environ.get("LOCALAPPDATA", home / "AppData" / "Local"))
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return cache / "gpulab" / f"digits-{STORED_PIXELS}px"
 
 
 def write_digits(root: Path) -> None:

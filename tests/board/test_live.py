@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from gpulab.board import live
-from gpulab.board.folder import read_folder, warning
-from gpulab.board.live import LiveBoard, stop_boards
-from gpulab.board.own import report
+from gpulab.board.live import LiveBoard, read_folder, report, stop_boards, warning
 from gpulab.errors import UsageError
 from gpulab.lessons.progress import ClassFolder, Learner, Line
 from tests.support.commands import answered
