@@ -12,7 +12,7 @@ import pytest
 
 from gpulab.board import live
 from gpulab.board.live import LiveBoard, read_folder, report, stop_boards, warning
-from gpulab.errors import UsageError
+from gpulab.errors import StoreError, UsageError
 from gpulab.lessons.progress import ClassFolder, Learner, Line
 from tests.support.commands import answered
 
@@ -52,7 +52,7 @@ def test_what_cannot_work_is_said_in_one_line(rest: str, words: str) -> None:
 def test_a_page_is_written_once(folder: Path, tmp_path: Path) -> None:
     assert "board page.html" in answered(f"board {folder} --html '{tmp_path / 'board page.html'}'")
     assert "Ada" in (tmp_path / "board page.html").read_text(encoding="utf-8")
-    with pytest.raises(UsageError, match="cannot be written"):
+    with pytest.raises(StoreError, match="cannot be written"):
         answered(f"board {folder} --html /no/such/folder/board.html")
 
 
