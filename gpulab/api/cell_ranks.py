@@ -25,10 +25,11 @@ from gpulab.errors import RankError, StoreError, UsageError
 from gpulab.formatting import decapitalized
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
+    RECORD,
     Line,
     RankProcesses,
     launcher_words,
-    record_words,
+    option_words,
     shortage,
     threads_of_each,
 )
@@ -143,11 +144,11 @@ class RankedCell(Struct, frozen=True):
         (folder / NOTEBOOK).write_text(self.setup, encoding="utf-8")
         (folder / "logs").mkdir()
         own_options = {"no_live": True, "silent": True, "before": folder / NOTEBOOK}
-        target = record_words({**self.options, **own_options, **(more or {})}, [str(folder / CELL)])
+        target = [*RECORD, *option_words({**self.options, **own_options, **(more or {})}), str(folder / CELL)]
         if self.allocation is None:
             if short := shortage(self.ranks):
                 print(f"gpulab: {short}", file=sys.stderr)
-            words = [*launcher_words(self.ranks, own_id), *target]
+            words = [*launcher_words(self.ranks, own_id, folder / "logs"), *target]
             return own_id, RankProcesses(words, _environment(self.ranks), folder / "logs")
         script = folder / BATCH
         own = {"PYTHONPATH": _own_modules(), "GPULAB_DIR": str(default_root().parent)}

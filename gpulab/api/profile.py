@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
@@ -23,8 +23,8 @@ from gpulab.capture.pilot import outcome_of, stop_behind
 from gpulab.capture.recorder import Capture, RunSource
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
-from gpulab.launch.launcher import followed_ranks, record_words
-from gpulab.launch.own_ranks import own_ranks
+from gpulab.launch.launcher import option_words
+from gpulab.launch.own_ranks import followed_ranks, own_ranks
 from gpulab.live_feed import Watcher
 from gpulab.options import QUICK_RUN_STEPS, at_most, check_whole_number
 from gpulab.run import Missing, Outcome, Run, Settings
@@ -143,7 +143,7 @@ class profile:
     def __enter__(self) -> Self:
         self.start()
         if self.settings.save and self._source in ("cell", "statement"):
-            self._ranks = self._follows.enter_context(followed(self.settings))
+            self._ranks = self._follows.enter_context(followed(self.settings, silent=True))
         return self
 
     def __exit__(
@@ -286,13 +286,10 @@ def _in_words(error: BaseException) -> str:
 
 
 @contextmanager
-def followed(settings: Settings) -> Iterator[str]:
-    """Inside, ranks are recorded with these settings, without a word; their job's id begins with what is given."""
-    name = f"{platform.node()}-{new_id()}"
-    with followed_ranks(record_words(_of_each(settings), [])[3:], {JOB: name}):
-        yield name
-
-
-def _of_each(settings: Settings) -> Mapping[str, object]:
+def followed(settings: Settings, *, silent: bool) -> Iterator[str]:
+    """Inside, ranks are recorded with these settings; their job's id begins with what is given. `silent`: no report."""
     given = {name: getattr(settings, name) for name in ("name", "steps", "warmup", "trace_steps", "device", "whole")}
-    return {**given, "no_trace": not settings.trace, "no_live": True, "silent": True}
+    given |= {"no_trace": not settings.trace, "no_save": not settings.save, "no_live": True, "silent": silent}
+    name = f"{platform.node()}-{new_id()}"
+    with followed_ranks(option_words(given), {JOB: name}):
+        yield name

@@ -19,9 +19,10 @@ from gpulab.cli import complain, show_recorded
 from gpulab.errors import StoreError
 from gpulab.formatting import plural
 from gpulab.launch.launcher import (
+    RECORD,
     ended_with_this_process,
     launcher_words,
-    record_words,
+    option_words,
     shortage,
     threads_of_each,
 )
@@ -62,7 +63,8 @@ def _of_each(options: argparse.Namespace) -> Sequence[str]:
     names = (*_OPTIONS, *_SWITCHES, *(_OF_A_REPORT if options.no_save else ()))
     given = {name: getattr(options, name) for name in names}
     own = {"with_launcher": True, "silent": not options.no_save}
-    return record_words({**given, **own}, [*(["-m"] if options.module else []), options.script, *options.args])
+    target = ["-m", options.script] if options.module else [options.script]
+    return [*RECORD, *option_words({**given, **own}), *target, *options.args]
 
 
 def _show_job(options: argparse.Namespace, job_id: str, ended: int) -> int:

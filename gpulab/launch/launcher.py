@@ -14,19 +14,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from msgspec import Struct
 
 from gpulab.devices.machine import usable_cores
 from gpulab.formatting import plural
-from gpulab.knobs.variables import setting_names
 
 THREADS = "OMP_NUM_THREADS"
 OF_THE_KERNEL = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "MPLBACKEND")  # variables that would mislead a plain Python
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+RECORD = ("-m", "gpulab", "record")  # what each rank runs, with `option_words`
 PREFIX_VARIABLE = "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"
+PREFIX_TEMPLATE = "[default${rank}]:"  # before a line of a rank: its number among all, not on its node; see `line_of`
 LATEST_S = 0.1  # a line is handed on that soon
 _RANK = re.compile(r"\[default(\d+)\]:")
 # Who dies takes its ranks along: Linux sends SIGTERM to a child whose parent has ended (prctl, 1).
@@ -42,24 +43,14 @@ os.execv(sys.argv[2], sys.argv[2:])
 """
 
 
-def launcher_words(ranks: int, job_id: str = "") -> list[str]:
+def launcher_words(ranks: int, job_id: str, logs: Path | None = None) -> list[str]:
     """The beginning of a command line that starts so many ranks; what each runs follows ("-m", "module", …).
 
-    With `job_id` the job has that name, else one of the launcher's making.
+    The job has the name `job_id`. What the ranks print goes to the folder `logs`, else to the terminal.
     """
     meeting = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", job_id)
-    where = ["--nnodes", "1", *meeting] if job_id else ["--standalone"]
-    return [*agent_words(), *where, "--nproc-per-node", str(ranks)]
-
-
-def agent_words() -> list[str]:
-    """torchrun."""
-    return [sys.executable, "-m", "torch.distributed.run"]
-
-
-def prefix_template() -> str:
-    """What torchrun puts before a line of a rank: its number among all, not only on its node; see `line_of`."""
-    return "[default${rank}]:"
+    output = ("--redirects", "3", "--log-dir", str(logs)) if logs is not None else ()
+    return [*TORCHRUN, *output, "--nnodes", "1", *meeting, "--nproc-per-node", str(ranks)]
 
 
 def threads_of_each(ranks: int, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
@@ -84,14 +75,10 @@ class RankProcesses:
     may_go_on = False
 
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], logs: Path) -> None:
-        """`words` is the whole command, `logs` a folder for what the ranks print, which is read from there.
+        """`words` is the whole command, `logs` its folder for what the ranks print, which is read from there.
 
         Raises OSError where the process cannot be started.
         """
-        first, *rest = words
-        place = rest.index("torch.distributed.run") + 1
-        own = ["--redirects", "3", "--log-dir", str(logs)]
-        command = [first, *rest[:place], *own, *rest[place:]]
         self._logs = logs
         paths: dict[Path, tuple[int | None, bool]] = {
             logs / "launcher.out": (None, False),
@@ -101,7 +88,7 @@ class RankProcesses:
         with contextlib.ExitStack() as opened:
             out, error = (opened.enter_context(path.open("wb")) for path in paths)
             self._process = subprocess.Popen(
-                ended_with_this_process(command),
+                ended_with_this_process(words),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=error,
@@ -116,12 +103,12 @@ class RankProcesses:
             is_over = self._process.poll() is not None  # asked before the look: nothing comes after it
             self._look_for_files()
             for file, whose in self._files.items():
-                yield from (_line(text, whose) for text in file.lines())
+                yield from (Line(whose[0], text, whose[1]) for text in file.lines())
             yield None
             if not is_over:
                 time.sleep(LATEST_S)
         for file, whose in self._files.items():
-            yield from (_line(text, whose) for text in file.rest())
+            yield from (Line(whose[0], text, whose[1]) for text in file.rest())
 
     def stop(self) -> None:
         """Ask all ranks to end at their next step."""
@@ -152,11 +139,6 @@ class RankProcesses:
                 self._files[GrowingFile(path)] = (int(path.parent.name), path.stem == "stderr")
 
 
-def _line(text: str, whose: tuple[int | None, bool]) -> Line:
-    rank, is_error = whose
-    return Line(rank, text, is_error)
-
-
 def ended_with_this_process(command: Sequence[str]) -> list[str]:
     """The same command, which is sent SIGTERM when this process has ended in whatever way (Linux, prctl)."""
     return [sys.executable, "-I", "-S", "-c", _ORPHANS_END, str(os.getpid()), *command]
@@ -178,65 +160,18 @@ def line_of(text: str, *, is_error: bool) -> Line:
     return Line(int(match[1]), text[match.end() :], is_error) if match else Line(None, text, is_error)
 
 
-def record_words(options: Mapping[str, object], target: Sequence[str]) -> list[str]:
-    """What each rank runs: `gpulab record` with these options (None, False and "" are left out) on a script.
-
-    An option whose value is a list is given once for each of its words.
-    """
-    words = ["-m", "gpulab", "record"]
+def option_words(options: Mapping[str, object]) -> list[str]:
+    """Options as words of a command line: without None, False and ""; a list is given once for each of its words."""
+    words: list[str] = []
     for name, value in options.items():
         flag = f"--{name.replace('_', '-')}"
         if value is True:
             words.append(flag)
         elif isinstance(value, list):
             words += [word for one in value for word in (flag, str(one))]
-        elif value is not None and value is not False and value != "":
+        elif value not in (None, False, ""):
             words += [flag, str(value)]
-    return [*words, *target]
-
-
-FOLLOW = "GPULAB_FOLLOW"
-_FOLDER = str(Path(__file__).parent / "follow")
-_PATH = "PYTHONPATH"
-
-
-@contextmanager
-def followed_ranks(
-    options: Sequence[str], names: Mapping[str, str], environment: MutableMapping[str, str] = os.environ
-) -> Iterator[None]:
-    """Inside, processes that become ranks run under `gpulab record` with these options, and see these variables.
-
-    Nothing is followed where this process is a rank itself: whoever has started it records the others.
-    """
-    if is_rank(environment) or FOLLOW in environment:
-        yield
-        return
-    before = environment.get(_PATH)
-    path = os.pathsep.join(filter(None, (_FOLDER, before)))
-    with setting_names(environment, {**names, FOLLOW: "\n".join(options)}):
-        environment[_PATH] = path
-        try:
-            yield
-        finally:
-            _put_back(environment, path, before)
-
-
-def _put_back(environment: MutableMapping[str, str], ours: str, before: str | None) -> None:
-    """The path as it was; where the code inside has set another, that one stays, without our folder."""
-    present = environment.get(_PATH)
-    if present is None:
-        return
-    if present != ours:
-        before = os.pathsep.join(part for part in present.split(os.pathsep) if part != _FOLDER)
-    if before:
-        environment[_PATH] = before
-    else:
-        del environment[_PATH]
-
-
-def is_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether a launcher has started this process as one of several."""
-    return any(name in environment for name in ("LOCAL_RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK"))
+    return words
 
 
 class Line(Struct, frozen=True):

@@ -20,13 +20,13 @@ from gpulab.devices.own_processes import VARIABLE, marked
 from gpulab.errors import UsageError
 from gpulab.launch.launcher import (
     OF_THE_KERNEL,
+    PREFIX_TEMPLATE,
     PREFIX_VARIABLE,
     THREADS,
+    TORCHRUN,
     GrowingFile,
     Line,
-    agent_words,
     line_of,
-    prefix_template,
 )
 
 LOOK_S = 0.5  # between two looks at the output
@@ -96,9 +96,9 @@ def batch_script(
     """
     quoted = shlex.quote
     meeting = ["--rdzv-backend", "c10d", "--rdzv-endpoint", '"$address:$port"', "--rdzv-id", quoted(job_id)]
-    agent = [*map(quoted, agent_words()), "--nnodes", str(asked.nodes), "--nproc-per-node", str(asked.of_each_node)]
+    agent = [*map(quoted, TORCHRUN), "--nnodes", str(asked.nodes), "--nproc-per-node", str(asked.of_each_node)]
     command = [*agent, *meeting, "--tee", "3", "--log-dir", quoted(str(folder / "logs")), *map(quoted, target)]
-    variables = {PREFIX_VARIABLE: prefix_template(), "PYTHONUNBUFFERED": "1", **environment}
+    variables = {PREFIX_VARIABLE: PREFIX_TEMPLATE, "PYTHONUNBUFFERED": "1", **environment}
     lines = [
         "#!/bin/bash",
         "#SBATCH --job-name=gpulab",

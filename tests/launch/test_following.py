@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpulab.launch.launcher import FOLLOW, followed_ranks
+from gpulab.launch.own_ranks import FOLLOW, followed_ranks
 from gpulab.store.folders import Store
 from tests.support.fork_server import python_with_torch
 

@@ -59,7 +59,7 @@ def test_what_ranks_print_arrives_to_the_last_line(tmp_path: Path) -> None:
     script.write_text(PRINTS)
     logs = tmp_path / "logs of mine"
     logs.mkdir()
-    words = [*launcher_words(2, "prints"), str(script)]
+    words = [*launcher_words(2, "prints", logs), str(script)]
     processes = RankProcesses(words, dict(os.environ) | {"OMP_NUM_THREADS": "1"}, logs)
     lines = [line for line in processes.lines() if line is not None]
     assert processes.end() == 1, "rank 1 has failed"
