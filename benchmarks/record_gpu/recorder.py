@@ -26,8 +26,8 @@ from msgspec.structs import replace
 from benchmarks.record_gpu.catalogue import Recording, every
 from benchmarks.record_gpu.outlet import DOCUMENT, SIMULATED, Outlet
 from benchmarks.record_gpu.trace_trimming import trim
-from gpulab.capture.pilot import stop_behind
 from gpulab.capture.recorder import Capture
+from gpulab.capture.threads import stop_behind
 from gpulab.devices.machine import environment
 from gpulab.live_feed import Feed
 from gpulab.run import Outcome, Run, Settings

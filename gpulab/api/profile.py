@@ -19,8 +19,8 @@ from gpulab.api.reading import report
 from gpulab.api.runs_command import runs
 from gpulab.capture.job import JOB, current_job
 from gpulab.capture.loader_facts import deaths_unheard
-from gpulab.capture.pilot import outcome_of, stop_behind
 from gpulab.capture.recorder import Capture, RunSource
+from gpulab.capture.threads import outcome_of, stop_behind
 from gpulab.errors import GpulabError, StoreError, UsageError
 from gpulab.formatting import capitalized
 from gpulab.launch.launcher import option_words

@@ -341,19 +341,6 @@ def _graphs() -> int:
     return int(counters["stats"]["unique_graphs"]) if "stats" in counters else 0
 
 
-def recompiled_because() -> dict[str, str]:
-    """Of each compilation of this process that torch still knows: why it was done again, or what was compiled."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    try:
-        metrics = utils.get_compilation_metrics() if utils is not None else ()
-        compilations = {
-            str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in metrics if m.co_name
-        }
-    except Exception:  # torch's own bookkeeping: it has changed its shape before
-        return {}
-    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in compilations.items()}
-
-
 # -- modules -----------------------------------------------------------------------------------------------------------
 
 

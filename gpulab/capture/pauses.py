@@ -7,6 +7,7 @@ tells when something began and ended; what needs no gradients is read off the ma
 from __future__ import annotations
 
 import os
+import sys
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Sequence
@@ -20,10 +21,10 @@ from msgspec import Struct
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from gpulab.capture.places import users_spot
+from gpulab.capture.places import Naming, users_spot
 from gpulab.capture.stack_reader import Spot, Stack
 from gpulab.intervals import Intervals
-from gpulab.run import PauseKind, PauseSum
+from gpulab.run import Pause, PauseKind, PauseSum
 from gpulab.tape.marks import Kind, Marks
 
 _KEPT_ALWAYS: tuple[PauseKind, ...] = ("checkpoint_save", "evaluation", "compile")  # few, and each is somebody's wish
@@ -32,7 +33,15 @@ _MOST_OFF = 200_000  # times: a run that needs more has shown by then what it do
 _FEW_MARKS = 32  # these are read one by one
 _TURNS = (Kind.ITER, Kind.ITERATOR, Kind.END, Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN, Kind.STOP)
 
-Heard = tuple[PauseKind, int, int, Spot | None, str]  # kind, start and end (`time.perf_counter_ns`), line, detail
+
+class Stretch(Struct, frozen=True):
+    """Of the training thread's time, on the clock of the marks; `spot` is the line of the user's that it belongs to."""
+
+    start_ns: int
+    end_ns: int
+    spot: Spot | None = None
+    detail: str = "without gradients"
+    kind: PauseKind = "evaluation"
 
 
 class Pauses:
@@ -41,14 +50,13 @@ class Pauses:
     def __init__(self) -> None:
         self._thread = get_ident()
         self._process = os.getpid()
-        self.heard: list[Heard] = []
+        self.heard: list[Stretch] = []
         self._more: dict[PauseKind, tuple[int, int]] = {}
         self.spots: dict[int, Spot | None] = {}  # the user's line that a mark of that time comes from
         self.begin_anew()
         self._begins_ns = 0
-        self._first_trained: tuple[int, dict[PauseKind, tuple[int, int]]] | None = (
-            None  # when, what was counted by then
-        )
+        # when, and what was counted by then
+        self._first_trained: tuple[int, dict[PauseKind, tuple[int, int]]] | None = None
         self.over = False
 
     def begin_anew(self) -> None:
@@ -73,7 +81,7 @@ class Pauses:
         if os.getpid() != self._process or self.over or start_ns < self._begins_ns:
             return
         if end_ns - start_ns >= SHORTEST_NS or kind in _KEPT_ALWAYS:
-            self._keep(kind, start_ns, end_ns, users_spot(frame), detail)
+            self._keep(Stretch(start_ns, end_ns, users_spot(frame), detail, kind))
         else:
             self._count(kind, end_ns - start_ns)
 
@@ -148,14 +156,29 @@ class Pauses:
         self.over = True
         self._note(self._passes.finish())
         if not trains:
-            self.heard = [pause for pause in self.heard if pause[0] != "evaluation"]
+            self.heard = [pause for pause in self.heard if pause.kind != "evaluation"]
         evaluations = self._grad_off.evaluations(self._evaluated, starts_ns) if trains else ()
         for s in self._eval_mode.widened(evaluations, loop):
-            self._keep("evaluation", s.start_ns, s.end_ns, s.spot, s.detail)
+            self._keep(s)
         if len(starts_ns):
             self._forget_collections(int(starts_ns[min(1, len(starts_ns) - 1)]))
-        self.heard.sort(key=lambda pause: pause[1:3])
+        self.heard.sort(key=lambda pause: (pause.start_ns, pause.end_ns))
         return tuple(PauseSum(kind, count, total) for kind, (count, total) in self._more.items())
+
+    def recorded(self, origin_ns: int, naming: Naming) -> tuple[Pause, ...]:
+        """On the run's clock, without those from before the run began: its own start."""
+        because = _recompiled_because() if any(p.kind == "compile" for p in self.heard) else {}
+        return tuple(
+            Pause(
+                p.kind,
+                p.start_ns - origin_ns,
+                p.end_ns - origin_ns,
+                naming.number(p.spot),
+                because.get(p.detail, p.detail),
+            )
+            for p in self.heard
+            if p.start_ns >= origin_ns
+        )
 
     @property
     def grad_off_ns(self) -> Intervals:
@@ -164,7 +187,7 @@ class Pauses:
 
     def _forget_collections(self, second_step_ns: int) -> None:
         """Garbage that was collected before the second step, mostly while modules were imported, is start-up."""
-        self.heard = [pause for pause in self.heard if pause[0] != "gc" or pause[2] > second_step_ns]
+        self.heard = [pause for pause in self.heard if pause.kind != "gc" or pause.end_ns > second_step_ns]
         if self._first_trained is not None and self._first_trained[0] <= second_step_ns:
             count, total_ns = self._more.pop("gc", (0, 0))
             before, before_ns = self._first_trained[1].get("gc", (0, 0))
@@ -176,15 +199,28 @@ class Pauses:
             detail = f"{p.batches:,} batch" + ("" if p.batches == 1 else "es")
             self._evaluated.append(Stretch(p.start_ns, p.last_ns, p.spot, detail))
 
-    def _keep(self, kind: PauseKind, start_ns: int, end_ns: int, spot: Spot | None, detail: str) -> None:
+    def _keep(self, pause: Stretch) -> None:
         if len(self.heard) < MOST:
-            self.heard.append((kind, start_ns, end_ns, spot, detail))
+            self.heard.append(pause)
         else:
-            self._count(kind, end_ns - start_ns)
+            self._count(pause.kind, pause.end_ns - pause.start_ns)
 
     def _count(self, kind: PauseKind, took_ns: int) -> None:
         count, total_ns = self._more.get(kind, (0, 0))
         self._more[kind] = (count + 1, total_ns + took_ns)
+
+
+def _recompiled_because() -> dict[str, str]:
+    """Of each compilation of this process that torch still knows: why it was done again, or what was compiled."""
+    utils = sys.modules.get("torch._dynamo.utils")
+    try:
+        metrics = utils.get_compilation_metrics() if utils is not None else ()
+        compilations = {
+            str(m.compile_id): (m.co_name, getattr(m, "recompile_reason", None)) for m in metrics if m.co_name
+        }
+    except Exception:  # torch's own bookkeeping: it has changed its shape before
+        return {}
+    return {i: f"{name}, again: {why}" if why else str(name) for i, (name, why) in compilations.items()}
 
 
 # From `model.eval()` to `model.train()`: how far an evaluation reaches beyond the code that needs no gradients.
@@ -377,15 +413,6 @@ MOST = 10_000
 SHORT_MOST = 2_000
 _FEWEST = 4  # ours: of fewer short ones at a line, chance speaks
 USUAL = 0.5  # of the steps: what is done in more of them is a part of training
-
-
-class Stretch(Struct, frozen=True):
-    """One, on the clock of the marks; `spot` is the line of the user's that it belongs to."""
-
-    start_ns: int
-    end_ns: int
-    spot: Spot | None = None
-    detail: str = "without gradients"
 
 
 class GradOff:

@@ -5,7 +5,6 @@ A pilot alone makes a short run, for a comparison: its steps, and no meters, no 
 
 from __future__ import annotations
 
-import inspect
 import os
 import re
 import sys
@@ -30,11 +29,12 @@ from gpulab.capture.profiler import StepEvents, Window
 from gpulab.capture.reader import Reader
 from gpulab.capture.sampler import CoreReadings
 from gpulab.capture.step_values import ModelInputs
+from gpulab.capture.threads import StopRun, inside_generator, stop_behind
 from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.capture.windows import Phases
 from gpulab.formatting import plural
 from gpulab.knobs import preparation
-from gpulab.run import Missing, Outcome, Phase, Settings, Steps
+from gpulab.run import Missing, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
 
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
 
 BEFORE_STEPS = "before the first step"
-GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 PASSED_BY = 16  # requests inside of a generator that a run which is to end lets pass: code that only loads ends, too
 RARE = frozenset((Kind.ITER, Kind.ITERATOR, Kind.END, Kind.HAND))  # marks that always need a look
 LEARNED_AFTER = 8  # steps: until then each mark is looked at where the loop trains, to learn its lines
@@ -58,37 +57,6 @@ def mark_step() -> None:
     """Mark the end of a step by hand, where neither a DataLoader nor an optimizer tells. Does nothing outside a run."""
     if _running:
         _running[-1].step()
-
-
-class StopRun(BaseException):
-    """Ends the user's code at a step boundary. No Exception, so that `except Exception` lets it pass."""
-
-    def __init__(self, capture: object) -> None:
-        super().__init__()
-        self.capture = capture
-
-
-def stop_behind(error: BaseException | None) -> StopRun | None:
-    """What ended the code: the error itself, or the StopRun in whose place it came.
-
-    A library may clean up what was only half there when the run ended, and fail at it.
-    """
-    while isinstance(error, Exception):
-        error = error.__context__
-    return error if isinstance(error, StopRun) else None
-
-
-def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
-    """How code ended that raised this, and the error in words."""
-    stop = stop_behind(error)
-    if error is None or error is stop:
-        return ("completed" if error is None else "stopped"), ""
-    words = "".join(traceback.format_exception_only(error)).strip()
-    if stop is not None:
-        return "stopped", words
-    if isinstance(error, SystemExit) and not error.code:
-        return "completed", words
-    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), words
 
 
 class _Terminated(Exception):
@@ -475,7 +443,7 @@ class Pilot:
         """End the run here; where that would end a generator of the user's, at the next thing the loop does."""
         self._due = True
         self.tape.note(Kind.STOP, 0)
-        if self._passed_by == PASSED_BY or not _inside_generator(self._outside):
+        if self._passed_by == PASSED_BY or not inside_generator(self._outside):
             raise StopRun(self._capture)
         self._passed_by += 1
         self._hear_modules(True)
@@ -503,20 +471,6 @@ class Pilot:
         loader = self.loaders.feeds(finder.feeder)
         if loader is not None and loader.length is not None and self.counted == 2:
             self.phases.expect(loader.length // max(1, finder.last_batches()))
-
-
-def _inside_generator(outside: frozenset[FrameType]) -> bool:
-    """Whether a generator runs between the caller and the frames `outside`. What is raised here would end it.
-
-    `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`:
-    a generator of an earlier cell that has ended gives nothing more.
-    """
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame not in outside:
-        if frame.f_code.co_flags & GENERATORS:
-            return True
-        frame = frame.f_back
-    return False
 
 
 class ShortRun(Pilot):

@@ -18,16 +18,15 @@ from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.batch_clock import LoadingClock
 from gpulab.capture.calls import OUTSIDE, WITHIN, call_looks, loading_looks_of, own_batches, stack_samples
 from gpulab.capture.gpu import PeakMemory, moved, working_gpus
-from gpulab.capture.hooks import install_pauses, recompiled_because
+from gpulab.capture.hooks import install_pauses
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
 from gpulab.capture.loader_facts import deaths_unheard
-from gpulab.capture.pauses import Heard
-from gpulab.capture.pilot import BEFORE_STEPS, Pilot, StopRun
+from gpulab.capture.pilot import BEFORE_STEPS, Pilot
 from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
 from gpulab.capture.sampler import CoreReadings, Sampler
 from gpulab.capture.stack_sampler import StackWatch, StackWatcher
-from gpulab.capture.threads import WORDS, Deadline, Terminations
+from gpulab.capture.threads import WORDS, Deadline, StopRun, Terminations
 from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
 from gpulab.errors import UsageError
@@ -41,7 +40,6 @@ from gpulab.run import (
     Missing,
     Observer,
     Outcome,
-    Pause,
     Run,
     Samples,
     Series,
@@ -118,9 +116,16 @@ class Capture:
         self._run_of_job = RunOfJob() if self.settings.save else None
         self._job = self._current_job()
         on_gpu = self.device.kind == "cuda"
-        self._pilot = Pilot(self, self.settings, self.code, self._new_window, self._origin_ns, on_gpu=on_gpu)
-        self._phases = self._pilot.phases
         self._stacks = StackWatcher()
+        self._pilot = Pilot(
+            self,
+            self.settings,
+            self.code,
+            lambda: Window(self.device.kind, self._stacks),
+            self._origin_ns,
+            on_gpu=on_gpu,
+        )
+        self._phases = self._pilot.phases
         if self.settings.trace:
             self._stacks.start()
         self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN, on_cpu=not on_gpu)
@@ -226,7 +231,7 @@ class Capture:
             steps.start_ns + self._origin_ns, trains=finder.trains, loop=pilot.loop.update
         )
         naming = Naming(self.code, lines_above(self.code, self.source), pilot.loop.step_lines)
-        pauses = _pauses(self._origin_ns, pilot.pauses.heard, naming)
+        pauses = pilot.pauses.recorded(self._origin_ns, naming)
         traced_lines = recording.lines if recording is not None else None
         stack = stack_samples(traced_lines, self._origin_ns, pilot.loop, naming)
         grad_off_ns = pilot.pauses.grad_off_ns
@@ -446,9 +451,6 @@ class Capture:
             job=self._job,
         )
 
-    def _new_window(self) -> Window:
-        return Window(self.device.kind, self._stacks)
-
     def _status(self) -> Status:
         total, of = self.settings.steps, "run"
         if total is None and self._phases.epoch_steps:
@@ -500,16 +502,6 @@ def _thresholds() -> Thresholds:
         return DEFAULT.changed(configured("thresholds"))
     except UsageError:
         return DEFAULT
-
-
-def _pauses(origin_ns: int, heard: list[Heard], naming: Naming) -> tuple[Pause, ...]:
-    """On the run's clock, without those from before the run began: its own start."""
-    because = recompiled_because() if any(kind == "compile" for kind, *_ in heard) else {}
-    return tuple(
-        Pause(kind, start - origin_ns, end - origin_ns, naming.number(spot), because.get(detail, detail))
-        for kind, start, end, spot, detail in heard
-        if start >= origin_ns
-    )
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:

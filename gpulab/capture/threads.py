@@ -17,19 +17,24 @@ pending call, which the main thread makes between two bytecodes. Code on another
 from __future__ import annotations
 
 import ctypes
+import inspect
 import os
 import signal
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpulab.errors import UsageError
 from gpulab.user_code import within_gpulab
+
+if TYPE_CHECKING:
+    from gpulab.run import Outcome
 
 BUSY = (
     "Another run is being measured in this process, on the thread {name!r}: wait for its end, or stop it. "
@@ -38,6 +43,7 @@ BUSY = (
 
 _owners: list[threading.Thread] = []  # for each run under way one entry; those alive are of one thread
 _lock = threading.Lock()
+_GENERATORS = inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def begin_measuring() -> None:
@@ -72,6 +78,56 @@ def measuring() -> Iterator[None]:
     finally:
         end_measuring()
 
+
+# -- the end of a run amid the user's code -----------------------------------------------------------------------------
+
+
+class StopRun(BaseException):
+    """Ends the user's code at a step boundary. No Exception, so that `except Exception` lets it pass."""
+
+    def __init__(self, capture: object) -> None:
+        super().__init__()
+        self.capture = capture
+
+
+def stop_behind(error: BaseException | None) -> StopRun | None:
+    """What ended the code: the error itself, or the StopRun in whose place it came.
+
+    A library may clean up what was only half there when the run ended, and fail at it.
+    """
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error if isinstance(error, StopRun) else None
+
+
+def outcome_of(error: BaseException | None) -> tuple[Outcome, str]:
+    """How code ended that raised this, and the error in words."""
+    stop = stop_behind(error)
+    if error is None or error is stop:
+        return ("completed" if error is None else "stopped"), ""
+    words = "".join(traceback.format_exception_only(error)).strip()
+    if stop is not None:
+        return "stopped", words
+    if isinstance(error, SystemExit) and not error.code:
+        return "completed", words
+    return ("interrupted" if isinstance(error, KeyboardInterrupt) else "failed"), words
+
+
+def inside_generator(outside: frozenset[FrameType]) -> bool:
+    """Whether a generator runs between the caller and the frames `outside`. What is raised here would end it.
+
+    `batches = cycle(loader)` in one cell and `next(batches)` in the next is common, and so is a loader within `tqdm`:
+    a generator of an earlier cell that has ended gives nothing more.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame not in outside:
+        if frame.f_code.co_flags & _GENERATORS:
+            return True
+        frame = frame.f_back
+    return False
+
+
+# -- SIGTERM -----------------------------------------------------------------------------------------------------------
 
 SIGNAL = signal.SIGTERM
 WORDS = "SIGTERM"

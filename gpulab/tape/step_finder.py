@@ -18,7 +18,6 @@ in the middle of an accumulation is evaluation too; its time cannot be taken out
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import numpy as np
@@ -29,7 +28,6 @@ from gpulab.run import Int64, Phase, StepFlag, Steps
 from gpulab.tape.marks import Kind, Marks
 from gpulab.tape.step_rows import (
     BATCHES,
-    COLUMNS,
     END,
     ENDED_FIRST,
     FEEDER,
@@ -43,6 +41,7 @@ from gpulab.tape.step_rows import (
     WAIT,
     StepRows,
     live_columns,
+    repeated_rows,
     steps_of_rows,
 )
 
@@ -52,12 +51,6 @@ OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the fir
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 AT_A_TIME = 256  # marks
 ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read more at once, and at most so many
-# a turn that can be read so: requests and their batches, backward passes, optimizers' steps with those of a closure
-LETTERS = bytes.maketrans(
-    bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
-)
-UNHEARD = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
-STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
 
 
 def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
@@ -228,48 +221,15 @@ class StepFinder:
     def _repeat(self, marks: Marks, last: int, turn: int) -> int:
         """Close a step for each turn that follows and is like the one that ended at mark `last`: so many marks."""
         near = marks[last - turn : last + 1 + REPEATS * turn]
-        kind, argument = near["kind"][1:], near["argument"][1:]
-        free = (kind[turn:] == Kind.GOT) | (kind[turn:] == Kind.OWN)
-        alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | free)
-        turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
-        kinds = kind[:turn].astype(np.uint8).tobytes()
-        letters = kinds.translate(LETTERS)
-        heard = kinds.translate(LETTERS, UNHEARD)
-        if turns == 1 or not STEADY.fullmatch(heard[-1:] + heard[:-1] if letters.endswith(b"A") else heard):
-            return 0
-        t_ns = np.lib.stride_tricks.sliding_window_view(near["t_ns"], turn + 1)[: turns * turn : turn].T
-        arguments = argument[: turns * turn].reshape(turns, turn).T
-        table = np.zeros((turns, COLUMNS), np.int64)
-        table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], self._rows.newest[PHASE:]
-        table[:, OWN] = self._mark_ns * turn
-        asked_ns = began_ns = passed_ns = t_ns[0]
-        asks = letters.endswith(b"A")
-        for letter, now_ns, value in zip(letters, t_ns[1:], arguments, strict=True):
-            match chr(letter):
-                case "A":
-                    asked_ns, asks = now_ns, True
-                case "G":
-                    table[:, WAIT] += now_ns - asked_ns
-                    table[:, BATCHES] += 1
-                    table[:, SAMPLES] += np.where(value < 0, UNKNOWN, value)
-                    asks = False
-                case "O":
-                    table[:, OWN] += value
-                    asked_ns = asked_ns + value * asks
-                case "S":
-                    began_ns = now_ns
-                case "E":
-                    passed_ns = now_ns
-                case "D":
-                    table[:, OPTIMIZER] += now_ns - np.maximum(began_ns, passed_ns)
-        if table[0].tolist() != self._rows.newest:  # a part of the turn belongs to no step
-            return 0
-        self._rows.extend(table[1:])
-        self._own_ns += int(table[1:, OWN].sum()) - (turns - 1) * turn * self._mark_ns
-        self._heard += (turns - 1) * turn
-        self._heard_before += (turns - 1) * turn
-        self._open.row[START] = int(t_ns[-1, -1])
-        return (turns - 1) * turn
+        table = repeated_rows(near, turn, self._rows.newest, self._mark_ns)
+        count = (len(table) - 1) * turn
+        if count > 0:
+            self._rows.extend(table[1:])
+            self._own_ns += int(table[1:, OWN].sum()) - count * self._mark_ns
+            self._heard += count
+            self._heard_before += count
+            self._open.row[START] = int(table[-1, END])
+        return max(0, count)
 
     def _hear(self, t_ns: int, kind: int, argument: int) -> None:
         """Frequent kinds come first."""
@@ -493,7 +453,7 @@ class StepFinder:
 
     def _split(self) -> None:
         """The steps of the optimizer that came last were steps of their own."""
-        others, before = self._open.others, [0] * COLUMNS
+        others, before = self._open.others, [0] * PHASE
         for _, end_ns, row in [o for o in others if o[0] == others[-1][0]]:
             self._open.row[WAIT:PHASE] = [a - b for a, b in zip(row[WAIT:PHASE], before[WAIT:PHASE], strict=True)]
             self._close(end_ns)

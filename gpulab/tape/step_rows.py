@@ -5,6 +5,7 @@ A row's `SAMPLES` are a sum, to which a batch of unknown size adds `UNKNOWN`.
 
 from __future__ import annotations
 
+import re
 import zlib
 from array import array
 from collections.abc import Sequence
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gpulab.run import Int64, StepFlag, Steps
+from gpulab.tape.marks import Kind, Marks
 
 COLUMNS = 10
 START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, OWN, PHASE, FLAGS, FEEDER = range(COLUMNS)
@@ -81,6 +83,57 @@ def _unpack(packed: bytes) -> Int64:
     columns[START] = columns[START].cumsum()
     columns[END] += columns[START]
     return columns.T
+
+
+# a turn of the loop whose repetitions are read at once: requests, batches, backward passes, optimizers' steps, closures
+_LETTERS = bytes.maketrans(
+    bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
+)
+_UNHEARD = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
+_STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
+
+
+def repeated_rows(marks: Marks, turn: int, newest: list[int], mark_ns: int) -> Int64:
+    """Of turns of so many marks that are all alike, a row for each; the first turn made the `newest` row.
+
+    `marks` begin with the mark that ended the turn before. Without a row where they cannot be read so.
+    """
+    nothing: Int64 = np.empty((0, COLUMNS), np.int64)
+    kind, argument = marks["kind"][1:], marks["argument"][1:]
+    free = (kind[turn:] == Kind.GOT) | (kind[turn:] == Kind.OWN)
+    alike = (kind[turn:] == kind[:-turn]) & ((argument[turn:] == argument[:-turn]) | free)
+    turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
+    kinds = kind[:turn].astype(np.uint8).tobytes()
+    letters = kinds.translate(_LETTERS)
+    heard = kinds.translate(_LETTERS, _UNHEARD)
+    if turns == 1 or not _STEADY.fullmatch(heard[-1:] + heard[:-1] if letters.endswith(b"A") else heard):
+        return nothing
+    t_ns = np.lib.stride_tricks.sliding_window_view(marks["t_ns"], turn + 1)[: turns * turn : turn].T
+    arguments = argument[: turns * turn].reshape(turns, turn).T
+    table = np.zeros((turns, COLUMNS), np.int64)
+    table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], newest[PHASE:]
+    table[:, OWN] = mark_ns * turn
+    asked_ns = began_ns = passed_ns = t_ns[0]
+    asks = letters.endswith(b"A")
+    for letter, now_ns, value in zip(letters, t_ns[1:], arguments, strict=True):
+        match chr(letter):
+            case "A":
+                asked_ns, asks = now_ns, True
+            case "G":
+                table[:, WAIT] += now_ns - asked_ns
+                table[:, BATCHES] += 1
+                table[:, SAMPLES] += np.where(value < 0, UNKNOWN, value)
+                asks = False
+            case "O":
+                table[:, OWN] += value
+                asked_ns = asked_ns + value * asks
+            case "S":
+                began_ns = now_ns
+            case "E":
+                passed_ns = now_ns
+            case "D":
+                table[:, OPTIMIZER] += now_ns - np.maximum(began_ns, passed_ns)
+    return table if table[0].tolist() == newest else nothing  # else a part of the turn belongs to no step
 
 
 def live_columns(table: Int64) -> Int64:

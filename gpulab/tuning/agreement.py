@@ -22,7 +22,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
-from gpulab.capture.pilot import stop_behind
+from gpulab.capture.threads import stop_behind
 from gpulab.errors import StoreError
 from gpulab.knobs.variables import setting_names
 from gpulab.run import Run

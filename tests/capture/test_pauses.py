@@ -107,7 +107,7 @@ def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
     pauses.end()
     pauses.add("gc", 6_000_000, 9_000_000, None)
     assert pauses.finish(NO_STEPS, trains=True) == ()
-    assert [pause[:3] for pause in pauses.heard] == [("gc", 100, 5_000_000)]
+    assert [(p.kind, p.start_ns, p.end_ns) for p in pauses.heard] == [("gc", 100, 5_000_000)]
 
 
 @pytest.mark.parametrize("starts_ns", [[55_000_000], [500_000, 55_000_000]])
@@ -122,7 +122,7 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
         pauses.begin_training()
     more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
     kept = [("checkpoint_save", 1_000_000), ("gc", 60_000_000), ("checkpoint_save", 60_000_000)]
-    assert [(kind, start) for kind, start, *_ in pauses.heard] == kept
+    assert [(p.kind, p.start_ns) for p in pauses.heard] == kept
     assert [(s.kind, s.count, s.total_ns) for s in more] == [("gc", 1, 400)]
 
 
@@ -222,7 +222,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     assert [dict(vars(s)) for s in switches] == before
     pauses.read(tape.marks())
     pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
-    told = [(p[3] and p[3][2], p[4]) for p in pauses.heard if p[0] == "evaluation"]
+    told = [(p.spot and p.spot[2], p.detail) for p in pauses.heard if p.kind == "evaluation"]
     name = test_gradients_switch_as_ever_and_hooks_see_the_users_line.__name__
     assert told == [(name, "without gradients")] * 2
 
@@ -243,10 +243,10 @@ def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) ->
         other.join()
         gc.collect()
     assert _saves() == before and gc.callbacks == callbacks
-    saves = [(p[4], p[3] and p[3][0]) for p in pauses.heard if p[0] == "checkpoint_save"]
+    saves = [(p.detail, p.spot and p.spot[0]) for p in pauses.heard if p.kind == "checkpoint_save"]
     assert saves == [(said, __file__) for said in ("torch.save: a.pt", "torch.save: b.pt", "os.fsync")]
     torch.save({}, tmp_path / "c.pt")
-    assert len([p for p in pauses.heard if p[0] == "checkpoint_save"]) == 3
+    assert len([p for p in pauses.heard if p.kind == "checkpoint_save"]) == 3
 
 
 def _saves() -> list[Any]:
