@@ -28,12 +28,12 @@ from gpulab.capture.fetch_clock import (
     FetchClock,
     Pace,
     WorkerStart,
-    watch_key,
-    watch_loading,
+    sample_loading,
+    sampling_key,
 )
 from gpulab.capture.hooks import LOADING, wrap
 from gpulab.capture.loading_rows import ANSWER, BATCH, OF_WORKER, Rows, SharedRows, batches_of
-from gpulab.capture.stack_sampler import Channel, Looks, StackWatcher
+from gpulab.capture.stack_sampler import Channel, SamplingProcess, ThreadSamples
 from gpulab.run import Batches, Choice, Int64, Missing
 
 WHAT = "what takes the time inside the DataLoader"
@@ -140,10 +140,10 @@ _begun: weakref.WeakKeyDictionary[Any, WorkerBatches] = weakref.WeakKeyDictionar
 class LoadingClock:
     """Of one run, on the thread that made it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
 
-    def __init__(self, origin_ns: int, watcher: StackWatcher | None = None) -> None:
+    def __init__(self, origin_ns: int, stacks: SamplingProcess | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread, self._process = get_ident(), os.getpid()
-        self._watcher = watcher
+        self._stacks = stacks
         self._clocks: weakref.WeakKeyDictionary[Any, tuple[FetchClock, Rows]] = weakref.WeakKeyDictionary()
         self._here: dict[int | None, tuple[Pace, Rows]] = {}  # by loader: its epochs share them
         self._several: list[WorkerBatches] = []
@@ -340,7 +340,7 @@ class LoadingClock:
             for batches in self._several:
                 batches.close_if_over()
             if not self._here:  # all loaders without workers share one: it looks at this thread
-                watch_loading(self._channel, _NAME_HERE, HERE)
+                sample_loading(self._channel, _NAME_HERE, HERE)
             if self.asked not in self._here:
                 self._here[self.asked] = Pace(), Rows.here(len(BATCH), KEPT)
             pace, rows = self._here[self.asked]
@@ -353,19 +353,19 @@ class LoadingClock:
 
     @property
     def _channel(self) -> Channel | None:
-        return self._watcher.channel if self._watcher is not None else None
+        return self._stacks.channel if self._stacks is not None else None
 
-    def looks(self, feeder: int | None) -> list[Looks]:
+    def samples(self, feeder: int | None) -> list[ThreadSamples]:
         """After the run: what was seen where the loader that fed its steps made its batches."""
         here, several = self._of(feeder)
-        if self._watcher is None or self._channel is None:
+        if self._stacks is None or self._channel is None:
             return []
-        keys = [watch_key(_NAME_HERE, HERE)] if here else []
-        keys += [watch_key(batches.name, worker) for batches in several for worker in range(batches.workers)]
+        keys = [sampling_key(_NAME_HERE, HERE)] if here else []
+        keys += [sampling_key(batches.name, worker) for batches in several for worker in range(batches.workers)]
         for key in keys:
             self._channel.rest(key)
-        answers = [self._watcher.looks(key) for key in keys]
-        return [looks for looks in answers if looks is not None]
+        answers = [self._stacks.samples(key) for key in keys]
+        return [samples for samples in answers if samples is not None]
 
     # -- pinning -------------------------------------------------------------------------------------------------
 

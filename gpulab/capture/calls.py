@@ -21,7 +21,7 @@ from gpulab.capture.fetch_clock import is_collating
 from gpulab.capture.loop_lines import LoopLines
 from gpulab.capture.places import Naming
 from gpulab.capture.stack_reader import Spot, Stack
-from gpulab.capture.stack_sampler import Looks, Pace, StackWatch
+from gpulab.capture.stack_sampler import Pace, StackSampler, ThreadSamples
 from gpulab.intervals import Intervals, covers
 from gpulab.run import CALL_KINDS, CallKind, CallLooks, LoadingLooks, OwnBatches, Phase, StackSamples, Steps
 from gpulab.tape.marks import NEVER
@@ -81,7 +81,7 @@ class Training(Struct, frozen=True):
 
 
 def call_looks(
-    watch: StackWatch,
+    watch: StackSampler,
     origin_ns: int,
     steps: Steps,
     loop: LoopLines,
@@ -92,7 +92,7 @@ def call_looks(
 
     `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the looks.
     """
-    seen = watch.looks
+    seen = watch.samples
     if seen is None:
         return None, ()
     t_ns = np.array(seen.t_ns, np.int64)
@@ -310,9 +310,9 @@ def _chosen(
     return chosen
 
 
-def stack_samples(watch: StackWatch | None, origin_ns: int, loop: LoopLines, naming: Naming) -> StackSamples | None:
+def stack_samples(watch: StackSampler | None, origin_ns: int, loop: LoopLines, naming: Naming) -> StackSamples | None:
     """The looks on the run's clock, which starts at `origin_ns`."""
-    looks = watch.looks if watch is not None else None
+    looks = watch.samples if watch is not None else None
     if watch is None or looks is None or not len(looks.t_ns):
         return None
     users = [users_lines(stack) for stack in looks.stacks]
@@ -331,7 +331,7 @@ def stack_samples(watch: StackWatch | None, origin_ns: int, loop: LoopLines, nam
     )
 
 
-def loading_looks_of(seen: Sequence[Looks], naming: Naming) -> LoadingLooks | None:
+def loading_looks_of(seen: Sequence[ThreadSamples], naming: Naming) -> LoadingLooks | None:
     """How often each line was met by those who make the batches; None where nobody has looked at them."""
     if not any(len(looks.t_ns) for looks in seen):
         return None

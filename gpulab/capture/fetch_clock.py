@@ -405,7 +405,7 @@ class WorkerStart:
         with suppress(Exception):
             self._time(worker)
         with suppress(Exception):
-            watch_loading(self._channel, self._name, worker)
+            sample_loading(self._channel, self._name, worker)
         if self.users is not None:
             self.users(worker)
 
@@ -467,13 +467,13 @@ def _without_our_frames(wrapper: Any) -> Callable[..., Any]:
     return wrapped
 
 
-def watch_loading(channel: Channel | None, name: str, worker: int) -> None:
+def sample_loading(channel: Channel | None, name: str, worker: int) -> None:
     """Have the calling thread looked at while it makes batches; `name` is of its iterator."""
     if channel is not None:
-        channel.watch(watch_key(name, worker), PERIOD_S, _FETCH, spares=True)
+        channel.sample(sampling_key(name, worker), PERIOD_S, _FETCH, spares=True)
 
 
-def watch_key(name: str, worker: int) -> str:
+def sampling_key(name: str, worker: int) -> str:
     return f"{name}, worker {worker}"
 
 

@@ -110,7 +110,7 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleH
         pilot.model_inputs.hear_first()
     undo.callback(modules.close)
     pilot.compilations.begin(undo)
-    undo.enter_context(compile_hook(pilot.compilations.look, modules.close, models.close))
+    undo.enter_context(compile_hook(pilot.compilations.poll, modules.close, models.close))
     modules.on()
     return modules
 
@@ -304,10 +304,10 @@ class Compilations:
         self._graphs = _graphs()
 
     def begin(self, undo: ExitStack) -> None:
-        """Hear of them from the next look on."""
+        """Hear of them from the next poll on."""
         self._undo = undo
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Hear of them, if that is possible by now."""
         handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if handler is None or self._undo is None:

@@ -260,7 +260,7 @@ class Pilot:
             case Kind.END:
                 self._ended(subject)
             case Kind.BACKWARD:
-                self.compilations.look()
+                self.compilations.poll()
                 self.pauses.begin_training()
                 self.loop.backward(sys._getframe())
                 if self.peaks is not None:
@@ -298,7 +298,7 @@ class Pilot:
             self.tape.wake_at(0)
 
     def _asked(self, t_ns: int, loader: int, owner: Any, *, fresh: bool) -> None:
-        self.compilations.look()
+        self.compilations.poll()
         self._asking, self._owner = loader, weakref.ref(owner)
         if fresh:
             self.pauses.place(t_ns, sys._getframe())  # a frame in a variable of its own is a cycle
@@ -330,7 +330,7 @@ class Pilot:
             if self._due:
                 raise StopRun(self._capture)
             self._calls += 1
-            self.compilations.look()
+            self.compilations.poll()
             self._hear_modules(False)
             if not self.stepless:
                 return

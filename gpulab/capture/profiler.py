@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from msgspec import field
 
-from gpulab.capture.stack_sampler import StackWatch, StackWatcher
+from gpulab.capture.stack_sampler import SamplingProcess, StackSampler
 from gpulab.devices import gpus
 from gpulab.errors import DeviceLost
 from gpulab.run import Int64
@@ -64,18 +64,18 @@ def in_backward() -> bool:
     return torch is not None and torch._C._current_graph_task_id() != -1
 
 
-class Watched(Recording, frozen=True):
+class WindowRecording(Recording, frozen=True):
     """A finished session, with the lines at which the training thread was seen meanwhile."""
 
-    lines: StackWatch = field(default_factory=lambda: StackWatch(None, "training"))
+    lines: StackSampler = field(default_factory=lambda: StackSampler(None, "training"))
 
 
 class Window:
     """One profiler session. Marks each step as `ProfilerStep#N`, as torch's own schedule does."""
 
-    def __init__(self, device_kind: str, watcher: StackWatcher | None = None) -> None:
+    def __init__(self, device_kind: str, stacks: SamplingProcess | None = None) -> None:
         self._device_kind = device_kind
-        self._lines = StackWatch(watcher, "training")
+        self._lines = StackSampler(stacks, "training")
         self._profile: Any = None
         self._step: Any = None
         self._iterator: Any = None
@@ -171,7 +171,7 @@ class Window:
             self._iterator.__exit__(None, None, None)
             self._iterator = None
 
-    def stop(self) -> Watched:
+    def stop(self) -> WindowRecording:
         """End recording and hand over what was recorded. Never leaves the profiler running."""
         end_ns = time.perf_counter_ns()
         self.loader_ends()
@@ -183,7 +183,7 @@ class Window:
         finally:
             self._settle()
         self.stop_cost_ns = time.perf_counter_ns() - end_ns
-        return Watched(profile, self._began_ns, end_ns, self._clock_ns, self._lines)
+        return WindowRecording(profile, self._began_ns, end_ns, self._clock_ns, self._lines)
 
 
 def _ask_teardown() -> bool:

@@ -25,7 +25,7 @@ from gpulab.capture.pilot import BEFORE_STEPS, Pilot
 from gpulab.capture.places import Naming, lines_above
 from gpulab.capture.profiler import Window, stays
 from gpulab.capture.sampler import CoreReadings, Sampler
-from gpulab.capture.stack_sampler import StackWatch, StackWatcher
+from gpulab.capture.stack_sampler import SamplingProcess, StackSampler
 from gpulab.capture.threads import WORDS, Deadline, StopRun, Terminations
 from gpulab.capture.training_facts import TrainingFactsReader
 from gpulab.devices.machine import detect_device, environment
@@ -116,7 +116,7 @@ class Capture:
         self._run_of_job = RunOfJob() if self.settings.save else None
         self._job = self._current_job()
         on_gpu = self.device.kind == "cuda"
-        self._stacks = StackWatcher()
+        self._stacks = SamplingProcess()
         self._pilot = Pilot(
             self,
             self.settings,
@@ -128,7 +128,7 @@ class Capture:
         self._phases = self._pilot.phases
         if self.settings.trace:
             self._stacks.start()
-        self._calls = StackWatch(self._stacks, "calls", OUTSIDE, WITHIN, on_cpu=not on_gpu)
+        self._calls = StackSampler(self._stacks, "calls", OUTSIDE, WITHIN, on_cpu=not on_gpu)
         self._clock = LoadingClock(self._origin_ns, self._stacks)
         self._journal_writer = JournalWriter(
             Journal(default_root(), self._id, self._origin_ns) if self.settings.save else None, self._write_so_far
@@ -236,7 +236,7 @@ class Capture:
         stack = stack_samples(traced_lines, self._origin_ns, pilot.loop, naming)
         grad_off_ns = pilot.pauses.grad_off_ns
         calls, callees = call_looks(self._calls, self._origin_ns, steps, pilot.loop, naming, grad_off_ns)
-        loading_looks = loading_looks_of(self._clock.looks(finder.feeder), naming)
+        loading_looks = loading_looks_of(self._clock.samples(finder.feeder), naming)
         batches, untimed, kept = self._clock.finish(finder.feeder)
         peaks, unknown_peaks = (pilot.peaks or PeakMemory()).peaks(self.device, extremes)
         observer = Observer(
@@ -276,7 +276,9 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._cores.times(),
             core_use=self._cores.use(),
-            training=pilot.facts.finish(self._calls.looks, steps, self._origin_ns) if pilot.facts is not None else None,
+            training=pilot.facts.finish(self._calls.samples, steps, self._origin_ns)
+            if pilot.facts is not None
+            else None,
         )
         return run, recording.write if recording is not None else None
 

@@ -1,9 +1,9 @@
-"""The child process that looks at stacks, started by `watcher.StackWatcher`; it imports neither NumPy nor torch.
+"""The child process that samples stacks, started by `stack_sampler`; it imports neither NumPy nor torch.
 
 Whoever is to be looked at, the training process or a worker of its DataLoader, sends a message on one socket, with a
 file of its own memory beside it: so no right over another process is needed. One JSON object each:
 
-    {"watch": key, "thread": address, "process": number, "task": number, "period_s": s,
+    {"sample": key, "thread": address, "process": number, "task": number, "period_s": s,
      "inside": null | [end of a file's name, end of a function's], "spares": whether it is loading, which goes on,
      "fills_cores": whether its operators use all cores, "most": looks that are kept, null for many}
     {"rest": key}                                          look no more, and tell what was seen
@@ -49,7 +49,7 @@ _STARTING_COST_S = 1e-4
 _COSTS = 9  # looks: one costs the median of so many, for the first at a function reads its table of lines
 
 
-class _Watched:
+class _Thread:
     """One thread, and what was seen of it. No dataclass: importing them takes as long as a hundred looks."""
 
     def __init__(
@@ -77,14 +77,14 @@ class _Watched:
     @property
     def is_known(self) -> bool:
         """Whether the first looks were enough."""
-        return len(self.t_ns) >= EAGER_LOOKS or self.look_count >= MOST_EAGER
+        return len(self.t_ns) >= EAGER_LOOKS or self.sample_count >= MOST_EAGER
 
     @property
-    def look_count(self) -> int:
+    def sample_count(self) -> int:
         """All of them, also those that do not count."""
         return len(self.t_ns) + self.uncounted
 
-    def look(self) -> None:
+    def sample(self) -> None:
         """First of all the thread's frames: we take a core that its operators may soon wait for, and then it stands
         there.
         """
@@ -150,12 +150,12 @@ class _Watched:
         }
 
 
-class Looking:
-    """Everything that is watched, until the parent is gone."""
+class Sampling:
+    """Of all threads that asked for it, until the parent is gone."""
 
     def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int, *, is_prompt: bool = False) -> None:
         self._messages, self._layout, self._parent_pid = messages, layout, parent_pid
-        self._watched: dict[str, _Watched] = {}
+        self._threads: dict[str, _Thread] = {}
         self._costs_s = deque([_STARTING_COST_S] * _COSTS, maxlen=_COSTS)
         self._cost_s = _STARTING_COST_S
         self._is_prompt = is_prompt
@@ -164,22 +164,22 @@ class Looking:
         """Look and answer until the input ends."""
         _tell({"ready": True})
         while os.getppid() == self._parent_pid:
-            due_s = min((w.due_s for w in self._watched.values()), default=perf_counter() + LONGEST_S)
+            due_s = min((w.due_s for w in self._threads.values()), default=perf_counter() + LONGEST_S)
             timeout_s = min(max(due_s - perf_counter(), 0.0), LONGEST_S)
             readable = select.select([self._messages.fileno(), 0], [], [], timeout_s)[0]
             if 0 in readable:
                 return
             if readable:
                 self._take()
-            self._look()
+            self._sample_due()
 
-    def _look(self) -> None:
+    def _sample_due(self) -> None:
         began_s = perf_counter()
-        due = [(key, w) for key, w in self._watched.items() if w.due_s <= began_s]
+        due = [(key, w) for key, w in self._threads.items() if w.due_s <= began_s]
         spent_s = thread_time()
         for key, watched in due:
             try:
-                watched.look()
+                watched.sample()
             except Unreadable:
                 self._drop_if_gone(key)
             except (OSError, ValueError, IndexError):  # it has ended
@@ -191,20 +191,20 @@ class Looking:
             if watched.due_s < float("inf"):
                 watched.due_s = perf_counter() + self._pause_s(watched) * uniform(0.5, 1.5)  # loops have a beat too
 
-    def _pause_s(self, watched: _Watched) -> float:
+    def _pause_s(self, watched: _Thread) -> float:
         """To the next look, on average."""
-        if watched.look_count < SOON_LOOKS and not watched.is_even:
-            return max(SOON_PERIOD_S, self._cost_s * len(self._watched) / DEAREST_SOON)
-        sparing = sum(watched.spares for watched in self._watched.values())
+        if watched.sample_count < SOON_LOOKS and not watched.is_even:
+            return max(SOON_PERIOD_S, self._cost_s * len(self._threads) / DEAREST_SOON)
+        sparing = sum(watched.spares for watched in self._threads.values())
         spares = watched.spares and watched.is_known
-        share = SPARING / sparing if spares else DEAREST / len(self._watched)
+        share = SPARING / sparing if spares else DEAREST / len(self._threads)
         if watched.is_even and watched.core.stays:
             share = min(share, STAYING)
         return max(watched.period_s, self._cost_s / share)
 
     def _drop_if_gone(self, key: str) -> None:
         """A process that has ended has no memory, though its file is open."""
-        watched = self._watched[key]
+        watched = self._threads[key]
         with suppress(OSError):
             if os.pread(watched.file, 8, watched.reader.thread):
                 return
@@ -216,25 +216,25 @@ class Looking:
             message = json.loads(data)
         except ValueError:
             message = {}
-        if "watch" in message and files:
-            self._watch(message, files.pop())
+        if "sample" in message and files:
+            self._add(message, files.pop())
         elif "rest" in message:
             self._rest(message["rest"])
         for file in files:
             os.close(file)
 
-    def _watch(self, message: dict[str, object], file: int) -> None:
-        key, thread, inside = str(message["watch"]), message["thread"], message.get("inside")
+    def _add(self, message: dict[str, object], file: int) -> None:
+        key, thread, inside = str(message["sample"]), message["thread"], message.get("inside")
         process, task = message["process"], message["task"]
         assert isinstance(thread, int) and isinstance(process, int) and isinstance(task, int)
-        if key in self._watched:
-            self._watched.pop(key).close()
+        if key in self._threads:
+            self._threads.pop(key).close()
         try:
             core = OnCore(process, task, stays=self._is_prompt and message.get("fills_cores") is True)
         except OSError:
             os.close(file)
             return
-        self._watched[key] = _Watched(
+        self._threads[key] = _Thread(
             reader=StackReader(file, self._layout, thread),
             core=core,
             file=file,
@@ -245,7 +245,7 @@ class Looking:
         )
 
     def _rest(self, key: str) -> None:
-        watched = self._watched.pop(key, None)
+        watched = self._threads.pop(key, None)
         if watched is not None:
             watched.close()
         _tell(watched.answer(key) if watched is not None else {"rested": key})
@@ -255,7 +255,7 @@ def main(messages: int, layout: Layout, parent_pid: int) -> None:
     """Look at whoever asks for it on that socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
     with socket.socket(fileno=messages) as asked, suppress(BrokenPipeError):
-        Looking(asked, layout, parent_pid, is_prompt=becomes_prompt()).run()
+        Sampling(asked, layout, parent_pid, is_prompt=becomes_prompt()).run()
 
 
 def becomes_prompt() -> bool:

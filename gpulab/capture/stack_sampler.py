@@ -43,7 +43,7 @@ main(messages, Layout.of(layout), parent)
 """
 
 
-class Looks(Struct, frozen=True):
+class ThreadSamples(Struct, frozen=True):
     """What was seen of one thread: when, and at which of the `stacks`, each from the innermost line outwards."""
 
     t_ns: Sequence[int]
@@ -72,7 +72,7 @@ class Channel:
     def __init__(self, messages: socket.socket) -> None:
         self._messages = messages
 
-    def watch(
+    def sample(
         self,
         key: str,
         period_s: float = PERIOD_S,
@@ -85,7 +85,7 @@ class Channel:
         """Have the calling thread looked at from now on; whether that could be asked for."""
         thread = {"thread": thread_state(), "process": os.getpid(), "task": threading.get_native_id()}
         how = {"period_s": period_s, "inside": inside, "spares": spares, "fills_cores": fills_cores, "most": most}
-        message = {"watch": key, **thread, **how}
+        message = {"sample": key, **thread, **how}
         try:
             file = os.open(OWN_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
@@ -103,7 +103,7 @@ class Channel:
             self._messages.send(json.dumps({"rest": key}).encode(), socket.MSG_DONTWAIT)
 
 
-class StackWatcher:
+class SamplingProcess:
     """One child process. `start` and `stop` belong to a run; `channel` is None while nothing can be looked at."""
 
     def __init__(self) -> None:
@@ -146,7 +146,7 @@ class StackWatcher:
         while self.channel is not None and not self._ready and self._read_until(deadline_s):
             pass
 
-    def looks(self, key: str) -> Looks | None:
+    def samples(self, key: str) -> ThreadSamples | None:
         """What was seen of a thread that rests now; None where nothing is known of it."""
         deadline_s = perf_counter() + ANSWER_S
         while key not in self._answers and self._read_until(deadline_s):
@@ -156,7 +156,7 @@ class StackWatcher:
             return None
         lines = [(str(file), int(line), str(function)) for file, line, function in answer["lines"]]
         stacks = [tuple(lines[i] for i in stack) for stack in answer["stacks"]]
-        return Looks(answer["t_ns"], answer["stack"], stacks, answer["began_ns"], answer["holds_lock"])
+        return ThreadSamples(answer["t_ns"], answer["stack"], stacks, answer["began_ns"], answer["holds_lock"])
 
     def stop(self) -> None:
         """End the child, close every pipe. May be called twice."""
@@ -217,7 +217,7 @@ TRACED = Pace(PERIOD_S)
 TRACED_WITHIN = Pace(PERIOD_S, 20_000)
 
 
-class StackSampler:
+class ThreadSampler:
     """A thread that looks at the one that calls `start` until `stop`."""
 
     def __init__(self, pace: Pace = TRACED_WITHIN) -> None:
@@ -234,8 +234,8 @@ class StackSampler:
         """Begin to look. Where no thread can be started nothing is seen."""
         self._began_ns = perf_counter_ns()
         self._going.acquire()
-        watched = threading.get_ident()
-        thread = threading.Thread(target=self._look, args=(watched,), name="gpulab-lines", daemon=True)
+        sampled = threading.get_ident()
+        thread = threading.Thread(target=self._sample, args=(sampled,), name="gpulab-lines", daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -250,12 +250,12 @@ class StackSampler:
             thread.join()
 
     @property
-    def looks(self) -> Looks:
+    def samples(self) -> ThreadSamples:
         """So far. From any thread."""
         count = len(self._numbers)
-        return Looks(self._times[:count], self._numbers[:count], list(self._stacks), self._began_ns)
+        return ThreadSamples(self._times[:count], self._numbers[:count], list(self._stacks), self._began_ns)
 
-    def _look(self, watched: int) -> None:
+    def _sample(self, thread: int) -> None:
         frames, clock, over = sys._current_frames, perf_counter_ns, self._going.acquire
         times, numbers, stacks = self._times, self._numbers, self._stacks
         period_s, most, spent_ns = self._pace.period_s, self._pace.most or sys.maxsize, thread_time_ns()
@@ -264,7 +264,7 @@ class StackSampler:
             collects = gc.isenabled()
             gc.disable()  # a collection inside `_current_frames` blocks the whole process (cpython#106883)
             try:
-                stack = whole_stack(frames().get(watched))
+                stack = whole_stack(frames().get(thread))
             finally:
                 if collects:
                     gc.enable()
@@ -292,41 +292,41 @@ def whole_stack(frame: FrameType | None) -> Stack:
     return tuple(spots)
 
 
-class StackWatch:
+class StackSampler:
     """Looks at the thread that calls `start`: another process does at the pace `outside`, else a thread of ours."""
 
     def __init__(
         self,
-        watcher: StackWatcher | None,
+        process: SamplingProcess | None,
         name: str,
         outside: Pace = TRACED,
         within: Pace = TRACED_WITHIN,
         *,
         on_cpu: bool = False,
     ) -> None:
-        self._watcher, self._key = watcher, f"{name} {perf_counter_ns()}"
+        self._process, self._key = process, f"{name} {perf_counter_ns()}"
         self._on_cpu = on_cpu  # it computes there, so that operators may take all cores
         self._outside, self._within = outside, within
-        self._sampler: StackSampler | None = None
-        self._looks: Looks | None = None
+        self._sampler: ThreadSampler | None = None
+        self._samples: ThreadSamples | None = None
 
     def start(self, *, at_once: bool = False) -> None:
         """Begin to look; `at_once`: return when somebody does."""
-        channel = self._watcher.channel if self._watcher is not None else None
+        channel = self._process.channel if self._process is not None else None
         fills = self._on_cpu and _fills_cores()
         pace = self._outside
-        if channel is None or not channel.watch(self._key, pace.period_s, fills_cores=fills, most=pace.most):
-            self._sampler = StackSampler(self._within)
+        if channel is None or not channel.sample(self._key, pace.period_s, fills_cores=fills, most=pace.most):
+            self._sampler = ThreadSampler(self._within)
             self._sampler.start()
-        elif at_once and self._watcher is not None:
-            self._watcher.wait_until_ready()
+        elif at_once and self._process is not None:
+            self._process.wait_until_ready()
 
     def stop(self) -> None:
         """Look no more."""
         if self._sampler is not None:
             self._sampler.stop()
-        elif self._watcher is not None and self._watcher.channel is not None:
-            self._watcher.channel.rest(self._key)
+        elif self._process is not None and self._process.channel is not None:
+            self._process.channel.rest(self._key)
 
     @property
     def is_exact(self) -> bool:
@@ -334,13 +334,13 @@ class StackWatch:
         return self._sampler is None
 
     @property
-    def looks(self) -> Looks | None:
-        """What was seen, once looking has stopped and before the watcher has; None where nothing is known."""
+    def samples(self) -> ThreadSamples | None:
+        """What was seen, once sampling has stopped and before the process has; None where nothing is known."""
         if self._sampler is not None:
-            return self._sampler.looks
-        if self._looks is None and self._watcher is not None:
-            self._looks = self._watcher.looks(self._key)
-        return self._looks
+            return self._sampler.samples
+        if self._samples is None and self._process is not None:
+            self._samples = self._process.samples(self._key)
+        return self._samples
 
 
 def _fills_cores() -> bool:

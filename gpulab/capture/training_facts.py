@@ -18,7 +18,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from gpulab.capture.loader_facts import arrays_in
-from gpulab.capture.stack_sampler import Looks
+from gpulab.capture.stack_sampler import ThreadSamples
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import BackwardPass, DenseGradient, Steps, TrainingFacts
 
@@ -180,7 +180,7 @@ class TrainingFactsReader:
             if holder and holder not in self._stepped and leaf().grad is None:
                 self._looks[-1].dropped.add(i)
 
-    def finish(self, looks: Looks | None, steps: Steps, origin_ns: int) -> TrainingFacts | None:
+    def finish(self, looks: ThreadSamples | None, steps: Steps, origin_ns: int) -> TrainingFacts | None:
         """All that was read, and what `looks` show from the first step to the last; None without a pass, or a batch."""
         try:
             passes, unheld = self._passes()
@@ -221,7 +221,7 @@ class TrainingFactsReader:
         return tuple(BackwardPass(names, tuple(s)) for names, s in means.items() if any(s)), unheld
 
 
-def calls_in(looks: Looks | None, steps: Steps, origin_ns: int) -> dict[str, float]:
+def calls_in(looks: ThreadSamples | None, steps: Steps, origin_ns: int) -> dict[str, float]:
     """Of the looks from the first step to the last the share below each of `CALLS`; empty of too few."""
     if looks is None or not len(steps):
         return {}

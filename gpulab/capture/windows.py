@@ -15,8 +15,8 @@ from gpulab.capture.profiler import (
     MIB,
     ProfilerUnavailable,
     SessionMemory,
-    Watched,
     Window,
+    WindowRecording,
     in_backward,
     return_free_memory,
 )
@@ -96,7 +96,7 @@ class Phases:
         self.epoch_steps: int | None = None  # as far as its loader knows
         self.unchanged_until = 0  # complete steps: before so many there is nothing to do here
         self._notes: list[Choice] = []
-        self.recording: Watched | None = None  # the one that is kept
+        self.recording: WindowRecording | None = None  # the one that is kept
         self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside it
         self.truncated: str | None = None  # why it ended early
         self.missing: list[Missing] = []

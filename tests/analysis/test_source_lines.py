@@ -22,7 +22,7 @@ from gpulab.analysis.source_lines import line_of, lines_of
 from gpulab.capture.calls import users_lines
 from gpulab.capture.places import Naming, users_spot
 from gpulab.capture.stack_reader import Spot
-from gpulab.capture.stack_sampler import StackSampler, own_layout
+from gpulab.capture.stack_sampler import ThreadSampler, own_layout
 from gpulab.intervals import EMPTY, Intervals
 from gpulab.run import Category, Place, Run, StackSamples, Timeline
 from gpulab.timeline.labels import labels
@@ -110,13 +110,13 @@ def test_against_counting_by_hand(gaps: list[tuple[int, int]], pieces: list[tupl
 
 def sampled(work: Callable[[], object]) -> list[tuple[int, Spot | None]]:
     """When that work was looked at, and at which line."""
-    sampler = StackSampler()
+    sampler = ThreadSampler()
     sampler.start()
     try:
         work()
     finally:
         sampler.stop()
-    looks = sampler.looks
+    looks = sampler.samples
     spots = [next(iter(users_lines(stack)), None) for stack in looks.stacks]
     return [(t_ns, spots[i]) for t_ns, i in zip(looks.t_ns, looks.stack, strict=True)]
 

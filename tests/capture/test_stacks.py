@@ -14,9 +14,9 @@ from typing import Any
 import psutil
 import pytest
 
-from gpulab.capture.stack_process import Looking, OnCore, _Watched
+from gpulab.capture.stack_process import OnCore, Sampling, _Thread
 from gpulab.capture.stack_reader import OWN_MEMORY, Layout, StackReader, Unreadable, find_layout, thread_state
-from gpulab.capture.stack_sampler import StackWatcher
+from gpulab.capture.stack_sampler import SamplingProcess
 
 pytestmark = pytest.mark.skipif(not os.path.exists(OWN_MEMORY), reason="no file of a process's memory")
 
@@ -114,19 +114,19 @@ def test_a_wrong_layout_ends_without_an_answer(memory: int, layout: Layout) -> N
 
 
 def test_a_watcher_sees_and_leaves_nothing() -> None:
-    watcher = StackWatcher()
+    watcher = SamplingProcess()
     watcher.start()
     assert watcher.channel is not None
     for _ in range(60):  # a machine at work may start it late
         watcher.wait_until_ready()
-    asked = watcher.channel.watch("this thread")
+    asked = watcher.channel.sample("this thread")
     there = threading.Event()
     while asked and not there.wait(0.05) and watcher.channel is not None:
         watcher.channel.rest("this thread")
-        looks = watcher.looks("this thread")
+        looks = watcher.samples("this thread")
         if looks is not None and looks.t_ns:
             break
-        watcher.channel.watch("this thread")
+        watcher.channel.sample("this thread")
     process = watcher._process
     watcher.stop()
     watcher.stop()
@@ -138,9 +138,9 @@ def test_a_watcher_sees_and_leaves_nothing() -> None:
 
 def test_without_memory_files_nothing_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gpulab.capture.stack_sampler.own_layout", lambda: None)
-    watcher = StackWatcher()
+    watcher = SamplingProcess()
     watcher.start()
-    assert watcher.channel is None and watcher.looks("anything") is None
+    assert watcher.channel is None and watcher.samples("anything") is None
     watcher.stop()
 
 
@@ -236,11 +236,11 @@ def test_a_short_slice_is_asked_for_where_it_counts(release: str, prompt: bool) 
 )
 def test_what_looks_cost_is_bounded(looks: int, spares: bool, stays: bool, share: float) -> None:
     nothing: Any = None
-    looking = Looking(nothing, nothing, os.getppid())
+    looking = Sampling(nothing, nothing, os.getppid())
     core: Any = SimpleNamespace(stays=stays)
-    watched = _Watched(nothing, core, -1, 0.002, spares=spares, inside=None, most=2_000 if stays else None)
+    watched = _Thread(nothing, core, -1, 0.002, spares=spares, inside=None, most=2_000 if stays else None)
     watched.t_ns = [0] * looks
-    looking._watched["a thread"], looking._cost_s = watched, 0.0003
+    looking._threads["a thread"], looking._cost_s = watched, 0.0003
     assert looking._pause_s(watched) == pytest.approx(0.0003 / share)
 
 
@@ -248,8 +248,8 @@ def test_it_ends_with_its_parent_though_a_fork_holds_the_pipes() -> None:
     """A kernel that is killed or restarted says nothing; a worker that outlives it keeps its pipes open."""
     code = (
         "import os, signal, subprocess, sys, time\n"
-        "from gpulab.capture.stack_sampler import StackWatcher\n"
-        "watcher = StackWatcher(); watcher.start()\n"
+        "from gpulab.capture.stack_sampler import SamplingProcess\n"
+        "watcher = SamplingProcess(); watcher.start()\n"
         "fork = os.fork()\n"
         "if not fork:\n    os.close(1); os.read(0, 1); os._exit(0)\n"
         "print(watcher._process.pid, flush=True)\n"

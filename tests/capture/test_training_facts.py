@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gpulab
-from gpulab.capture.stack_sampler import Looks
+from gpulab.capture.stack_sampler import ThreadSamples
 from gpulab.capture.training_facts import EARLY, LATE, TrainingFactsReader, calls_in
 from gpulab.run import Steps, TrainingFacts
 from gpulab.store.run_format import decode, encode
@@ -247,7 +247,7 @@ def test_looks_below_what_a_switch_makes_torch_call() -> None:
         (ENGINE, CHECKPOINT, ENGINE, ("cell", 5, "<module>")),  # the backward pass of what was computed again
     ]
     numbers = [2] * 30 + [0] * 40 + [1] * 10 + [3] * 20 + [4] * 40
-    looks = Looks([100 + i for i in range(140)], numbers, stacks, 100)
+    looks = ThreadSamples([100 + i for i in range(140)], numbers, stacks, 100)
     steps = steps_between([30, 90], [60, 129])
     assert calls_in(looks, steps, 100) == {"anomaly_detection": 0.4, "argument_validation": 0.1, "recomputation": 0.2}
     assert calls_in(looks, steps_between([0], [20]), 100) == {}

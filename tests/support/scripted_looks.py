@@ -10,22 +10,22 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpulab.capture.stack_sampler import Looks
+from gpulab.capture.stack_sampler import ThreadSamples
 
 PERIOD_S = 0.002
 _sleep = time.sleep
 
 
 class ScriptedWatcher:
-    """In place of `StackWatcher`; `sleep` in place of `time.sleep`."""
+    """In place of `SamplingProcess`; `sleep` in place of `time.sleep`."""
 
     def __init__(self) -> None:
         self.channel = self
         self._thread: int | None = None
         self._key = ""
-        self._seen: dict[str, Looks] = {}
+        self._seen: dict[str, ThreadSamples] = {}
 
-    # -- as StackWatcher and its channel have it -----------------------------------------------------------------
+    # -- as SamplingProcess and its channel have it -----------------------------------------------------------------
 
     def start(self) -> None:
         self._thread = None
@@ -36,18 +36,18 @@ class ScriptedWatcher:
     def wait_until_ready(self) -> None:
         pass
 
-    def watch(self, key: str, *_: Any, **__: Any) -> bool:
+    def sample(self, key: str, *_: Any, **__: Any) -> bool:
         if not key.startswith("training"):
             return False
         self._key, self._thread = key, threading.get_ident()
-        self._seen[key] = Looks([], [], [], time.perf_counter_ns())
+        self._seen[key] = ThreadSamples([], [], [], time.perf_counter_ns())
         return True
 
     def rest(self, key: str) -> None:
         if key == self._key:
             self._thread = None
 
-    def looks(self, key: str) -> Looks | None:
+    def samples(self, key: str) -> ThreadSamples | None:
         return self._seen.get(key)
 
     # -- what is seen --------------------------------------------------------------------------------------------
@@ -87,6 +87,6 @@ def installed(put: Callable[[object, str, Any], None] = setattr) -> ScriptedWatc
     from gpulab.capture import recorder
 
     watcher = ScriptedWatcher()
-    put(recorder, "StackWatcher", lambda: watcher)
+    put(recorder, "SamplingProcess", lambda: watcher)
     put(time, "sleep", watcher.sleep)
     return watcher
