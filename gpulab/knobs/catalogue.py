@@ -12,8 +12,6 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import product
 
-from msgspec import Struct
-
 from gpulab.errors import UsageError
 from gpulab.knobs.accumulation import ACCUMULATE
 from gpulab.knobs.backend_settings import ANOMALY, ATTENTION, COMPUTE_THREADS, TF32, VALIDATE_ARGS
@@ -67,20 +65,16 @@ _PAIR = re.compile(r"\s*(?P<name>[^\W\d]\w*)\s*=(?!=)(?P<value>.*)", re.DOTALL)
 _OPENING, _CLOSING, _QUOTES = "([{", ")]}", "'\""
 
 
-class Decision(Struct, frozen=True):
-    """What a name means in this code. `knob` is None for a variable."""
+def decide(name: str, observation: Observation, names: Names) -> Knob | None:
+    """The knob that a name means in this code; None for a variable. `names` says whether the code has such a variable.
 
-    knob: Knob | None
-    kind: Kind
-
-
-def decide(name: str, observation: Observation, names: Names) -> Decision:
-    """The rule. `names` says whether the code has such a variable. Raises UsageError where it is neither."""
+    Raises UsageError where it is neither.
+    """
     knob = KNOBS.get(name)
     if knob is not None and (_can_apply(knob, observation) or not _is_variable(name, names)):
-        return Decision(knob, knob.kind)
+        return knob
     if names(name):
-        return Decision(None, "variable")
+        return None
     raise _unknown(name, ())
 
 

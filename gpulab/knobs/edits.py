@@ -94,43 +94,29 @@ def _changed(text: str, wanted: CodeEdit) -> tuple[str, str] | None:
     tree = parse(text)
     if tree is None or not wanted.keyword or "\r" in text:
         return None
-    if not wanted.call:
-        return _with_variable(text, tree, wanted)
-    count = len(_calls(tree, wanted.call))
-    numbers = _feeding(tree, wanted.call)
-    for number in numbers:  # in turn, each in the text that the one before has left
-        changed = _with_keyword(text, number, wanted)
-        if changed is None:
+    lines, note = _Text(text), ""
+    places: Sequence[ast.expr]
+    if wanted.call:
+        calls = _calls(tree, wanted.call)
+        places = feeding = _feeding(tree, calls) if wanted.call == "DataLoader" else calls
+        if not all(_set_keyword(lines, tree, call, wanted) for call in reversed(feeding)):
             return None
-        text = changed
-    if not numbers:
-        return None
-    if len(numbers) == 1 or wanted.call != "DataLoader":
-        return text, ""
-    which = f"All {count} DataLoader calls are changed: your code does not show which one feeds the training."
-    return text, which if len(numbers) == count else ""
+        if wanted.call == "DataLoader" and len(calls) == len(feeding) > 1:
+            note = (
+                f"All {len(calls)} DataLoader calls are changed: your code does not show which one feeds the training."
+            )
+    else:
+        places = literal_places(tree).get(wanted.keyword, [])
+        for place in reversed(places):
+            lines.put(place, wanted.literal)
+        replace_nodes(tree, dict.fromkeys(places, ast.parse(wanted.literal, mode="eval").body))
+    return (lines.text, note) if places and _same(parse(lines.text), tree) else None
 
 
-def _with_variable(text: str, tree: ast.Module, wanted: CodeEdit) -> tuple[str, str] | None:
-    places = literal_places(tree).get(wanted.keyword, [])
-    if not places:
-        return None
-    value = ast.parse(wanted.literal, mode="eval").body
-    lines = _Text(text)
-    for place in reversed(places):
-        lines.put(place, wanted.literal)
-    replace_nodes(tree, dict.fromkeys(places, value))
-    return (lines.text, "") if _same(parse(lines.text), tree) else None
-
-
-def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
-    """The text with the keyword of one call set; None where that cannot be done for certain."""
-    tree = parse(text)
-    assert tree is not None
-    call = _calls(tree, wanted.call)[number]
+def _set_keyword(lines: _Text, tree: ast.Module, call: ast.Call, wanted: CodeEdit) -> bool:
+    """Set the keyword of one call in the text and in the tree; whether that could be done for certain."""
     if any(isinstance(a, ast.Starred) for a in call.args):
-        return None
-    lines = _Text(text)
+        return False
     present = next((k for k in call.keywords if k.arg == wanted.keyword), None)
     by_position = wanted.call == "DataLoader" and wanted.keyword in _DATA_LOADER
     position = _DATA_LOADER.index(wanted.keyword) if by_position else len(call.args)
@@ -141,11 +127,11 @@ def _with_keyword(text: str, number: int, wanted: CodeEdit) -> str | None:
         lines.put(old, literal)
         replace_nodes(tree, {old: value})
     elif wanted.wraps or any(k.arg is None for k in call.keywords):  # **options may have it
-        return None
+        return False
     else:
         lines.add(call, f"{wanted.keyword}={literal}")
         call.keywords.append(ast.keyword(wanted.keyword, value))
-    return lines.text if _same(parse(lines.text), tree) else None
+    return True
 
 
 def _same(a: ast.Module | None, b: ast.Module) -> bool:
@@ -174,17 +160,15 @@ def _is_named(function: ast.expr, name: str, aliases: set[str]) -> bool:
     return isinstance(function, ast.Name) and function.id in aliases
 
 
-def _feeding(tree: ast.Module, name: str) -> list[int]:
+def _feeding(tree: ast.Module, calls: list[ast.Call]) -> list[ast.Call]:
     """Of several DataLoader calls those that feed a training loop, where one does; else all."""
-    calls = _calls(tree, name)
-    if name != "DataLoader" or len(calls) < 2:
-        return list(range(len(calls)))
+    if len(calls) < 2:
+        return calls
     iterated = [loop.iter for loop in ast.walk(tree) if isinstance(loop, ast.For | ast.AsyncFor) and _trains(loop)]
     names = {n.id for node in iterated for n in ast.walk(node) if isinstance(n, ast.Name)}
     inside = {id(n) for node in iterated for n in ast.walk(node)}
     assigned = _assigned(tree)
-    feeding = [i for i, call in enumerate(calls) if id(call) in inside or names & assigned.get(id(call), set())]
-    return feeding or list(range(len(calls)))
+    return [call for call in calls if id(call) in inside or names & assigned.get(id(call), set())] or calls
 
 
 def _trains(loop: ast.For | ast.AsyncFor) -> bool:

@@ -189,7 +189,7 @@ def _knob_of(name: str, given: Plain, observation: Observation | None, own: Vari
     """By the catalogue's rule where there is an observation; else a literal of the code is meant before a knob."""
     knob = catalogue.KNOBS.get(name)
     if observation is not None or knob is None:
-        return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has).knob
+        return catalogue.decide(name, observation or Observation(Device("cpu", "")), own.has)
     if name in own.literals and _fits(own.value, name, given):
         return None
     return knob if _fits(knob.parse, given) else None  # a variable may have a knob's name

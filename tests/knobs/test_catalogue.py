@@ -39,7 +39,7 @@ def test_what_a_knob_says_of_itself_is_consistent(name: str) -> None:
     assert set(knob.helps_against) <= {kind.key for kind in kinds()}, "findings that it helps against have other keys"
     assert not (knob.same_training and (knob.changes_training or knob.changes_steps))
     assert bool(knob.changes_training) or not knob.changes_steps, "nothing says why it is another training"
-    assert decide(name, NOTHING, anything).knob is None, "where nothing of its kind is seen, it is the variable"
+    assert decide(name, NOTHING, anything) is None, "where nothing of its kind is seen, it is the variable"
 
 
 def test_an_alias_is_no_other_knobs_name() -> None:
@@ -165,16 +165,15 @@ def test_values_from_code() -> None:
     ],
 )
 def test_the_rule(name: str, observation: Observation, kind: str) -> None:
-    decision = decide(name, observation, CELL.has)
-    assert decision.kind == kind
-    assert (decision.knob is None) == (kind == "variable")
+    knob = decide(name, observation, CELL.has)
+    assert ("variable" if knob is None else knob.kind) == kind
 
 
 def test_a_knob_without_a_fitting_value_means_the_variable() -> None:
     custom = replace(LOADER, custom_batch_sampler=True)
-    assert decide("batch_size", replace(SCENE, loaders=(custom,)), CELL.has).knob is None
+    assert decide("batch_size", replace(SCENE, loaders=(custom,)), CELL.has) is None
     small = replace(LOADER, record=replace(LOADER.record, dataset_length=3, batch_size=2))
-    assert decide("batch_size", replace(SCENE, loaders=(small,)), CELL.has).knob is KNOBS["batch_size"]
+    assert decide("batch_size", replace(SCENE, loaders=(small,)), CELL.has) is KNOBS["batch_size"]
 
 
 def test_a_name_that_is_neither_is_an_error() -> None:
@@ -184,5 +183,5 @@ def test_a_name_that_is_neither_is_an_error() -> None:
 
 def test_a_name_that_is_a_knobs_and_an_objects_is_the_knob() -> None:
     names: Any = Variables.of(ast.parse("cache[0]"), {"cache": {}}).has
-    assert decide("cache", NOTHING, names).knob is KNOBS["cache"]
+    assert decide("cache", NOTHING, names) is KNOBS["cache"]
     assert parse_settings(["cache=on"], names) == {"cache": True}
