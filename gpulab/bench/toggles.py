@@ -19,9 +19,8 @@ from gpulab.knobs.catalogue import KNOBS, knobs_against
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
 from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
-from gpulab.prediction.predict import predict_from
+from gpulab.prediction.predict import Predictor
 from gpulab.prediction.prediction import Prediction
-from gpulab.prediction.step import Refused, plan_of
 from gpulab.tuning.compare.cost import SetupCost, cell_steps, setup_cost
 from gpulab.verdict import Verdict
 from gpulab.views.wording import lesson_path
@@ -98,10 +97,9 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         for knob in (*knobs_against(f.key), *(KNOBS[name] for name, _ in f.settings if name in KNOBS))
     }
     toggles = [replace(toggle, rank=ranks.get(toggle.knob.name, math.inf)) for toggle in toggles]
-    try:
-        projection = plan_of(figures)
-    except Refused as why:
-        return toggles, f"{NOTHING_EXPECTED}: {why}."
+    predictor = Predictor(figures, evidence)
+    if predictor.refused:
+        return toggles, f"{NOTHING_EXPECTED}: {predictor.refused}."
     cores = figures.run.environment.usable_cores or 1.0
     step, wait = figures.typical_step_us, figures.data_wait_us
     times = StepTimes(cores, step.median if step else 0.0, wait.median if wait else None)
@@ -114,7 +112,7 @@ def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Fac
         if knob.name in named:  # the value that the report proposes
             values = [knob.parse(named[knob.name])]
         values = values or [v for v in knob.options if v != current and not refusal(knob, observation, v)]
-        predictions = [predict_from(projection, {knob.name: written(v)}, evidence) for v in values[:_PROPOSED]]
+        predictions = [predictor.of({knob.name: written(v)}) for v in values[:_PROPOSED]]
         useful = [p for p in predictions if p.ratio is not None]
         most = min(useful, key=lambda p: p.ratio or 1.0, default=None)
         return replace(toggle, prediction=most, cost=_cost(most, figures) if most is not None else None)

@@ -1,7 +1,4 @@
-"""From the figures of a run to what an expert would say: every rule asked, their answers weighed against each other.
-
-The one sentence at the top of a report, with the figure that supports it.
-"""
+"""From the figures of a run to what an expert would say: all rules asked, their answers ranked, one sentence on top."""
 
 from __future__ import annotations
 
@@ -17,9 +14,8 @@ from gpulab.analysis.step_shares import own_shares
 from gpulab.diagnosis.catalogue import kind_of, kinds, title_for
 from gpulab.diagnosis.finding import BETWEEN, Diagnosis, Evidence, Finding, FindingKind, RuleContext, Undetermined
 from gpulab.formatting import capitalized, duration, factor, percent, sentence
-from gpulab.prediction.predict import predict, predict_from, predict_removal
-from gpulab.prediction.prediction import NOTHING, Prediction, PriorEvidence
-from gpulab.prediction.step import Refused, plan_of
+from gpulab.prediction.predict import Predictor
+from gpulab.prediction.prediction import NOTHING, PriorEvidence
 from gpulab.run import Category
 from gpulab.thresholds import DEFAULT, Thresholds
 
@@ -128,24 +124,19 @@ def with_predictions(
     facts: Facts, findings: Sequence[Finding], step_us: float | None, evidence: PriorEvidence
 ) -> list[Finding]:
     """The findings with the prediction of their settings, or of leaving out what they are about."""
-    try:
-        projection = plan_of(facts)
-    except Refused:
-        projection = None
+    predictor = Predictor(facts, evidence)
     predicted: list[Finding] = []
     for finding in findings:
-        prediction: Prediction | None = None
+        removal = kind_of(finding.key).removal
         if finding.settings:
-            settings = dict(finding.settings)
-            if projection is None:
-                prediction = predict(facts, settings, evidence)
-            else:
-                prediction = predict_from(projection, settings, evidence)
-        elif (removal := kind_of(finding.key).removal) is not None:
-            gone = np.array(finding.removed_ns, dtype=np.int64).reshape(-1, 2)
-            today = None if projection is None else projection.today
-            prediction = predict_removal(facts, removal, gone, evidence.errors.get(finding.key, ()), today)
-        predicted.append(finding if prediction is None else _bounded(replace(finding, prediction=prediction), step_us))
+            prediction = predictor.of(dict(finding.settings))
+        elif removal is not None:
+            times = np.array(finding.removed_ns, dtype=np.int64).reshape(-1, 2)
+            prediction = predictor.without(removal, times, finding.key)
+        else:
+            predicted.append(finding)
+            continue
+        predicted.append(_bounded(replace(finding, prediction=prediction), step_us))
     return predicted
 
 

@@ -14,7 +14,7 @@ from gpulab.analysis.source_lines import SourceLine, line_of, sees_python
 from gpulab.analysis.step_shares import StepShares
 from gpulab.formatting import capitalized, duration
 from gpulab.intervals import Intervals
-from gpulab.prediction.prediction import Pauses, Prediction, Waits
+from gpulab.prediction.prediction import Prediction, Removal
 from gpulab.run import Loader, Run
 from gpulab.thresholds import Thresholds
 
@@ -316,7 +316,7 @@ class FindingKind(Struct, frozen=True):
     title: str
     rule: Rule | None = None
     lesson: str = ""
-    removal: Pauses | Waits | None = None
+    removal: Removal | None = None
     explains: tuple[str, ...] = ()
     asked_again: bool = False
     of_job: bool = False

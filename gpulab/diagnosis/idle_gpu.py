@@ -19,7 +19,6 @@ from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext
 from gpulab.diagnosis.own_code import leading_part, with_part
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.intervals import clip, joined, measure
-from gpulab.prediction.prediction import Waits
 from gpulab.timeline.labels import differentiates_twice
 
 # -- the GPU is not used -----------------------------------------------------------------------------------------------
@@ -359,8 +358,6 @@ FINDINGS = (
     FindingKind("wrong_device", "running on the CPU although there is a GPU", wrong_device),
     FindingKind("launch_bound", "kernel launch overhead", launch_bound, lesson="09_host"),
     FindingKind("small_batch", "small batches", small_batch, lesson="05_batch_size"),
-    FindingKind("sync_points", "host-device syncs", sync_points, lesson="09_host", removal=Waits(("read", "wait"))),
-    FindingKind(
-        "blocking_copy", "blocking copies", blocking_copy, lesson="03_starving_gpu", removal=Waits(("upload",))
-    ),
+    FindingKind("sync_points", "host-device syncs", sync_points, lesson="09_host", removal="waits"),
+    FindingKind("blocking_copy", "blocking copies", blocking_copy, lesson="03_starving_gpu", removal="waits"),
 )

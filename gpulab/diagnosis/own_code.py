@@ -16,7 +16,6 @@ from gpulab.analysis.source_lines import lower_share
 from gpulab.diagnosis.finding import BETWEEN, Evidence, Finding, FindingKind, RuleContext, Undetermined, evidence, pairs
 from gpulab.formatting import capitalized, duration, percent, plural
 from gpulab.intervals import intersect, union_of
-from gpulab.prediction.prediction import Pauses
 from gpulab.run import BESIDE_KINDS, CallKind, OwnBatches, PauseKind
 from gpulab.timeline.trace_steps import WORKERS
 from gpulab.timeline.trace_steps import start_up as start_up_of
@@ -400,18 +399,16 @@ def start_up(context: RuleContext) -> Finding | None:
 
 
 FINDINGS = (
-    FindingKind(
-        "checkpoint_save", "saving checkpoints", checkpoint_save, removal=Pauses(("checkpoint_save",)), asked_again=True
-    ),
+    FindingKind("checkpoint_save", "saving checkpoints", checkpoint_save, removal="pauses", asked_again=True),
     FindingKind(
         "logging_or_eval",
         "logging, evaluation and callbacks",
         logging_or_eval,
         lesson="09_host",
-        removal=Pauses(("logging", "evaluation", "callback")),
+        removal="pauses",
         asked_again=True,
     ),
-    FindingKind("recompilation", "recompilation", recompilation, removal=Pauses(("compile",))),
-    FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal=Pauses(("gc",))),
+    FindingKind("recompilation", "recompilation", recompilation, removal="pauses"),
+    FindingKind("gc_pause", "Python's garbage collection", gc_pause, removal="pauses"),
     FindingKind("start_up", "starting up inside the traced window", start_up),
 )

@@ -20,7 +20,6 @@ from gpulab.diagnosis.distributed import (
 from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
 from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
-from gpulab.prediction.prediction import Pauses
 from gpulab.run import NOT_KEPT
 from gpulab.thresholds import DEFAULT, Thresholds
 
@@ -123,7 +122,7 @@ def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | N
 
 
 def _is_pause(finding: Finding) -> bool:
-    return isinstance(kind_of(finding.key).removal, Pauses)
+    return kind_of(finding.key).removal == "pauses"
 
 
 def _cost_us(finding: Finding | None) -> float:

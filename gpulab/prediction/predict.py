@@ -1,40 +1,28 @@
-"""One door for all predictions: what a setting of the knobs would bring, from the figures of one run.
+"""One door for all predictions from one run: what a setting of the knobs would bring, or leaving something out.
 
-What leaving something out would bring: a wait for the device, a save, logging, a pause of Python's own.
-
-These are no knobs but edits of the code. A wait is played again without waiting; a pause is taken off the account of
-all counted steps and of the time between them, for it rarely falls into the few profiled ones.
+What is left out (a wait for the device, a save, logging, a pause of Python's own) is no knob but an edit of the code. A
+wait is played again without waiting; a pause is taken off the account of all counted steps and of the time between
+them, for it rarely falls into the few profiled ones.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Literal
 
 import numpy as np
 from msgspec import Struct
 
-from gpulab.analysis.breakdown import DEVICE_PARTS, StepParts
+from gpulab.analysis.breakdown import DEVICE_PARTS
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, duration, number, plural
-from gpulab.intervals import Intervals, clip, intersect, joined, measure, paint, union, union_of
+from gpulab.intervals import Intervals, clip, intersect, measure, paint, union
 from gpulab.prediction import batches, kernels
-from gpulab.prediction.prediction import NOTHING, TO_TRY, Pauses, Prediction, PriorEvidence, Waits, recalibrated
+from gpulab.prediction.prediction import NOTHING, TO_TRY, Prediction, PriorEvidence, Removal, recalibrated
 from gpulab.prediction.replay import Changes
 from gpulab.prediction.step import Z_975, Baseline, Projection, Refused, plan_of
-from gpulab.run import Int64, Run, Timeline
+from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import WAITS, What, labels
-
-# Times the pause, and at most times what a CPU has to do beside it: that falls away too, for the pause had emptied its
-# caches. Least, likely and most. On planted cells of two machines, 2026: 0 to 0.45, median 0.08 and 0.17.
-COLD = (0.0, 0.1, 0.45)
-# Of the time in pauses, over the root of their number: how far a short run may be off. Ours.
-FEW = 0.5
-# Of the time in pauses: what they cost beside it (a thread that goes on). Ours.
-GONE_SD = 0.05
-REPLAY_SD = 0.03  # of a window played without some waits; ours
-
-Predictor = Callable[[Projection, str, PriorEvidence], Projection]
 
 CLEARLY = 1.25  # ratio, up or down; ours, more than most knobs bring
 WIDEST = 5.0  # times, from end to end of a range that holds the speed of now; ours: four times the batch has 4.3
@@ -45,7 +33,7 @@ Memory = Literal["unchanged", "predicted", "unknown"]
 class Formula(Struct, frozen=True):
     """What one knob does to a step, and to the GPU's memory: `predicted` by the projection itself."""
 
-    apply: Predictor
+    apply: Callable[[Projection, str, PriorEvidence], Projection]
     memory: Memory = "unknown"
 
 
@@ -78,38 +66,89 @@ PREDICTORS: dict[str, Formula | str] = {
     "accumulate": Formula(kernels.accumulate),
     "batch_size": Formula(batches.batch_size, "predicted"),
 }
+_ORDER = {name: place for place, name in enumerate(PREDICTORS)}
+
+
+class Predictor:
+    """Predictions from one run: what they find out of its step serves them all.
+
+    None of them raises: `Prediction.refused` says why nothing is predicted. `refused`: why nothing is for any change;
+    empty where the run's step is known.
+    """
+
+    def __init__(self, facts: Facts, evidence: PriorEvidence = NOTHING) -> None:
+        self._evidence = evidence
+        self._plan: Projection | None = None
+        self.refused = ""
+        try:
+            self._plan = plan_of(facts)
+        except Refused as why:
+            self.refused = str(why)
+
+    def of(self, settings: Mapping[str, str]) -> Prediction:
+        """What these settings would bring.
+
+        The interval is the formula's own, made wider or narrower by the errors of `knobs_named(settings)`.
+        """
+        try:
+            predicted = self._projected(settings)
+        except Refused as why:
+            return refused(settings, str(why))
+        return _telling(recalibrated(predicted, self._evidence.errors.get(knobs_named(settings), ())))
+
+    def _projected(self, settings: Mapping[str, str]) -> Prediction:
+        """Raises Refused, also where the step has to be played again and the GPU's work was not recorded."""
+        if self._plan is None:
+            raise Refused(self.refused)
+        projection, memories = self._plan, set()
+        for name in sorted(settings, key=lambda n: _ORDER.get(n, len(_ORDER))):
+            formula = PREDICTORS.get(name, f"there is no formula for another {name}")
+            if isinstance(formula, str):
+                raise Refused(formula)
+            memories.add(formula.memory)
+            try:
+                projection = formula.apply(projection, settings[name], self._evidence)
+            except ValueError:
+                raise Refused(f"{name}={settings[name]} is no value of this setting") from None
+        if not settings:
+            raise Refused("nothing is changed")
+        if len(projection.already) == len(settings):
+            raise Refused(f"nothing changes: {'; '.join(projection.already)}")
+        middle, low, high = projection.ratio()
+        memory_ratio, memory_basis = _memory(projection, memories)
+        return Prediction(
+            dict(settings),
+            middle,
+            (low, high),
+            capitalized("; ".join(dict.fromkeys(projection.basis))),
+            memory_ratio,
+            projection.only_sign,
+            memory_basis=memory_basis,
+            setup_s=projection.setup_s,
+        )
+
+    def without(self, removal: Removal, times: Intervals, key: str = "") -> Prediction:
+        """What leaving out that time would bring: the settings are empty, for no knob does it.
+
+        `times`: what falls away, [n, 2] in ns by the run's clock; of waits, the calls in it no longer wait. The ratio
+        is of the time of the whole loop, what lies between steps included. `key`: of the finding, under which errors
+        of earlier such predictions are known.
+        """
+        try:
+            if not len(times):
+                raise Refused("when exactly it happens was not recorded")
+            if self._plan is None:
+                raise Refused(self.refused)
+            without = _without_waits if removal == "waits" else _without_pauses
+            predicted = without(self._plan.today, times)
+        except Refused as why:
+            return refused({}, str(why))
+        return recalibrated(predicted, self._evidence.errors.get(key, ()))
 
 
 def predict(facts: Facts, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
-    """What these settings would bring to that run. Never raises: `refused` says why nothing is predicted.
-
-    The interval is the formula's own, made wider or narrower by `known.errors` of `knobs_named(settings)`.
-    """
-    try:
-        projection = plan_of(facts)
-    except Refused as why:
-        return refused(settings, str(why))
-    return predict_from(projection, settings, evidence)
-
-
-def predict_from(projection: Projection, settings: Mapping[str, str], evidence: PriorEvidence = NOTHING) -> Prediction:
-    """As `predict`, of a projection that changes nothing yet: what it has found out serves several predictions."""
-    chosen = dict(settings)
-    try:
-        for name in [*(n for n in PREDICTORS if n in chosen), *(n for n in chosen if n not in PREDICTORS)]:
-            formula = _formula(name)
-            try:
-                projection = formula.apply(projection, chosen[name], evidence)
-            except ValueError:
-                raise Refused(f"{name}={chosen[name]} is no value of this setting") from None
-        if not chosen:
-            raise Refused("nothing is changed")
-        if len(projection.already) == len(chosen):
-            raise Refused(f"nothing changes: {'; '.join(projection.already)}")
-        predicted = _of(projection, chosen)
-    except Refused as why:
-        return refused(chosen, str(why))
-    return _telling(recalibrated(predicted, evidence.errors.get(knobs_named(chosen), ())))
+    """What these settings would bring to that run: one prediction of a `Predictor`."""
+    return Predictor(facts, evidence).of(settings)
 
 
 def _telling(prediction: Prediction) -> Prediction:
@@ -124,14 +163,6 @@ def _telling(prediction: Prediction) -> Prediction:
     return refused(prediction.settings, why)
 
 
-def _formula(name: str) -> Formula:
-    """Raises Refused."""
-    formula = PREDICTORS.get(name, f"there is no formula for another {name}")
-    if isinstance(formula, str):
-        raise Refused(formula)
-    return formula
-
-
 def refused(settings: Mapping[str, str], why: str) -> Prediction:
     """A prediction that says only why there is none."""
     return Prediction(dict(settings), None, None, "", refused=why)
@@ -142,86 +173,43 @@ def knobs_named(settings: Mapping[str, str]) -> str:
     return " + ".join(sorted(settings))
 
 
-def _of(projection: Projection, settings: Mapping[str, str]) -> Prediction:
-    """Raises Refused where the step has to be played again, and the GPU's work was not recorded."""
-    middle, low, high = projection.ratio()
-    basis = "; ".join(dict.fromkeys(projection.basis))
-    memory, its_basis = _memory(projection, settings)
-    return Prediction(
-        dict(settings),
-        middle,
-        (low, high),
-        capitalized(basis),
-        memory,
-        projection.only_sign,
-        memory_basis=its_basis,
-        setup_s=projection.setup_s,
-    )
-
-
-def _memory(projection: Projection, settings: Mapping[str, str]) -> tuple[float | None, str]:
+def _memory(projection: Projection, memories: set[Memory]) -> tuple[float | None, str]:
     """What becomes of the peak of the GPU's memory, and from what that is known."""
     if not projection.today.on_gpu:
         return None, ""
-    kinds = {_formula(name).memory for name in settings}
-    if kinds <= {"unchanged"}:
+    if memories <= {"unchanged"}:
         return 1.0, "GPU memory stays the same"
-    if projection.memory_ratio is None or "unknown" in kinds:
+    if projection.memory_ratio is None or "unknown" in memories:
         return None, "its effect on GPU memory is not predicted"
     return projection.memory_ratio, "GPU memory by a linear fit through the peaks of short runs"
 
 
-__all__ = ["NOTHING", "PREDICTORS", "PriorEvidence", "knobs_named", "predict", "predict_from", "refused"]
+# -- leaving something out ---------------------------------------------------------------------------------------------
+
+# Times the pause, and at most times what a CPU has to do beside it: that falls away too, for the pause had emptied its
+# caches. Least, likely and most. On planted cells of two machines, 2026: 0 to 0.45, median 0.08 and 0.17.
+COLD = (0.0, 0.1, 0.45)
+# Of the time in pauses, over the root of their number: how far a short run may be off. Ours.
+FEW = 0.5
+# Of the time in pauses: what they cost beside it (a thread that goes on). Ours.
+GONE_SD = 0.05
+REPLAY_SD = 0.03  # of a window played without some waits; ours
 
 
-def predict_removal(
-    facts: Facts,
-    cause: Pauses | Waits,
-    intervals: Intervals | None = None,
-    errors: Sequence[float] = (),
-    today: Baseline | None = None,
-) -> Prediction:
-    """What leaving out that cause would bring: the settings are empty, for no knob does it.
+def _without_pauses(today: Baseline, pauses: Intervals) -> Prediction:
+    """Over the steps that count, each up to the begin of the next; over the traced ones where no pause falls into them.
 
-    `intervals`: the time that falls away, [n, 2] in ns by the run's clock; of a wait, the calls in it no longer wait.
-    Without (None): all pauses of that kind that the run holds, all waiting calls of that direction. The ratio is of the
-    time of the whole loop, what lies between steps included. Never raises: `refused` says why nothing is predicted.
-    `errors`: measured over predicted ratio of earlier predictions of the same cause. `today`: the baseline of these
-    facts, where the caller has it already.
+    What a GPU works in all these steps remains.
     """
-    try:
-        if intervals is not None and not len(intervals):
-            raise Refused("when exactly it happens was not recorded")
-        today = today or Baseline.of(facts)
-        if isinstance(cause, Waits):
-            removed = _without_waits(today, cause, intervals)
-        else:
-            gone = intervals if intervals is not None else pauses_of(facts.run, cause)
-            begin, end = _loop(today)
-            computed = 0.0 if today.on_gpu else today.compute_us / today.step.median
-            paused = _without_pauses(begin, end, gone, computed, _busy_ns(today) * len(begin))
-            removed = _without_traced(today, gone) if paused is None else paused
-    except Refused as why:
-        return refused({}, str(why))
-    return recalibrated(removed, errors)
-
-
-def pauses_of(run: Run, cause: Pauses) -> Intervals:
-    """The pauses of the run that fall away; of those within another only once."""
-    return union_of((p.start_ns, p.end_ns) for p in run.pauses if p.kind in cause.kinds)
-
-
-def _without_pauses(begin: Int64, end: Int64, pauses: Intervals, computed: float, least_ns: float) -> Prediction | None:
-    """Over the steps that count, each up to the begin of the next; None where no pause falls into them.
-
-    `computed`: of a step, what a CPU computes. `least_ns`: what a GPU works in all these steps, which remains.
-    """
+    begin, end = _loop(today)
     each = paint(np.stack((begin, end), axis=1), [pauses])[:, 0]
-    count, whole = len(intersect(union(begin, end), pauses)), max(int((end - begin).sum()), round(least_ns))
+    count, least_ns = len(intersect(union(begin, end), pauses)), _busy_ns(today) * len(begin)
     if not count:
-        return None
+        return _without_traced(today, pauses)
+    whole = max(int((end - begin).sum()), round(least_ns))
     gone = max(0.0, min(whole - least_ns, float(each.sum())))
     doubt, rest = Z_975 * (FEW / np.sqrt(count) + GONE_SD), max(whole - gone, 1)
+    computed = 0.0 if today.on_gpu else today.compute_us / today.step.median  # of a step, by a CPU
     warmed = min(gone, rest * computed)
     ratio, low, high = (
         max(1.0, rest - cold * warmed) / (rest + max(0.0, by) * gone)
@@ -249,48 +237,35 @@ def _loop(today: Baseline) -> tuple[Int64, Int64]:
     return steps.start_ns[rows], np.maximum(end, steps.end_ns[rows])
 
 
-def _without_waits(today: Baseline, cause: Waits, intervals: Intervals | None) -> Prediction:
+def _without_waits(today: Baseline, times: Intervals) -> Prediction:
     timeline = today.run.timeline
     if timeline is None:
         raise Refused("there is no trace that shows the waits")
     if not today.on_gpu:
-        return _without_traced(today, intervals)
-    if intervals is None:
-        intervals = joined(*(b.times for b in today.facts.blocking if b.direction in cause.directions))
-    rows = waiting_rows(timeline, intervals)
+        return _without_traced(today, times)
+    rows = _waiting_rows(timeline, times)
     if not len(rows):
         raise Refused("the trace shows no call that waits for the GPU there")
     ratio = min(1.0, today.played_with_us(Changes(free_waits=rows)) / today.played.step_us)
-    sd = float(np.hypot(REPLAY_SD, today.sampling_sd))
+    off = Z_975 * float(np.hypot(REPLAY_SD, today.sampling_sd))
     words = f"Replay of the traced steps without the wait in {plural(len(rows), 'call')}"
-    return Prediction({}, ratio, (ratio * float(np.exp(-Z_975 * sd)), ratio * float(np.exp(Z_975 * sd))), words)
+    return Prediction({}, ratio, (ratio * float(np.exp(-off)), ratio * float(np.exp(off))), words)
 
 
-def _traced_shares(steps: Sequence[StepParts], intervals: Intervals) -> list[float]:
-    return [measure(clip(intervals, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in steps]
-
-
-def _without_traced(today: Baseline, intervals: Intervals | None) -> Prediction:
+def _without_traced(today: Baseline, times: Intervals) -> Prediction:
     """On a CPU nothing runs beside the training thread: what falls away in the profiled steps is gained in all."""
-    if intervals is None:
-        raise Refused("on a CPU no call waits for a device")
     account = today.facts.breakdown
     if account is None or not account.steps:
         raise Refused("there is no traced step")
-    if today.on_gpu or not len(intersect(intervals, account.covered)):
+    if today.on_gpu or not len(intersect(times, account.covered)):
         raise Refused("none of this time lies in the measured steps")
-    shares = _traced_shares(account.steps, intervals)
+    shares = [measure(clip(times, s.start_ns, s.end_ns)) / max(1, s.end_ns - s.start_ns) for s in account.steps]
     ratio = 1 - float(np.median(shares))
-    spread = float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD
-    return Prediction(
-        {},
-        ratio,
-        (max(1e-3, ratio - Z_975 * spread), min(1.0, ratio + Z_975 * spread)),
-        "Its time per traced step",
-    )
+    off = Z_975 * (float(np.std(shares)) / np.sqrt(len(shares)) + REPLAY_SD)
+    return Prediction({}, ratio, (max(1e-3, ratio - off), min(1.0, ratio + off)), "Its time per traced step")
 
 
-def waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
+def _waiting_rows(timeline: Timeline, intervals: Intervals) -> np.ndarray:
     """Copying and synchronizing calls of the training threads that touch the intervals."""
     rows = np.flatnonzero(labels(timeline).training(*WAITS, What.COPY_CALL))
     begun = np.searchsorted(intervals[:, 0], timeline.end_ns[rows], side="left")

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.blocking_calls import Direction
 from gpulab.formatting import plural, signed_percent
-from gpulab.run import PauseKind
 
+Removal = Literal["pauses", "waits"]  # what an edit of the code leaves out
 TO_TRY = "try it: "  # how the reason begins where no figures tell, and a run would
 
 
@@ -49,18 +49,6 @@ class Prediction(Struct, frozen=True):
     def reason(self) -> str:
         """Why it is refused, in words; empty where it is not."""
         return self.refused.removeprefix(TO_TRY)
-
-
-class Pauses(Struct, frozen=True):
-    """Left out: pauses of these kinds."""
-
-    kinds: tuple[PauseKind, ...]
-
-
-class Waits(Struct, frozen=True):
-    """Left out: the waiting in calls that move data in these directions."""
-
-    directions: tuple[Direction, ...]
 
 
 class PriorEvidence(Struct, frozen=True):

@@ -24,7 +24,7 @@ from gpulab.diagnosis.finding import Finding, Rule, RuleContext, Undetermined
 from gpulab.diagnosis.idle_gpu import small_batch
 from gpulab.diagnosis.operations import layout
 from gpulab.intervals import EMPTY
-from gpulab.prediction.predict import predict
+from gpulab.prediction.predict import Predictor, predict
 from gpulab.prediction.prediction import NOTHING, Prediction
 from gpulab.run import Category, Choice, Missing, PauseKind, Place, Run, Samples, Series, Settings, StackSamples, Steps
 from gpulab.thresholds import DEFAULT
@@ -602,7 +602,7 @@ def test_a_setting_predicted_to_bring_nothing_is_not_advised(
     kept: bool,
 ) -> None:
     predicted = Prediction({"workers": "4"}, ratio, interval, "", only_sign=only_sign)
-    monkeypatch.setattr("gpulab.diagnosis.diagnose.predict_from", lambda *_: predicted)
+    monkeypatch.setattr(Predictor, "of", lambda *_: predicted)
     case = waits(0.5)()
     starved, collating = finding("data_starved: a fifth, 8 cores"), finding("slow_collate: 8 cores")
     own = replace(starved, cure="One thread each.", otherwise="")
@@ -625,7 +625,7 @@ def test_a_cure_gives_back_no_more_than_is_predicted(
     monkeypatch: pytest.MonkeyPatch, part: str, us: float, left_us: float
 ) -> None:
     predicted = Prediction({}, 0.9, (0.8, 1.0), "made up")
-    monkeypatch.setattr("gpulab.diagnosis.diagnose.predict_from", lambda *_: predicted)
+    monkeypatch.setattr(Predictor, "of", lambda *_: predicted)
     own = Finding("any", "", (), us, "measured", (part,), (("fused_optimizer", "True"),))
     [left] = with_predictions(case_of(run_of()).facts, [own], STEP_US, NOTHING)
     assert left.recoverable_us_per_step == pytest.approx(left_us)

@@ -25,12 +25,12 @@ from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose, with_predictions
 from gpulab.diagnosis.finding import Finding, RuleContext, Undetermined
 from gpulab.errors import UsageError
-from gpulab.intervals import EMPTY, union
+from gpulab.intervals import EMPTY, joined, union, union_of
 from gpulab.knobs.catalogue import KNOBS
 from gpulab.knobs.knob import written
 from gpulab.prediction.batches import fitted
-from gpulab.prediction.predict import PREDICTORS, PriorEvidence, _telling, predict, predict_removal
-from gpulab.prediction.prediction import Pauses, Prediction, Waits
+from gpulab.prediction.predict import PREDICTORS, Predictor, _telling, predict
+from gpulab.prediction.prediction import Prediction, PriorEvidence
 from gpulab.run import Memory, Pause, PauseKind, StepFlag
 from gpulab.store.folders import Store
 from gpulab.store.runs import Runs
@@ -512,10 +512,17 @@ def test_what_only_a_run_shows_is_to_be_tried() -> None:
 # leaving something out
 
 
-def removal_of(key: str) -> Pauses | Waits:
+def without(known: Facts, key: str) -> Prediction:
+    """What that finding's cause would bring, left out wherever the run shows it."""
     removal = kind_of(key).removal
     assert removal is not None
-    return removal
+    if removal == "pauses":
+        kinds = ("gc",) if key == "gc_pause" else (key,)
+        times = union_of((p.start_ns, p.end_ns) for p in known.run.pauses if p.kind in kinds)
+    else:
+        directions = ("upload",) if key == "blocking_copy" else ("read", "wait")
+        times = joined(*(b.times for b in known.blocking if b.direction in directions))
+    return Predictor(known).without(removal, times)
 
 
 def test_pauses_are_taken_off_the_account() -> None:
@@ -526,7 +533,7 @@ def test_pauses_are_taken_off_the_account() -> None:
     )
     run = replace(known.run, pauses=(*pauses, Pause("gc", int(steps.start_ns[0]), int(steps.end_ns[0]))))
     known = replace(known, run=run)
-    found = predict_removal(known, removal_of("checkpoint_save"))
+    found = without(known, "checkpoint_save")
     following = np.minimum(rows + 1, len(steps) - 1)
     ends = np.where(following > rows, steps.start_ns[following], steps.end_ns[rows])
     whole = int((ends - steps.start_ns[rows]).sum())
@@ -535,22 +542,21 @@ def test_pauses_are_taken_off_the_account() -> None:
     assert found.interval[0] < found.ratio < found.interval[1]
     assert found.settings == {}
     given_alone = np.array([(p.start_ns, p.end_ns) for p in pauses], np.int64)
-    assert predict_removal(known, removal_of("checkpoint_save"), union(*given_alone.T)) == found
+    assert Predictor(known).without("pauses", union(*given_alone.T)) == found
 
 
 def test_nothing_to_leave_out_is_refused() -> None:
     for known, key, words in (
-        (fed(), "gc_pause", "none of this time"),
-        (synthetic.cpu_case().facts, "sync_points", "no call waits"),
-        (synthetic.no_step_case().facts, "sync_points", ""),
+        (fed(), "gc_pause", "when exactly"),
+        (synthetic.cpu_case().facts, "sync_points", "when exactly"),
     ):
-        refused = predict_removal(known, removal_of(key)).refused
+        refused = without(known, key).refused
         assert refused and words in refused
 
 
 def test_waits_left_out_of_a_real_trace() -> None:
     known = facts(load_run(real_traces.path("v100_resnet50_workers4")))
-    found = predict_removal(known, removal_of("blocking_copy"))
+    found = without(known, "blocking_copy")
     assert found.ratio is not None and 0.85 < found.ratio < 0.97  # 9 ms of 118 to 127
 
 
@@ -603,7 +609,7 @@ def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int)
     assert isinstance(finding, Finding)
     (told,) = with_predictions(known, [replace(finding, settings=())], 12_000.0, PriorEvidence())
     assert told.prediction is not None and f"in {calls} call" in told.prediction.basis
-    assert f"in {calls} call" in predict_removal(known, removal_of(key)).basis
+    assert f"in {calls} call" in without(known, key).basis
 
 
 # real GPUs
