@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import numpy as np
 from msgspec.structs import replace
 
-from gpulab.analysis.ranks import RankComparison
-from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext, evidence
+from gpulab.analysis.ranks import RankComparison, RankFacts
+from gpulab.diagnosis.finding import Finding, FindingKind, RuleContext, evidence
 from gpulab.formatting import duration, percent
 from gpulab.thresholds import Thresholds
 
@@ -46,34 +48,37 @@ def exposed_communication(context: RuleContext) -> Finding | None:
 # -- of all ranks together ---------------------------------------------------------------------------------------------
 
 
+def typical(ranks: Iterable[RankFacts], figure: Callable[[RankFacts], float]) -> float:
+    """The median over the ranks."""
+    return float(np.median([figure(rank) for rank in ranks]))
+
+
 def straggler(ranks: RankComparison, late_rank: int, own: Finding | None, with_line: Finding | None = None) -> Finding:
     """The others wait for that rank. `own`: what it has by itself, which says why; `with_line`: which names a line."""
     with_line = with_line or own
     others = [r for r in ranks.ranks if r.rank != late_rank]
     slowest = next(r for r in ranks.ranks if r.rank == late_rank)
-    wait = ranks.more_work_us or float(np.median([r.waiting_us or 0 for r in others]))
-    share = wait / float(np.median([r.step_us for r in ranks.ranks]))
-    partial = "transfer" in ranks.integrity.withheld
-    later = ": a rank that is missing may arrive later still" if partial else ""
-    who = f"Of the {len(ranks.ranks)} ranks that are here, rank {late_rank}" if partial else f"Rank {late_rank}"
-    most = " at most" if partial else ""
-    computing = float(np.median([r.computing_share for r in others]))
-    waits = f"They wait {duration(wait)} per step (median); moving the data takes{most} "
-    works = f"It works {duration(wait)} per step longer than they do (median), waits for cores and for others left out"
-    evidence = [
-        Evidence(works if ranks.more_work_us else f"{waits}{duration(slowest.transfer_us or 0)}{later}"),
-        Evidence(
-            f"rank {late_rank} computes for {percent(slowest.computing_share)} of its step, the others "
-            f"for {percent(computing)} (median)"
-        ),
-    ]
-    if own is not None:
-        evidence.append(Evidence(f"of rank {late_rank} by itself: {own.summary.rstrip('.')}"))
+    wait_us = ranks.more_work_us or typical(others, lambda r: r.waiting_us or 0)
+    who, most, later, partial = f"Rank {late_rank}", "", "", "transfer" in ranks.integrity.withheld
+    if partial:
+        who, most = f"Of the {len(ranks.ranks)} ranks that are here, rank {late_rank}", " at most"
+        later = ": a rank that is missing may arrive later still"
+    each = f"{duration(wait_us)} per step"
+    moving = f"moving the data takes{most} {duration(slowest.transfer_us or 0)}{later}"
+    computing = percent(typical(others, lambda r: r.computing_share))
+    share = wait_us / typical(ranks.ranks, lambda r: r.step_us)
     return Finding(
         "straggler",
         f"{who} arrives last: the others wait for it for {percent(share)} of their step.",
-        tuple(evidence),
-        wait,
+        evidence(
+            f"It works {each} longer than they do (median), waits for cores and for others left out"
+            if ranks.more_work_us
+            else f"They wait {each} (median); {moving}",
+            f"rank {late_rank} computes for {percent(slowest.computing_share)} of its step, the others for {computing} "
+            "(median)",
+            f"of rank {late_rank} by itself: {own.summary.rstrip('.')}" if own is not None else "",
+        ),
+        wait_us,
         "likely" if partial else "measured",
         parts=("communication/waiting",),
         cure=f"Find out what slows rank {late_rank}. Give each rank the same amount of work (samples, tokens, table "
@@ -121,7 +126,7 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
         late,
         key="uneven_data",
         summary=f"{late.summary.rstrip('.')}. {sentence}",
-        evidence=(Evidence(f"{figures} (median)"), *late.evidence),
+        evidence=(*evidence(f"{figures} (median)"), *late.evidence),
         cure="Give each rank the same number of samples: DistributedSampler with drop_last=True and the same batch "
         "size on all ranks. Where samples differ in length, make batches of the same number of tokens.",
     )
@@ -129,25 +134,20 @@ def uneven_data(ranks: RankComparison, late: Finding, late_rank: int, thresholds
 
 def small_collectives(ranks: RankComparison, thresholds: Thresholds, exposed: Finding) -> Finding | None:
     """The exchange is many small ones, each of which takes as long as a larger one would. `exposed`: all of it."""
-    each = [r.transfer_us_of_each for r in ranks.ranks]
     counts = [r.collectives_per_step for r in ranks.ranks]
     on_gpu = any(r.breakdown.device_index is not None for r in ranks.ranks)
     most_us = thresholds.small_collective_gpu_us if on_gpu else thresholds.small_collective_cpu_us
-    times = [us for us in each if us is not None]
-    if len(times) < len(each) or min(counts) < thresholds.small_collectives or float(np.median(times)) > most_us:
+    times = [r.transfer_us_of_each for r in ranks.ranks if r.transfer_us_of_each is not None]
+    if len(times) < len(counts) or min(counts) < thresholds.small_collectives or float(np.median(times)) > most_us:
         return None
-    count, time_us = float(np.median(counts)), float(np.median(times))
+    count = float(np.median(counts))
+    each = f"{duration(float(np.median(times)))} each without waiting (medians)"
+    each_takes = f"{count:.0f} collectives in each step, {each}"
     return replace(
         exposed,
         key="small_collectives",
         summary=f"{exposed.summary.rstrip('.')}: in {count:.0f} small collectives.",
-        evidence=(
-            Evidence(
-                f"{count:.0f} collectives in each step, {duration(time_us)} each without waiting (medians): most of "
-                "that is latency, not bandwidth"
-            ),
-            *exposed.evidence,
-        ),
+        evidence=(*evidence(f"{each_takes}: most of that is latency, not bandwidth"), *exposed.evidence),
         cure="Use fewer, larger collectives. Gradients: DistributedDataParallel with larger buckets (PyTorch's own: "
         "bucket_cap_mb=25), or one all_reduce of a flattened tensor. Figures for a log: put them into one tensor, and "
         "reduce that every few steps.",
@@ -160,25 +160,24 @@ def exposed_between_ranks(ranks: RankComparison, thresholds: Thresholds, waited_
 
     Ranks that wait for a processor core come late to each exchange: so much of it says nothing.
     """
-    core_wait = float(np.median([r.core_wait_share for r in ranks.ranks]))
-    share = float(np.median([r.exposed_us / r.step_us for r in ranks.ranks]))
-    time_us = max(0.0, float(np.median([r.exposed_us for r in ranks.ranks])) - waited_us)
-    step_us = float(np.median([r.step_us for r in ranks.ranks]))
+    core_wait = typical(ranks.ranks, lambda r: r.core_wait_share)
+    share = typical(ranks.ranks, lambda r: r.exposed_us / r.step_us)
+    time_us = max(0.0, typical(ranks.ranks, lambda r: r.exposed_us) - waited_us)
+    step_us = typical(ranks.ranks, lambda r: r.step_us)
     if share <= max(thresholds.exposed_notice, core_wait) or time_us < thresholds.silence * step_us:
         return None
-    hidden = float(np.median([r.overlapped_us for r in ranks.ranks]))
+    hidden = typical(ranks.ranks, lambda r: r.overlapped_us)
     alone = len(ranks.ranks) == 1
-    who, s = (f"Rank {ranks.ranks[0].rank}", "s") if alone else ("The ranks", "")
+    if alone:
+        who, s = f"Rank {ranks.ranks[0].rank}", "s"
+        over = "A part of it may be waiting for another rank, which one rank alone cannot show"
+    else:
+        who, s, over = "The ranks", "", f"Median over {len(ranks.ranks)} ranks"
     does = f"send{s} data, or wait{s} for some," if ranks.only_messages else f"exchange{s} data"
-    over = (
-        "A part of it may be waiting for another rank, which one rank alone cannot show"
-        if alone
-        else f"Median over {len(ranks.ranks)} ranks"
-    )
     return Finding(
         "exposed_communication",
         f"{who} {does} for {percent(share)} of each step and compute{s} nothing meanwhile.",
-        (Evidence(f"{over}; {duration(hidden)} per step of communication are hidden behind compute"),),
+        evidence(f"{over}; {duration(hidden)} per step of communication are hidden behind compute"),
         time_us,
         "measured",
         parts=("communication",),

@@ -14,10 +14,11 @@ from gpulab.diagnosis.distributed import (
     exposed_between_ranks,
     small_collectives,
     straggler,
+    typical,
     uneven_data,
     waiting_for_pauses,
 )
-from gpulab.diagnosis.finding import Diagnosis, Evidence, Finding
+from gpulab.diagnosis.finding import Diagnosis, Finding, evidence
 from gpulab.diagnosis.verdicts import all_is_well, cannot_tell_because
 from gpulab.formatting import decapitalized, percent
 from gpulab.run import NOT_KEPT
@@ -35,31 +36,24 @@ def diagnose_ranks(
     `each` holds what was found about each rank by itself: it says why the slowest one is late. Times are medians over
     the ranks, per step.
     """
-    verdict = _not_all_kept(comparison) or _incomparable(comparison, each or {})
+    each, late = each or {}, comparison.straggler
+    verdict = _not_all_kept(comparison) or _incomparable(comparison, each)
     if verdict is not None:
         return Diagnosis((verdict,))
-    step_us = float(np.median([r.step_us for r in comparison.ranks]))
-    slowest = (
-        straggler(
-            comparison,
-            comparison.straggler,
-            _own(comparison.straggler, each or {}),
-            _with_line(comparison.straggler, each or {}),
-        )
-        if comparison.straggler is not None
-        else None
-    )
-    if slowest is not None and comparison.straggler is not None:
-        slowest = uneven_data(comparison, slowest, comparison.straggler, thresholds) or slowest
+    step_us = typical(comparison.ranks, lambda r: r.step_us)
+    slowest = None
+    if late is not None:
+        slowest = straggler(comparison, late, _own(late, each), _with_line(late, each))
+        slowest = uneven_data(comparison, slowest, late, thresholds) or slowest
     exposed = exposed_between_ranks(comparison, thresholds, slowest.cost_us if slowest else 0.0)
     if exposed is not None:
         exposed = replace(exposed, shares_with=(slowest.key,) if exposed.shares_with and slowest else ())
         exposed = small_collectives(comparison, thresholds, exposed) or exposed
     if slowest is None:  # in the traced steps; others may have pauses up to that notice, which are not told
-        slowest = _paused_alone(each or {}, (thresholds.skew_notice + thresholds.pause_notice) * step_us)
-    findings = [f for f in (slowest, exposed, _common(comparison, each or {})) if f is not None]
+        slowest = _paused_alone(each, (thresholds.skew_notice + thresholds.pause_notice) * step_us)
+    findings = [f for f in (slowest, exposed, _common(comparison, each)) if f is not None]
     causes = _with_sequels(sorted(findings, key=lambda f: -f.cost_us))
-    return Diagnosis(causes or (_in_step(comparison, each or {}, thresholds),), (), step_us, step_us)
+    return Diagnosis(causes or (_in_step(comparison, each, thresholds),), (), step_us, step_us)
 
 
 def _not_all_kept(comparison: RankComparison) -> Finding | None:
@@ -114,19 +108,15 @@ def _with_line(rank: int, each: Mapping[int, Diagnosis]) -> Finding | None:
 
 def _paused_alone(each: Mapping[int, Diagnosis], least_us: float) -> Finding | None:
     """What one rank alone does besides training, beyond what others do."""
-    pauses = {rank: next((f for f in d.findings if _is_pause(f)), None) for rank, d in each.items()}
-    ranked = sorted(pauses, key=lambda rank: _cost_us(pauses[rank]))
-    own = pauses[ranked[-1]] if len(ranked) > 1 else None
-    more_us = _cost_us(own) - _cost_us(pauses[ranked[-2]]) if own is not None else 0.0
-    return waiting_for_pauses(ranked[-1], own, more_us) if own is not None and more_us >= least_us else None
-
-
-def _is_pause(finding: Finding) -> bool:
-    return kind_of(finding.key).removal == "pauses"
-
-
-def _cost_us(finding: Finding | None) -> float:
-    return finding.cost_us if finding is not None else 0.0
+    pauses = {
+        rank: next((f for f in d.findings if kind_of(f.key).removal == "pauses"), None) for rank, d in each.items()
+    }
+    ranked = sorted((0.0 if f is None else f.cost_us, rank) for rank, f in pauses.items())
+    if len(ranked) < 2:
+        return None
+    (others_us, _), (own_us, rank) = ranked[-2:]
+    own = pauses[rank]
+    return None if own is None or own_us - others_us < least_us else waiting_for_pauses(rank, own, own_us - others_us)
 
 
 def _says_nothing_of_one(finding: Finding) -> bool:
@@ -154,7 +144,7 @@ def _common(comparison: RankComparison, each: Mapping[int, Diagnosis]) -> Findin
     return replace(
         own,
         summary=f"Rank {rank}: {decapitalized(own.summary)}" if alone else f"{own.summary} It is so on {where}.",
-        evidence=(Evidence(whose), *own.evidence),
+        evidence=(*evidence(whose), *own.evidence),
         recoverable_us_per_step=time_us,
         only_after=(),
         shares_with=(),
@@ -169,31 +159,23 @@ def _with_sequels(causes: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _in_step(comparison: RankComparison, each: Mapping[int, Diagnosis], thresholds: Thresholds) -> Finding:
-    exposed = float(np.median([r.exposed_us / r.step_us for r in comparison.ranks]))
-    share = float(np.median([r.communication_us / r.step_us for r in comparison.ranks]))
+    exposed = typical(comparison.ranks, lambda r: r.exposed_us / r.step_us)
+    share = typical(comparison.ranks, lambda r: r.communication_us / r.step_us)
     hidden = float(np.median([r.overlapped_us / r.communication_us for r in comparison.ranks if r.communication_us]))
     partly = f"{percent(hidden)} of it is hidden" if hidden >= HARDLY_ANY else "hardly any of it is hidden"
     exchange = "is hidden behind compute" if hidden >= MOSTLY else f"takes {percent(share)} of each step; {partly}"
     alone = {rank: d.first for rank, d in each.items() if not _says_nothing_of_one(d.first)}
-    evidence = (
-        Evidence(f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks"),
-        *_crowded(comparison),
-        *(Evidence(f"Rank {rank} by itself: {f.summary.rstrip('.')}") for rank, f in sorted(alone.items())[:3]),
+    crowded = min(r.core_wait_share for r in comparison.ranks)
+    waiting = (
+        f"All ranks wait for a CPU core for {percent(crowded)} of their step or more. A rank that makes the others "
+        f"wait for less than {percent(LATE_PER_CORE_WAIT * crowded)} is lost in that noise"
+    )
+    figures = evidence(
+        f"Exposed communication: {percent(exposed)} of each step, median over {len(comparison.ranks)} ranks",
+        waiting if crowded >= DEFAULT.silence else "",
+        *(f"Rank {rank} by itself: {f.summary.rstrip('.')}" for rank, f in sorted(alone.items())[:3]),
     )
     if exposed <= thresholds.exposed_notice:
-        return all_is_well(f"No clear bottleneck: the ranks are in step, and communication {exchange}.", evidence)
+        return all_is_well(f"No clear bottleneck: the ranks are in step, and communication {exchange}.", figures)
     why = f"The ranks are in step. Communication {exchange}. They wait as long for CPU cores: its own cost is unknown."
-    return replace(cannot_tell_because(why, ""), evidence=evidence)
-
-
-def _crowded(comparison: RankComparison) -> tuple[Evidence, ...]:
-    """What the machine's other load hides of the ranks."""
-    share = min(r.core_wait_share for r in comparison.ranks)
-    if share < DEFAULT.silence:
-        return ()
-    return (
-        Evidence(
-            f"All ranks wait for a CPU core for {percent(share)} of their step or more. A rank that makes the others "
-            f"wait for less than {percent(LATE_PER_CORE_WAIT * share)} is lost in that noise"
-        ),
-    )
+    return replace(cannot_tell_because(why, ""), evidence=figures)

@@ -1,6 +1,6 @@
-"""How data come: more or fewer workers, workers that stay or start anew with each epoch, a dataset kept in memory.
+"""Settings of the batches: how many workers make them and whether they stay, items kept in memory, another size.
 
-Another batch size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range.
+Another size: T(B) = max(h, a + b·B) and M(B) = m0 + m1·B from short runs; of one run alone only a range.
 
 Where a CPU computes and most of a step is the calls of its operators, one run tells a, too: calls cost the same for
 any batch, and so does the optimizer.

@@ -1,15 +1,12 @@
-"""Other kernels for the same work: other number formats, attention without its large matrices, a compiled model.
+"""Settings of the computing: number formats, attention, a compiled model, the optimizer.
 
 Number formats by Amdahl over the classes of kernels: matrix products gain the ratio of the peaks, at most. Kernels that
 move data gain half, for they move half the bytes; what autocast keeps in fp32 and the optimizer nothing. Played again
 in the window: a step that waits for its launches gains nothing (definitions.md, "Mixed precision").
 
-
-The optimizer's share of a step: one kernel for all parameters, or a step only every k-th time.
-
-How many bytes an update moves, fused and not, says `analysis.optimizer_bytes`. What moving them costs is read off the
-optimizer's own operators. On a CPU `aten::mul_` in place reads and writes 8 bytes of each parameter: a fused Adam moves
-28, so it takes 3.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those
+How many bytes an update of the optimizer moves, fused and not, says `analysis.optimizer_work`. What moving them costs
+is read off its own operators. On a CPU `aten::mul_` in place reads and writes 8 bytes of each parameter: a fused Adam
+moves 28, so it takes 3.5 times as long as one `mul_` over all parameters, less what it costs to begin each of those
 operators: a fused step begins once. On a GPU the work that the update launches takes less time as it moves less.
 """
 

@@ -1,6 +1,8 @@
-"""A run's own step as every prediction starts from it: computing, waiting for data, and what makes the data.
+"""A step as a prediction sees it: computing beside feeding, what a setting changes of either, and what it then takes.
 
-A step as a prediction sees it: computing beside feeding, what a setting changes of either, and what it then takes.
+`Baseline` is the run's own step, `Projection` what settings make of it. A constant says where it comes from: "here" is
+two cores of a shared x86-64 server, 2026, with PyTorch's build for the CPU; "ours" is a judgement that no measurement
+carries yet. A deviation (`_SD`) is that of the ratio's logarithm.
 
 definitions.md, "Feeding": with workers a step takes max(computing, loading) and a hand-off, without them the sum. On a
 GPU computing is the replay of the traced window, on a CPU the time that is not waiting for data; there the workers
