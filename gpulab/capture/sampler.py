@@ -12,7 +12,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 import threading
 import time
 from array import array
@@ -28,7 +27,7 @@ from msgspec.structs import asdict, astuple
 from gpulab.capture.sampler_process import Order
 from gpulab.devices.core_clock import MachineClock, MachineReading, ThreadClock
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import import_path, marked
+from gpulab.devices.own_processes import marked, python_command
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import CoreTimes, CoreUse, Device, Float32, Int64, Missing, Samples, Series
 from gpulab.store.run_format import READING, READINGS
@@ -141,15 +140,8 @@ MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is 
 MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
 END_TIMEOUT_S = 5.0
 
+
 # -S and no PYTHON* variables: nothing of the site starts up; the parent's own import path is handed over instead.
-BOOTSTRAP = """
-import json, sys
-order, sys.path[:] = map(json.loads, sys.argv[1:])
-from gpulab.capture.sampler_process import Order, main
-main(Order(**order))
-"""
-
-
 class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
@@ -187,7 +179,7 @@ class Sampler:
             )
             environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
             process = subprocess.Popen(
-                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, *map(json.dumps, (asdict(order), import_path()))],
+                python_command("gpulab.capture.sampler_process:main", asdict(order)),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -20,6 +20,7 @@ import os
 import signal
 import threading
 import time
+from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import astuple
@@ -85,8 +86,9 @@ class Cores:
             _tell({"thread": times, "machine": uses})
 
 
-def main(order: Order) -> None:
-    """Read the meters until the parent says so or is gone."""
+def main(fields: dict[str, Any]) -> None:
+    """Read the meters until the parent says so or is gone. `fields` are those of an `Order`."""
+    order = Order(**fields)
     for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C or `scancel` mean the training: we end after it
         signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()

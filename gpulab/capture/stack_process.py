@@ -32,6 +32,7 @@ from collections import deque
 from contextlib import suppress
 from random import uniform
 from time import perf_counter, perf_counter_ns, thread_time
+from typing import Any
 
 from gpulab.capture.stack_reader import Layout, Spot, StackReader, Unreadable
 
@@ -251,11 +252,11 @@ class Sampling:
         _tell(watched.answer(key) if watched is not None else {"rested": key})
 
 
-def main(messages: int, layout: Layout, parent_pid: int) -> None:
-    """Look at whoever asks for it on that socket."""
+def main(messages: int, layout: dict[str, Any], parent_pid: int) -> None:
+    """Look at whoever asks for it on that socket; `layout` are the fields of a `Layout`."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
     with socket.socket(fileno=messages) as asked, suppress(BrokenPipeError):
-        Sampling(asked, layout, parent_pid, is_prompt=becomes_prompt()).run()
+        Sampling(asked, Layout.of(layout), parent_pid, is_prompt=becomes_prompt()).run()
 
 
 def becomes_prompt() -> bool:

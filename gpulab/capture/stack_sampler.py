@@ -29,18 +29,10 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from gpulab.capture.stack_reader import OWN_MEMORY, Layout, Spot, Stack, find_layout, thread_state
-from gpulab.devices.own_processes import import_path, marked
+from gpulab.devices.own_processes import marked, python_command
 
 PERIOD_S = 0.002
 READY_S, ANSWER_S, END_S = 0.5, 3.0, 2.0
-
-BOOTSTRAP = """
-import json, sys
-messages, layout, parent, sys.path[:] = *map(json.loads, sys.argv[1:4]), json.loads(sys.argv[4])
-from gpulab.capture.stack_reader import Layout
-from gpulab.capture.stack_process import main
-main(messages, Layout.of(layout), parent)
-"""
 
 
 class ThreadSamples(Struct, frozen=True):
@@ -122,9 +114,8 @@ class SamplingProcess:
         ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-            arguments = [childs.fileno(), layout._asdict(), os.getpid(), import_path()]
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-P", "-c", BOOTSTRAP, *map(json.dumps, arguments)],
+                python_command("gpulab.capture.stack_process:main", childs.fileno(), layout._asdict(), os.getpid()),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

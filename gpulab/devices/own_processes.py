@@ -5,6 +5,7 @@ A process that gpulab starts names itself by a variable of its environment, whic
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from collections.abc import Mapping
@@ -13,6 +14,11 @@ from pathlib import Path
 from gpulab.user_code import PACKAGE_FOLDER
 
 VARIABLE = "GPULAB_PROCESS"
+_CALL = """
+import importlib, json, sys
+sys.path[:], module, function, arguments = json.loads(sys.argv[1])
+sys.exit(getattr(importlib.import_module(module), function)(*arguments))
+"""
 _ENTRY = f"\0{VARIABLE}=".encode()
 
 
@@ -38,6 +44,15 @@ def _is_by_psutil(pid: int) -> bool:
         return VARIABLE in psutil.Process(pid).environ()
     except Exception:  # no psutil, no permission, or the process has ended
         return False
+
+
+def python_command(call: str, *arguments: object) -> list[str]:
+    """The command of a Python process that calls "module:function" with these arguments, which it gets as JSON.
+
+    It finds modules where this process does. Without `site` it starts in a third of the time.
+    """
+    module, _, function = call.partition(":")
+    return [sys.executable, "-S", "-P", "-c", _CALL, json.dumps([import_path(), module, function, arguments])]
 
 
 def import_path() -> list[str]:

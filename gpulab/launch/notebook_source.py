@@ -26,7 +26,7 @@ from gpulab.knobs.variables import Variables
 
 MOST_CHARACTERS = 100_000  # of one literal: more is data, which belongs in a file
 _OF_IPYTHON = frozenset({"get_ipython", "In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"})
-_SAME_TEXT = (types.NoneType, bool, int, str, bytes)
+_SAME_TEXT = (types.NoneType, bool, int, float, complex, str, bytes, range)  # as `repr` writes them
 
 
 class NotebookSource(Struct, frozen=True):
@@ -197,33 +197,19 @@ def _literal(value: object) -> str | None:
 
 def _plain_text(value: object) -> str | None:
     kind = type(value)
-    if kind in _SAME_TEXT:
-        return repr(value)
-    if isinstance(value, float) and kind is float:
-        return repr(value) if math.isfinite(value) else f'float("{value}")'
-    if isinstance(value, complex) and kind is complex:
-        return repr(value)
-    if isinstance(value, range) or (isinstance(value, slice) and _plain_text((value.start, value.stop, value.step))):
+    if isinstance(value, float) and kind is float and not math.isfinite(value):
+        return f'float("{value}")'
+    if kind in _SAME_TEXT or (isinstance(value, slice) and _plain_text((value.start, value.stop, value.step))):
         return repr(value)
     if isinstance(value, dict) and kind is dict:
         pairs = [(_plain_text(key), _plain_text(item)) for key, item in value.items()]
         return None if any(None in pair for pair in pairs) else "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
     if isinstance(value, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
-        return _sequence_text(value)
+        items = [_plain_text(item) for item in value]
+        inside = ", ".join(item for item in items if item is not None)
+        written = f"[{inside}]" if kind is list else f"{kind.__name__}([{inside}])"
+        return None if None in items else written
     return None
-
-
-def _sequence_text(value: list[object] | tuple[object, ...] | set[object] | frozenset[object]) -> str | None:
-    items = [_plain_text(item) for item in value]
-    if any(item is None for item in items):
-        return None
-    inside = ", ".join(filter(None, items))
-    if isinstance(value, list):
-        return f"[{inside}]"
-    if isinstance(value, tuple):
-        return f"({inside}{',' if len(items) == 1 else ''})"
-    name = type(value).__name__
-    return f"{name}([{inside}])"
 
 
 def _constructed(value: object, class_named: Callable[[type], str | None]) -> str | None:

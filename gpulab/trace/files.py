@@ -9,7 +9,6 @@ its times, so that a changed one is read again; so is every file after an update
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import import_path, marked
+from gpulab.devices.own_processes import marked, python_command
 from gpulab.errors import StoreError, TraceError
 from gpulab.run import Missing, Ranks, Run
 from gpulab.store import run_format
@@ -34,13 +33,6 @@ if TYPE_CHECKING:
 # A process needs about 0.3 s to start and to hand its columns over: below this size of files one process is faster.
 PARALLEL_FROM_BYTES = 8 << 20
 _RANK_IN_NAME = re.compile(r"rank[-_.]?(\d+)|^(\d+)\D*\.(?:pt\.trace\.)?json", re.IGNORECASE)
-
-_WORKER = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from gpulab.trace.files import write_run
-sys.exit(write_run(sys.argv[2], sys.argv[3]))
-"""
 
 
 def load(path: str | Path, tell: Tell = lambda _: None) -> Run | Ranks:
@@ -114,7 +106,7 @@ def _read_apart(file: Path, folder: Path) -> Run | str:
     if run is not None:
         return run
     folder.mkdir()
-    command = [sys.executable, "-S", "-P", "-c", _WORKER, json.dumps(import_path()), str(file), str(folder)]
+    command = python_command("gpulab.trace.files:write_run", str(file), str(folder))
     import subprocess
 
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, env=marked())

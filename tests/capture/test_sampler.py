@@ -20,6 +20,7 @@ import pytest
 
 from gpulab.capture import sampler as sampling
 from gpulab.capture.sampler import Sampler
+from gpulab.devices import own_processes
 from gpulab.devices.meters import host_meter
 from gpulab.devices.own_processes import import_path
 from gpulab.live_feed import SeriesInfo
@@ -73,7 +74,7 @@ def started(device: Device = CPU, script: fakes.FakeScript | None = None, period
     with pytest.MonkeyPatch.context() as patch:
         if script is not None:
             folders = [str(TESTS / "support" / "scripted_nvml"), str(TESTS.parent), *import_path()]
-            patch.setattr(sampling, "import_path", lambda: folders)
+            patch.setattr(own_processes, "import_path", lambda: folders)
             patch.setenv("SCRIPTED_NVML", json.dumps(script))
         sampler.start()
     return sampler
@@ -153,7 +154,7 @@ def test_a_child_that_dies_costs_only_its_curves() -> None:
 
 CANNOT_BEGIN = {
     "killed": (None, "killed by signal 9"),
-    "it cannot import": ((sampling, "BOOTSTRAP", "import no_such_module_at_all"), "no_such_module_at_all"),
+    "it cannot import": ((own_processes, "_CALL", "import no_such_module_at_all"), "no_such_module_at_all"),
     "no such program": ((sys, "executable", "/no/such/python"), "could not be started"),
 }
 
