@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from time import perf_counter_ns
 from types import FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 from msgspec.structs import replace
 
@@ -37,9 +37,6 @@ from gpulab.knobs import preparation
 from gpulab.run import Missing, Phase, Settings, Steps
 from gpulab.tape.marks import NEVER, Kind, Tape, mark_cost_ns
 from gpulab.tape.step_finder import StepFinder
-
-if TYPE_CHECKING:
-    from gpulab.capture.hooks import ModuleHook
 
 # A cell that evaluates first will still train.
 TRAINING = r"\.(backward|fit|learn|step)\(|trainer\.train\(|(?<![.\w])train\w*\("
@@ -90,7 +87,7 @@ class Pilot:
         self._asking = 0  # the loader that was asked last
         self._owner: Callable[[], Any] = lambda: None  # it, or its iterator
         self._feeder: int | None = None
-        self._modules: ModuleHook | None = None
+        self._modules: hooks.ModuleHook | None = None
         self.model_inputs = ModelInputs()
         self._calls = 0
         self._due = False  # the run ends at the next chance
@@ -455,8 +452,6 @@ class Pilot:
         self.phases.begin_again()
         self.tape.note(Kind.PHASE, Phase.WARMUP)
 
-    # -- loaders -------------------------------------------------------------------------------------------------
-
     def _meet_loader(self, number: int, owner: Any) -> None:
         """A loader is asked for the first time, or anew: it may be the one that feeds the steps."""
         described = self.loaders.meet(number, owner, self.reader.finder.feeder)
@@ -483,7 +478,8 @@ class ShortRun(Pilot):
     def __init__(self, step_limit: int, code: str = "", *, on_gpu: bool = False) -> None:
         settings = Settings(steps=step_limit, trace=False, live=False, save=False)
         self.origin_ns = perf_counter_ns()
-        super().__init__(self, settings, code, _no_window, self.origin_ns, on_gpu=on_gpu)
+        # never traced, so no window is made
+        super().__init__(self, settings, code, lambda: Window("cpu"), self.origin_ns, on_gpu=on_gpu)
         self._undo = ExitStack()
         self.steps = Steps.empty()
 
@@ -501,7 +497,3 @@ class ShortRun(Pilot):
         self.steps = self.finish(end_ns, "")
         stop = stop_behind(error)
         return stop is not None and stop.capture is self
-
-
-def _no_window() -> Window:
-    raise AssertionError("a short run is never traced")

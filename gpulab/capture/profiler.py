@@ -92,11 +92,9 @@ class Window:
 
     def start(self) -> None:
         """Begin recording. Raises ProfilerUnavailable where another profiler is active or torch refuses."""
-        try:
-            import torch
-            from torch.profiler import ProfilerActivity, profile
-        except ImportError as e:
-            raise ProfilerUnavailable("torch is not installed") from e
+        import torch
+        from torch.profiler import ProfilerActivity, profile
+
         if torch._C._autograd._profiler_enabled():
             raise ProfilerUnavailable("another torch.profiler is active in this process")
         before = time.perf_counter_ns()

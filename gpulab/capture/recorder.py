@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
@@ -96,13 +95,15 @@ class Capture:
         self._keep = keep
         self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
         self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
-        self._terminations = Terminations(self._terminate_soon, self._terminate_now, self._write_now)
+        self._terminations = Terminations(
+            self._terminate_soon,
+            self._terminate_now,
+            lambda: self._journal_writer.look(),  # whatever becomes of the process, a reader has the steps so far
+        )
         self._finished: tuple[Run, WriteTrace | None] | None = None
         self._finishing = False  # a signal that comes now waits for `close`
         self.terminated = False  # the run was finished and given to `keep`
         self._started = StartedProcesses()
-
-    # -- life ----------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Begin. Raises UsageError for an impossible device, or where another thread measures."""
@@ -195,10 +196,6 @@ class Capture:
         if not self._finishing:
             self._pilot.terminate()
 
-    def _write_now(self) -> None:
-        """To the journal, on a thread of ours: whatever becomes of the process, a reader has the steps so far."""
-        self._journal_writer.look()
-
     def _hand_over(self) -> None:
         """Finish in the middle of the user's code."""
         assert self._keep is not None
@@ -276,9 +273,7 @@ class Capture:
             alerts=alerts_of(steps, samples, wall_ns, self._thresholds),
             core_times=self._cores.times(),
             core_use=self._cores.use(),
-            training=pilot.facts.finish(self._calls.samples, steps, self._origin_ns)
-            if pilot.facts is not None
-            else None,
+            training=pilot.facts and pilot.facts.finish(self._calls.samples, steps, self._origin_ns),
         )
         return run, recording.write if recording is not None else None
 
@@ -397,15 +392,7 @@ class Capture:
     def _current_job(self) -> Job | None:
         return self._run_of_job.current() if self._run_of_job is not None else current_job()
 
-    # -- details -------------------------------------------------------------------------------------------------
-
     def _hook_torch(self) -> None:
-        if "torch" not in sys.modules:
-            import importlib.util
-
-            if importlib.util.find_spec("torch") is None:
-                self._missing.append(Missing("steps", "torch is not installed", key="steps"))
-                return
         self._undo.enter_context(warnings_at_users_line())
         self._pilot.clock, self._pilot.facts = self._clock, TrainingFactsReader()
         self._pilot.install(self._undo)
