@@ -209,7 +209,7 @@ class GPUProfile(Magics):
             if options.ranks is not None or options.on is not None or _sweeps_ranks(options, code):
                 return self._ranked(options, code, parsed, give, local_ns)
             if any(getattr(options, name) for name in _COMPARING):
-                from gpulab.tuning.runner import check
+                from gpulab.tuning.resolve import check
 
                 plan = self._plan(options, code)
                 check(code, plan)

@@ -19,8 +19,8 @@ from gpulab.tuning.code import Code, FunctionCode, TextCode
 from gpulab.tuning.execute import FullRun
 from gpulab.tuning.plan import Arm, Listener, Plan, step_s
 from gpulab.tuning.record import Comparison, Experiment
-from gpulab.tuning.resolve import observation_of
-from gpulab.tuning.runner import Runner, check
+from gpulab.tuning.resolve import check, observation_of
+from gpulab.tuning.runner import Runner
 from gpulab.views.comparison import Compared, Comparing
 
 HINT = "End the comparison at the next step; what was measured so far is shown"

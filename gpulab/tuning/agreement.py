@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts, facts
 from gpulab.capture.threads import stop_behind
-from gpulab.errors import StoreError
+from gpulab.errors import GpulabError, StoreError
 from gpulab.knobs.variables import setting_names
 from gpulab.run import Run
 from gpulab.torch_hooks.patching import replaced
@@ -200,27 +200,28 @@ def _sockets() -> dict[int, str]:
     return here
 
 
-class Failed(msgspec.Struct, frozen=True):
-    """A run that failed on some rank; `when_s` by that rank's own clock. `ends`: by what is no Exception."""
-
-    rank: int
-    words: str
-    when_s: float
-    ends: bool = False
-
-
 class RankEnded(BaseException):
     """Another rank was interrupted, or left: the experiment ends with it."""
 
 
-def first_failure(ranks: Agreement, words: str, ends: bool = False) -> Failed | None:
-    """Whose failure came first, of what each rank says of its own run (empty: it went well); one that ends before all.
+def error_of_all(ranks: Agreement, own: BaseException | None) -> BaseException | None:
+    """What the run of all ranks raised first, `own` by this one: others only lost touch with the rank that failed.
 
-    `ends`: this rank's own is no Exception.
+    By each rank's own clock; what is no Exception comes before all others.
     """
-    failures: list[list[Any]] = ranks.of_all([words, ranks.failed_s or time.time(), ends])
-    failed = [Failed(rank, str(t), float(when), bool(last)) for rank, (t, when, last) in enumerate(failures) if t]
-    return min(failed, key=lambda one: (not one.ends, one.when_s), default=None)
+    if not ranks.is_of_several:
+        return own
+    goes_on = own is None or isinstance(own, Exception)
+    words = "" if own is None else f"{type(own).__name__}: {own}"
+    errors: list[list[Any]] = ranks.of_all([words, ranks.failed_s or time.time(), goes_on])
+    failed = [(bool(may), float(when), rank, str(text)) for rank, (text, when, may) in enumerate(errors) if text]
+    if not failed:
+        return None
+    experiment_goes_on, _, rank, text = min(failed)
+    if rank == ranks.rank:
+        return own
+    message = f"rank {rank} failed: {text}"
+    return GpulabError(message) if experiment_goes_on else RankEnded(message)
 
 
 def _default_group() -> bool:

@@ -36,7 +36,7 @@ from gpulab.store.folders import Store, WriteTrace
 from gpulab.torch_hooks.randomness import preserving_randomness
 from gpulab.tuning.cell_code import silence, users_code
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm, Size, counted_rows
+from gpulab.tuning.plan import Arm, Progress, Size, counted_rows
 from gpulab.tuning.record import Block
 from gpulab.tuning.resolve import AS_WRITTEN, Objects, ResolvedArm, observation_of, remember, resolve
 
@@ -147,6 +147,16 @@ class Stopper(Struct):
         """Where it is: "step 12", "starting 2 workers"; empty between two runs. From any thread."""
         current = self.current
         return self.after if current is None else current.beside_steps or f"step {current.step_count}"
+
+    def progress(self, now: Progress, total: int | None) -> Progress:
+        """With the step at which the current run is, of `total` planned ones. From any thread."""
+        words, current = self.words, self.current
+        share, of_all = 0.0, ""
+        if current is not None and total:
+            share = min(1.0, current.step_count / total)
+            of_all = f" of {total}" if words.startswith("step ") else ""
+        what = f"{now.what}: {words}{of_all}" if words else now.what
+        return replace(now, what=what, done=now.done + share)
 
     @property
     def ends(self) -> bool:

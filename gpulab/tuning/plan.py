@@ -20,7 +20,17 @@ from gpulab.formatting import while_s
 from gpulab.knobs.catalogue import KNOBS, grid, parse_settings, parse_sweeps
 from gpulab.knobs.knob import written
 from gpulab.knobs.variables import Plain, Variables
-from gpulab.options import DEFAULT_BUDGET_S, FURTHER_BUDGET_S, ROW_BUDGET_S, check_seconds, check_whole_number
+from gpulab.options import (
+    DEFAULT_BUDGET_S,
+    FURTHER_BUDGET_S,
+    QUICK_PAIRS,
+    QUICK_STEPS,
+    ROW_BUDGET_S,
+    at_most,
+    check_seconds,
+    check_whole_number,
+    is_quick,
+)
 from gpulab.run import Loader, Run, StepFlag, Steps
 from gpulab.tuning.record import BASELINE
 
@@ -80,6 +90,16 @@ class Plan(Struct, frozen=True):
     device: str = "auto"
     trace: bool = True
     save: bool = True
+
+    @property
+    def bounded(self) -> Plan:
+        """The same; while gpulab is to be quick, with as few pairs and steps as compare anything at all."""
+        if not is_quick():
+            return self
+        plan = replace(self, seeds=min(self.seeds, 1))
+        if not self.interleaved:
+            return plan
+        return replace(plan, pairs=at_most(self.pairs, QUICK_PAIRS), block_steps=at_most(self.block_steps, QUICK_STEPS))
 
     def run_name(self, arm: Arm) -> str:
         """By which a user finds the run of an arm among others: "workers=2,4: baseline", "workers=2"."""

@@ -9,6 +9,7 @@ from functools import cached_property
 from msgspec import Struct
 from msgspec.structs import replace
 
+from gpulab.capture import threads
 from gpulab.devices.machine import detect_device
 from gpulab.errors import UsageError
 from gpulab.knobs import catalogue, variable_reads, variables
@@ -20,7 +21,7 @@ from gpulab.knobs.observation import Observation, ObservedModule
 from gpulab.knobs.variables import Plain, Variables, is_plain, walk
 from gpulab.run import Change, Device, Run
 from gpulab.tuning.code import Code
-from gpulab.tuning.plan import Arm
+from gpulab.tuning.plan import Arm, Plan, check_plan
 
 
 class Setting(Struct, frozen=True):
@@ -133,6 +134,25 @@ class ResolvedArm(Struct, frozen=True):
 
 
 AS_WRITTEN = ResolvedArm()
+
+
+def check(code: Code, plan: Plan) -> None:
+    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing.
+
+    Also where it is known of each arm that it cannot be set or changes nothing: as far as the objects that are there
+    tell, or what an earlier run of the code was observed to use.
+    """
+    check_plan(plan)
+    arms = check_arms(plan.arms, code)
+    observation = observation_of(code)
+    if observation is not None:
+        arms = [resolve(arm, code, observation) for arm in plan.arms]
+    reasons = [(arm.failure if arm.certain else "") or arm.unchanged() for arm in arms]
+    if all(reasons):
+        raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
+    detect_device(plan.device)
+    with threads.measuring():
+        pass
 
 
 def check_arms(arms: Sequence[Arm], code: Code) -> list[ResolvedArm]:

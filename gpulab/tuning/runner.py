@@ -8,92 +8,46 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 
-import numpy as np
-from msgspec import Struct, field
 from msgspec.structs import replace
 
-from gpulab.analysis.facts import Facts, facts
-from gpulab.analysis.steps import loaded_ahead
+from gpulab.analysis.facts import facts
 from gpulab.capture import threads
 from gpulab.capture.windows import TRACED
 from gpulab.devices import gpus
 from gpulab.devices.machine import detect_device
-from gpulab.errors import DeviceLost, GpulabError, UsageError
-from gpulab.formatting import duration, plural, size
+from gpulab.errors import DeviceLost
+from gpulab.formatting import duration
 from gpulab.knobs.accumulation import ACCUMULATE
-from gpulab.knobs.loader_options import with_settings
 from gpulab.knobs.observation import Observation
-from gpulab.options import QUICK_MEASURED, QUICK_NOTE, QUICK_PAIRS, QUICK_STEPS, QUICK_TRACED, at_most, is_quick
-from gpulab.prediction.prediction import Prediction
-from gpulab.run import Loader, Run, Settings
+from gpulab.options import QUICK_MEASURED, QUICK_NOTE, is_quick
+from gpulab.run import Run, Settings
 from gpulab.store.folders import Store
 from gpulab.store.prediction_log import errors_here
 from gpulab.tuning import plan as schedule
-from gpulab.tuning.agreement import Agreement, RankEnded, first_failure
+from gpulab.tuning.agreement import Agreement, error_of_all
+from gpulab.tuning.arms import ArmState, are_decided, failure_of, faster_half, no_effect
 from gpulab.tuning.cell_code import interrupts_heard
 from gpulab.tuning.code import Code
-from gpulab.tuning.compare.blocks import compare_blocks, is_decided_early, pair_ratios
-from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
+from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.execute import (
     FULL_RUN_LIMIT_S,
     Execution,
     FullRun,
     Stopper,
-    out_of_memory,
     release,
     run_block,
     run_full,
     seeded,
 )
-from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, check_plan, repeated
+from gpulab.tuning.plan import Arm, Budget, Clock, Listener, Plan, Progress, repeated
 from gpulab.tuning.predictions import ArmPredictions, keep
-from gpulab.tuning.record import BASELINE, NO_EFFECT, Block, Comparison, Experiment, Side
-from gpulab.tuning.resolve import Setting, check_arms, observation_of, remember, resolve
-from gpulab.tuning.snapshots import Start, quoted
+from gpulab.tuning.record import BASELINE, Block, Comparison, Experiment, Side
+from gpulab.tuning.resolve import Setting, check_arms, remember, resolve
+from gpulab.tuning.snapshots import Start
 
 FEWEST_UNPROFILED_STEPS = 8  # where the time is short
 UNPROFILED_STEPS = 25  # of a run with its trace: warm-up, those measured, and a few after the profiled ones
-MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
 LEAST_BLOCKS_S = 3.0  # as long nobody minds, and the interval becomes narrower
-UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads is seen in its first run
-
-
-class _Arm(Struct):
-    arm: Arm
-    execution: Execution
-    full_run: FullRun | None = None
-    failure: str = ""
-    prediction: Prediction | None = None
-    seed_losses: list[tuple[float, ...]] = field(default_factory=list)
-    blocks: list[Block] = field(default_factory=list)
-    _facts: Facts | None = None
-
-    @property
-    def side(self) -> Side:
-        """What was measured of it so far."""
-        full_run = self.full_run
-        side = Side(self.arm.label, self.arm.shown, None, tuple(self.blocks), failure=self.failure)
-        side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
-        if full_run is None:
-            return side
-        if self._facts is None:
-            self._facts = facts(full_run.run)
-        # of a run that was made before, and so from another start, the losses are those of its first block
-        of_blocks = next((block.losses for block in self.blocks if block.losses), ())
-        return replace(
-            side,
-            facts=self._facts,
-            checks=full_run.run.changes,
-            losses=full_run.losses or of_blocks,
-            step_inputs=full_run.observation.step_inputs,
-            setup_ns=full_run.setup_ns,
-        )
-
-    def loader(self, written: FullRun) -> Loader | None:
-        """The DataLoader that the code has under that arm, as far as it is known before a run."""
-        settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
-        loader = with_settings(written.observation, settings).loader
-        return loader.record if loader is not None else None
 
 
 class Runner:
@@ -120,11 +74,8 @@ class Runner:
         clock: Clock = time.monotonic,
         ranks: Agreement | None = None,
     ) -> None:
-        if is_quick():  # as few pairs and steps as compare anything at all
-            bounds = (at_most(plan.pairs, QUICK_PAIRS), at_most(plan.block_steps, QUICK_STEPS))
-            pairs, steps = bounds if plan.interleaved else (plan.pairs, plan.block_steps)
-            plan = replace(plan, pairs=pairs, block_steps=steps, seeds=min(plan.seeds, 1))
-        self._code, self._plan, self._done = code, plan, done
+        self._code, self._done = code, done
+        self._plan = plan = plan.bounded
         self._ranks = ranks if ranks is not None else Agreement()
         self.tell = tell
         self.tick: Listener = lambda progress: None
@@ -140,7 +91,7 @@ class Runner:
         self._random = random.Random(self._ranks.of_first(random.SystemRandom().getrandbits(32)))
         self._notes: list[str] = [QUICK_NOTE] if is_quick() else []
         self._start: Start | None = None
-        self._arms: list[_Arm] = []
+        self._arms: list[ArmState] = []
         self._blocks = 0  # that ran so far
         self._time_spent: tuple[str, ...] = ()
         self._stopped = False  # of several ranks, which no run may notice before its end
@@ -285,40 +236,29 @@ class Runner:
             return None
         return self._run_block(ready, schedule.block_size([a.run]), on_gpu=a.run.device.kind == "cuda")
 
-    def _run_block(self, arm: _Arm, size: schedule.Size, *, on_gpu: bool) -> Block | None:
+    def _run_block(self, arm: ArmState, size: schedule.Size, *, on_gpu: bool) -> Block | None:
         """One block of that arm; None where it failed."""
         self._steps = size.total
         result = run_block(arm.execution, size, self._stopper, on_gpu=on_gpu)
-        error = self._error_of_all(None if isinstance(result, Block) else result)
+        error = error_of_all(self._ranks, None if isinstance(result, Block) else result)
         if isinstance(result, Block) and error is None:
             return replace(result, time_ns=max(self._ranks.of_all(result.time_ns)))
         self._fail(arm, error, arm.full_run)
         return None
 
-    def _error_of_all(self, own: BaseException | None) -> BaseException | None:
-        """What the run of all ranks raised; of several the first, for the others only lost touch with that rank."""
-        if not self._ranks.is_of_several:
-            return own
-        ends = own is not None and not isinstance(own, Exception)
-        failed = first_failure(self._ranks, "" if own is None else f"{type(own).__name__}: {own}", ends)
-        if failed is None or failed.rank == self._ranks.rank:
-            return own
-        words = f"rank {failed.rank} failed: {failed.words}"
-        return RankEnded(words) if failed.ends else GpulabError(words)
-
-    def _fail(self, arm: _Arm, error: BaseException | None, full_run: FullRun | None) -> None:
+    def _fail(self, arm: ArmState, error: BaseException | None, full_run: FullRun | None) -> None:
         """An interrupt, or an error of what all are compared with, ends the experiment; another ends that arm."""
         if not isinstance(error, Exception) or arm is self._arms[0]:
             self.error = error
         else:
-            arm.failure = _failed(error, full_run)
+            arm.failure = failure_of(error, full_run)
             self._let_go(error)
 
-    def _first(self) -> _Arm:
+    def _first(self) -> ArmState:
         """What all others are compared with."""
         base, written = self._plan.base, self._before(Arm())
         if not base.settings:
-            return _Arm(base, Execution(self._code, within=self._ranks.one_run), full_run=written)
+            return ArmState(base, Execution(self._code, within=self._ranks.one_run), full_run=written)
         assert written is not None, "a base needs the run of the baseline"
         return self._make_ready(base, written.observation)
 
@@ -331,7 +271,7 @@ class Runner:
         """The full run of the baseline."""
         return self._before(Arm()) or (self._arms[0].full_run if not self._plan.base.settings else None)
 
-    def _with_other_seeds(self, first: _Arm) -> None:
+    def _with_other_seeds(self, first: ArmState) -> None:
         """Runs of A that differ in their random numbers only: how far losses lie apart by that alone."""
         steps = UNPROFILED_STEPS + TRACED
         settings = Settings(steps=steps, trace=False, live=False, save=False, device=self._plan.device)
@@ -347,14 +287,14 @@ class Runner:
                     first.execution, settings, self._stopper, None, quiet=True, limit_s=self._full_run_s()
                 )
             self._seeds_done = seed
-            error = self._error_of_all(full_run.error)
+            error = error_of_all(self._ranks, full_run.error)
             if isinstance(error, Exception):
                 self._let_go(error)
             first.seed_losses.append(full_run.losses)
 
-    def _make_ready(self, arm: Arm, observation: Observation) -> _Arm:
+    def _make_ready(self, arm: Arm, observation: Observation) -> ArmState:
         resolved = resolve(arm, self._code, observation)
-        return _Arm(arm, Execution(self._code, resolved, self._ranks.one_run), self._before(arm), resolved.failure)
+        return ArmState(arm, Execution(self._code, resolved, self._ranks.one_run), self._before(arm), resolved.failure)
 
     def _unprofiled_steps(self, profiled: int) -> int:
         """Of a run with its trace. Where nothing but such runs was asked for, its length was as well."""
@@ -367,16 +307,6 @@ class Runner:
             return UNPROFILED_STEPS
         room_s = min(self._full_run_s(), FULL_RUN_LIMIT_S) - schedule.STARTING_S
         return max(FEWEST_UNPROFILED_STEPS, min(UNPROFILED_STEPS, int(room_s / self._step_s) - profiled))
-
-    def _profiled_steps(self, arm: _Arm) -> int:
-        """Enough that some remain when those are left out that need not wait: batches were ready for them."""
-        written = self._written
-        if is_quick():
-            return QUICK_TRACED
-        if written is None:
-            return TRACED + UNKNOWN_AHEAD
-        loader = arm.loader(written)
-        return TRACED + (min(loaded_ahead(loader), MOST_AHEAD) if loader is not None else 0)
 
     def _full_run_s(self) -> float:
         """How long the next full run may take; several ranks end it by the number of its steps alone."""
@@ -391,8 +321,8 @@ class Runner:
         """How many of them there are in all, other seeds aside."""
         return sum(self._before(arm) is None for arm in (self._plan.base, *self._plan.arms))
 
-    def _run_full(self, arm: _Arm, *, quiet: bool) -> None:
-        profiled = self._ranks.of_first(self._profiled_steps(arm))
+    def _run_full(self, arm: ArmState, *, quiet: bool) -> None:
+        profiled = self._ranks.of_first(arm.profiled_steps(self._written))
         settings = Settings(
             name=self._plan.run_name(arm.arm),
             steps=self._ranks.of_first(self._unprofiled_steps(profiled)) + profiled,
@@ -413,7 +343,7 @@ class Runner:
             limit_s=self._full_run_s(),
             ends_alone=not self._ranks.is_of_several,
         )
-        error = self._error_of_all(full_run.error)
+        error = error_of_all(self._ranks, full_run.error)
         self.full_runs.append(full_run)
         self._step_s = schedule.step_s(full_run.run) if len(full_run.run.steps) else self._step_s
         as_written = not arm.arm.settings
@@ -424,7 +354,7 @@ class Runner:
         if error is not None:
             self._fail(arm, error, full_run)
         elif not as_written and not arm.failure:
-            arm.failure = self._ranks.of_first(_idle(full_run.run))
+            arm.failure = self._ranks.of_first(no_effect(full_run.run))
 
     # -- blocks --------------------------------------------------------------------------------------------------
 
@@ -452,13 +382,13 @@ class Runner:
                 began_s += budget.elapsed_s - before_s
                 able = [i for i in able if not arms[i].failure]
             if plan.screening and len(able) > 1:
-                able = ranks.of_first(self._faster_half(able, turn))
+                able = ranks.of_first(faster_half(arms, able, turn))
             if len(able) < 2:
                 break
             turn_s = (budget.elapsed_s - began_s) / turn
             wanted = self._make_room(began_s, turn_s, least)
             long_enough = plan.pairs is None and not plan.screening and turn * turn_s >= LEAST_BLOCKS_S
-            if ranks.of_first(long_enough and self._is_decided(able[1:])):
+            if ranks.of_first(long_enough and are_decided([arms[i] for i in able])):
                 early = " The blocks ended as soon as they decided it."
                 break
         blocks, full = (duration(s * 1e6) for s in (budget.elapsed_s - began_s, began_s))
@@ -473,27 +403,6 @@ class Runner:
         loaders = [loader for arm in waiting if written is not None and (loader := arm.loader(written)) is not None]
         size = schedule.block_size(runs, self._plan.block_steps, rounds, loaders)
         return schedule.Size(*self._ranks.of_first([1 if is_quick() else size.warmup, size.counted])), runs
-
-    def _faster_half(self, able: list[int], turn: int) -> list[int]:
-        """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
-        others = able[1:]
-        if turn % schedule.SCREENING_TURNS:
-            return able
-        if len(others) <= schedule.SCREENED:
-            return able[:1]
-
-        def median_ratio(i: int) -> float:
-            a, b, _ = counted(self._arms[0].side, self._arms[i].side)
-            ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
-            return float(np.median(ratios)) if len(ratios) else math.inf
-
-        ranked = sorted(others, key=median_ratio)
-        return [able[0], *sorted(ranked[: max(schedule.SCREENED, math.ceil(len(others) / 2))])]
-
-    def _is_decided(self, arms: Sequence[int]) -> bool:
-        """Of all these arms; of several also so precisely that they can be told from each other."""
-        a, sides = self._arms[0].side, [self._arms[i].side for i in arms]
-        return all(is_decided_early(a, b, precise=len(sides) > 1) for b in sides)
 
     def _make_room(self, began_s: float, turn_s: float, least: int) -> int:
         """How many turns are wanted; the budget that gpulab chose grows with the least of them."""
@@ -530,7 +439,7 @@ class Runner:
     # -- what came out -------------------------------------------------------------------------------------------
 
     def _experiment(self, seconds: float) -> Experiment:
-        sides = [self._with_edit(arm) for arm in self._arms]
+        sides = [arm.side_with_edit(self._code) for arm in self._arms]
         comparisons = [self._comparison(sides[0], arm, b) for arm, b in zip(self._arms[1:], sides[1:], strict=True)]
         sides[1:] = [comparison.b for comparison in comparisons]
         notes = (*self._notes, *self._time_spent, *filter(None, [self._budget.too_short]))
@@ -540,13 +449,7 @@ class Runner:
         unkept = keep(whole) if kept else ""
         return replace(whole, notes=(*notes, unkept)) if unkept else whole
 
-    def _with_edit(self, arm: _Arm) -> Side:
-        """The side with its times and with what makes its settings permanent."""
-        side = with_times(arm.side)
-        edit = arm.execution.arm.edit(self._code, side.checks)
-        return side if edit is None else replace(side, edit=edit.text, edit_is_diff=edit.is_diff, edit_cell=edit.cell)
-
-    def _comparison(self, a: Side, arm: _Arm, b: Side) -> Comparison:
+    def _comparison(self, a: Side, arm: ArmState, b: Side) -> Comparison:
         resolved, start = arm.execution.arm, self._start
         assert start is not None
         comparison = compare_blocks(
@@ -557,12 +460,17 @@ class Runner:
             changes_training=resolved.changes_training(b.checks, self._plan.base.settings),
             notes=tuple(self._notes),
         )
+        how = "Stopped" if self._halted else ""
+        if isinstance(self.error, Exception):
+            how = f"Ended by {type(self.error).__name__}"
+        if not how and self._budget.over and comparison.pairs < (self._plan.pairs or schedule.FEWEST_TURNS):
+            how = f"The budget of {self._budget.words} was over"
         loads = any(knob.kind == "DataLoader option" for knob in resolved.knobs)
-        first = (_used_up_words(start.used_up, loads=loads),) if start.used_up else ()
+        first = filter(None, [start.used_up_words(loads=loads)])
         return replace(
             comparison,
             differences=(*first, *comparison.differences),
-            ended_early=self._ended_early(arm, comparison),
+            ended_early=f"{how} {arm.reached(comparison)}" if how and not arm.failure else "",
         )
 
     @property
@@ -575,20 +483,6 @@ class Runner:
         """Nothing more begins. Ranks ask at the same points: some may wait here for the others."""
         said = self._ranks.of_all([self._halted, self._budget.over])
         return any(halted for halted, _ in said) or said[0][1]
-
-    def _ended_early(self, arm: _Arm, comparison: Comparison) -> str:
-        """What there was of this arm when it was stopped."""
-        short = self._budget.over and comparison.pairs < (self._plan.pairs or schedule.FEWEST_TURNS)
-        if arm.failure or not (self._halted or short):
-            return ""
-        how = "Stopped" if self._halted else f"The budget of {self._budget.words} was over"
-        if isinstance(self.error, Exception):
-            how = f"Ended by {type(self.error).__name__}"
-        if arm.full_run is None:
-            return f"{how} before {arm.arm.label} had run"
-        if comparison.evidence == "interleaved":
-            return f"{how} after {plural(comparison.pairs, 'pair')} of blocks"
-        return f"{how} before a pair of blocks had run: only the full run of each is there"
 
     # -- what is said meanwhile ----------------------------------------------------------------------------------
 
@@ -603,63 +497,12 @@ class Runner:
         """On another thread, again and again: whether the time is over, and how far the current run is."""
         if self._budget.over and not self._ranks.is_of_several:
             self._stopper.cut()
-        now, words, total, current = self._now, self._stopper.words, self._steps, self._stopper.current
-        share, of_all = 0.0, ""
-        if current is not None and total:
-            share = min(1.0, current.step_count / total)
-            of_all = f" of {total}" if words.startswith("step ") else ""
-        what = f"{now.what}: {words}{of_all}" if words else now.what
+        now = self._stopper.progress(self._now, self._steps)
         with suppress(Exception):  # a view that fails ends no run
-            self.tick(self._budget.timed(replace(now, what=what, done=now.done + share)))
+            self.tick(self._budget.timed(now))
 
     def _expect(self) -> None:
         """What it takes in all, as soon as the length of a step is known."""
         if self._step_s is not None and self._plan.interleaved and self._plan.arms:
             least_s, self._budget.expected_s = schedule.expected(self._step_s, len(self._plan.arms), self._plan.pairs)
             self._budget.expect(least_s)
-
-
-def _used_up_words(names: list[str], *, loads: bool) -> str:
-    goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
-    words = (
-        f"Your code uses up {quoted(names)}, which {goes} on where the last run ended: no two runs see the same data."
-    )
-    if not loads:
-        return words
-    return (
-        f"{words} A DataLoader inside {it} applies new options only when it restarts, so the runs may not differ as "
-        "they should."
-    )
-
-
-def _failed(error: BaseException, full_run: FullRun | None) -> str:
-    if not out_of_memory(error):
-        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-    memory = full_run.run.memory if full_run is not None else None
-    peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
-    return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
-
-
-def _idle(run: Run) -> str:
-    """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
-    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
-    return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
-
-
-def check(code: Code, plan: Plan) -> None:
-    """Raises UsageError for a plan that cannot work here, or where another thread measures. Runs nothing.
-
-    Also where it is known of each arm that it cannot be set or changes nothing: as far as the objects that are there
-    tell, or what an earlier run of the code was observed to use.
-    """
-    check_plan(plan)
-    arms = check_arms(plan.arms, code)
-    observation = observation_of(code)
-    if observation is not None:
-        arms = [resolve(arm, code, observation) for arm in plan.arms]
-    reasons = [(arm.failure if arm.certain else "") or arm.unchanged() for arm in arms]
-    if all(reasons):
-        raise UsageError(f"{plan.arms[0].label}: {reasons[0]}.")
-    detect_device(plan.device)
-    with threads.measuring():
-        pass

@@ -42,6 +42,23 @@ class Start:
         """What was put back, or why not."""
         return self._words + (f" Not restored: {quoted(self.used_up)}." if self.used_up else "")
 
+    def used_up_words(self, *, loads: bool) -> str:
+        """What it means that the code takes from iterators; `loads`: for a setting of a DataLoader."""
+        names = self.used_up
+        if not names:
+            return ""
+        goes, it = ("go", "them") if len(names) > 1 else ("goes", "it")
+        words = (
+            f"Your code uses up {quoted(names)}, which {goes} on where the last run ended: no two runs see the same "
+            "data."
+        )
+        if not loads:
+            return words
+        return (
+            f"{words} A DataLoader inside {it} applies new options only when it restarts, so the runs may not differ "
+            "as they should."
+        )
+
     def note(self, words: str) -> None:
         if words not in self.notes:
             self.notes.append(words)

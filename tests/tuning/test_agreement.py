@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from gpulab.errors import StoreError
-from gpulab.tuning.agreement import Agreement, RanksAgreement, decoded, encoded, first_failure, joined
+from gpulab.tuning.agreement import Agreement, RanksAgreement, decoded, encoded, error_of_all, joined
 from gpulab.tuning.compare.blocks import compare_blocks
 from gpulab.tuning.record import Block, Experiment, Side
 
@@ -39,19 +39,19 @@ def test_all_hear_all_in_their_order(tmp_path: Path) -> None:
 
 
 def test_the_first_failure_is_everybodys(tmp_path: Path) -> None:
-    assert together(tmp_path / "none", lambda ranks: first_failure(ranks, "")) == [None] * SIZE
+    assert together(tmp_path / "none", lambda ranks: error_of_all(ranks, None)) == [None] * SIZE
 
     def fail(ranks: RanksAgreement) -> object:
-        failed = first_failure(ranks, "broken" if ranks.rank == 2 else "")
-        return failed and (failed.rank, failed.words)
+        return str(error_of_all(ranks, ValueError("broken") if ranks.rank == 2 else None))
 
-    assert together(tmp_path / "one", fail) == [(2, "broken")] * SIZE
+    others = "rank 2 failed: ValueError: broken"
+    assert together(tmp_path / "one", fail) == [others, others, "broken"]
 
 
 def test_one_alone_agrees_with_itself() -> None:
     alone = Agreement()
     assert alone.of_first(3) == 3 and alone.of_all("x") == ["x"] and not alone.is_of_several
-    assert first_failure(alone, "") is None
+    assert error_of_all(alone, None) is None
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from gpulab.knobs import loader_options
 from gpulab.run import Device
 from gpulab.tuning.code import TextCode
 from gpulab.tuning.plan import Arm, Plan
-from gpulab.tuning.runner import check
+from gpulab.tuning.resolve import check
 from tests.support.scripted_runs import ScriptedRuns
 
 BUILT = "from torch.utils.data import DataLoader\nloader = DataLoader(data, batch_size=4)\nfor x in loader: x.sum()\n"

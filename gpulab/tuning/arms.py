@@ -1,0 +1,129 @@
+"""The arms of an experiment that goes on: what ran of each, what it became, and which of them go on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.steps import loaded_ahead
+from gpulab.capture.windows import TRACED
+from gpulab.formatting import plural, size
+from gpulab.knobs.loader_options import with_settings
+from gpulab.options import QUICK_TRACED, is_quick
+from gpulab.prediction.prediction import Prediction
+from gpulab.run import Loader, Run
+from gpulab.tuning.code import Code
+from gpulab.tuning.compare.blocks import is_decided_early, pair_ratios
+from gpulab.tuning.compare.verdicts import chosen_unit, counted, with_times
+from gpulab.tuning.execute import Execution, FullRun, out_of_memory
+from gpulab.tuning.plan import SCREENED, SCREENING_TURNS, Arm
+from gpulab.tuning.record import NO_EFFECT, Block, Comparison, Side
+
+MOST_AHEAD = 40  # batches: more that workers have loaded are not waited for
+UNKNOWN_AHEAD = 10  # batches that four workers load ahead: how the cell loads shows in its first run
+
+
+class ArmState(Struct):
+    """One arm of an experiment that goes on: what ran of it, and what came out so far."""
+
+    arm: Arm
+    execution: Execution
+    full_run: FullRun | None = None
+    failure: str = ""
+    prediction: Prediction | None = None
+    seed_losses: list[tuple[float, ...]] = field(default_factory=list)
+    blocks: list[Block] = field(default_factory=list)
+    _facts: Facts | None = None
+
+    @property
+    def side(self) -> Side:
+        """What was measured of it so far."""
+        full_run = self.full_run
+        side = Side(self.arm.label, self.arm.shown, None, tuple(self.blocks), failure=self.failure)
+        side = replace(side, seed_losses=tuple(self.seed_losses), prediction=self.prediction)
+        if full_run is None:
+            return side
+        if self._facts is None:
+            self._facts = facts(full_run.run)
+        # of a run that was made before, and so from another start, the losses are those of its first block
+        of_blocks = next((block.losses for block in self.blocks if block.losses), ())
+        return replace(
+            side,
+            facts=self._facts,
+            checks=full_run.run.changes,
+            losses=full_run.losses or of_blocks,
+            step_inputs=full_run.observation.step_inputs,
+            setup_ns=full_run.setup_ns,
+        )
+
+    def reached(self, comparison: Comparison) -> str:
+        """How far it came, where the experiment ended early: "after 3 pairs of blocks"."""
+        if self.full_run is None:
+            return f"before {self.arm.label} had run"
+        if comparison.evidence == "interleaved":
+            return f"after {plural(comparison.pairs, 'pair')} of blocks"
+        return "before a pair of blocks had run: only the full run of each is there"
+
+    def loader(self, written: FullRun) -> Loader | None:
+        """The DataLoader that the code has under that arm, as far as it is known before a run."""
+        settings = {knob.name: value for knob, value in self.execution.arm.knobs.items()}
+        loader = with_settings(written.observation, settings).loader
+        return loader.record if loader is not None else None
+
+    def profiled_steps(self, written: FullRun | None) -> int:
+        """Enough that some remain when those are left out that need not wait: batches were ready for them."""
+        if is_quick():
+            return QUICK_TRACED
+        if written is None:
+            return TRACED + UNKNOWN_AHEAD
+        loader = self.loader(written)
+        return TRACED + (min(loaded_ahead(loader), MOST_AHEAD) if loader is not None else 0)
+
+    def side_with_edit(self, code: Code) -> Side:
+        """The side with its times and with what makes its settings permanent."""
+        side = with_times(self.side)
+        edit = self.execution.arm.edit(code, side.checks)
+        return side if edit is None else replace(side, edit=edit.text, edit_is_diff=edit.is_diff, edit_cell=edit.cell)
+
+
+def failure_of(error: BaseException, full_run: FullRun | None) -> str:
+    """Why an arm could not be run, in words."""
+    if not out_of_memory(error):
+        return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    memory = full_run.run.memory if full_run is not None else None
+    peak = memory and (memory.peak_allocated_bytes or memory.peak_rss_bytes)
+    return f"out of memory, having reached {size(peak)}" if peak else "out of memory"
+
+
+def no_effect(run: Run) -> str:
+    """Why there is nothing to compare in blocks: knobs that were turned, and the run shows that none acted."""
+    idle = [c for c in run.changes if c.state == "no effect" and c.kind != "variable"]
+    return NO_EFFECT + "; ".join(c.evidence for c in idle) if idle and len(idle) == len(run.changes) else ""
+
+
+def faster_half(arms: Sequence[ArmState], able: list[int], turn: int) -> list[int]:
+    """Successive halving: A, and after each second turn the better half of the others; A alone when it is done."""
+    others = able[1:]
+    if turn % SCREENING_TURNS:
+        return able
+    if len(others) <= SCREENED:
+        return able[:1]
+
+    def median_ratio(i: int) -> float:
+        a, b, _ = counted(arms[0].side, arms[i].side)
+        ratios = pair_ratios(a, b, chosen_unit(a, b)[0])
+        return float(np.median(ratios)) if len(ratios) else math.inf
+
+    ranked = sorted(others, key=median_ratio)
+    return [able[0], *sorted(ranked[: max(SCREENED, math.ceil(len(others) / 2))])]
+
+
+def are_decided(arms: Sequence[ArmState]) -> bool:
+    """Of all against the first; of several also so precisely that they can be told from each other."""
+    a, *sides = (arm.side for arm in arms)
+    return all(is_decided_early(a, b, precise=len(sides) > 1) for b in sides)
