@@ -20,10 +20,10 @@ from gpulab.tuning.compare.differences import repeats
 from gpulab.tuning.compare.parts import typical_steps
 from gpulab.tuning.compare.statistics import Estimate, noise_floor, paired, unpaired
 from gpulab.tuning.compare.verdicts import (
-    Findings,
     Unit,
     as_the_pairs_say,
     chosen_unit,
+    comparison_of,
     counted,
     us,
     usable,
@@ -68,8 +68,19 @@ def compare_blocks(
     floor = noise_floor(same_ratios(a, unit))
     if estimate is not None and not unfair:
         b = as_the_pairs_say(a, b, unit, estimate.ratio)
-    findings = Findings(a, b, unit, unfair, same_start, changes_training, own_ratio(a, b, unit))
-    return findings.comparison(estimate, floor, "interleaved", len(ratios), restored, [*notes, *_repeatability(a, b)])
+    return comparison_of(
+        a,
+        b,
+        estimate,
+        floor,
+        "interleaved",
+        pairs=len(ratios),
+        restored=restored,
+        same_start=same_start,
+        changes_training=changes_training,
+        notes=[*notes, *_repeatability(a, b)],
+        own_ratio=own_ratio(a, b, unit),
+    )
 
 
 def is_decided_early(a: Side, b: Side, *, precise: bool) -> bool:
@@ -197,17 +208,20 @@ def compare_sequential(
     """
     how = judged_by(a.facts, b.facts)
     a, b = _with_blocks(a, 0, how), _with_blocks(b, 1, how)
-    unit, unfair = chosen_unit(a, b)
-    in_a, in_b = _times(a, unit), _times(b, unit)
+    unit, _ = chosen_unit(a, b)
+    in_a, in_b = (np.array([us(block, unit) for block in usable(side)], np.float64) for side in (a, b))
     drifts = [d for d in (_drift(in_a), _drift(in_b)) if d is not None]
-    findings = Findings(a, b, unit, unfair, same_start, changes_training)
-    return findings.comparison(
+    return comparison_of(
+        a,
+        b,
         _of_typical_steps(a, b, unit, unpaired(in_a, in_b)),
         max(drifts, default=None),
         "sequential",
-        0,
-        restored,
-        [*notes, *_notes(a, b, how)],
+        pairs=0,
+        restored=restored,
+        same_start=same_start,
+        changes_training=changes_training,
+        notes=[*notes, *_notes(a, b, how)],
     )
 
 
@@ -263,24 +277,19 @@ def block_steps(count: int) -> int:
 def _blocks(figures: Facts, rows: Int64, arm: int) -> list[Block]:
     size, time_ns = block_steps(len(rows)), figures.step_times_ns
     chunks = [rows[i : i + size] for i in range(0, len(rows) - size + 1, size)]
-    return [_block(figures.run, chunk, int(time_ns[chunk].sum()), arm, i) for i, chunk in enumerate(chunks)]
-
-
-def _block(run: Run, rows: Int64, time_ns: int, arm: int, index: int) -> Block:
-    samples = run.steps.sample_count[rows]
-    return Block(
-        arm=arm,
-        turn=index,
-        order=index,
-        step_count=len(rows),
-        dropped=0,
-        sample_count=int(samples.sum()) if (samples >= 0).all() else None,
-        time_ns=time_ns,
-    )
-
-
-def _times(side: Side, unit: Unit) -> Float64:
-    return np.array([us(block, unit) for block in usable(side)], np.float64)
+    samples = [figures.run.steps.sample_count[chunk] for chunk in chunks]
+    return [
+        Block(
+            arm=arm,
+            turn=i,
+            order=i,
+            step_count=len(chunk),
+            dropped=0,
+            sample_count=int(of_chunk.sum()) if (of_chunk >= 0).all() else None,
+            time_ns=int(time_ns[chunk].sum()),
+        )
+        for i, (chunk, of_chunk) in enumerate(zip(chunks, samples, strict=True))
+    ]
 
 
 def _drift(times: Float64) -> float | None:
@@ -317,7 +326,10 @@ def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Compariso
             raise UsageError(
                 f"{run.name} cannot be compared: its file is cut short. Copy the whole file again, or record it again."
             )
-    sides = [_side(run, _label(run, i, runs)) for i, run in enumerate(runs)]
+    sides = [
+        Side(_label(run, i, runs), dict(run.settings.knobs), facts(run), checks=run.changes)
+        for i, run in enumerate(runs)
+    ]
     compared = [compare_sequential(sides[0], side, notes=notes) for side in sides[1:]]
     if len(compared) == 1:
         return compared[0]
@@ -326,10 +338,6 @@ def compare_runs(runs: Sequence[Run], *, notes: Sequence[str] = ()) -> Compariso
         comparisons=tuple(compared),
         seconds=sum(run.code_wall_ns for run in runs) / 1e9,
     )
-
-
-def _side(run: Run, label: str) -> Side:
-    return Side(label, dict(run.settings.knobs), facts(run), checks=run.changes)
 
 
 def _label(run: Run, index: int, runs: Sequence[Run]) -> str:

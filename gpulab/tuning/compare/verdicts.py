@@ -6,13 +6,12 @@ from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.formatting import durations
 from gpulab.knobs.catalogue import changes_steps
 from gpulab.knobs.observation import StepInputs
-from gpulab.run import Int64, Run, StepFlag
+from gpulab.run import Int64, StepFlag
 from gpulab.tuning.compare.cost import setup_s
 from gpulab.tuning.compare.differences import compare_losses, differences
 from gpulab.tuning.compare.parts import (
@@ -32,86 +31,71 @@ Unit = Literal["sample", "step"]
 BATCH_DIFFERS = 0.01  # of the samples per step: an epoch's shorter last batch is no other batch size
 
 
-class Findings(Struct, frozen=True):
-    """What is told of two sides whatever the evidence of their times is."""
+def comparison_of(
+    a: Side,
+    b: Side,
+    estimate: Estimate | None,
+    floor: float | None,
+    evidence: Evidence,
+    *,
+    pairs: int,
+    restored: str,
+    same_start: bool,
+    changes_training: str,
+    notes: Sequence[str],
+    own_ratio: float | None = None,
+) -> Comparison:
+    """What is told of two sides whatever the evidence is. A side that failed has no ratio, whatever it did before.
 
-    a: Side
-    b: Side
-    unit: Unit
-    unfair: str  # why a ratio of times would compare different work
-    same_start: bool
-    changes_training: str
-    own_ratio: float | None = None  # without the training thread's waits for a core; None: unknown
-
-    def comparison(
-        self,
-        estimate: Estimate | None,
-        floor: float | None,
-        evidence: Evidence,
-        pairs: int,
-        restored: str,
-        notes: Sequence[str],
-    ) -> Comparison:
-        """The whole comparison. A side that failed has no ratio, whatever it did before."""
-        if self.a.failure or self.b.failure:
-            estimate = None
-        judged = self._verdict(estimate, floor)
-        more = []
-        if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
-            more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
-        if estimate is not None and contradicts(estimate.ratio, self.own_ratio):
-            more.append("Without its waits for a CPU core the ratio is the other way round: other programs decide it.")
-        if not _accounted(self.a, self.b):
-            more.append("The step breakdowns cannot be compared: one side has no traced steps.")
-        comparison = Comparison(
-            a=self.a,
-            b=self.b,
-            verdict=judged,
-            evidence=evidence,
-            unit=self.unit,
-            ratio=estimate.ratio if estimate else None,
-            interval=estimate.interval if estimate else None,
-            noise_floor=floor,
-            pairs=pairs,
-            setup_s=setup_s(self.a, self.b),
-            parts=part_changes(self.a, self.b, per_sample=self.unit == "sample"),
-            loss=None
-            if self.a.failure or self.b.failure
-            else compare_losses(
-                self.a,
-                self.b,
-                same_start=self.same_start,
-                changes_training=self.changes_training,
-                other_steps=self._other_steps(),
-            ),
-            differences=differences(self.a, self.b, sequential=evidence == "sequential"),
-            notes=(*filter(None, [self.unfair]), *notes, *more),
-            restored=restored,
-        )
-        if comparison.ratio is None or not comparison.parts:
-            return comparison
-        sides = (self.a, self.b) if evidence == "interleaved" else ()
-        apart = [side for side in sides if not run_agrees(run_us(side.facts), side.blocks)]
-        if not apart and profiled_runs_agree(comparison):
-            return comparison
-        of_a, of_b = durations(*profiled_us(comparison))
-        why = f"in {ONE_RUN_EACH} a {comparison.unit} took {of_a} and {of_b}, which does not match their times"
-        if apart:
-            alone, in_blocks = durations(run_us(apart[0].facts) or 0.0, apart[0].us_per_step or 0.0)
-            why = f"the traced run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
-        return replace(comparison, parts=(), parts_left_out=why)
-
-    def _verdict(self, estimate: Estimate | None, floor: float | None) -> Verdict:
-        if self.unfair or estimate is None:
-            return "not comparable"
-        if contradicts(estimate.ratio, self.own_ratio):
-            return "undecided"
-        return verdict(estimate.ratio, estimate.interval, floor, estimate.count)
-
-    def _other_steps(self) -> bool:
-        """A step of B takes other samples than the same step of A: their losses are of different work."""
-        a, b = self.a.settings, self.b.settings
-        return self.unit == "sample" or any(a.get(n) != b.get(n) for n in {*a, *b} if changes_steps(n))
+    `own_ratio`: without the training thread's waits for a core; None: unknown.
+    """
+    (unit, unfair), failed = chosen_unit(a, b), a.failure or b.failure
+    estimate = None if failed else estimate
+    ratio, interval = (estimate.ratio, estimate.interval) if estimate else (None, None)
+    contradicted = ratio is not None and contradicts(ratio, own_ratio)
+    judged: Verdict = "not comparable"
+    if estimate is not None and not unfair:
+        judged = "undecided" if contradicted else verdict(estimate.ratio, interval, floor, estimate.count)
+    more = []
+    if judged == "undecided" and estimate is not None and estimate.count < TOO_FEW:
+        more.append(f"Too few blocks ({estimate.count}) to exclude a difference: at least {TOO_FEW} are needed.")
+    if contradicted:
+        more.append("Without its waits for a CPU core the ratio is the other way round: other programs decide it.")
+    if a.facts is None or b.facts is None or not comparable_accounts(a.facts, b.facts):
+        more.append("The step breakdowns cannot be compared: one side has no traced steps.")
+    changed = [name for name in {*a.settings, *b.settings} if a.settings.get(name) != b.settings.get(name)]
+    other_steps = unit == "sample" or any(map(changes_steps, changed))  # losses of a step are of different work
+    comparison = Comparison(
+        a=a,
+        b=b,
+        verdict=judged,
+        evidence=evidence,
+        unit=unit,
+        ratio=ratio,
+        interval=interval,
+        noise_floor=floor,
+        pairs=pairs,
+        setup_s=setup_s(a, b),
+        parts=part_changes(a, b, per_sample=unit == "sample"),
+        loss=None
+        if failed
+        else compare_losses(a, b, same_start=same_start, changes_training=changes_training, other_steps=other_steps),
+        differences=differences(a, b, sequential=evidence == "sequential"),
+        notes=(*filter(None, [unfair]), *notes, *more),
+        restored=restored,
+    )
+    if ratio is None or not comparison.parts:
+        return comparison
+    sides = (a, b) if evidence == "interleaved" else ()
+    apart = [side for side in sides if not run_agrees(run_us(side.facts), side.blocks)]
+    if not apart and profiled_runs_agree(comparison):
+        return comparison
+    of_a, of_b = durations(*profiled_us(comparison))
+    why = f"in {ONE_RUN_EACH} a {unit} took {of_a} and {of_b}, which does not match their times"
+    if apart:
+        alone, in_blocks = durations(run_us(apart[0].facts) or 0.0, apart[0].us_per_step or 0.0)
+        why = f"the traced run of {apart[0].label} took {alone} per step, its blocks {in_blocks}"
+    return replace(comparison, parts=(), parts_left_out=why)
 
 
 def with_times(side: Side) -> Side:
@@ -179,10 +163,6 @@ def _batch_size(side: Side) -> int | None:
     return loader.batch_size if loader is not None else None
 
 
-def _accounted(a: Side, b: Side) -> bool:
-    return a.facts is not None and b.facts is not None and comparable_accounts(a.facts, b.facts)
-
-
 def _median(values: Sequence[float]) -> float | None:
     return float(np.median(values)) if values else None
 
@@ -240,15 +220,13 @@ def _tails(inputs: StepInputs | None) -> set[tuple[tuple[int, ...], ...]]:
 
 
 def _with_rows(side: Side, rows: int) -> Side:
-    figures = side.facts
+    figures, run = side.facts, None
+    if figures is not None:
+        steps = figures.run.steps
+        samples: Int64 = np.where((steps.flags & StepFlag.PARTIAL) == 0, rows, -1).astype(np.int64)
+        run = replace(figures.run, steps=replace(steps, sample_count=samples))
     return replace(
         side,
         blocks=tuple(replace(block, sample_count=rows * block.step_count) for block in side.blocks),
-        facts=None if figures is None else replace(figures, run=_run_with_rows(figures.run, rows)),
+        facts=None if figures is None else replace(figures, run=run),
     )
-
-
-def _run_with_rows(run: Run, rows: int) -> Run:
-    whole = (run.steps.flags & StepFlag.PARTIAL) == 0
-    samples: Int64 = np.where(whole, rows, -1).astype(np.int64)
-    return replace(run, steps=replace(run.steps, sample_count=samples))
