@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.api.diagnose import diagnosis_for_report, learned_here
-from gpulab.errors import UsageError
 from gpulab.formatting import speed_within
 from gpulab.knobs.catalogue import KNOBS, knobs_against
 from gpulab.knobs.knob import Knob, StepTimes, Value, written
@@ -80,10 +79,7 @@ def _why_fixed(knob: Knob, observation: Observation, current: Value | None) -> s
 
 def refusal(knob: Knob, observation: Observation, value: Value) -> str:
     """Why it cannot be set to that value; empty where it can."""
-    try:
-        return knob.refuses(observation, knob.parse(value)) or ""
-    except UsageError as e:
-        return str(e)
+    return knob.refuses(observation, value) or ""
 
 
 def _predicted(toggles: Sequence[Toggle], observation: Observation, figures: Facts) -> tuple[list[Toggle], str]:

@@ -152,7 +152,8 @@ def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Can
         label = Arm(candidate.settings).label
         pairs, ratio = comparison.pairs, comparison.ratio
         thin = not pairs or (ratio is not None and pairs < SCREENING_TURNS and 1 - LEAST_EFFECT < ratio < CLEARLY)
-        if thin and not comparison.b.failure and _has_steps(comparison.a):
+        a = comparison.a.facts
+        if thin and not comparison.b.failure and a is not None and len(a.run.steps):
             unmeasured.append(candidate)
         elif ratio is None:
             why = comparison.b.failure or (comparison.notes[0] if comparison.notes else "no block of it was measured")
@@ -163,10 +164,6 @@ def promising(screened: Experiment, arms: Sequence[Candidate]) -> tuple[list[Can
         else:
             faster.append((ratio, candidate))
     return [*(candidate for _, candidate in sorted(faster, key=lambda pair: pair[0])), *unmeasured], passed
-
-
-def _has_steps(side: Side) -> bool:
-    return side.facts is not None and len(side.facts.run.steps) > 0
 
 
 def ways_back(diagnosis: Diagnosis, state: ClimbState, predict: Predict) -> list[Candidate]:
@@ -303,7 +300,9 @@ def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
     now = _now(knob.name, state)
     tried = [t for t in state.tried if knob.name in t.settings]
     lost = [t.settings[knob.name] for t in tried if t.outcome != "kept"]
-    for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, _times(state)):
+    wait = state.facts.data_wait_us
+    times = StepTimes(state.cores, _step_us(state.facts), wait.median if wait is not None else None)
+    for value in knob.next_values(now if isinstance(now, bool | int | float | str) else None, times):
         if value == now or any(t.settings[knob.name] == value for t in tried):
             continue
         if _is_number(value) and any(_is_number(old) and value > old for old in lost):
@@ -313,11 +312,6 @@ def _next_values(knob: Knob, state: ClimbState) -> Iterator[Value]:
 
 def _is_number(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _times(state: ClimbState) -> StepTimes:
-    wait = state.facts.data_wait_us
-    return StepTimes(state.cores, _step_us(state.facts), wait.median if wait is not None else None)
 
 
 WORTH_HAVING = 0.1  # of the time: a gain that may be so large is looked for a second time
@@ -362,9 +356,10 @@ def judged(
         return Judged("unsure", "undecided, the budget left no time for interleaved blocks")
     if comparison.verdict != "faster":
         return _not_faster(comparison)
-    full = _memory_full(comparison.b, memory_full)
-    if full:
-        return Judged("memory", full)
+    share = _memory_share(comparison.b)
+    if share >= memory_full:
+        words = f"it takes {percent(share)} of the device's memory: the next larger batch would not fit"
+        return Judged("memory", words)
     if loss is None or loss.verdict == "not measurable":
         return _not_known(names, allow)
     if loss.verdict not in KEEPING:
@@ -372,7 +367,10 @@ def judged(
         if set(names) & set(allow):
             return Judged("kept", f"faster; {words}: kept because --allow says so")
         return Judged("loss moved", f"faster, but {words}; --allow {','.join(names)} keeps it all the same")
-    return Judged("kept", f"faster, {_of_loss(loss)}")
+    same = (
+        "is the same" if loss.verdict == "same" else f"moves no further than with another seed ({loss.seeds + 1} seeds)"
+    )
+    return Judged("kept", f"faster, and the loss {same}")
 
 
 def unsure(comparison: Comparison) -> bool:
@@ -411,15 +409,12 @@ def _not_faster(comparison: Comparison) -> Judged:
     return Judged("unsure", f"undecided: {middle}× speedup, 95 % interval {around}")
 
 
-def _memory_full(side: Side, memory_full: float) -> str:
+def _memory_share(side: Side) -> float:
+    """Of the device's memory; 0 where it is not known."""
     memory = side.facts.run.memory if side.facts is not None else None
     if memory is None or not memory.total_bytes:
-        return ""
-    peak = memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0
-    share = peak / memory.total_bytes
-    if share < memory_full:
-        return ""
-    return f"it takes {percent(share)} of the device's memory: the next larger batch would not fit"
+        return 0.0
+    return (memory.peak_reserved_bytes or memory.peak_allocated_bytes or 0) / memory.total_bytes
 
 
 def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
@@ -431,9 +426,3 @@ def _not_known(names: Collection[str], allow: Collection[str]) -> Judged:
         return Judged("kept", "faster; the effect on the loss could not be measured: kept because --allow says so")
     words = "faster, but whether the loss stays the same could not be measured"
     return Judged("loss moved", f"{words}; --allow {','.join(changing)} keeps it all the same")
-
-
-def _of_loss(loss: LossComparison) -> str:
-    if loss.verdict == "same":
-        return "and the loss is the same"
-    return f"and the loss moves no further than with another seed ({loss.seeds + 1} seeds)"

@@ -27,7 +27,7 @@ FIRST = (
     "tests/diagnosis/test_simulated_loops.py",
     "tests/knobs/test_dataloader_knobs.py",
     "tests/capture/test_unmodified_cells.py",
-    "tests/tuning/climb/test_climb.py",
+    "tests/tuning/test_climb.py",
     "tests/tuning/test_experiment_magics.py",
     "tests/benchmarks/test_conductor.py",
     "tests/documents/test_book.py",
