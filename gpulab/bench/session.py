@@ -472,15 +472,9 @@ class BenchSession:
         return said, "good"
 
     def _take_experiment(self, job: _Job, experiment: Experiment) -> str:
-        baseline = self.bench.baseline
-        if baseline is None or not experiment.sides:
+        if self.bench.baseline is None or not experiment.sides:
             return "Stopped before the cell ran."
-        written = experiment.sides[0]
-        baseline = rows_of.baseline_row(baseline, written, job.turn, experiment.comparisons)
-        self.bench = self.bench.put(baseline)
-        for row, comparison in zip(job.rows, experiment.comparisons, strict=False):
-            if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:  # not stopped before it
-                self.bench = self.bench.put(rows_of.row_of(row, comparison, baseline, job.turn))
+        self.bench = self.bench.with_comparisons(experiment.sides[0], job.rows, experiment.comparisons, job.turn)
         if not experiment.comparisons:
             return "Baseline measured: it is the first row. Change a toggle, then press Run."
         self._last = remember_experiment(experiment)

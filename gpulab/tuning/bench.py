@@ -284,9 +284,20 @@ class Bench(Struct, frozen=True):
         row = self.of(whole.b.settings) if whole is not None else None
         if whole is None or baseline is None or row is None:
             return self
-        turn = self.next_turn
-        baseline = baseline_row(baseline, whole.a, turn, (whole,))
-        return self.put(baseline).put(row_of(replace(row, blocks=()), whole, baseline, turn))
+        return self.with_comparisons(whole.a, [replace(row, blocks=())], [whole], self.next_turn)
+
+    def with_comparisons(self, a: Side, rows: Sequence[Row], comparisons: Sequence[Comparison], turn: int) -> Bench:
+        """With what an experiment measured of the baseline and of these rows; its turns come after `turn`.
+
+        A row stays as it is where the experiment was stopped before it.
+        """
+        assert self.baseline is not None
+        baseline = baseline_row(self.baseline, a, turn, comparisons)
+        bench = self.put(baseline)
+        for row, comparison in zip(rows, comparisons, strict=False):
+            if comparison.b.failure or comparison.b.blocks or comparison.b.facts is not None:
+                bench = bench.put(row_of(row, comparison, baseline, turn))
+        return bench
 
 
 # rows
