@@ -124,8 +124,8 @@ class Pilot:
     @property
     def beside_steps(self) -> str:
         """What goes on now and is no step, as far as it is known; empty while there are steps. From any thread."""
-        if preparation.doing.words or self.counted:
-            return preparation.doing.words
+        if preparation.status.words or self.counted:
+            return preparation.status.words
         count = self._starting_workers
         return f"starting {plural(count, 'worker')}" if count else BEFORE_STEPS
 

@@ -22,7 +22,7 @@ from gpulab.knobs.description import Served, WeakTable, start_method
 from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
 from gpulab.knobs.loader_options import NO_LOADER, why_untouched
 from gpulab.knobs.observation import Observation
-from gpulab.knobs.preparation import doing
+from gpulab.knobs.preparation import status
 from gpulab.run import Run
 from gpulab.torch_hooks.randomness import Randomness, preserving_randomness
 
@@ -105,7 +105,7 @@ class DatasetCache(Knob):
             raise
         finally:
             compared.add(id(dataset))
-            doing.words = ""
+            status.words = ""
             effects.preparation_s += time.perf_counter() - began
 
     def _fill(self, load: _Loading, copies: int, effects: KnobEffects) -> list[Any]:
@@ -246,7 +246,7 @@ class _Loading:
         size_bytes = 0
         deadline = time.perf_counter() + 2 * LIMIT_S
         for start in range(0, self.length, CHUNK):
-            doing.words = f"filling the cache, {number(start)} of {number(self.length)} items"
+            status.words = f"filling the cache, {number(start)} of {number(self.length)} items"
             chunk = self.items(list(range(start, min(start + CHUNK, self.length))))
             items += chunk
             size_bytes += sum(map(item_bytes, chunk))

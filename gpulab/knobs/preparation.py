@@ -1,4 +1,4 @@
-"""What a knob prepares within the user's code, compiling for one, can be ended from another thread when time is over.
+"""Lets another thread end what a knob prepares within the user's code, compiling for one, when time is over.
 
 A run ends at a step boundary, and code that waits for a compiler may not come to one for minutes. What takes long says
 so meanwhile.
@@ -20,7 +20,7 @@ class PreparationEnded(BaseException):
     """Raised within `endable`. No Exception, so that a compiler's own handlers let it pass."""
 
 
-class _Now(Struct):
+class _Current(Struct):
     """Of the one preparation at a time: its thread, and the module in whose functions it may be ended."""
 
     thread: int | None = None
@@ -28,17 +28,17 @@ class _Now(Struct):
     ending: bool = False  # somebody ends it, or has
 
 
-class Doing(Struct):
+class Status(Struct):
     """What is being prepared, in words for who waits; empty: nothing. Read from any thread."""
 
     words: str = ""
 
 
-doing = Doing()
+status = Status()
 _MOST_BYTECODES = 1_000_000
 _TRIES, _BETWEEN_TRIES_S = 100, 0.01
 
-_now = _Now()
+_current = _Current()
 _lock = threading.Lock()  # of those who end; who prepares takes it only where somebody does
 
 
@@ -53,29 +53,29 @@ class endable:
         self._thread = threading.get_ident()
 
     def __enter__(self) -> None:
-        _now.module, _now.thread = self._module, self._thread
+        _current.module, _current.thread = self._module, self._thread
 
     def __exit__(self, *error: object) -> None:
-        _now.thread = None
-        if _now.ending:
+        _current.thread = None
+        if _current.ending:
             with _lock:
-                _hear_of_it_here(self._thread)  # what was not delivered yet belongs to nobody
-                _now.ending = False
+                _receive(self._thread)  # what was not delivered yet belongs to nobody
+                _current.ending = False
 
 
 def end() -> None:
     """End what is being prepared now, if anything. From any thread."""
     for _ in range(_TRIES):
         with _lock:
-            _now.ending = True  # before the look at who prepares: one of the two sees the other
-            thread = _now.thread
+            _current.ending = True  # before the look at who prepares: one of the two sees the other
+            thread = _current.thread
             frame = sys._current_frames().get(thread) if thread is not None else None
             codes = []
-            while frame is not None and frame.f_globals.get("__name__") != _now.module:
+            while frame is not None and frame.f_globals.get("__name__") != _current.module:
                 codes.append(frame.f_code)
                 frame = frame.f_back
             if thread is None or frame is None:
-                _now.ending = thread is not None
+                _current.ending = thread is not None
                 return
             if not any(map(_swallows, codes)):
                 _raise_in(thread)
@@ -89,7 +89,7 @@ def _swallows(code: CodeType) -> bool:
     return code.co_name == "__del__" or any(code is getattr(c, "__code__", None) for c in callbacks)
 
 
-def _hear_of_it_here(thread: int) -> None:
+def _receive(thread: int) -> None:
     """Let this thread raise what it was to raise.
 
     Merely taken back, CPython 3.11 goes on looking for it, and stands still for ever under a profile function.

@@ -143,7 +143,7 @@ def test_a_profile_function_works_afterwards() -> None:
     """CPython 3.11 stands still there where an exception of another thread was set and taken back."""
     with endable("slow_compiler"):
         preparation.end()
-    preparation._now.ending = True
+    preparation._current.ending = True
     with endable("slow_compiler"):
         pass
     calls: list[str] = []
