@@ -29,6 +29,7 @@ from gpulab.lessons.check import (
 )
 from gpulab.lessons.figures import A_MODEL, BLUE, ORANGE, Row, draw_rows, stacked
 from gpulab.lessons.guesses import Question, share, times
+from gpulab.lessons.ranks import kept_activations
 from gpulab.lessons.training import bytes_of, default_device, forward_and_backward, seeded
 from gpulab.views.waiting import waiting
 from gpulab.views.wording import PARTS
@@ -86,19 +87,10 @@ def state_bytes(model: nn.Module, optimizer: torch.optim.Optimizer, inputs: Tens
 
 
 def kept_bytes(model: nn.Module, forward: Callable[[], Tensor]) -> tuple[int, Tensor]:
-    """The bytes that autograd keeps of one forward pass, each storage once, weights not counted; and its result."""
-    weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: Tensor) -> Tensor:
-        place = tensor.untyped_storage().data_ptr()
-        if place not in weights:
-            kept[place] = max(kept.get(place, 0), bytes_of(tensor))
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+    """The bytes that autograd keeps of one forward pass, each piece of memory once, without weights; and its result."""
+    with kept_activations(model) as kept:
         result = forward()
-    return sum(kept.values()), result
+    return kept.now_bytes, result
 
 
 _measured: dict[str, float] = {}  # shares for the guesses

@@ -1,12 +1,8 @@
-"""Ranks that are threads of this process, for exercises: torch.distributed's calls under its names, and their bytes.
+"""Ranks of the lessons: as threads of this process for exercises, and what runs inside the processes of lesson 12.
 
-A message passes when one rank sends and the other receives; nothing is buffered. That all ranks wait for each other is
-seen at once, without a clock.
-
-
-Lesson 12 inside the ranks: the stage of a pipeline on a stand-in for its device, and bytes that a rank notes.
-
-What a rank measures by itself reaches the notebook in its trace: as the name of an annotation.
+The threads have torch.distributed's calls under its names. A message passes when one rank sends and the other receives;
+nothing is buffered. That all ranks wait for each other is seen at once, without a clock. What a process of lesson 12
+measures by itself reaches the notebook in its trace: as the name of an annotation.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
+import weakref
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -286,18 +283,24 @@ class KeptActivations:
         self.now_bytes = self.peak_bytes = 0
         self._holders: Counter[tuple[int, int]] = Counter()  # of each piece of memory: its place and its size
 
-    def keep(self, piece: tuple[int, int]) -> None:
-        """One more operator keeps it."""
+    def keep(self, tensor: Tensor) -> _Kept:
+        """One more operator keeps it, until autograd lets go of what this gives."""
+        kept, piece = _Kept(tensor), (tensor.data_ptr(), tensor.numel() * tensor.element_size())
         if not self._holders[piece]:
             self.now_bytes += piece[1]
             self.peak_bytes = max(self.peak_bytes, self.now_bytes)
         self._holders[piece] += 1
+        weakref.finalize(kept, self._release, piece)
+        return kept
 
-    def release(self, piece: tuple[int, int]) -> None:
-        """One less."""
+    def _release(self, piece: tuple[int, int]) -> None:
         self._holders[piece] -= 1
         if not self._holders[piece]:
             self.now_bytes -= piece[1]
+
+
+class _Kept(Struct, weakref=True, eq=False):
+    tensor: Tensor
 
 
 @contextmanager
@@ -307,25 +310,13 @@ def kept_activations(model: nn.Module) -> Iterator[KeptActivations]:
     parameters = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
 
     def pack(tensor: Tensor) -> _Kept | Tensor:
-        return tensor if tensor.untyped_storage().data_ptr() in parameters else _Kept(tensor, kept)
+        return tensor if tensor.untyped_storage().data_ptr() in parameters else kept.keep(tensor)
 
     def unpack(packed: _Kept | Tensor) -> Tensor:
         return packed.tensor if isinstance(packed, _Kept) else packed
 
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield kept
-
-
-class _Kept:
-    """One saved tensor, counted until autograd lets go of it."""
-
-    def __init__(self, tensor: Tensor, kept: KeptActivations) -> None:
-        self.tensor, self._kept = tensor, kept
-        self._piece = tensor.data_ptr(), tensor.numel() * tensor.element_size()
-        kept.keep(self._piece)
-
-    def __del__(self) -> None:
-        self._kept.release(self._piece)
 
 
 def local_bytes(tensors: Iterable[Tensor | None]) -> int:
