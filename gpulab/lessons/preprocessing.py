@@ -68,12 +68,12 @@ def remove_files() -> None:
     shutil.rmtree(lesson_folder(), ignore_errors=True)
 
 
-def picture_folder(folder: Path | None = None) -> Path:
+def picture_folder() -> Path:
     """A folder of JPEG files, "0000_3.jpg" with the label at the end; written on first use.
 
     scikit-learn's digits, enlarged and in colour. Raises GpulabError where they cannot be written.
     """
-    root = (lesson_folder() if folder is None else folder) / "pictures"
+    root = lesson_folder() / "pictures"
     if len(list(root.glob("*.jpg"))) == COUNT:
         return root
     digits = load_digits()
@@ -99,8 +99,8 @@ def decoded(path: Path) -> Tensor:
 class PictureFiles(Dataset[Sample]):
     """The pictures as people store them: each is opened, decoded and made small whenever it is wanted."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        self.paths = sorted(picture_folder(folder).glob("*.jpg"))
+    def __init__(self) -> None:
+        self.paths = sorted(picture_folder().glob("*.jpg"))
         self.labels = torch.tensor([int(path.stem.rpartition("_")[2]) for path in self.paths])
 
     def __len__(self) -> int:
@@ -110,13 +110,12 @@ class PictureFiles(Dataset[Sample]):
         return decoded(self.paths[index]), self.labels[index]
 
 
-def prepare(folder: Path | None = None, kinds: tuple[str, ...] = ("memmap", "shards")) -> Table:
+def prepare(kinds: tuple[str, ...] = ("memmap", "shards")) -> Table:
     """Do the work once: every picture is decoded and written into the fast formats that are asked for.
 
     Says how long it took and how large each became. Raises GpulabError where a format's package is missing.
     """
-    root = lesson_folder() if folder is None else folder
-    pictures = PictureFiles(folder)
+    root, pictures = lesson_folder(), PictureFiles()
     began = time.perf_counter()
     written = {"JPEG files": pictures.paths, "memory map": [root / IMAGES]}
     with waiting("decoding every picture once"):
@@ -200,8 +199,8 @@ class InMemory(MemoryMap):
 class Hdf5(Dataset[Sample]):
     """The same in HDF5, one chunk per picture; each worker opens the file for itself."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        root = _prepared(folder, (HDF5, LABELS), 'prepare(kinds=("hdf5",))')
+    def __init__(self) -> None:
+        root = _prepared(None, (HDF5, LABELS), 'prepare(kinds=("hdf5",))')
         self.path = root / HDF5
         self.labels = torch.from_numpy(np.load(root / LABELS))
         self._file: Any = None
@@ -220,8 +219,8 @@ class Hdf5(Dataset[Sample]):
 class Shards(IterableDataset[Sample]):
     """The same from tar files, read from beginning to end: what storage far away is best at. Not shuffled."""
 
-    def __init__(self, folder: Path | None = None) -> None:
-        root = _prepared(folder, SHARD_NAMES)
+    def __init__(self) -> None:
+        root = _prepared(None, SHARD_NAMES)
         self.paths = [root / name for name in SHARD_NAMES]
 
     def __iter__(self) -> Iterator[Sample]:
@@ -279,14 +278,13 @@ def forget(paths: list[Path]) -> bool:
     return True
 
 
-def cold_and_warm(folder: Path | None = None) -> Table:
+def cold_and_warm() -> Table:
     """Where the time of a picture goes: reading its bytes cold and warm, decoding it, and reading the decoded row.
 
     Cold: the page cache was asked to forget the files before. A folder that lies in memory has no cold cache, and then
     both are alike.
     """
-    mapped = MemoryMap(folder)
-    paths = PictureFiles(folder).paths
+    mapped, paths = MemoryMap(), PictureFiles().paths
     with waiting("reading cold and warm"):
         can_forget = forget(paths)
         cold_s = _read_all(paths) if can_forget else None
