@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from numbers import Real
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -220,35 +221,27 @@ def given_loop(model: nn.Module, optimizer: torch.optim.Optimizer, batches: list
 def _reads_counted() -> Iterator[list[str]]:
     """Inside, every call that reads a tensor's numbers into Python is noted by its name; put back afterwards."""
     reads: list[str] = []
-    originals = {name: getattr(Tensor, name) for name in _READS}
+    inside = False  # one read may be made of others: it counts once
 
     def counting(name: str) -> Any:
-        original = originals[name]
+        original = getattr(Tensor, name)
 
         def read(self: Tensor, *arguments: Any, **options: Any) -> Any:
-            if name != "to" or _is_read(self, arguments, options):
+            nonlocal inside
+            outer, inside = inside, True
+            if not outer and (name != "to" or _is_read(self, arguments, options)):
                 reads.append(name.strip("_"))
-            for other, function in originals.items():
-                setattr(Tensor, other, function)  # one read may be made of others: it counts once
             try:
                 return original(self, *arguments, **options)
             finally:
-                install()
+                inside = outer
 
         return read
 
-    replacements = {name: counting(name) for name in _READS}
-
-    def install() -> None:
-        for name, function in replacements.items():
-            setattr(Tensor, name, function)
-
-    install()
-    try:
+    with ExitStack() as stack:
+        for name in _READS:
+            stack.enter_context(patch.object(Tensor, name, counting(name)))
         yield reads
-    finally:
-        for name, function in originals.items():
-            setattr(Tensor, name, function)
 
 
 def _is_read(tensor: Tensor, arguments: tuple[Any, ...], options: Mapping[str, Any]) -> bool:
