@@ -265,7 +265,7 @@ class _LiveRanks:
 
     def refresh(self, elapsed_s: float) -> None:
         rows, late = self._job.look()
-        self.output.show(rows, late, elapsed_s, self._processes.status_words)
+        self.output.show_ranks(rows, late, elapsed_s, self._processes.status_words)
 
 
 class Followed:

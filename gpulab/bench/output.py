@@ -17,16 +17,15 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from html import escape
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Struct
 
 from gpulab.tuning import cell_code
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.html import static
 from gpulab.views.live_view import WIDGET_VIEW
 from gpulab.views.progress import Status
-from gpulab.views.widgets import Renewed
+from gpulab.views.widgets import Renewed, widget_class
 
 # The front end writes its message as the only text of the widget's place, which then holds no element.
 _DEAD = "div.jupyter-widgets:not(:has(*))"  # no button, which has no element inside either
@@ -209,7 +208,6 @@ def interruptible() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-MODULE = PACKAGE_FOLDER / "views" / "static" / "bench.js"
 Heard = Callable[[str, Mapping[str, Any]], None]
 
 
@@ -235,26 +233,6 @@ class BenchWidget(Renewed):
 
 @cache
 def _widget_class() -> Callable[..., Any]:
-    import anywidget
-    import traitlets
-
-    class BenchView(anywidget.AnyWidget):
-        """A view of frontend/src/bench.js."""
-
-        _esm = MODULE.read_text(encoding="utf-8")
-        key = traitlets.Unicode().tag(sync=True)
-        run_key = traitlets.Unicode().tag(sync=True)
-        cell = traitlets.Unicode().tag(sync=True)
-        code = traitlets.Unicode().tag(sync=True)
-        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
-        toggles: Any = traitlets.List().tag(sync=True)
-        unexpected = traitlets.Unicode().tag(sync=True)
-        status = traitlets.Dict().tag(sync=True)
-        table = traitlets.Unicode().tag(sync=True)
-        marks: Any = traitlets.List().tag(sync=True)
-        charts: Any = traitlets.List().tag(sync=True)
-        detail = traitlets.Unicode().tag(sync=True)
-        prints = traitlets.Unicode().tag(sync=True)
-        edit = traitlets.Dict().tag(sync=True)
-
-    return cast("Callable[..., Any]", BenchView)
+    """Of frontend/src/bench.js. `css`, not `style`: front ends take that for a widget of ipywidgets."""
+    texts = dict.fromkeys(("key", "run_key", "cell", "code", "css", "unexpected", "table", "detail", "prints"), "")
+    return widget_class("bench.js", **texts, toggles=[], marks=[], charts=[], status={}, edit={})

@@ -17,7 +17,6 @@ from msgspec import Struct
 from gpulab.formatting import factor, percent, speedup
 from gpulab.lessons.check import QUIETER, Note, is_unanswered
 from gpulab.lessons.measured import Faster, faster_than, times_faster
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.live_view import in_notebook
 from gpulab.views.widgets import close, hidden_widget
 
@@ -149,7 +148,6 @@ def _number(value: object) -> float | None:
     return float(value) if math.isfinite(value) else None
 
 
-MODULE = PACKAGE_FOLDER / "views" / "static" / "guess_input.js"
 _FIELD = (
     "display:none;font:inherit;font-size:13px;width:6em;padding:3px 6px;margin:0 6px 0 0;border-radius:4px;"
     "color:inherit;background:rgba(128,128,128,0.12);border:1px solid rgba(128,128,128,0.5)"
@@ -197,7 +195,7 @@ class GuessInput:
     def _enliven(self) -> None:
         """In a notebook: a widget that shows the field and passes on what is typed."""
         if self._widget is None and in_notebook():
-            self._widget = hidden_widget(MODULE)(key=self._key)
+            self._widget = hidden_widget("guess_input.js")(key=self._key)
             self._widget.on_msg(self._heard)
 
     def _heard(self, _widget: object, content: dict[str, object], _buffers: object) -> None:

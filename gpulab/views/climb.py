@@ -163,7 +163,7 @@ class Climbing(Stoppable):
             return
         with suppress(Exception):  # a view that fails must not end the climb
             self._climb = climb
-            if self._handle is not None:
+            if self._output:
                 self._draw_ladder("…")
                 return
             self._line.clear()
@@ -179,7 +179,7 @@ class Climbing(Stoppable):
         what = f"Climbing, try {len(climb.rungs) + 1}: {line}" if climb else f"Measuring the baseline: {line}"
         drawn = picture_of(climb) if climb else Markup()
         fragment = html.fragment(Headline("climbing", what, STOPPED_BY, "unknown"), (), drawn)
-        self._handle.update({"text/html": fragment, "text/plain": what}, raw=True)
+        self._output.show({"text/html": fragment, "text/plain": what})
 
 
 def picture_of(climb: Climb) -> Markup:

@@ -6,8 +6,6 @@ Shown as HTML without a script, which is renewed in place; a terminal has a line
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from typing import Any
 
 from msgspec import Struct
 
@@ -15,6 +13,7 @@ from gpulab.analysis.collectives import RankWaits
 from gpulab.formatting import duration, number, percent, while_s
 from gpulab.views.bars import Segment
 from gpulab.views.html import macros
+from gpulab.views.widgets import Output
 from gpulab.views.wording import PARTS, plain
 
 SILENT_S = 5.0  # after so long without a word from a rank it is said how long
@@ -108,28 +107,14 @@ def _figures(shown: RankRow) -> list[str]:
     return words
 
 
-class LiveRanksOutput:
+class LiveRanksOutput(Output):
     """An output of a notebook that is renewed in place, and replaced by the report in the end."""
 
-    def __init__(self) -> None:
-        self._handle: Any = None
-
-    def show(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> None:
+    def show_ranks(self, rows: Sequence[RankRow], straggler: int | None, elapsed_s: float, note: str = "") -> None:
         """Never raises: a view that fails must not cost the user the run."""
         shown = "\n".join(filter(None, (text(rows, straggler), plain(note))))
-        self._put({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": shown})
+        self.show({"text/html": markup(rows, straggler, elapsed_s, note), "text/plain": shown})
 
     def replace(self, bundle: Mapping[str, object]) -> bool:
         """Put something else in its place. False where there is no such output."""
-        return self._handle is not None and self._put(bundle)
-
-    def _put(self, bundle: Mapping[str, object]) -> bool:
-        with suppress(Exception):
-            from IPython.display import display
-
-            if self._handle is None:
-                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-            else:
-                self._handle.update(bundle, raw=True)
-            return True
-        return False
+        return bool(self) and self.show(bundle)

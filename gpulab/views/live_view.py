@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from functools import cache
 from html import escape
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import numpy as np
 from msgspec import Struct
@@ -31,9 +31,8 @@ from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import diagnose, summary
 from gpulab.formatting import decapitalized, plain_values, plural, while_s
 from gpulab.run import Missing
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.html import static
-from gpulab.views.widgets import accept_stop, close
+from gpulab.views.widgets import accept_stop, close, widget_class
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -49,7 +48,6 @@ INTERVAL_S = 0.1  # 10 Hz: smooth to the eye, about 0.3 % of one core
 ROWS_PER_MESSAGE = 512  # per buffer; faster steps are merged, which a chart of 1,000 pixels does not show
 HISTORY_ROWS = 1024
 JOIN_TIMEOUT_S = 5.0
-MODULE = PACKAGE_FOLDER / "views" / "static" / "live.js"
 WIDGET_VIEW = "application/vnd.jupyter.widget-view+json"
 PLAIN_TEXT = "gpulab is measuring this cell; its report follows when the cell ends."
 
@@ -330,17 +328,8 @@ def _buffers(steps: Float32, samples: Iterable[Float32], keep: int) -> list[byte
 
 @cache
 def _widget_class() -> Callable[..., Any]:
-    import anywidget
-    import traitlets
-
-    class LiveWidget(anywidget.AnyWidget):
-        """A pipe to frontend/src/index.js. `history` is set once, at the end; everything else is sent."""
-
-        _esm = MODULE.read_text(encoding="utf-8")
-        run_key = traitlets.Unicode().tag(sync=True)
-        history = traitlets.Dict().tag(sync=True)
-
-    return cast("Callable[..., Any]", LiveWidget)
+    """A pipe to frontend/src/index.js. `history` is set once, at the end; everything else is sent."""
+    return widget_class("live.js", run_key="", history={})
 
 
 def why_no_live_view() -> str | None:

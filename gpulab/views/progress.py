@@ -13,7 +13,7 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, Literal, Protocol, Self, TextIO
+from typing import Literal, Protocol, Self, TextIO
 
 from markupsafe import Markup
 from msgspec import Struct
@@ -25,7 +25,7 @@ from gpulab.tuning.plan import Listener, Progress
 from gpulab.views.html import macros
 from gpulab.views.live_view import WIDGET_VIEW, in_notebook, running_kernel
 from gpulab.views.waiting import TerminalLine
-from gpulab.views.widgets import ProgressWidget, accept_stop
+from gpulab.views.widgets import Output, ProgressWidget, accept_stop
 
 RENEWED_S = 0.2
 BEHIND_WIDGET_S = 1.9  # the HTML that a widget hides, where nothing new begins
@@ -91,7 +91,7 @@ class Progressing:
         self._also = also
         self._show = show
         self._notebook = in_notebook()
-        self._handle: Any = None
+        self._output = Output()
         self._widget: ProgressWidget | None = None
         self._shown_at = 0.0
         self._status = Status()
@@ -101,9 +101,7 @@ class Progressing:
     def __enter__(self) -> Self:
         self._context = contextvars.copy_context()  # says to which cell an output belongs
         if self._notebook:
-            from IPython.display import display
-
-            self._handle = display({"text/plain": "gpulab: …"}, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            self._output.show({"text/plain": "gpulab: …"})
         return self
 
     def tell(self, progress: Progress) -> None:
@@ -124,7 +122,7 @@ class Progressing:
             if time.monotonic() - self._shown_at < every_s:
                 return
             self._shown_at = time.monotonic()
-            if self._handle is not None:
+            if self._output:
                 self._draw(progress)
             else:
                 self._line.write(f"gpulab: {words(progress, self._figures())}")
@@ -134,7 +132,7 @@ class Progressing:
         if self._widget is not None:  # which hides it where it is alive
             line = Markup('<div class="gpulab-twin-{}">{}</div>').format(self._widget.key, line)
         text = words(progress, self._figures())
-        self._handle.update({"text/html": f"{line}{self._picture()}", "text/plain": text}, raw=True)
+        self._output.show({"text/html": f"{line}{self._picture()}", "text/plain": text})
 
     def _figures(self) -> str:
         """What there is so far, in a few words."""
@@ -151,14 +149,13 @@ class Progressing:
 
     def clear(self) -> None:
         """Take the progress away: there is no result to show."""
-        if self._handle is not None:
-            self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+        self._output.clear()
 
     def put(self, shown: Shown, *, full: bool = False) -> None:
         """Show the result below all that was printed, and take the progress away."""
         if not self._show:
             return
-        if self._handle is not None:
+        if self._output:
             from IPython.display import display
 
             self.clear()
@@ -174,7 +171,7 @@ class Stoppable(Progressing):
         super().__init__(also, show=show)
         self._stop = stop
         self._hint = hint
-        self._widget_handle: Any = None
+        self._widget_output = Output()
         self._refuse_stop: Callable[[], None] = lambda: None
 
     def __enter__(self) -> Self:
@@ -184,14 +181,10 @@ class Stoppable(Progressing):
         return super().__enter__()
 
     def _show_widget(self) -> None:
-        from IPython.display import display
-
         widget = ProgressWidget(uuid.uuid4().hex, self._hint, self._heard)
         self._refuse_stop = accept_stop(running_kernel(), widget.key, self._heard)
         view = {WIDGET_VIEW: {"version_major": 2, "version_minor": 0, "model_id": widget.root.model_id}}
-        self._widget_handle = display(  # type: ignore[no-untyped-call]
-            {**view, "text/plain": STOPPED_BY}, raw=True, display_id=True
-        )
+        self._widget_output.show({**view, "text/plain": STOPPED_BY})
         self._widget = widget
 
     def _heard(self) -> None:
@@ -201,8 +194,7 @@ class Stoppable(Progressing):
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self._refuse_stop()
         with suppress(Exception):
-            if self._widget_handle is not None:  # a widget in a saved notebook is an error message
-                self._widget_handle.update({"text/plain": "", "text/html": ""}, raw=True)
+            self._widget_output.clear()  # a widget in a saved notebook is an error message
             if self._widget is not None:
                 self._widget.close()
         super().__exit__(kind, error, trace)

@@ -10,12 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol, TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from msgspec.structs import replace
 
 from gpulab.formatting import number, while_s
 from gpulab.views.live_view import Sentence, in_notebook
+from gpulab.views.widgets import Output
 
 if TYPE_CHECKING:
     from gpulab.live_feed import Feed, Status
@@ -115,27 +116,18 @@ def waiting(what: str, *, first_s: float = FIRST_S, renewed_s: float = RENEWED_S
 
 
 class _OutputLine:
-    """An output of the cell that waits; a front end that fails must not end what is waited for."""
+    """An output of the cell that waits."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
+        self._output = Output()
 
     def write(self, text: str) -> None:
         """In place of what stands there."""
-        from IPython.display import display
-
-        bundle = {"text/plain": text, "text/html": f'<div style="font-size:13px">{html.escape(text)}</div>'}
-        with suppress(Exception):
-            if self._handle is None:
-                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
-            else:
-                self._handle.update(bundle, raw=True)
+        self._output.show({"text/plain": text, "text/html": f'<div style="font-size:13px">{html.escape(text)}</div>'})
 
     def clear(self) -> None:
         """Take the line away."""
-        if self._handle is not None:
-            with suppress(Exception):
-                self._handle.update({"text/plain": "", "text/html": ""}, raw=True)
+        self._output.clear()
 
 
 class _LogLine:

@@ -1,9 +1,8 @@
-"""Widgets of all doors: a Stop button that is heard while a cell runs, and buttons beside text that stays.
+"""What a notebook shows besides text that stays: outputs renewed in place, widgets, and the Stop button's way back.
 
-`control_stop_button` is for a cell that runs on the main thread, where a click waits for the end of the run: it asks on
-the kernel's control channel, as the live view does (gpulab.views.widgets). A displayed widget is an error
-message in a notebook that was saved and opened again; so an `Offer` is text with hidden buttons, and its widget, which
-nobody sees, only shows them and passes their clicks on (static/offer_buttons.js).
+A cell runs on the main thread, where a click waits for the end of the run: Stop asks on the kernel's control channel. A
+displayed widget is an error message in a notebook that was saved and opened again; so an `Offer` is text with hidden
+buttons, and its widget, which nobody sees, only shows them and passes their clicks on (static/offer_buttons.js).
 """
 
 from __future__ import annotations
@@ -11,14 +10,40 @@ from __future__ import annotations
 import contextvars
 import threading
 import uuid
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from contextlib import suppress
 from functools import cache
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
-from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views.html import macros, static
+
+
+class Output:
+    """An output that is renewed in place. Nothing raises here: a view that fails must not cost the user the run."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def __bool__(self) -> bool:
+        """Whether it is displayed."""
+        return self._handle is not None
+
+    def show(self, bundle: Mapping[str, object]) -> bool:
+        """In place of what stands there. False where the front end failed."""
+        with suppress(Exception):
+            from IPython.display import display
+
+            if self._handle is None:
+                self._handle = display(bundle, raw=True, display_id=True)  # type: ignore[no-untyped-call]
+            else:
+                self._handle.update(bundle, raw=True)
+            return True
+        return False
+
+    def clear(self) -> None:
+        """Take it away."""
+        if self:
+            self.show({"text/plain": "", "text/html": ""})
 
 
 def close(widget: Any) -> None:
@@ -65,7 +90,15 @@ class Renewed:
         close(self.root)
 
 
-MODULE = PACKAGE_FOLDER / "views" / "static" / "stop_button.js"
+def widget_class(script: str, **traits: object) -> Callable[..., Any]:
+    """An anywidget of a script of `views/static`: a synchronized trait of each name, which begins with that value."""
+    import anywidget
+    import traitlets
+
+    kinds: dict[type, Any] = {str: traitlets.Unicode, bool: traitlets.Bool, list: traitlets.List, dict: traitlets.Dict}
+    fields = {name: kinds[type(value)](value).tag(sync=True) for name, value in traits.items()}
+    name = script.partition(".")[0].title().replace("_", "")
+    return type(name, (anywidget.AnyWidget,), {"_esm": str(static(script)), **fields})
 
 
 class ProgressWidget(Renewed):
@@ -73,28 +106,17 @@ class ProgressWidget(Renewed):
 
     def __init__(self, key: str, hint: str, stop: Callable[[], None]) -> None:
         self.key = key
-        super().__init__(_widget_class()(run_key=key, hint=hint, css=static("rows.css") + static("bench.css")))
+        super().__init__(_stop_button()(run_key=key, hint=hint, css=static("rows.css") + static("bench.css")))
         self.root.on_msg(lambda _widget, content, _buffers: stop() if content.get("kind") == "stop" else None)
 
 
 @cache
-def _widget_class() -> Callable[..., Any]:
-    import anywidget
-    import traitlets
-
-    class ProgressView(anywidget.AnyWidget):
-        """A view of frontend/src/stop_button.js."""
-
-        _esm = MODULE.read_text(encoding="utf-8")
-        run_key = traitlets.Unicode().tag(sync=True)
-        hint = traitlets.Unicode().tag(sync=True)
-        css = traitlets.Unicode().tag(sync=True)  # not `style`: front ends take that for a widget of ipywidgets
-        status = traitlets.Dict({"running": True, "words": "gpulab: …", "fraction": 0}).tag(sync=True)
-
-    return cast("Callable[..., Any]", ProgressView)
+def _stop_button() -> Callable[..., Any]:
+    """Of frontend/src/stop_button.js. `css`, not `style`: front ends take that for a widget of ipywidgets."""
+    status = {"running": True, "words": "gpulab: …", "fraction": 0}
+    return widget_class("stop_button.js", run_key="", hint="", css="", status=status)
 
 
-OFFER_MODULE = PACKAGE_FOLDER / "views" / "static" / "offer_buttons.js"
 Choice = tuple[str, Callable[[], None]]
 
 
@@ -105,7 +127,7 @@ class Offer:
         self._choices = tuple(choices)
         self._text = text
         self._key = uuid.uuid4().hex
-        self._widget: Any = hidden_widget(OFFER_MODULE)(key=self._key)
+        self._widget: Any = hidden_widget("offer_buttons.js")(key=self._key)
         self._widget.on_msg(self._heard)
 
     def html(self) -> str:
@@ -126,17 +148,9 @@ class Offer:
 
 
 @cache
-def hidden_widget(module: Path) -> Callable[..., Any]:
+def hidden_widget(script: str) -> Callable[..., Any]:
     """The class of a widget that is never displayed: it makes the output with its `key` alive until it is `over`."""
-    import anywidget
-    import traitlets
-
-    class HiddenWidget(anywidget.AnyWidget):
-        _esm = module.read_text(encoding="utf-8")
-        key = traitlets.Unicode().tag(sync=True)
-        over = traitlets.Bool(False).tag(sync=True)
-
-    return cast("Callable[..., Any]", HiddenWidget)
+    return widget_class(script, key="", over=False)
 
 
 STOP_MESSAGE = "gpulab_stop"

@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 
 from gpulab.live_feed import Delta, Status
+from gpulab.user_code import PACKAGE_FOLDER
 from gpulab.views import live_view
+from gpulab.views.html import static
 from gpulab.views.live_view import LiveView, Messages, merge_samples, merge_steps, thinned, widened
 from gpulab.views.widgets import STOP_MESSAGE, accept_stop
 from tests.support.paths import ROOT, TESTS
 from tests.support.scripted_feed import CPU_SERIES, GPU_SERIES, ScriptedFeed
 
+STATIC = PACKAGE_FOLDER / "views" / "static"
 FRONT_END = ROOT / "frontend"
 LOADS = re.compile(r"\bimport\s*[({*\"']|\bfrom\s*[\"']|\brequire\s*\(|https?://")
 GOLDEN = TESTS / "golden" / "live_message.json"
@@ -304,7 +307,7 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
 
     before = set(ipywidgets.widgets.widget._instances)
     widget: Any = live_view._widget_class()(run_key="k")
-    assert widget._esm == live_view.MODULE.read_text(encoding="utf-8")
+    assert widget._esm == static("live.js")
     assert {"run_key", "history", "_esm"} <= set(widget.get_state())
     widget.layout.close()
     widget.close()
@@ -313,7 +316,9 @@ def test_the_real_widget_is_a_pipe_with_our_module() -> None:
 
 def test_the_modules_load_nothing() -> None:
     """VS Code and Colab take a module's text alone, and no network has to be there."""
-    modules = {path.name: path.read_text(encoding="utf-8") for path in live_view.MODULE.parent.glob("*.js")}
+    modules = {
+        path.name: path.read_text(encoding="utf-8") for path in (PACKAGE_FOLDER / "views" / "static").glob("*.js")
+    }
     assert {"bench.js", "live.js", "stop_button.js"} <= modules.keys()
     assert {name for name, text in modules.items() if LOADS.search(text)} == set()
 
