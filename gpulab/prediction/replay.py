@@ -44,13 +44,12 @@ class Changes(Struct, frozen=True):
 
     `device_factor` scales the duration of each row of the timeline that is a task of the device (0: it takes no time),
     `host` lists stretches of the host's time as [start, end) with the share of it that remains, `free_waits` are rows
-    of synchronizing calls that no longer wait, `unlaunched` rows of the device's tasks that are not launched at all.
+    of synchronizing calls that no longer wait.
     """
 
     device_factor: Factors | None = None
     host: tuple[tuple[Intervals, float], ...] = ()
     free_waits: Rows = field(default_factory=lambda: _NO_ROWS)
-    unlaunched: Rows = field(default_factory=lambda: _NO_ROWS)
 
     def and_also(self, other: Changes) -> Changes:
         """This change and the other; their factors multiply."""
@@ -59,7 +58,6 @@ class Changes(Struct, frozen=True):
             device_factor=np.prod(factors, axis=0) if factors else None,
             host=(*self.host, *other.host),
             free_waits=np.union1d(self.free_waits, other.free_waits),
-            unlaunched=np.union1d(self.unlaunched, other.unlaunched),
         )
 
 
@@ -164,7 +162,6 @@ class _Playing:
         if changes.device_factor is not None:
             duration = duration * changes.device_factor[tasks.row]
         self._lengths: list[float] = duration.tolist()
-        self._dropped: list[bool] = np.isin(tasks.row, changes.unlaunched).tolist()
         self._on_main: list[bool] = on_main.tolist()
         self._reached_ns = [_NEVER]  # end of all work so far on the main stream
         self._free = set(changes.free_waits.tolist())
@@ -200,15 +197,12 @@ class _Playing:
 
     def _beginning(self) -> Callable[[int, float], None]:
         """Places a task that is ready at that time. Everything it reads is in its closure: a window has many tasks."""
-        before, other, dropped, on_main = self._before, self._other, self._dropped, self._on_main
+        before, other, on_main = self._before, self._other, self._on_main
         starts, ends, lengths, gap_ns, other_ns = self._starts, self._ends, self._lengths, self._gap_ns, self._other_ns
         reached_ns = self._reached_ns
 
         def begin(place: int, ready: float) -> None:
             earlier = before[place]
-            if dropped[place]:  # what comes after it waits for what came before it
-                starts[place] = ends[place] = ends[earlier] if earlier >= 0 else _NEVER
-                return
             if earlier >= 0 and (free := ends[earlier] + gap_ns[place]) > ready:
                 ready = free
             elsewhere = other[place]
@@ -231,8 +225,7 @@ class _Playing:
     def busy_fraction(self, bounds: Factors) -> float:
         """Of the time from the first step's begin to the last one's end."""
         first, last = round(bounds[0, 0]), round(bounds[1, -1])
-        ran = np.isfinite(self._ends)
-        start, end = (np.rint(np.array(times)[ran]).astype(np.int64) for times in (self._starts, self._ends))
+        start, end = (np.rint(np.array(times)).astype(np.int64) for times in (self._starts, self._ends))
         busy_ns: int = measure(clip(union(start, end), first, last))
         return float(busy_ns / max(1, last - first))
 

@@ -187,22 +187,19 @@ def making_of(today: Baseline) -> Making | None:
     return None
 
 
-def hand_off_measured(today: Baseline) -> bool:
-    """Whether the run shows what handing a batch over takes."""
-    inside = today.facts.loading
-    measured = inside is not None and inside.hand_over_us is not None
-    return measured or bool(today.workers and today.wait_us < HAND_OFF_US * WAITS)
+def measured_hand_off_us(today: Baseline) -> float | None:
+    """Measured where the loop waited, at most the wait of a loop whose workers keep up; None where no run shows it."""
+    measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
+    if measured_us is None and today.workers and today.wait_us < HAND_OFF_US * WAITS:
+        return today.wait_us / today.batches
+    return measured_us
 
 
 def hand_off_us(today: Baseline) -> float:
-    """As the run shows it: measured where the loop waited, at most the wait of a loop whose workers keep up."""
-    measured_us = today.facts.loading.hand_over_us if today.facts.loading is not None else None
+    """The same; else what the training loop's processor does to have a batch."""
+    measured_us, loader = measured_hand_off_us(today), today.run.loader
     if measured_us is not None:
         return measured_us
-    if today.workers and today.wait_us < HAND_OFF_US * WAITS:
-        return today.wait_us / today.batches
-    # what the training loop's processor does to have a batch
-    loader = today.run.loader
     tensors = loader.batch_tensors if loader is not None else None
     return RECEIVING_US[0] + RECEIVING_US[1] * (TENSORS if tensors is None else tensors)
 
@@ -291,7 +288,7 @@ class Projection(Struct, frozen=True):
         """Times what handing a batch over takes: as measured, or by a figure of another machine."""
         if not (self.workers and self.remade):
             return (1.0,)
-        return HANDING if hand_off_measured(self.today) else HANDING_ELSEWHERE
+        return HANDING_ELSEWHERE if measured_hand_off_us(self.today) is None else HANDING
 
     def _batches_us(self) -> tuple[float, ...]:
         """Making a batch: with a core of its own, and beside what took its core in this run."""
@@ -308,7 +305,7 @@ class Projection(Struct, frozen=True):
     @property
     def _changes_device(self) -> bool:
         c = self.changes
-        return bool(c.device_factor is not None or c.host or len(c.free_waits) or len(c.unlaunched))
+        return bool(c.device_factor is not None or c.host or len(c.free_waits))
 
     def _step_us(
         self, waited_fraction: float, handing: float, batch_us: float, computed_us: Callable[[float], float]

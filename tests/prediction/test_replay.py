@@ -138,21 +138,6 @@ def test_a_wait_that_no_longer_waits(program: list[Op]) -> None:
 
 
 @settings(max_examples=50)
-@given(one_stream, st.data())
-def test_a_kernel_not_launched_takes_no_stream_time(program: list[Op], data: st.DataObject) -> None:
-    kernels = [i for i, op in enumerate(program) if op.kernel is not None and i]
-    gone = data.draw(st.sets(st.sampled_from(kernels))) if kernels else set()
-    spans, end = machine(program)
-    run = run_of(spans, end)
-    rows = np.array([row_of(run, f"k{i + 1}") for i in sorted(gone)], np.intp)
-    silent = [replace(op, kernel=0) if i in gone else op for i, op in enumerate(program)]
-    _, with_gaps = machine(silent)  # an empty kernel still has its launch and its gap
-    found = Replay(run, 0).play(Changes(unlaunched=rows)).step_ns[0]
-    assert found <= with_gaps + LEAST_SYNC * syncs(program)
-    assert found >= with_gaps - (LATENCY + GAP + LEAST_SYNC) * len(program)
-
-
-@settings(max_examples=50)
 @given(one_stream | two_streams, st.lists(st.floats(0, 1), min_size=50, max_size=50), st.floats(0, 1))
 def test_shortening_more_never_takes_longer(program: list[Op], shares: list[float], less: float) -> None:
     spans, end = machine(program)
