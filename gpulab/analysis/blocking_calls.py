@@ -7,7 +7,7 @@ and by the device's idle time for which no wait for data accounts.
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from msgspec import Struct
@@ -17,6 +17,9 @@ from gpulab.intervals import EMPTY, Intervals, covers, intersect, joined, subtra
 from gpulab.run import Int64, Timeline
 from gpulab.timeline.labels import CALLS, OPERATORS, WAITS, WORK, What, labels, matched
 from gpulab.timeline.launches import replay_times
+
+if TYPE_CHECKING:
+    from gpulab.analysis.facts import Facts
 
 Direction = Literal["read", "upload", "wait"]
 DIRECTIONS: tuple[Direction, ...] = ("read", "upload", "wait")
@@ -59,8 +62,11 @@ class BlockingCalls(Struct, frozen=True):
     times: Intervals
 
 
-def blocking_calls(work: DeviceWork) -> tuple[BlockingCalls, ...]:
-    """The calls of each direction that occurs, those that wait longest first."""
+def blocking_calls(facts: Facts) -> tuple[BlockingCalls, ...]:
+    """The calls of each direction that occurs, those that wait longest first; none without a GPU's trace."""
+    work = facts.work
+    if work is None:
+        return ()
     t = work.timeline
     calls = np.flatnonzero(t.training(*WAITS, What.COPY_CALL))
     calls = calls[covers(work.host_windows, t.start_ns[calls])]

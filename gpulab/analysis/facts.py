@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Callable, Set
 from functools import cached_property
+from typing import TypeVar
 
 import numpy as np
 from msgspec import Struct
 
 from gpulab.analysis import kernels as gpu
-from gpulab.analysis.blocking_calls import BlockingCalls, blocking_calls
 from gpulab.analysis.breakdown import Breakdown, breakdowns
 from gpulab.analysis.calls import share_of_calls
 from gpulab.analysis.collectives import CollectiveFacts
@@ -18,13 +18,11 @@ from gpulab.analysis.integrity import Integrity, integrity
 from gpulab.analysis.kernels import DeviceWork, device_work
 from gpulab.analysis.loader import LoadingFacts, loading
 from gpulab.analysis.operators import (
-    Annotated,
     CostRow,
     HostOperators,
     host_operators,
     kernels,
     operators,
-    unknown_by_annotation,
 )
 from gpulab.analysis.optimizer_work import OptimizerWork, optimizer_work
 from gpulab.analysis.step_shares import StepShares, step_shares
@@ -34,6 +32,7 @@ from gpulab.run import BESIDE_KINDS, Float64, Int64, Phase, Run, Series, Timelin
 from gpulab.timeline.labels import NODES, labels
 from gpulab.timeline.memory_curve import MemoryCurve, memory
 
+T = TypeVar("T")
 FEW_STEPS, FEW_COUNTED = 10, 5  # ours: of fewer steps, or counted ones, shares are chance
 
 
@@ -97,14 +96,20 @@ class Facts(Struct, frozen=True, dict=True):
     curves: tuple[CurveFact, ...]
     loading: LoadingFacts | None = None  # inside the DataLoader
     work: DeviceWork | None = None  # GPU only: what ran in the steps, row by row
-    blocking: tuple[BlockingCalls, ...] = ()  # GPU only: calls in which the training loop waits for it
     host: HostOperators | None = None  # where the CPU computes
     optimizer: OptimizerWork | None = None  # inside Optimizer.step and zero_grad, from the trace
     cores: CoreShare | None = None  # what the training thread and the process got of the processor
     # Times of a step are means over a round of so many: workers may hand their batches over at once.
     round_steps: int = 1
-    annotated: tuple[Annotated, ...] = ()  # where in the program the unknown time of a step lies
     whole_window: bool = False  # all profiled steps of a trace from elsewhere are that one round
+
+    def of(self, analysis: Callable[[Facts], T]) -> T:
+        """What an analysis says of this run, computed at the first call: such a figure needs no field here."""
+        figures = self.__dict__.setdefault("figures", {})
+        if analysis not in figures:
+            figures[analysis] = analysis(self)
+        answer: T = figures[analysis]
+        return answer
 
     @cached_property
     def shares(self) -> StepShares | None:
@@ -241,7 +246,6 @@ def facts(run: Run) -> Facts:
         curves=tuple(_curve(s, in_steps(run, s, rows)) for s in run.samples.series if is_long_enough(s)),
         loading=loading(run),
         work=work,
-        blocking=blocking_calls(work) if work is not None else (),
         host=host_operators(
             run.timeline, account, share_of_calls(run, account, ["batch"]), share_of_calls(run, account, BESIDE_KINDS)
         )
@@ -250,7 +254,6 @@ def facts(run: Run) -> Facts:
         optimizer=optimizer_work(run.timeline, account, work) if run.timeline is not None and account else None,
         cores=core_share(run),
         round_steps=round_steps,
-        annotated=unknown_by_annotation(run, account, idle_causes="idle_causes" not in withheld) if account else (),
         whole_window=one_round,
     )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +23,7 @@ from gpulab.intervals import (
     subtract,
     union,
 )
-from gpulab.run import BackwardPass, Int64, Run, Timeline
+from gpulab.run import BackwardPass, Int64, Timeline
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import (
     CALLS,
@@ -41,6 +42,9 @@ from gpulab.timeline.labels import (
     plain_name,
 )
 from gpulab.timeline.launches import launched_within
+
+if TYPE_CHECKING:
+    from gpulab.analysis.facts import Facts
 
 
 class CostRow(Struct, frozen=True):
@@ -135,10 +139,14 @@ class Annotated(Struct, frozen=True):
         return f'{owner} annotation "{self.name}"'
 
 
-def unknown_by_annotation(run: Run, account: Breakdown, *, idle_causes: bool = True) -> tuple[Annotated, ...]:
-    """The largest first. Empty where the causes of idle time are withheld: then all of it is unknown anyway."""
-    timeline = run.timeline
-    if timeline is None or not account.steps or not idle_causes:
+def annotations(facts: Facts) -> tuple[Annotated, ...]:
+    """Where the unknown time of a step lies, the largest first.
+
+    Empty where the causes of idle time are withheld: then all of it is unknown anyway.
+    """
+    timeline, account = facts.run.timeline, facts.breakdown
+    withheld = facts.integrity.withheld if facts.integrity is not None else frozenset()
+    if timeline is None or account is None or not account.steps or "idle_causes" in withheld:
         return ()
     spans = labels(timeline)
     rows = np.flatnonzero(spans.of(What.ANNOTATION) & (spans.where == Where.TRAINER))

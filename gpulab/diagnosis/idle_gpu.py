@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpulab.analysis.blocking_calls import BlockingCalls, computing_on_cpu
+from gpulab.analysis.blocking_calls import BlockingCalls, blocking_calls, computing_on_cpu
 from gpulab.analysis.device_peaks import exact_memory_fraction, peak_is_hidden
 from gpulab.analysis.kernels import (
     exposed_upload_us,
@@ -233,7 +233,7 @@ def _launching_us(context: RuleContext) -> float:
     work = context.work
     if work is None:
         return 0.0
-    blocked = joined(*(b.times for b in context.facts.blocking))
+    blocked = joined(*(b.times for b in context.facts.of(blocking_calls)))
     elsewhere = joined(blocked, work.timeline.loading)
     own_us = context.part_us(*_LAUNCHING) - not_launching_us(work, elsewhere) - idle_within_us(work)
     rest_us = context.idle_us - context.part_us("data_wait") - work.host_per_step_us(blocked)
@@ -268,7 +268,7 @@ _WRITTEN = {
 
 def sync_points(context: RuleContext) -> Finding | Undetermined | None:
     """The loop asks for results of the GPU, waits until all is done, and only then starts the next work."""
-    calls = [b for b in context.facts.blocking if b.direction in ("read", "wait")]
+    calls = [b for b in context.facts.of(blocking_calls) if b.direction in ("read", "wait")]
     waited_us = sum(b.waited_us for b in calls)
     lost_us = min(waited_us, _not_for_data_us(context))
     if context.work is None or not lost_us:
@@ -298,7 +298,7 @@ def blocking_copy(context: RuleContext) -> Finding | Undetermined | None:
     copies, and that time counts once.
     """
     work, loader = context.work, context.loader
-    uploads = next((b for b in context.facts.blocking if b.direction == "upload"), None)
+    uploads = next((b for b in context.facts.of(blocking_calls) if b.direction == "upload"), None)
     if work is None or uploads is None:
         return None
     exposed_us, moved, _ = exposed_upload_us(work)

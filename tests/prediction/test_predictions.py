@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 import gpulab
 from gpulab.analysis import device_peaks
+from gpulab.analysis.blocking_calls import blocking_calls
 from gpulab.analysis.device_peaks import peaks_of
 from gpulab.analysis.facts import Facts, facts
 from gpulab.analysis.loader import LoadingFacts
@@ -603,7 +604,7 @@ def reading_and_uploading() -> Facts:
 @pytest.mark.parametrize(("key", "calls"), [("sync_points", 2), ("blocking_copy", 1)])
 def test_only_the_waits_that_a_finding_counts_are_left_out(key: str, calls: int) -> None:
     known = reading_and_uploading()
-    assert {b.direction for b in known.blocking} == {"read", "upload"}
+    assert {b.direction for b in known.of(blocking_calls)} == {"read", "upload"}
     rule = idle_gpu.sync_points if key == "sync_points" else idle_gpu.blocking_copy
     finding = rule(RuleContext(known, DEFAULT))
     assert isinstance(finding, Finding)
