@@ -139,7 +139,7 @@ class Annotated(Struct, frozen=True):
         return f'{owner} annotation "{self.name}"'
 
 
-def annotations(facts: Facts) -> tuple[Annotated, ...]:
+def unknown_by_annotation(facts: Facts) -> tuple[Annotated, ...]:
     """Where the unknown time of a step lies, the largest first.
 
     Empty where the causes of idle time are withheld: then all of it is unknown anyway.

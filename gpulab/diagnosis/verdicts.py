@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.cores import LEAST_OTHERS
-from gpulab.analysis.operators import annotations
+from gpulab.analysis.operators import unknown_by_annotation
 from gpulab.diagnosis.cores import core_loss
 from gpulab.diagnosis.finding import FEWEST_STEPS, Evidence, Finding, FindingKind, Level, RuleContext
 from gpulab.diagnosis.idle_gpu import idle_within_replays_us
@@ -160,7 +160,7 @@ def _unexplained(context: RuleContext) -> Finding | None:
     work, limit = context.work, context.thresholds.unknown_too_much
     if unknown < limit or (work is not None and measure(work.idle) < limit * measure(work.windows)):
         return None  # no code holds a GPU up that may have been busy with what is not recorded
-    where = context.facts.of(annotations)[:1]
+    where = context.facts.of(unknown_by_annotation)[:1]
     if where and context.of_typical(where[0].share, "unknown") >= _MOST * unknown:
         place = f"most of this time lies inside {where[0].words}"
     else:

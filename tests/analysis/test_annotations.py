@@ -8,7 +8,7 @@ import pytest
 
 from gpulab.analysis.breakdown import breakdown
 from gpulab.analysis.facts import facts
-from gpulab.analysis.operators import annotations
+from gpulab.analysis.operators import unknown_by_annotation
 from gpulab.diagnosis.diagnose import diagnose
 from gpulab.run import Category, Place
 from gpulab.trace.load import load_run
@@ -52,7 +52,7 @@ def test_the_innermost_annotation_is_named() -> None:
         machine.python(1_000)
         machine.mark("training_step", start)
 
-    named = loop(step).facts().of(annotations)
+    named = loop(step).facts().of(unknown_by_annotation)
     assert [a.name for a in named] == ["loss", "training_step"]
     assert [a.share for a in named] == pytest.approx([0.5, 0.1], abs=0.01)
 
@@ -81,7 +81,7 @@ def test_stages_of_compiling_are_named_work() -> None:
 
     account = breakdown(played(step, HERE).run())
     assert account is not None and account.share["other"] == pytest.approx(0.5)
-    assert facts(played(step, HERE).run()).of(annotations) == ()
+    assert facts(played(step, HERE).run()).of(unknown_by_annotation) == ()
 
 
 @pytest.mark.parametrize("name", ["## backward ##", "[pl][profile]run_training_batch", "forward"])

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.facts import Facts, too_few
-from gpulab.analysis.operators import CostRow, annotations
+from gpulab.analysis.operators import CostRow, unknown_by_annotation
 from gpulab.analysis.step_shares import StepShares
 from gpulab.analysis.steps import Spread
 from gpulab.formatting import (
@@ -332,7 +332,7 @@ def _annotated(facts: Facts, breakdown: Breakdown, shares: StepShares) -> list[s
     scale = shares.share["unknown"] / breakdown.share["unknown"] if breakdown.share["unknown"] else 0.0
     return [
         f"Unknown, inside {plain(a.words)}, without operators: {percent(min(1.0, a.share * scale))} of {each}."
-        for a in facts.of(annotations)[:2]
+        for a in facts.of(unknown_by_annotation)[:2]
         if a.share >= NOT_WORTH_SAYING
     ]
 
