@@ -172,7 +172,7 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
     tree = spans.operators
     rows = tree.rows[_working(spans, tree)]
     rows = rows[covers(windows, timeline.start_ns[rows])]
-    chained = spans.named(lambda name: POINTWISE_OPERATORS.match(name) is not None)[rows]
+    chained = spans.named(lambda name: POINTWISE_OPERATORS.match(name) is not None, rows)
     chained &= ~covers(spans.updating, timeline.start_ns[rows])
     chained &= timeline.duration_ns[rows] >= WORTH_FUSING_NS
     ends = _around_softmax(spans, tree, windows)
@@ -238,7 +238,7 @@ def _around_softmax(spans: Labels, tree: CallTree, windows: Intervals) -> Softma
     before = np.cumsum(_working(spans, tree))
     near = before[position[middle + 1]] - before[position[middle - 1]] <= 2 * _BETWEEN
     middle = middle[near & covers(windows, spans.start_ns[at[middle]])]
-    backward = spans.named(lambda name: "ackward" in name)[at[middle]]
+    backward = spans.named(lambda name: "ackward" in name, at[middle])
     return SoftmaxEnds(at[middle - 1], at[middle + 1], backward) if len(middle) else None
 
 

@@ -17,7 +17,7 @@ from msgspec import Struct
 from gpulab.analysis.breakdown import Breakdown
 from gpulab.analysis.collectives import CollectiveFacts, collective_facts
 from gpulab.intervals import Intervals, covers, intersect, joined, paint, subtract, union
-from gpulab.run import Int32, Int64, Timeline, UInt8
+from gpulab.run import Category, Int32, Int64, Timeline, UInt8
 from gpulab.timeline.kernel_names import reading
 from gpulab.timeline.labels import (
     CALLS,
@@ -76,7 +76,7 @@ class DeviceWork(Struct, frozen=True):
 
     @property
     def kernel(self) -> Mask:
-        return np.asarray(self.timeline.of(*KERNELS)[self.rows])
+        return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
 
     def of(self, *kinds: str) -> Mask:
         return np.isin(self.kind, [CLASSES.index(k) for k in kinds]) & self.kernel
@@ -215,7 +215,7 @@ def small_kernels_fraction(work: DeviceWork) -> float | None:
 def exposed_upload_us(work: DeviceWork) -> tuple[float, float, Intervals]:
     """Copies to the GPU from ordinary memory, per step: µs with no kernel beside them, bytes, and when they ran."""
     t = work.timeline
-    copies = work.rows[t.named(lambda name: name.startswith("Memcpy HtoD (Pageable"))[work.rows]]
+    copies = work.rows[t.named(lambda name: name.startswith("Memcpy HtoD (Pageable"), work.rows)]
     kernels = work.rows[work.kernel]
     copying = union(t.start_ns[copies], t.end_ns[copies])
     exposed = subtract(copying, union(t.start_ns[kernels], t.end_ns[kernels]))

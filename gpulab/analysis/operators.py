@@ -231,7 +231,7 @@ def host_operators(
         short_count=float((inside & ~long).sum()) / steps,
         calling_share=remaining_share(LONGEST_GAP_NS, calls_share, loops),
         fixed_share=remaining_share(
-            LONGEST_LOOP_NS, batches_share, loops & ~spans.named(lambda name: name.startswith(_IN_TIME))[tree.rows]
+            LONGEST_LOOP_NS, batches_share, loops & ~spans.named(lambda name: name.startswith(_IN_TIME), tree.rows)
         ),
         calls_share=calls_share,
         rearranging_share=measure(spans.times(moved_rows)) / wall,
@@ -289,9 +289,9 @@ def _elsewhere_ns(spans: Labels, windows: Intervals, limit_ns: int) -> int:
 
 def _rearranges(spans: Labels, tree: CallTree) -> Mask:
     """Copies that `contiguous` or `clone` asked for, and no conversion of types."""
-    copies = spans.named("aten::copy_".__eq__)[tree.rows]
-    asking = spans.named(_REARRANGING.__contains__)[tree.rows]
-    converting = spans.named(_CONVERTING.__contains__)[tree.rows]
+    copies = spans.named("aten::copy_".__eq__, tree.rows)
+    asking = spans.named(_REARRANGING.__contains__, tree.rows)
+    converting = spans.named(_CONVERTING.__contains__, tree.rows)
     asked = np.zeros(len(tree.rows), dtype=bool)
     at, live = tree.parent.copy(), np.ones(len(tree.rows), dtype=bool)
     for _ in range(4):  # copy_ < clone < contiguous < reshape
@@ -337,7 +337,7 @@ def divisible_share(timeline: Timeline | None, account: Breakdown | None) -> flo
     spans = labels(timeline)
     tree = spans.operators
     own = tree.self_ns(spans)
-    can = (own >= DIVISIBLE_NS) & ~spans.named(lambda name: name.startswith(_SERIAL))[tree.rows]
+    can = (own >= DIVISIBLE_NS) & ~spans.named(lambda name: name.startswith(_SERIAL), tree.rows)
     return float(own[can & covers(windows, timeline.start_ns[tree.rows])].sum()) / max(1, measure(windows))
 
 

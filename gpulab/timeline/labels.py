@@ -168,12 +168,10 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         """Rows on the training thread or on one of autograd's."""
         return np.asarray((self.where == Where.TRAINER) | (self.where == Where.AUTOGRAD))
 
-    def named(self, test: Callable[[str], bool]) -> Mask:
-        """Rows whose name passes the test, which is asked once for each distinct name."""
-        if not len(self):
-            return np.empty(0, dtype=bool)
+    def named(self, test: Callable[[str], bool], rows: Rows | Mask | slice = slice(None)) -> Mask:
+        """Which of these rows have a name that passes the test, which is asked once for each distinct name."""
         passing = np.fromiter(map(test, self.names), dtype=bool, count=len(self.names))
-        return np.asarray(passing[self.name_id])
+        return np.asarray(passing[self.name_id[rows]])
 
     def times(self, chosen: Mask | Rows) -> Intervals:
         """The time that the chosen rows cover."""

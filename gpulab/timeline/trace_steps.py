@@ -195,7 +195,7 @@ def start_up(timeline: Timeline, index: int | None) -> StartUp:
 def worker_start(spans: Labels) -> Intervals:
     """The first fetch of a loop whose first step was recorded, from workers that begin only then."""
     fetches = _marks(spans, What.LOADER)
-    fetches = fetches[spans.named(lambda name: "_MultiProcessing" in name)[fetches]]
+    fetches = fetches[spans.named(lambda name: "_MultiProcessing" in name, fetches)]
     if not len(fetches) or not _begins_loop(spans, int(fetches[0]), alone=len(fetches) == 1):
         return EMPTY
     took = spans.duration_ns[fetches]

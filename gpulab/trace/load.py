@@ -156,7 +156,7 @@ def _unread(trace: Trace) -> str:
 def _speaks_cuda(timeline: Timeline) -> bool:
     """Whether the trace has calls of CUDA or HIP, or none of any runtime beside a GPU's work."""
     spans = labels(timeline)
-    calls = spans.named(lambda name: name.startswith(("cu", "hip")))[spans.of(*CALLS)]
+    calls = spans.named(lambda name: name.startswith(("cu", "hip")), spans.of(*CALLS))
     return bool(calls.any()) or (timeline.has_device_events and not len(calls))
 
 
