@@ -522,7 +522,7 @@ def without(known: Facts, key: str) -> Prediction:
         times = union_of((p.start_ns, p.end_ns) for p in known.run.pauses if p.kind in kinds)
     else:
         directions = ("upload",) if key == "blocking_copy" else ("read", "wait")
-        times = joined(*(b.times for b in known.blocking if b.direction in directions))
+        times = joined(*(b.times for b in known.of(blocking_calls) if b.direction in directions))
     return Predictor(known).without(removal, times)
 
 
