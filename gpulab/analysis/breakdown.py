@@ -53,7 +53,7 @@ class StepParts(Struct, frozen=True):
     """One profiled step: `parts_ns` has every name of `PARTS` and sums to `end_ns - start_ns` exactly.
 
     `start_ns` and `end_ns` are the step's window on the accounted device, `host` the one of the training loop: they
-    differ where the host runs ahead of a GPU (`device_steps`).
+    differ where the host runs ahead of a GPU (`device_windows`).
     """
 
     number: int

@@ -2,7 +2,7 @@
 
 The host may be hundreds of launches ahead of the GPU, so its own clock says little about a step. An event recorded at a
 boundary completes when the GPU has finished all that was launched before: the same definition of a step as in a trace
-(`analysis.device_steps`). The distance of two events is what the steps between them took; nothing waits for the GPU.
+(`timeline.launches`). The distance of two events is what the steps between them took; nothing waits for the GPU.
 
 torch tells no number of events while it records, so what a session takes of memory is read off the process.
 """
