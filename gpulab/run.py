@@ -229,10 +229,11 @@ class Timeline(Columns, frozen=True, eq=False, weakref=True):
     training_lane: int | None  # index into lanes: the thread that runs the training loop
     extra: dict[str, Float64] = field(default_factory=dict)
 
-    def columns(self) -> dict[str, npt.NDArray[Any]]:
-        """The columns by name, in their order, the optional ones last."""
-        optional = {f"extra.{index}": column for index, column in enumerate(self.extra.values())}
-        return {**super().columns(), **optional}
+    def check(self, what: str) -> None:
+        """The same of the optional columns as well."""
+        super().check(what)
+        lengths = {name: len(column) for name, column in self.extra.items()}
+        assert set(lengths.values()) <= {len(self)}, f"{what} columns differ in length: {lengths}, of {len(self)} rows"
 
     @property
     def end_ns(self) -> Int64:

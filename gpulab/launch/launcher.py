@@ -169,7 +169,7 @@ def option_words(options: Mapping[str, object]) -> list[str]:
             words.append(flag)
         elif isinstance(value, list):
             words += [word for one in value for word in (flag, str(one))]
-        elif value not in (None, False, ""):
+        elif value is not None and value is not False and value != "":
             words += [flag, str(value)]
     return words
 

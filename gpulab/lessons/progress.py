@@ -17,9 +17,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from gpulab.store.files import reason
 from gpulab.store.folders import default_root
@@ -33,7 +32,7 @@ LONGEST_LINE_BYTES = 4_000  # a longer one is none of ours
 MOST_LINES = 100_000
 
 
-class Line(Struct, frozen=True, omit_defaults=True):
+class Line(Struct, frozen=True):
     """One check or guess. `guess` and `measured` are both in per cent, or both factors; None where there is none."""
 
     lesson: str
@@ -198,7 +197,7 @@ class ClassService(Outlet):
         """A hub that does not answer within two seconds keeps nobody waiting longer."""
         request = urllib.request.Request(
             self.url.rstrip("/") + "/lines",
-            data=msgspec.json.encode(line),
+            data=_content(line),
             headers={"Authorization": f"token {self._token}", "Content-Type": "application/json"},
             method="POST",
         )
@@ -265,10 +264,16 @@ def _figure(value: object) -> float | None:
     return float(value) if number and abs(float(value)) < 1e12 else None  # type: ignore[arg-type]
 
 
+def _content(line: Line) -> bytes:
+    """Without what is not known; a name's lone surrogates are spelled out."""
+    fields = {name: value for name, value in asdict(line).items() if value is not None and value != ""}
+    return json.dumps(fields, ensure_ascii=False).encode("utf-8", "backslashreplace")
+
+
 def _append(path: Path, line: Line) -> str | None:
     """One write of a whole line, so that no other's stands in it. Why it failed, or None."""
     try:
-        content = msgspec.json.encode(line) + b"\n"
+        content = _content(line) + b"\n"
         with path.open("ab", buffering=0) as file:
             written = file.write(content)
             if written != len(content):  # nothing of it, so that the next try begins a line

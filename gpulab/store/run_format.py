@@ -226,6 +226,8 @@ def _named_columns(run: Run) -> Iterator[tuple[str, Column]]:
     for name, value in asdict(run).items():
         if isinstance(value, Columns):
             yield from ((f"{name}.{column}", array) for column, array in value.columns().items())
+    extra = run.timeline.extra if run.timeline is not None else {}
+    yield from ((f"timeline.extra.{index}", array) for index, array in enumerate(extra.values()))
     for index, series in enumerate(run.samples.series):
         yield from (
             (f"samples.{index}.{name}", array) for name, array in (("t_ns", series.t_ns), ("value", series.value))

@@ -151,9 +151,12 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
 
     def of(self, *kinds: What) -> Mask:
         """Rows that are one of these."""
+        lowest, width = min(kinds), max(kinds) - min(kinds) + 1
+        if width == len(set(kinds)):  # neighbours: one comparison, as what is below wraps around to above
+            return np.asarray(self.what - np.uint8(lowest) < width)
         chosen = np.zeros(256, dtype=bool)
         chosen[list(kinds)] = True
-        return np.asarray(chosen[self.what])
+        return np.asarray(np.take(chosen, self.what))
 
     def training(self, *kinds: What) -> Mask:
         """The same on the training thread, and on autograd's."""
@@ -166,7 +169,7 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
     @property
     def on_training_threads(self) -> Mask:
         """Rows on the training thread or on one of autograd's."""
-        return np.asarray((self.where == Where.TRAINER) | (self.where == Where.AUTOGRAD))
+        return np.asarray(self.where - np.uint8(Where.TRAINER) <= Where.AUTOGRAD - Where.TRAINER)
 
     def named(self, test: Callable[[str], bool], rows: Rows | Mask | slice = slice(None)) -> Mask:
         """Which of these rows have a name that passes the test, which is asked once for each distinct name."""

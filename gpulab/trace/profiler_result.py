@@ -135,10 +135,10 @@ def _decoded(members: str) -> Args:
 
 def _categories(events: list[Any]) -> UInt8:
     """Kineto's activity names as numbers. Events of PyTorch 2.9 and older have none: see `_category_by_name`."""
-    n, event = len(events), type(events[0])
-    if not hasattr(event, "activity_type"):
+    n = len(events)
+    if not events or not hasattr(events[0], "activity_type"):
         return np.fromiter(map(_category_by_name, events), np.uint8, n)
-    spelled = list(map(event.activity_type, events))
+    spelled = list(map(type(events[0]).activity_type, events))
     table = {name: category_of(name) for name in set(spelled)}
     return np.fromiter(map(table.__getitem__, spelled), np.uint8, n)
 

@@ -293,7 +293,8 @@ def test_a_gpu_run_without_kernels_has_no_breakdown() -> None:
 
 def test_a_cut_timeline_ends_at_the_first_span_left_out() -> None:
     spans = [Span("aten::mm", Category.CPU_OP, TRAINER, 10 * i, 5) for i in range(6)]
-    whole = recorded(spans, (0, 100))
+    whole = replace(recorded(spans, (0, 100)), extra={"bytes": np.arange(6.0)})
     short = cut(whole, 4)
+    assert short.extra["bytes"].tolist() == [0, 1, 2, 3]
     assert len(short) == 4 and short.window_ns == (0, 40) and short.start_ns.tolist() == [0, 10, 20, 30]
     assert cut(whole, 6) is whole

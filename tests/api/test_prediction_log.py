@@ -345,6 +345,6 @@ def test_the_magics(shell: InteractiveShell, capsys: pytest.CaptureFixture[str])
     assert "workers=2  " in capsys.readouterr().out
     shell.run_line_magic("gpulab", "predict")
     assert capsys.readouterr().out.strip()
-    for wrong, said in (("scoreboard now", "unexpected argument"), ("predict wrkers=2", "Did you mean workers")):
+    for wrong, said in (("scoreboard now", "Unexpected argument"), ("predict wrkers=2", "Did you mean workers")):
         with pytest.raises(UsageError, match=said):
             shell.run_line_magic("gpulab", wrong)

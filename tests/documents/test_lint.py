@@ -36,6 +36,7 @@ TREE = {
 }
 OF_THIS_CHECKOUT = {
     "findings_by_name",
+    "list_of_findings",
     "formats_of_their_own",
     "options_in_the_guide",
     "hardware_table",
