@@ -309,9 +309,9 @@ def _require_file(path: Path, limit_bytes: int) -> None:
 def entry_in(folder: Path) -> Entry:
     """What the header of a run's folder tells; with a `problem` where it cannot be read."""
     try:
-        header = run_format.decode_header(_document(folder))
+        header, rows = run_format.header_and_rows(_document(folder))
         with _open_columns(folder) as file:
-            run_format.check_container(file)
+            run_format.check_container(file, rows)
         moment(header.created)
     except (OSError, StoreError) as e:
         return Entry(folder.name, folder, problem=reason(e))

@@ -139,13 +139,30 @@ def _run_so_far(header: Run, tables: Tables) -> Run:
 
 def decode_header(document: bytes) -> Run:
     """The run with empty columns. Raises StoreError for anything that is not a run of this version."""
+    return header_and_rows(document)[0]
+
+
+def header_and_rows(document: bytes) -> tuple[Run, dict[str, int]]:
+    """The same, and how many rows each of its columns has. Raises likewise."""
     _check_version(document)
-    return _decode(document, Run, partial(_column, {}, ("",)))
+    rows: dict[str, int] = {}
+
+    def column(hint: type, raw: object) -> Column:
+        reference = msgspec.convert(raw, _Reference)
+        rows[reference.column] = reference.rows
+        return _column({}, ("",), hint, raw)
+
+    return _decode(document, Run, column), rows
 
 
-def check_container(columns: IO[bytes]) -> None:
-    """Raises StoreError where the end of the columns is missing: they were torn."""
-    _tables(columns, skip=("",))
+def check_container(columns: IO[bytes], rows: Mapping[str, int]) -> None:
+    """Raises StoreError where the columns were torn: their end is missing, or some of these rows."""
+    tables = _tables(columns, skip=("",))
+    if tables.row_counts is None or ORIGIN in tables.about:  # of gpulab 0.1, or of a run that goes on
+        return
+    torn = next((name for name, count in rows.items() if tables.row_counts.get(name) != count), None)
+    if torn is not None:
+        raise StoreError(f"its columns are damaged: {torn!r} does not have the {rows[torn]} rows it should have")
 
 
 def _check_version(document: bytes) -> None:

@@ -32,11 +32,15 @@ Table = npt.NDArray[Any]  # of numbers, or structured: one field for each column
 
 
 class Tables(Struct, frozen=True):
-    """A whole file: what its writer says of itself, all rows of each table (read-only), and whether nothing is cut."""
+    """A whole file: what its writer says of itself, all rows of each table (read-only), and whether nothing is cut.
+
+    `row_counts`: the rows of all tables, also of those that were not read; None where nobody has counted.
+    """
 
     about: dict[str, Any]
     tables: dict[str, Table]
     whole: bool
+    row_counts: dict[str, int] | None = None
 
 
 class Writer:
@@ -122,9 +126,10 @@ def write(file: IO[bytes], tables: Mapping[str, Table]) -> None:
 def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
     """All whole blocks, but of tables that begin with `skip`. Raises OSError, and ValueError for another file."""
     about, dtypes, end = _read_header(file)
-    size, blocks = file.seek(0, os.SEEK_END), list[_Block]()
+    size, blocks, row_counts = file.seek(0, os.SEEK_END), list[_Block](), dict.fromkeys(dtypes, 0)
     for block in _blocks(file, dtypes, end, size):
         end = block.end
+        row_counts[block.table] += block.rows
         if not block.table.startswith(skip):
             blocks.append(block)
     tables = {name: np.empty(sum(b.rows for b in blocks if b.table == name), t) for name, t in dtypes.items()}
@@ -138,7 +143,7 @@ def read(file: IO[bytes], skip: tuple[str, ...] = ()) -> Tables:
     for name, rows in tables.items():
         tables[name] = rows[: counts[name]]
         tables[name].flags.writeable = False
-    return Tables(about, tables, end == size)
+    return Tables(about, tables, end == size, row_counts)
 
 
 class Tail:

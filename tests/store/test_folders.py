@@ -281,6 +281,16 @@ def run_python(code: str, *args: str, returncode: int = 0) -> str:
 # torn, foreign and hostile folders
 
 
+def test_the_list_sees_a_file_that_is_torn_anywhere(store: Store) -> None:
+    """Also between two blocks, where what is left is whole."""
+    columns = store.save(make(OLD)) / COLUMNS
+    whole = columns.read_bytes()
+    for size in range(len(whole) - 1, len(whole) // 2, -1):
+        columns.write_bytes(whole[:size])
+        [entry] = store.list()
+        assert entry.problem is not None and "its columns are damaged" in entry.problem, size
+
+
 def test_torn_and_foreign_folders_are_listed_with_their_reason(store: Store) -> None:
     (store.root / "broken").mkdir(parents=True)
     with pytest.raises(StoreError, match="There is no run in"):
@@ -565,5 +575,5 @@ def test_an_empty_store_says_so_in_both_views(store: Store) -> None:
 
 def test_a_run_damaged_inside_is_named_in_the_table(store: Store) -> None:
     folder = store.save(make(OLD))
-    replace_column(folder, "steps.number", SIX[:1])
+    replace_column(folder, "steps.end_ns", -SIX)
     assert views.text(Runs(store)).splitlines()[-1].startswith(f"{OLD}: unreadable, Run '{OLD}' cannot be read:")
