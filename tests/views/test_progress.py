@@ -18,7 +18,7 @@ from gpulab.views import progress as module
 from gpulab.views.comparison import Comparing
 from gpulab.views.progress import Progressing, Status, share_done, words
 from gpulab.views.widgets import Renewed
-from tests.views.running.test_waiting import Terminal
+from tests.views.test_waiting import Terminal
 
 MS = 1_000_000
 BLOCK = Progress("block 6 of 90: baseline", 5, 90, 33.0, in_blocks=True)
