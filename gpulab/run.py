@@ -819,7 +819,7 @@ class Run(Struct, frozen=True):
         return f"<Run {self.name!r}: {steps} on {device}, {took}, {self.outcome}>"
 
     def plot(self) -> Figure:
-        """A matplotlib figure in the style of your rcParams: where a step's time goes, all steps, the device's curves.
+        """A matplotlib figure with your rcParams: where a step's time goes, all steps, the device's curves.
 
         Raises UsageError where nothing was measured that it could show.
         """

@@ -100,7 +100,7 @@ class Compared(View):
         return comparison_headline(shown) if isinstance(shown, Comparison) else experiment_headline(shown)
 
     def plot(self) -> Figure:
-        """A matplotlib figure in the style of your rcParams: how many times as fast, with the 95 % intervals."""
+        """A matplotlib figure with your rcParams: how many times as fast, with the 95 % intervals."""
         from gpulab.views.plot import plot_comparisons
 
         return plot_comparisons(self.comparisons)

@@ -1,33 +1,36 @@
-"""For papers and slides, in the user's own style: `run.plot()`, `comparison.plot()`. Imported when asked for."""
+"""For papers and slides: `run.plot()`, `comparison.plot()`. Imported when called.
+
+Fonts, sizes and lines are those of the user's rcParams; the parts of a step have the colours of the report.
+"""
 
 from __future__ import annotations
 
 import io
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import numpy as np
 from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 
-from gpulab.analysis.facts import Facts, facts
+from gpulab.analysis.facts import facts
 from gpulab.errors import UsageError
-from gpulab.formatting import duration, speed_figures, time_unit
-from gpulab.run import Run, Series
+from gpulab.formatting import speed_figures
+from gpulab.run import Run
 from gpulab.tuning.bench import pair_speeds, rows_of
 from gpulab.tuning.record import Comparison
 from gpulab.views import run_figure, wording
-from gpulab.views.bars import axis_of, factor_ticks
+from gpulab.views.bars import Segment, axis_of, factor_ticks
 from gpulab.views.bench import factor_ranges
 from gpulab.views.comparison_sections import name
-from gpulab.views.report.sections import has_no_step
+from gpulab.views.run_figure import MEMORY, PERCENT, Chart
 
-_MOST_POINTS, _MOST_CURVES = 350, 6
-_NARROWEST, _LEAST = 0.003, 0.01  # a bar's share of the panel; a part's share of the step, to be named
+_MOST_CURVES = 6
+_BAR_PX = 22  # beside the heights of the charts
+_PANEL_IN = 1.5  # the least height of a figure, for each of its panels
 _TITLE, _LABEL, _SETTING = 72, 34, 24  # characters of a line
 _ROW_IN, _AXIS_IN = 0.45, 1.2  # of a comparison: a setting, and what stands around all of them
 
@@ -46,101 +49,48 @@ def plot_run(run: Run) -> Figure:
     Raises UsageError where there is none.
     """
     shown = facts(run)
-    panels = [(1, _typical_step)] if run_figure.segments(shown) else []
-    panels += [(4, _steps)] if _has_steps(run) else []
-    panels += [(3, _device)] if any(run_figure.of_device(run.samples)) else []
-    if not panels:
+    parts = run_figure.segments(shown)
+    device = (run_figure.device_curves(shown, kinds, _MOST_CURVES) for kinds in (PERCENT, MEMORY))
+    charts = [chart for chart in (run_figure.steps_over_time(shown), *device) if chart is not None]
+    if not parts and not charts:
         raise UsageError(f"There is nothing to plot of {run.name}: no steps, no curves. Mark steps with gpulab.step().")
-    figure = NotebookFigure(layout="constrained")
-    every = np.ravel(figure.subplots(len(panels), height_ratios=[height for height, _ in panels]))
-    for axes, (_, draw) in zip(every, panels, strict=True):
-        draw(axes, shown)
+    heights = [_BAR_PX] * bool(parts) + [chart.height_px * (1 + chart.stacked) for chart in charts]
+    wide_in, high_in = rcParams["figure.figsize"]
+    figure = NotebookFigure(figsize=(wide_in, max(high_in, _PANEL_IN * len(heights))), layout="constrained")
+    panels = iter(figure.subplots(len(heights), height_ratios=heights, squeeze=False)[:, 0])
+    if parts:
+        _draw_parts(next(panels), parts, run_figure.title(shown))
+    for axes, chart in zip(panels, charts, strict=True):
+        _draw_chart(axes, chart, {part.label for part in parts})
+        axes.tick_params(labelbottom=chart is charts[-1])
+    if charts:
+        axes.set_xlabel(f"time in s, {charts[0].below}")
     return figure
 
 
-def _has_steps(run: Run) -> bool:
-    return len(run.steps) > 1 and not has_no_step(run)
-
-
-def _typical_step(axes: Axes, shown: Facts) -> None:
-    looks, left = _looks(shown), 0.0
-    for part in run_figure.segments(shown):
-        label = _lines(f"{part.label}: {part.words}", _TITLE) if part.share >= _LEAST else "_"
-        axes.barh(0, part.share, left=left, height=1, label=label, **looks.pop(part.label))
+def _draw_parts(axes: Axes, parts: Sequence[Segment], title: str) -> None:
+    left = 0.0
+    for part in parts:
+        hatch = "//" if part.hatch else ""
+        axes.barh(0, part.share, 1, left, color=part.colour, hatch=hatch, label=f"{part.label}: {part.words}")
         left += part.share
-    for label, look in looks.items():  # what only the panel below shows
-        axes.barh(0, 0, left=1, label=label, **look)
     axes.set(xlim=(0, 1), ylim=(-0.5, 0.5), xticks=[], yticks=[])
-    _title(axes, run_figure.title(shown))
-    _legend(axes, loc="upper left", bbox_to_anchor=(0, 0))
+    _legend(axes, title)
 
 
-def _steps(axes: Axes, shown: Facts) -> None:
-    binned, looks = run_figure.binned_steps(shown), _looks(shown)
-    top_us, highest_us = 1e3 * binned.top_ms, 1e3 * float(binned.height_ms.max())
-    unit_us, unit = time_unit(top_us)
-    scale_us = _time_axis(axes, shown, labelled=not any(run_figure.of_device(shown.run.samples)))
-    left, right = binned.left_s * 1e6 / scale_us, binned.right_s * 1e6 / scale_us
-    width = np.maximum(right - left, _NARROWEST * axes.get_xlim()[1])
-    base = np.zeros(len(left))
-    for part, ms in binned.parts_ms.items():
-        if ms.any():
-            high = ms * 1e3 / unit_us
-            axes.bar(left, high, width, base, align="edge", **looks[_label(part, shown)])
-            base += high
-    axes.set(ylim=(0, 1.05 * top_us / unit_us or 1), ylabel=f"{unit} per step")
-    each = "one bar per step" if binned.per_bar == 1 else f"each bar the mean of up to {binned.per_bar:,}"
-    cut = f"; the highest, {duration(highest_us)}, is cut" if highest_us > top_us else ""
-    _title(axes, f"{len(shown.run.steps):,} steps, {each}{cut}")
-
-
-def _looks(shown: Facts) -> dict[str, dict[str, Any]]:
-    """The colour of each part by its label: the cycle's, hatched where that begins anew."""
-    drawn = {part.label for part in run_figure.segments(shown)}
-    if _has_steps(shown.run):
-        drawn |= {_label(part, shown) for part, ms in run_figure.binned_steps(shown).parts_ms.items() if ms.any()}
-    ordered = [label for part in (*wording.PARTS, run_figure.REST) if (label := _label(part, shown)) in drawn]
-    colours = len(rcParams["axes.prop_cycle"].by_key().get("color", "k"))
-    return {label: {"color": f"C{i}", "hatch": "//" * (i // colours)} for i, label in enumerate(ordered)}
-
-
-def _label(part: str, shown: Facts) -> str:
-    if part in wording.PARTS:
-        return wording.PARTS[part].label
-    return wording.NOT_PROFILED.label if shown.breakdown is not None else run_figure.REST_LABEL
-
-
-def _device(axes: Axes, shown: Facts) -> None:
-    percents, memory = (series[:_MOST_CURVES] for series in run_figure.of_device(shown.run.samples))
-    scale_us = _time_axis(axes, shown)
-    lines = [_curve(axes, s, run_figure.percent_scale(s), scale_us, f"C{i}") for i, s in enumerate(percents)]
-    if percents:
-        axes.set(ylim=(0, max(105, axes.get_ylim()[1])), ylabel=_lines("%", 1))
-    if memory:
-        beside = axes.twinx() if percents else axes
-        scale, unit = run_figure.memory_scale(memory)
-        for i, series in enumerate(memory, len(percents)):
-            lines.append(_curve(beside, series, scale, scale_us, f"C{i}", "--"))
-        beside.set(ylim=(0, run_figure.highest(memory) * scale * 1.1 or 1), ylabel=unit)
-    _legend(axes, handles=lines, loc="lower left", bbox_to_anchor=(0, 1))
-
-
-def _curve(axes: Axes, series: Series, scale: float, scale_us: float, colour: str, dashes: str = "-") -> Line2D:
-    t_ns, low, mean, high = run_figure.at_most(series, _MOST_POINTS)
-    t = t_ns / 1e3 / scale_us
-    if len(t) < len(series.t_ns):
-        axes.fill_between(t, low * scale, high * scale, color=colour, alpha=0.2, linewidth=0)
-    what = _lines(f"{series.label} ({series.source})", _LABEL)
-    return axes.plot(t, mean * scale, dashes, color=colour, label=what)[0]
-
-
-def _time_axis(axes: Axes, shown: Facts, *, labelled: bool = True) -> float:
-    """The whole run from left to right; returns the axis' unit in µs."""
-    wall_us = max(shown.run.wall_ns, 1) / 1e3
-    scale_us, unit = (60e6, "min") if wall_us > 600e6 else (1e6, "s")
-    axes.set(xlim=(0, wall_us / scale_us), xlabel=f"time since the start of the run ({unit})" if labelled else "")
-    axes.tick_params(labelbottom=labelled)
-    return scale_us
+def _draw_chart(axes: Axes, chart: Chart, explained: Container[str]) -> None:
+    """The same data as on a page; `explained` are the labels that stand in another legend already."""
+    base = np.zeros(1)
+    for line in chart.lines:
+        label = "_" if line.label in explained else _lines(line.label, _LABEL)
+        if chart.stacked:
+            high = line.y[:-1]
+            axes.bar(line.x[:-1], high, np.diff(line.x), base, align="edge", color=line.colour, label=label)
+            base = base + high
+        else:
+            axes.plot(line.x, line.y, label=label if len(chart.lines) > 1 else "_")
+    axes.set(xlim=(0, chart.x_end), ylim=(chart.low, chart.top), ylabel=_lines(chart.unit, 3))
+    _legend(axes, chart.title)
 
 
 def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
@@ -183,17 +133,16 @@ def plot_comparisons(comparisons: Sequence[Comparison]) -> Figure:
     beside = axes.secondary_yaxis("right")
     beside.set_yticks(range(len(ranges)), words, fontsize="small")
     beside.tick_params(length=0)
-    keys = {line.get_label(): line for line in axes.get_legend_handles_labels()[0]}
-    _legend(axes, handles=list(keys.values()), loc="lower left", bbox_to_anchor=(0, 1), ncols=3)
+    _legend(axes, columns=3)
     return figure
 
 
-def _title(axes: Axes, text: str) -> None:
-    axes.set_title(_lines(text, _TITLE), loc="left", fontsize="medium")
-
-
-def _legend(axes: Axes, **where: Any) -> None:
-    axes.legend(**{"ncols": 2, **where}, fontsize="small", frameon=False, borderaxespad=0.2)
+def _legend(axes: Axes, title: str = "", columns: int = 2) -> None:
+    """Above the panel: its title, and what its colours mean, each once."""
+    keys = {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    look = {"frameon": False, "borderaxespad": 0.2, "fontsize": "small", "alignment": "left", "ncols": columns}
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), **look}
+    axes.legend(list(keys.values()), list(keys), title=_lines(title, _TITLE), **place)
 
 
 def _lines(text: str, width: int) -> str:

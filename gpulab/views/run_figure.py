@@ -8,11 +8,12 @@ from itertools import pairwise
 import numpy as np
 from markupsafe import Markup
 from msgspec import Struct, to_builtins
+from msgspec.structs import replace
 
 from gpulab.analysis.breakdown import StepParts
 from gpulab.analysis.facts import Facts, is_long_enough
-from gpulab.formatting import duration, percent, time_unit
-from gpulab.run import Float64, Int64, Run, Samples, Series
+from gpulab.formatting import duration, number, percent, time_unit
+from gpulab.run import Float64, Int64, Series
 from gpulab.views import wording
 from gpulab.views.bars import BLUE, Path, Segment, line_path, part_colour, stacked_paths
 from gpulab.views.html import render
@@ -20,37 +21,12 @@ from gpulab.views.report.sections import has_no_step
 from gpulab.views.wording import plain
 
 _GAP = 6  # times the usual distance between readings: longer is a hole, and no line is drawn over it
+PERCENT, MEMORY = ("_pct", "_fraction"), ("_bytes",)  # endings of the names of curves
+_SCALES = {"_fraction": 100.0, "_bytes": 2.0**-30}
 
 
-def has_readings(series: Series) -> bool:
-    """Whether there is anything to draw."""
-    return bool(np.isfinite(series.value).any())
-
-
-def of_device(samples: Samples) -> tuple[list[Series], list[Series]]:
-    """The curves with readings: in percent, and memory."""
-    series = [s for s in samples.series if has_readings(s)]
-    percent = [s for s in series if s.name.endswith(("_pct", "_fraction"))]
-    return percent, [s for s in series if s.name.endswith("_bytes")]
-
-
-def highest(series: Sequence[Series]) -> float:
-    """The highest reading of all, as they were read."""
-    return max((float(np.nanmax(s.value)) for s in series), default=0.0)
-
-
-def percent_scale(series: Series) -> float:
-    """What its readings are multiplied by to be percent."""
-    return 100.0 if series.name.endswith("_fraction") else 1.0
-
-
-def memory_scale(series: Sequence[Series]) -> tuple[float, str]:
-    """What readings in bytes are multiplied by for an axis that holds them all, and its unit."""
-    return (2.0**-30, "GiB") if highest(series) >= 0.1 * 2**30 else (2.0**-20, "MiB")
-
-
-def at_most(series: Series, most: int) -> tuple[Float64, Float64, Float64, Float64]:
-    """Time, lowest, mean and highest value over at most about `most` groups of neighbouring readings.
+def at_most(series: Series, most: int) -> tuple[Float64, Float64]:
+    """Time and mean of at most about `most` groups of neighbouring readings.
 
     A NaN stands where the readings pause, so that a meter that died draws no straight line.
     """
@@ -61,15 +37,9 @@ def at_most(series: Series, most: int) -> tuple[Float64, Float64, Float64, Float
     per_group = -(-len(t) // most)
     first = np.concatenate([np.arange(a, b, per_group) for a, b in pairwise(edges)])
     count = np.diff(np.append(first, len(t)))
-    columns = (
-        np.add.reduceat(t, first) / count,
-        np.minimum.reduceat(value, first),
-        np.add.reduceat(value, first) / count,
-        np.maximum.reduceat(value, first),
-    )
+    times, means = np.add.reduceat(t, first) / count, np.add.reduceat(value, first) / count
     at = np.searchsorted(first, holes)
-    broken = [np.insert(column, at, column[at] if column is columns[0] else np.nan) for column in columns]
-    return broken[0], broken[1], broken[2], broken[3]
+    return np.insert(times, at, times[at]), np.insert(means, at, np.nan)
 
 
 class Line(Struct, frozen=True):
@@ -225,7 +195,7 @@ def picture(facts: Facts) -> Markup:
     """The picture; empty where nothing was measured that it could show."""
     parts = segments(facts)
     named = [part for part in parts if part.share >= _LEAST]
-    charts = [chart for chart in (_steps(facts), _device(facts)) if chart is not None]
+    charts = [chart for chart in (steps_over_time(facts), device_curves(facts)) if chart is not None]
     return render("run.html", title=title(facts), parts=parts, named=named, charts=charts)
 
 
@@ -255,14 +225,9 @@ def title(facts: Facts) -> str:
     return typical if account is not None else f"{typical} (no trace: only data wait is known)"
 
 
-def has_step_bars(run: Run) -> bool:
-    """Whether there are steps to draw one beside the other."""
-    return not has_no_step(run) and len(run.steps) > 1
-
-
-def _steps(facts: Facts) -> Chart | None:
+def steps_over_time(facts: Facts) -> Chart | None:
     """One bar per step, or the mean of a few; what is higher than the frame is cut, and said so."""
-    if not has_step_bars(facts.run):
+    if has_no_step(facts.run) or len(facts.run.steps) < 2:
         return None
     binned = binned_steps(facts)
     top_us, highest_us = 1e3 * binned.top_ms, 1e3 * float(binned.height_ms.max())
@@ -296,21 +261,34 @@ def steps_chart(
     return Chart(title, below, "s", end_s, "ms", 0.0, top_ms or 1.0, lines, stacked=True, height_px=height_px)
 
 
-def _device(facts: Facts) -> Chart | None:
-    """The first curve of the device, in percent of what it can be."""
-    shown = of_device(facts.run.samples)[0][:1]
-    if not shown or not is_long_enough(shown[0]):
+def device_curves(facts: Facts, kinds: tuple[str, ...] = PERCENT, most: int = 1) -> Chart | None:
+    """The first curves of the device whose names end so: in percent of what it can be, or in GiB of memory."""
+    begin_ns, end_ns = shown_ns(facts)
+    series = [one for one in facts.run.samples.series if one.name.endswith(kinds) and is_long_enough(one)]
+    lines = [line for one in series if (line := curve(one, begin_ns, end_ns))][:most]
+    if not lines:
         return None
-    series, (begin_ns, end_ns) = shown[0], shown_ns(facts)
-    t_ns, _, mean, _ = at_most(series, _MOST_POINTS)
-    within = t_ns >= begin_ns
-    if not within.any():
+    name, below = lines[0].label if len(lines) == 1 else "Device", "" if len(facts.run.steps) else _end(facts)
+    return curves_chart(name, lines, end_ns - begin_ns, below, "%" if kinds == PERCENT else "GiB")
+
+
+def curve(series: Series, begin_ns: int, end_ns: int) -> Line | None:
+    """The readings within a part of a run, in percent or GiB; None where there are none."""
+    within = (series.t_ns >= begin_ns) & (series.t_ns <= end_ns)
+    t_ns, value = series.t_ns[within] - begin_ns, series.value[within]
+    if not np.isfinite(value).any():
         return None
-    value = mean[within] * percent_scale(series)
-    top = max(100.0, float(np.nanmax(value)))
-    line = Line(series.label, BLUE, (t_ns[within] - begin_ns) / 1e9, value)
-    below, words = "" if len(facts.run.steps) else _end(facts), f"{plain(series.label)}, 0 to {top:.0f} %"
-    return Chart(words, below, "s", (end_ns - begin_ns) / 1e9, "%", 0.0, top, (line,), height_px=48)
+    scale = next((scale for kind, scale in _SCALES.items() if series.name.endswith(kind)), 1.0)
+    times_ns, means = at_most(replace(series, t_ns=t_ns, value=value), _MOST_POINTS)
+    return Line(series.label, BLUE, times_ns / 1e9, means * scale)
+
+
+def curves_chart(name: str, lines: Sequence[Line], end_ns: int, below: str = "", unit: str = "%") -> Chart:
+    """Curves on one axis from 0 on."""
+    highest = max(float(np.nanmax(line.y)) for line in lines)
+    top = max(100.0, highest) if unit == "%" else 1.1 * highest or 1.0
+    title = f"{plain(name)}, 0 to {number(top)} {unit}"
+    return Chart(title, below, "s", end_ns / 1e9, unit, 0.0, top, tuple(lines), height_px=48)
 
 
 def shown_ns(facts: Facts) -> tuple[int, int]:

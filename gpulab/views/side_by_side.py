@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from gpulab.analysis.facts import Facts
 from gpulab.formatting import capitalized, duration, gib, number, speedup
-from gpulab.run import Change, Series
+from gpulab.run import Change
 from gpulab.tuning.bench import Row, Speed, cost_of_row
 from gpulab.tuning.record import BASELINE
 from gpulab.views import run_figure
@@ -27,7 +27,7 @@ from gpulab.views.report.sections import without_parts
 from gpulab.views.run_figure import Chart, Line
 from gpulab.views.wording import effect, operator_name, plain
 
-_OPERATORS, _POINTS = 8, 300
+_OPERATORS = 8
 _LONGER = 5  # times the shorter run: what the longer one did after that is not drawn
 _HIGH_PX = 64
 
@@ -150,28 +150,16 @@ def _first_ns(figures: Facts) -> int:
 def _device(both: Sequence[tuple[str, str, Facts]], end_ns: int) -> Chart | None:
     """How busy the device was in the traced run of each; None where that was read of neither."""
     for kind in ("gpu_utilization_pct", "cpu_pct"):
-        readings = [(mark, colour, _from_first_step(f, kind, end_ns)) for mark, colour, f in both]
-        shown = [(mark, colour, series) for mark, colour, series in readings if series is not None]
-        if shown:
-            break
-    else:
-        return None
-    top = max(100.0, run_figure.highest([series for *_, series in shown]))
-    lines = []
-    for mark, colour, series in shown:
-        t_ns, _, mean, _ = run_figure.at_most(series, _POINTS)
-        lines.append(Line(mark, colour, t_ns / 1e9, mean))
-    title = f"{plain(shown[0][-1].label)}, 0 to {top:.0f} %, in one traced run of each"
-    return Chart(title, "", "s", end_ns / 1e9, "%", 0.0, top, tuple(lines), height_px=_HIGH_PX)
-
-
-def _from_first_step(figures: Facts, kind: str, end_ns: int) -> Series | None:
-    series, first_ns = figures.run.samples.get(kind), _first_ns(figures)
-    if series is None:
-        return None
-    shown = (series.t_ns >= first_ns) & (series.t_ns <= first_ns + end_ns)
-    series = replace(series, t_ns=series.t_ns[shown] - first_ns, value=series.value[shown])
-    return series if run_figure.has_readings(series) else None
+        curves = [
+            (series.label, replace(line, label=mark, colour=colour))
+            for mark, colour, f in both
+            if (series := f.run.samples.get(kind)) is not None
+            and (line := run_figure.curve(series, _first_ns(f), _first_ns(f) + end_ns)) is not None
+        ]
+        if curves:
+            chart = run_figure.curves_chart(curves[0][0], [line for _, line in curves], end_ns)
+            return replace(chart, title=f"{chart.title}, in one traced run of each", height_px=_HIGH_PX)
+    return None
 
 
 def _losses(a: Row, b: Row) -> Chart | None:

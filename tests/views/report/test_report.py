@@ -200,16 +200,16 @@ def test_a_few_steps_have_one_bar_each_with_every_part() -> None:
 def test_a_meter_that_pauses_draws_no_line_over_the_hole() -> None:
     t = np.concatenate([np.arange(10), np.arange(100, 110)]) * 100 * MS
     series = Series("cpu_pct", "%", "CPU", "psutil", t, np.arange(20.0))
-    at, _, mean, _ = run_figure.at_most(series, 350)
+    at, mean = run_figure.at_most(series, 350)
     assert np.isnan(mean).sum() == 1 and np.isfinite(at).all()
     assert mean[~np.isnan(mean)].tolist() == np.arange(20.0).tolist()
 
 
-def test_many_readings_are_drawn_as_mean_and_range() -> None:
+def test_many_readings_are_drawn_as_means() -> None:
     value = np.random.default_rng(1).normal(50, 10, 10_000)
     series = Series("cpu_pct", "%", "CPU", "psutil", np.arange(10_000) * MS, value)
-    at, low, mean, high = run_figure.at_most(series, 350)
-    assert len(at) <= 350 and low.min() == value.min() and high.max() == value.max()
+    at, mean = run_figure.at_most(series, 350)
+    assert len(at) <= 350
     groups = np.split(value, range(29, 10_000, 29))
     assert mean.tolist() == pytest.approx([g.mean() for g in groups])
 
