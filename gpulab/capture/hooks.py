@@ -25,7 +25,7 @@ from gpulab.capture.arguments import Arguments
 from gpulab.capture.pauses import SHORT_MOST, SHORTEST_NS, Pauses
 from gpulab.tape.marks import Kind, Tape
 from gpulab.torch_hooks.hook_points import step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, remove_callback, replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, remove_callback, replaced
 
 if TYPE_CHECKING:
     from gpulab.capture.pilot import Pilot
@@ -104,7 +104,7 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleH
         undo.enter_context(replaced(_owner(point.module, point.owner), point.name, wrap))
     models = undo.enter_context(ExitStack())
     wrapped = _owner("torch.nn.parallel", "DistributedDataParallel")
-    models.enter_context(heard_before(wrapped, "forward", pilot.model_inputs.called))
+    models.enter_context(before_calls(wrapped, "forward", pilot.model_inputs.called))
     models.callback(pilot.model_inputs.close)
     if in_ranks:
         pilot.model_inputs.hear_first()

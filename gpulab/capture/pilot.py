@@ -114,7 +114,7 @@ class Pilot:
         self.events = StepEvents() if on_gpu else None
         self.peaks: PeakMemory | None = None  # of a GPU's memory
         self.cores: CoreReadings | None = None
-        self.tape.heed(RARE, self.act)
+        self.tape.subscribe(RARE, self.act)
 
     @property
     def step_count(self) -> int:
@@ -161,7 +161,7 @@ class Pilot:
         """The run is over, `end_ns` after it began, with this error, if any: its steps."""
         _running[:] = [pilot for pilot in _running if pilot is not self]
         self._outside = frozenset()
-        self.tape.heed(frozenset(), lambda *_: None)  # whoever still marks wakes nobody
+        self.tape.subscribe(frozenset(), lambda *_: None)  # whoever still marks wakes nobody
         steps = self.reader.finish(self._origin_ns + end_ns)
         if self.reader.fault is not None and self.fault is None:
             self.give_up(self.reader.fault)
@@ -286,11 +286,11 @@ class Pilot:
         until = min(self.phases.unchanged_until, NEVER if self._wanted is None else self._wanted)
         self._due_at = self.tape.count + (0 if learns else min(LONGEST, finder.marks_until(until)))
         if self.events is not None or self.peaks is not None:
-            self.tape.heed(RARE | {Kind.BACKWARD, Kind.STEPPED, self._ends or Kind.ASK}, self.act)
+            self.tape.subscribe(RARE | {Kind.BACKWARD, Kind.STEPPED, self._ends or Kind.ASK}, self.act)
         self._sleep()
 
     def _sleep(self) -> None:
-        self.tape.wake_at(self._due_at - self.tape.taken)
+        self.tape.wake_at(self._due_at - self.tape.packed_count)
         if self._must_act():  # another thread may just have asked for it
             self.tape.wake_at(0)
 
@@ -344,7 +344,7 @@ class Pilot:
     @property
     def stepless(self) -> bool:
         """Whether nothing that makes steps was seen so far."""
-        return not self.reader.finder.loader_seen and not self.counted
+        return not self.reader.finder.has_loader and not self.counted
 
     def _hear_modules(self, wanted: bool) -> None:
         if self._modules is not None:

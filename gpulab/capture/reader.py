@@ -36,7 +36,7 @@ class Reader:
     def read(self) -> StepFinder:
         """Go on to the newest mark."""
         with self._lock:
-            self._tape.take()
+            self._tape.pack()
             try:
                 if self.fault is None:
                     self._go_on()
@@ -58,7 +58,7 @@ class Reader:
     def write(self, journal: Journal) -> None:
         """Append the marks that are new to the journal. From one thread of ours at a time. Raises OSError."""
         with self._lock:
-            self._tape.take()
+            self._tape.pack()
             self._journal = journal
             chunks = self._tape.chunks[self._written :]
         for marks in chunks:  # the training thread may wait for the lock, and never for the disk

@@ -21,7 +21,7 @@ import numpy as np
 from gpulab.capture.loader_facts import arrays_in
 from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import Int64, Steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes
 
@@ -52,7 +52,7 @@ class Losses:
             return scale
 
         try:
-            with heard_before(autograd, "backward", self._hear), replaced(GradScaler, "scale", wrap_scale):
+            with before_calls(autograd, "backward", self._hear), replaced(GradScaler, "scale", wrap_scale):
                 yield self
         finally:
             self._scaled = None
@@ -132,7 +132,7 @@ class ModelInputs:
                 first = weakref.ref(module)
                 self._first.close()
                 self._first.enter_context(
-                    heard_before(type(module), "forward", lambda a, k: self._heard(first(), a, k))
+                    before_calls(type(module), "forward", lambda a, k: self._heard(first(), a, k))
                 )
 
         self._first.callback(register_module_forward_pre_hook(find).remove)

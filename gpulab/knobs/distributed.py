@@ -21,7 +21,7 @@ from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, 
 from gpulab.knobs.observation import Observation, ObservedDataParallel
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,7 +182,7 @@ class CommHook(RankKnob):
                 _register(args[0], str(value), effects)
 
         if value != "none":
-            undo.enter_context(heard_before(DistributedDataParallel, "forward", called))
+            undo.enter_context(before_calls(DistributedDataParallel, "forward", called))
 
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         count = effects.counts.get(HOOKED, 0)
@@ -329,7 +329,7 @@ def without_sync(models: list[Any]) -> Iterator[None]:
         args[0].require_backward_grad_sync = False
 
     try:
-        with heard_before(DistributedDataParallel, "forward", called):
+        with before_calls(DistributedDataParallel, "forward", called):
             yield
     finally:
         for model in models:

@@ -23,7 +23,7 @@ from gpulab.knobs.observation import OPERATORS, Observation, Shape, StepInputs, 
 from gpulab.run import Device, Run
 from gpulab.timeline.labels import differentiates_twice
 from gpulab.torch_hooks.hook_points import Call, Layer, around_outermost, step_hooks
-from gpulab.torch_hooks.patching import Args, KeywordArgs, heard_before, replaced
+from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -136,9 +136,9 @@ class Observer:
 
         with ExitStack() as undo:
             undo.callback(self._close)
-            undo.enter_context(heard_before(DataLoader, "__iter__", self._iterated))
-            undo.enter_context(heard_before(GradScaler, "scale", self._scaled))
-            undo.enter_context(heard_before(Distribution, "__init__", self._made_distribution))
+            undo.enter_context(before_calls(DataLoader, "__iter__", self._iterated))
+            undo.enter_context(before_calls(GradScaler, "scale", self._scaled))
+            undo.enter_context(before_calls(Distribution, "__init__", self._made_distribution))
             undo.enter_context(replaced(autocast, "__enter__", self._around_autocast))
             self._begin()
             yield
@@ -169,7 +169,7 @@ class Observer:
 
         if self._undo_steps is not None and not self._hears_passes:
             self._hears_passes = True
-            self._undo_steps.enter_context(heard_before(torch.autograd, "backward", self._backward))
+            self._undo_steps.enter_context(before_calls(torch.autograd, "backward", self._backward))
 
     def _rest(self) -> None:
         """Hear no steps. Not from an optimizer's hook, of which torch is calling one after the other."""

@@ -1,8 +1,8 @@
-"""The marks of a run in one growing table: a hook notes when and what, a reader finds out what it means.
+"""The marks of a run in one growing table: hooks record what happened and when, readers interpret it.
 
-What one mark costs is measured once in a process, so that no step needs its own clock reads to tell gpulab's part: the
-time inside of the mark, after other memory was read, without the clock reads around it. What a mark evicts from the
-caches slows what comes after it; that is no part of it (`benchmarks/marks.py` measures both together).
+The cost of one mark is measured once per process, so that no step needs extra clock reads to tell gpulab's share. It is
+the time inside the mark after other memory was read, without the clock reads around it. A mark also evicts cache lines
+and so slows the code after it; `benchmarks/marks.py` measures both together.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 Marks = npt.NDArray[np.void]  # of MARK
-Act = Callable[[int, int, int, Any], None]  # time, kind, argument, what it is about
+Act = Callable[[int, int, int, Any], None]  # time, kind, argument, subject
 
 
 class Mark(Protocol):
-    """Writes a mark; `subject`: what it is about, for who acts at once."""
+    """Writes a mark. `subject`, the object that it concerns, is only for `act`."""
 
     def __call__(self, kind: int, argument: int, subject: Any = None, /) -> None: ...
 
@@ -32,103 +32,103 @@ NEVER = 1 << 62
 
 
 class Kind(IntEnum):
-    """What a mark says; in brackets its argument."""
+    """What happened; in brackets the mark's argument."""
 
     BEGIN = 0  # the user's code begins
-    ITER = 1  # a DataLoader is asked for an iterator (its number)
-    ITERATOR = 2  # it gave one, or raised
-    ASK = 3  # an iterator is asked for a batch (number of its loader)
-    GOT = 4  # it gave one (samples, -1: unknown)
-    END = 5  # it had none left, or raised
+    ITER = 1  # the loop asks a DataLoader for an iterator (the loader's number)
+    ITERATOR = 2  # the loader has returned it, or raised
+    ASK = 3  # the loop asks an iterator for a batch (the loader's number)
+    GOT = 4  # the iterator has returned one (samples; -1: unknown)
+    END = 5  # the iterator had none left, or raised
     UPDATED = 6  # weights have changed since the first backward pass, and no optimizer stepped
     BACKWARD = 7  # a backward pass begins (1: weights have changed since the last one, and no optimizer stepped)
     BACKWARD_END = 8
     GRAD = 9  # torch.autograd.grad (as BACKWARD)
-    STEP = 10  # an optimizer is about to step (its id)
-    STEPPED = 11  # it has stepped (id)
-    SCALE = 12  # GradScaler is to step an optimizer (id)
-    SCALED = 13  # it has, or decided that it should not
-    SCALE_FAILED = 14  # it raised
+    STEP = 10  # Optimizer.step begins (the optimizer's id)
+    STEPPED = 11  # Optimizer.step has returned (id)
+    SCALE = 12  # GradScaler.step begins (the optimizer's id)
+    SCALED = 13  # GradScaler.step has returned, whether or not the optimizer stepped
+    SCALE_FAILED = 14  # GradScaler.step raised
     HAND = 15  # gpulab.step()
-    RESUME = 16  # gpulab was at work until now (1: on the profiler)
-    PHASE = 17  # steps that end from now on are of this phase (Phase)
-    COMPILE = 18  # something was compiled
-    STOP = 19  # nothing that follows counts
-    OWN = 20  # gpulab itself was at work (ns)
+    RESUME = 16  # gpulab's own work ends (1: on the profiler)
+    PHASE = 17  # steps that end from now on belong to this phase (Phase)
+    COMPILE = 18  # torch has compiled something
+    STOP = 19  # later marks do not count
+    OWN = 20  # gpulab's own work took this long (ns)
     GRAD_OFF = 21  # gradients are switched off
-    GRAD_ON = 22  # they are as before
+    GRAD_ON = 22  # gradients are as before
     EVAL = 23  # a model is switched to evaluation
-    TRAIN = 24  # and back
+    TRAIN = 24  # a model is switched back to training
 
 
 class Tape:
-    """Holds the marks of one thread. `mark(kind, argument, subject)` reads the clock and keeps three numbers.
+    """Holds the marks of one thread. `mark(kind, argument, subject)` reads the clock and stores three numbers.
 
-    They wait in a list, where a mark costs a third of what packing it costs between torch's operators, and is whole or
-    not there: nothing interrupts `extend`. Whoever reads the tape packs them. Once so many wait as `wake_at` said, and
-    at the kinds of `heed`, each mark calls `act(t_ns, kind, argument, subject)` on the thread that marks.
+    They go into a list: that costs a third of packing them between torch's operators, and nothing interrupts `extend`,
+    so no mark is ever half there. Readers pack them. A mark calls `act(t_ns, kind, argument, subject)` on its thread
+    for the kinds given to `subscribe`, and once as many marks wait for packing as `wake_at` says.
     """
 
     def __init__(self) -> None:
         self._waiting: list[int] = []
-        self.taken = 0  # marks
-        self.chunks: list[Marks] = []  # what was taken, until somebody who has no use for it any more drops it
+        self.packed_count = 0  # marks
+        self.chunks: list[Marks] = []  # packed marks, until the reader drops them
         self._prepare()
 
     def _prepare(self) -> None:
         waiting, now = self._waiting, perf_counter_ns
         extend, wake = waiting.extend, 3 * NEVER
-        heeded: frozenset[int] = frozenset()
+        subscribed: frozenset[int] = frozenset()
         act: Act = _nothing
 
         def mark(kind: int, argument: int, subject: Any = None) -> None:
             extend((t_ns := now(), kind, argument))
-            if len(waiting) >= wake or kind in heeded:
+            if len(waiting) >= wake or kind in subscribed:
                 act(t_ns, kind, argument, subject)
 
         def wake_at(count: int) -> None:
             nonlocal wake
             wake = 3 * count
 
-        def heed(kinds: frozenset[int], how: Act) -> None:
-            nonlocal heeded, act
-            heeded, act = kinds, how
+        def subscribe(kinds: frozenset[int], how: Act) -> None:
+            nonlocal subscribed, act
+            subscribed, act = kinds, how
 
         self.mark: Mark = mark
-        self.wake_at, self.heed = wake_at, heed
+        self.wake_at, self.subscribe = wake_at, subscribe
 
     def note(self, kind: int, argument: int) -> int:
-        """A mark that calls nobody; its time."""
+        """Write a mark without calling `act`; return its time."""
         self._waiting.extend((t_ns := perf_counter_ns(), kind, argument))
         return t_ns
 
     @property
     def count(self) -> int:
-        """Marks so far; while another thread takes some it may be too high."""
-        return self.taken + len(self._waiting) // 3
+        """Marks so far; may be too high while another thread packs some."""
+        return self.packed_count + len(self._waiting) // 3
 
-    def take(self) -> None:
-        """Move those that wait to `chunks`, from one thread at a time. The next mark wakes whoever acts."""
+    def pack(self) -> None:
+        """Move waiting marks to `chunks`, from one thread at a time. The next mark calls `act`."""
         waiting = self._waiting[:]
         count = len(waiting)
         if not count:
             return
         marks = np.array(waiting, np.int64).view(MARK)
-        taken = self.taken + len(marks)
-        # no call from here on, so no signal in between: a mark is in one of both, once
-        self.taken = taken
+        packed_count = self.packed_count + len(marks)
+        # no call from here on, so no signal in between: each mark is in exactly one of both places
+        self.packed_count = packed_count
         self.chunks += (marks,)
         del self._waiting[:count]
         self.wake_at(0)
 
     def marks(self) -> Marks:
-        """All of them, where none were dropped; a copy."""
-        self.take()
+        """All marks, where no chunk was dropped; a copy."""
+        self.pack()
         return np.concatenate([*self.chunks, np.empty(0, MARK)])
 
 
 def _nothing(t_ns: int, kind: int, argument: int, subject: Any) -> None:
-    """Nobody acts."""
+    """Until somebody subscribes."""
 
 
 CALLS = 200
@@ -137,14 +137,14 @@ _BETWEEN_BYTES = 16_384
 
 @functools.cache
 def mark_cost_ns() -> int:
-    """Of one mark on a tape; the first call takes less than 2 ms. Own time of a step: its marks times that."""
+    """The cost of one mark; the first call takes less than 2 ms. A step's own cost is that times its marks."""
     return round(cost_ns(Tape().mark))
 
 
 def cost_ns(
     mark: Callable[[int, int], object], clock: Callable[[], int] = perf_counter_ns, calls: int = CALLS
 ) -> float:
-    """The median of many calls, without what reading the clock takes: neither is disturbed by a neighbour for long."""
+    """The median cost of a call of `mark`, less that of reading the clock; medians bear short disturbances."""
     between, whole, empty = bytes(_BETWEEN_BYTES), list[int](), list[int]()
     for _ in range(calls):
         between.count(b"\1")

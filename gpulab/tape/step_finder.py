@@ -1,6 +1,6 @@
-"""The steps of a training loop, read off the marks that it leaves by itself. Pure: knows times, not torch.
+"""Finds the steps of a training loop in the marks of its hooks. Pure: it knows times, not torch.
 
-Marks are read as they come or all at once, with the same result. What makes a step, best evidence first:
+It gives the same result whether it reads the marks one by one or all at once. What makes a step, best evidence first:
 
 - `gpulab.step()`: each call ends a step.
 - DataLoader and optimizer: a step begins when the loader is asked for its first batch and ends when a loader is asked
@@ -11,9 +11,10 @@ Marks are read as they come or all at once, with the same result. What makes a s
 - backward passes alone (neither loader nor optimizer): from the first backward pass after an update of the weights to
   the first one after the next update; so accumulation and a GAN's two passes are one step.
 
-Batches that train nothing belong to no step: what was fetched before the first backward pass, a whole pass over a
-loader without a backward pass, batches of a loader that never trained when one that did is asked again. A loader begun
-in the middle of an accumulation is evaluation too; its time cannot be taken out of the step, its batches do not count.
+Batches that train nothing belong to no step: those fetched before the first backward pass, those of a whole pass over
+a loader without a backward pass, and those of a loader that has never trained once the training loader is asked again.
+A loader that begins in the middle of an accumulation is evaluation too: its batches do not count, but its time cannot
+be told from the step's.
 """
 
 from __future__ import annotations
@@ -21,36 +22,39 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gpulab.run import Int64, Phase, StepFlag, Steps
+from gpulab.run import Int64, Phase, Steps
 from gpulab.tape.marks import Kind, Marks
 from gpulab.tape.step_rows import (
     BATCHES,
+    COMPILED,
     END,
-    ENDED_FIRST,
+    EPOCH_START,
+    EXHAUSTED_FIRST,
     FEEDER,
     FLAGS,
     OPTIMIZER,
     OWN,
+    PARTIAL,
     PHASE,
+    PROFILER_EDGE,
     SAMPLES,
     START,
     UNKNOWN,
     WAIT,
     StepRows,
     live_columns,
+    open_step,
+    prefetch_count,
     repeated_rows,
     steps_of_rows,
 )
 
-EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
-COMPILED = int(StepFlag.COMPILE)
 OPTIMIZER_RETIRES_AFTER = 16  # steps of other optimizers without one of the first
 UNSETTLED_BATCHES = 32  # batches with a backward pass but no optimizer: after these, each batch is a step
 AT_A_TIME = 256  # marks
-ALIKE, REPEATS = 3, 1024  # turns of as many marks until it is tried to read more at once, and at most so many
+ALIKE, REPEATS = 3, 1024  # after 3 steps with equally many marks, up to 1,024 more of them are read at once
 
 
 def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
@@ -60,68 +64,47 @@ def steps_of(marks: Marks, origin_ns: int, end_ns: int | None = None) -> Steps:
     return finder.steps(end_ns)
 
 
-class _Step(Struct, gc=False):
-    """The step that is open, and the row that it becomes. What is seldom filled is an empty tuple."""
-
-    row: list[int]
-    asked: bool = False  # a loader was asked for anything
-    fed: tuple[int, ...] = ()  # loaders that gave a batch, in order, each once
-    guests: tuple[int, ...] = ()  # loaders begun amid an accumulation: evaluation
-    ended: int | None = None  # the loader that had none left, if that was the last answer
-    ended_first: bool = False  # it had none left already when the optimizer stepped
-    backwards: int = 0
-    optimized_ns: int | None = None  # end of the last optimizer step within
-    batches_when_optimized: int = -1
-    others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: which, end, the row by then
-
-
-def _begun(start_ns: int, backwards: int = 0) -> _Step:
-    return _Step([start_ns, 0, 0, 0, 0, 0, 0, 0, 0, -1], backwards=backwards)
-
-
 class StepFinder:
-    """Reads marks in order; each costs gpulab `mark_ns`. Where steps are taken back `generation` grows."""
+    """Reads marks in order; each mark costs gpulab `mark_ns`. When it withdraws steps, `generation` grows."""
 
     def __init__(self, origin_ns: int, mark_ns: int = 0) -> None:
         self._origin_ns = origin_ns
         self._mark_ns = mark_ns
-        self._heard = self._heard_before = 0  # marks, and those until the newest step ended
-        self._open = _begun(origin_ns)
+        self._mark_count = self._marks_before = 0  # marks so far, and those until the newest step ended
+        self._open = open_step(origin_ns)
         self._rows = StepRows()
-        self._training: set[int] = set()  # loaders that have fed an optimizer step
-        self._fed_backward: set[int] = set()  # loaders that have fed a step with a backward pass and no optimizer
-        self._optimizer: int | None = None
-        self._strangers = 0  # steps of other optimizers since the last one of `_optimizer`
+        self._training_loaders: set[int] = set()  # loaders that have fed an optimizer step
+        self._backward_loaders: set[int] = set()  # loaders that have fed a step with a backward pass and no optimizer
+        self._optimizer: int | None = None  # whose steps end the run's steps
+        self._other_steps = 0  # steps of other optimizers since the last one of `_optimizer`
         self._round = 0  # most such steps between two of `_optimizer`
         self._manual = self._by_optimizer = self._by_backward = False  # what ends steps, where no loader does
         self.feeder: int | None = None  # the first loader of the newest step that had one
-        self._feeding = 0  # how many loaders fed that step
-        self._fed = 0  # consecutive steps that a loader fed all the same
+        self._feeder_count = 0  # how many loaders fed that step
+        self._fed_steps = 0  # consecutive steps that a loader fed, although steps end otherwise
         self._first_backward_ns = self._backward_end_ns = 0
-        self._passing = False  # a backward pass is going on
-        self._first_backwards = 0  # passes in the first step that they made
-        self.loader_seen = self._backward_seen = self._settled = self._stopped = False
-        self._depth = self._asking = self._asked_ns = 0
-        self._began: dict[int, int] = {}  # optimizers that are stepping, and since when
+        self._in_backward = False
+        self._first_backwards = 0  # passes in the first step that backward passes ended
+        self.has_loader = self._has_backward = self._batch_is_step = self._stopped = False
+        self._depth = self._requested_loader = self._request_ns = 0
+        self._began: dict[int, int] = {}  # optimizers in the middle of a step, and since when
         self._scaling: list[tuple[int, int] | None] = []  # GradScaler's calls: optimizer, since when; None: it stepped
         self._phase = int(Phase.WARMUP)
-        self._own_ns = 0  # what gpulab has said of its own time
+        self._own_ns = 0  # gpulab's own time, as its marks report it
         self.generation = 0
-
-    # -- what is known ---------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
         return len(self._rows)
 
     @property
     def count(self) -> int:
-        """Steps that are certain. Batches before a first optimizer step may still become one accumulated step."""
+        """Steps that no later mark can merge: batches before the first optimizer step may be one accumulated step."""
         return 0 if self._optimizer is None and self.undecided else len(self)
 
     def marks_until(self, count: int) -> int:
-        """After how many marks, at the earliest, there can be so many steps: who waits for them need not look before.
+        """The fewest further marks after which there can be `count` steps.
 
-        Each mark ends one step at most, but for optimizers' steps that turn out to be steps of their own.
+        Each mark ends at most one step, except where the steps of several optimizers turn out to be separate steps.
         """
         step = self._open
         return max(1, count - len(self) - len(step.others) - (step.optimized_ns is not None))
@@ -133,13 +116,13 @@ class StepFinder:
 
     @property
     def undecided(self) -> bool:
-        """Whether there were backward passes and nothing yet that tells a batch from a whole step."""
-        return self._backward_seen and self.without_optimizer and not self._settled and not self._by_backward
+        """Whether there were backward passes, and it is still open whether each batch is a step."""
+        return self._has_backward and self.without_optimizer and not self._batch_is_step and not self._by_backward
 
     @property
     def trains(self) -> bool:
-        """Whether there was more than batches: a backward pass, an optimizer, a step marked by hand."""
-        return self._backward_seen or self._optimizer is not None or self._manual
+        """Whether the loop does more than load: it made a backward pass, an optimizer's step, or a mark by hand."""
+        return self._has_backward or self._optimizer is not None or self._manual
 
     @property
     def optimizer_ends_steps(self) -> bool:
@@ -158,12 +141,12 @@ class StepFinder:
 
     @property
     def hooks_ns(self) -> int:
-        """What all marks have cost, with what gpulab did at them."""
-        return self._own_ns + self._heard * self._mark_ns
+        """The cost of all marks, and of what gpulab did at them."""
+        return self._own_ns + self._mark_count * self._mark_ns
 
     def last_batches(self) -> int:
         """Batches that the newest step took from each of its loaders. Raises IndexError without a step."""
-        return self._rows.newest[BATCHES] // max(1, self._feeding)
+        return self._rows.newest[BATCHES] // max(1, self._feeder_count)
 
     def rows_since(self, count: int) -> Int64:
         """Start, end, data wait (ns) and samples (-1 unknown) of the steps after so many, [n, 4]."""
@@ -171,33 +154,33 @@ class StepFinder:
 
     @property
     def source(self) -> str:
-        """What marks the steps, in the user's words; empty while nothing did."""
+        """What ends the steps, in the user's words; empty without any."""
         if self._manual:
             return "gpulab.step()"
         if self._optimizer is not None:
             return "Optimizer.step" if self._by_optimizer else "DataLoader and Optimizer.step"
         if self._by_backward:
             return "backward passes"
-        return "DataLoader" if self.loader_seen and len(self) else ""
+        return "DataLoader" if self.has_loader and len(self) else ""
 
     def steps(self, end_ns: int | None = None) -> Steps:
-        """All of them; once the code has ended, also one whose work was done but that no boundary closed."""
+        """All steps; once the code has ended, also a last one that did its work and met no boundary."""
         if end_ns is not None:
-            self._close_what_is_left(end_ns)
+            self._close_last_step(end_ns)
         return steps_of_rows(self._rows.table(), self._origin_ns, ended=end_ns is not None)
 
     # -- marks -----------------------------------------------------------------------------------------------------
 
     def read(self, marks: Marks) -> None:
-        """Go on with these. Turns of the loop that only repeat the one before are read all at once."""
-        at, turn, last, alike = 0, 0, -1, 0
+        """Continue with these marks. Steps that only repeat the one before are read all at once."""
+        at, turn, last, alike = 0, 0, -1, 0  # `turn`: marks of the newest step, which ended at mark `last`
         state: dict[str, Any] = {}
         steps = self._rows
         while at < len(marks):
             first, rows = at, marks[at : at + AT_A_TIME].tolist()
             for at, (t_ns, kind, argument) in enumerate(rows, first + 1):
                 count = len(steps)
-                self._hear(t_ns, kind, argument)
+                self._read_mark(t_ns, kind, argument)
                 if len(steps) != count + 1:
                     continue
                 before, turn, last = turn, at - 1 - last, at - 1
@@ -212,218 +195,218 @@ class StepFinder:
         self._rows.pack()
 
     def _state(self) -> dict[str, Any]:
-        """All that decides, and no time."""
-        times = {"_asked_ns", "_backward_end_ns", "_rows", "_open", "_heard", "_heard_before", "_own_ns"}
+        """Everything that decides how the next mark is read, without times."""
+        times = {"_request_ns", "_backward_end_ns", "_rows", "_open", "_mark_count", "_marks_before", "_own_ns"}
         own = {name: value for name, value in vars(self).items() if name not in times}
         step = replace(self._open, row=self._open.row[1:])
-        return own | {"open": step, "_training": len(self._training), "_began": [*self._began]}
+        return own | {"open": step, "_training_loaders": len(self._training_loaders), "_began": [*self._began]}
 
     def _repeat(self, marks: Marks, last: int, turn: int) -> int:
-        """Close a step for each turn that follows and is like the one that ended at mark `last`: so many marks."""
+        """Close a step for each turn after mark `last` that repeats the turn before it; how many marks these are."""
         near = marks[last - turn : last + 1 + REPEATS * turn]
         table = repeated_rows(near, turn, self._rows.newest, self._mark_ns)
         count = (len(table) - 1) * turn
         if count > 0:
             self._rows.extend(table[1:])
             self._own_ns += int(table[1:, OWN].sum()) - count * self._mark_ns
-            self._heard += count
-            self._heard_before += count
+            self._mark_count += count
+            self._marks_before += count
             self._open.row[START] = int(table[-1, END])
         return max(0, count)
 
-    def _hear(self, t_ns: int, kind: int, argument: int) -> None:
+    def _read_mark(self, t_ns: int, kind: int, argument: int) -> None:
         """Frequent kinds come first."""
         if self._stopped:
             return
         match kind:
             case Kind.ASK | Kind.ITER:
-                self._asked(argument, t_ns, kind == Kind.ITER)
+                self._request(argument, t_ns, kind == Kind.ITER)
             case Kind.GOT | Kind.END | Kind.ITERATOR:
-                self._answered(kind, argument, t_ns)
+                self._answer(kind, argument, t_ns)
             case Kind.BACKWARD | Kind.GRAD:
-                self._differentiated(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
+                self._backward_pass(bool(argument), t_ns, backward=kind == Kind.BACKWARD)
             case Kind.BACKWARD_END:
-                self._passing, self._backward_end_ns = False, t_ns
+                self._in_backward, self._backward_end_ns = False, t_ns
             case Kind.STEP:
                 self._began[argument] = t_ns
             case Kind.STEPPED:
                 if self._scaling:
                     self._scaling[-1] = None
-                self._optimized(argument, self._began.pop(argument, t_ns), t_ns)
+                self._optimizer_step(argument, self._began.pop(argument, t_ns), t_ns)
             case Kind.HAND:
-                self._ended_by_hand(t_ns)
+                self._end_by_hand(t_ns)
             case Kind.SCALE:
                 self._scaling.append((argument, t_ns))
             case Kind.SCALED | Kind.SCALE_FAILED:
-                held_back = self._scaling.pop()
-                if kind == Kind.SCALED and held_back is not None:
-                    self._optimized(*held_back, t_ns)
+                call = self._scaling.pop()
+                if kind == Kind.SCALED and call is not None:
+                    self._optimizer_step(*call, t_ns)
             case Kind.RESUME:
                 self._open.row[START] = max(self._open.row[START], t_ns)
                 self._open.row[FLAGS] |= PROFILER_EDGE * argument
                 self._open.others = ()
-                self._asked_ns = max(self._asked_ns, t_ns)
+                self._request_ns = max(self._request_ns, t_ns)
             case Kind.OWN:
                 self._own_ns += argument
                 self._open.row[OWN] += argument
-                self._asked_ns += argument if self._depth else 0
+                self._request_ns += argument if self._depth else 0
             case Kind.COMPILE:
                 self._open.row[FLAGS] |= COMPILED
             case Kind.UPDATED:
-                self._settled = True
+                self._batch_is_step = True
             case Kind.PHASE:
                 self._phase = argument
             case Kind.BEGIN:
                 self._open.row[START] = t_ns
             case Kind.STOP:
                 self._stopped = True
-        self._heard += 1
+        self._mark_count += 1
 
-    def _asked(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """A loader is asked. Nested requests count once."""
+    def _request(self, loader: int, t_ns: int, fresh: bool) -> None:
+        """The loop asks a loader for an iterator or a batch. A loader within a loader does not count."""
         self._depth += 1
         if self._depth > 1:
             return
         if not (self._manual or self._by_optimizer or self._by_backward):
             self._before_loader(loader, t_ns, fresh)
-        self.loader_seen = self._open.asked = True
-        if fresh and loader not in self._open.guests:
+        self.has_loader = self._open.has_request = True
+        if fresh and loader not in self._open.evaluations:
             self._open.row[FLAGS] |= EPOCH_START
-        self._asking, self._asked_ns = loader, t_ns
+        self._requested_loader, self._request_ns = loader, t_ns
 
-    def _answered(self, kind: int, samples: int, t_ns: int) -> None:
+    def _answer(self, kind: int, samples: int, t_ns: int) -> None:
         self._depth -= 1
         if self._depth > 0:
             return
-        step, asking = self._open, self._asking
-        step.row[WAIT] += max(0, t_ns - max(self._asked_ns, step.row[START]))
-        if asking in step.guests:
+        step, asking = self._open, self._requested_loader
+        step.row[WAIT] += max(0, t_ns - max(self._request_ns, step.row[START]))
+        if asking in step.evaluations:
             return
         if kind == Kind.GOT:
             step.row[BATCHES] += 1
             step.row[SAMPLES] += samples if samples >= 0 else UNKNOWN
-            step.ended = None
-            if asking not in step.fed:
-                step.fed += (asking,)
+            step.exhausted = None
+            if asking not in step.feeders:
+                step.feeders += (asking,)
         else:
-            step.ended = asking if kind == Kind.END else None
+            step.exhausted = asking if kind == Kind.END else None
 
-    def _differentiated(self, updated: bool, t_ns: int, *, backward: bool) -> None:
+    def _backward_pass(self, updated: bool, t_ns: int, *, backward: bool) -> None:
         """A backward pass begins; `updated`: the first one after weights were updated."""
-        if updated and self.without_optimizer and (self._by_backward or not self._open.fed):
+        if updated and self.without_optimizer and (self._by_backward or not self._open.feeders):
             self._updated(t_ns)
         if not backward:
             return
-        if not self._backward_seen:
+        if not self._has_backward:
             if self.without_optimizer:
-                self._fold(self._fetched_ahead())
+                self._merge_rows(self._prefetch_count())
             self._first_backward_ns = t_ns
-            self._backward_seen = True
+            self._has_backward = True
         self._open.backwards += 1
-        self._passing = True
+        self._in_backward = True
 
     def _updated(self, t_ns: int) -> None:
-        """Weights were updated, and no optimizer or loader tells steps apart: one ends here."""
+        """Weights were updated by hand, and no loader tells steps apart: a step ends here."""
         if not self._by_backward:
             self._by_backward = True
-            self._fold(0)
+            self._merge_rows(0)
             start_ns = max(self._open.row[START], self._first_backward_ns)
-            self._open = _begun(start_ns, self._open.backwards)
+            self._open = open_step(start_ns, self._open.backwards)
         if self._is_fed_by_loader():
             self._by_backward = False
             return
         if len(self) == 1 and self._first_backwards < self._open.backwards:
-            self._fold(0)  # the watched weights are updated amid a step (a GAN): the first row was a part of one
+            self._merge_rows(0)  # a GAN updates the compared weights amid a step: the first row was a part of one
         if not len(self):
             self._first_backwards = self._open.backwards
         self._close(t_ns)
 
-    def _ended_by_hand(self, t_ns: int) -> None:
+    def _end_by_hand(self, t_ns: int) -> None:
         """From the first `gpulab.step()` on nothing else makes steps."""
         if not self._manual:
             self._manual = True
             begun = np.flatnonzero(self._rows.table()[:, FLAGS] & EPOCH_START)
             anew = self._open.row[FLAGS] & EPOCH_START or self._by_backward
-            self._fold(0 if anew else len(self) - (int(begun[-1]) if len(begun) else 0))
+            self._merge_rows(0 if anew else len(self) - (int(begun[-1]) if len(begun) else 0))
         self._close(t_ns)
 
-    # -- a loader is asked -----------------------------------------------------------------------------------------
+    # -- requests to a loader --------------------------------------------------------------------------------------
 
     def _before_loader(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """Close, keep or begin the open step."""
+        """Close the open step, continue it, or begin it anew."""
         step = self._open
         if step.optimized_ns is not None:
-            self._training.update(step.fed)
+            self._training_loaders.update(step.feeders)
             self._close(t_ns)
-        elif not step.fed:
-            if fresh and step.ended is not None and self.undecided:
-                self._settled = len(self) > 0  # a whole pass trained and no optimizer stepped
-            if step.ended is not None or not step.asked:
-                self._open = _begun(t_ns)
+        elif not step.feeders:
+            if fresh and step.exhausted is not None and self.undecided:
+                self._batch_is_step = len(self) > 0  # a whole epoch trained, and no optimizer stepped
+            if step.exhausted is not None or not step.has_request:
+                self._open = open_step(t_ns)
         elif self._optimizer is None:
             self._next_batch(loader, t_ns, fresh)
-        elif self._trained_nothing(loader, fresh):
-            self._open = _begun(t_ns)
-        elif fresh and step.backwards and self._training and loader not in self._training:
-            step.guests += (loader,)
+        elif self._is_evaluation(loader, fresh):
+            self._open = open_step(t_ns)
+        elif fresh and step.backwards and self._training_loaders and loader not in self._training_loaders:
+            step.evaluations += (loader,)
 
     def _next_batch(self, loader: int, t_ns: int, fresh: bool) -> None:
-        """Without an optimizer: the same loader's next batch is the next step, another loader's belongs to this one."""
+        """Without an optimizer the same loader's next batch begins a step; another loader's belongs to the open one."""
         step = self._open
-        if step.ended is not None and step.ended not in step.fed:  # zip: the other loader had none left
-            self._open = _begun(t_ns)
-        elif fresh and step.backwards and self.undecided and loader not in (*step.fed, step.ended):
-            step.guests += (loader,)
-        elif fresh or loader in step.fed:
+        if step.exhausted is not None and step.exhausted not in step.feeders:  # zip: the other loader had none left
+            self._open = open_step(t_ns)
+        elif fresh and step.backwards and self.undecided and loader not in (*step.feeders, step.exhausted):
+            step.evaluations += (loader,)
+        elif fresh or loader in step.feeders:
             if step.backwards:
-                self._fed_backward.update(step.fed)
-            elif self._backward_seen and self._fed_backward.isdisjoint(step.fed):
-                self._open = _begun(t_ns)  # a batch of an evaluation
+                self._backward_loaders.update(step.feeders)
+            elif self._has_backward and self._backward_loaders.isdisjoint(step.feeders):
+                self._open = open_step(t_ns)  # a batch of an evaluation
                 return
             self._close(t_ns)
 
-    def _trained_nothing(self, loader: int, fresh: bool) -> bool:
-        """Whether the batches of the open step, which no optimizer has used, were evaluation."""
+    def _is_evaluation(self, loader: int, fresh: bool) -> bool:
+        """Whether the batches of the open step, with which no optimizer stepped, were evaluation."""
         step = self._open
-        if step.backwards:  # an accumulation; left over from the last epoch where an evaluation followed
-            return fresh and bool(step.guests) and loader not in step.guests
-        if loader in step.fed:
-            return fresh or step.ended is not None
-        never_trained = self._training.isdisjoint(step.fed)
-        return step.ended in step.fed or (never_trained and (fresh or loader in self._training))
+        if step.backwards:  # an accumulation, unfinished at the end of an epoch that an evaluation followed
+            return fresh and bool(step.evaluations) and loader not in step.evaluations
+        if loader in step.feeders:
+            return fresh or step.exhausted is not None
+        never_trained = self._training_loaders.isdisjoint(step.feeders)
+        return step.exhausted in step.feeders or (never_trained and (fresh or loader in self._training_loaders))
 
-    # -- an optimizer has stepped ----------------------------------------------------------------------------------
+    # -- optimizer steps -------------------------------------------------------------------------------------------
 
-    def _optimized(self, optimizer: int, start_ns: int, end_ns: int) -> None:
-        """Also where GradScaler decided that it should not."""
-        if self._optimizer is None:  # batches since the first backward pass were one step, without any they were none
+    def _optimizer_step(self, optimizer: int, start_ns: int, end_ns: int) -> None:
+        """An optimizer has stepped, or GradScaler has skipped its step."""
+        if self._optimizer is None:  # all batches since the first backward pass are one step; without one, no step
             self._optimizer = optimizer
-            if not self._manual and (not self._backward_seen or self._by_backward or not self._settled):
-                self._fold(len(self) if self._backward_seen and not self._by_backward else 0)
+            if not self._manual and (not self._has_backward or self._by_backward or not self._batch_is_step):
+                self._merge_rows(len(self) if self._has_backward and not self._by_backward else 0)
                 self._by_backward = False
         if not self._manual:
-            self._learn(optimizer)
+            self._choose_optimizer(optimizer)
         step = self._open
         step.row[OPTIMIZER] += max(0, end_ns - max(start_ns, self._backward_end_ns, step.row[START]))
         if step.optimized_ns is None:
-            step.ended_first = step.ended is not None
+            step.exhausted_first = step.exhausted is not None
         step.optimized_ns, step.batches_when_optimized = end_ns, step.row[BATCHES]
         if optimizer != self._optimizer:
-            self._stranger(optimizer, end_ns)
+            self._other_optimizer(optimizer, end_ns)
             return
-        self._round, self._strangers = max(self._round, self._strangers), 0
+        self._round, self._other_steps = max(self._round, self._other_steps), 0
         if not self._by_optimizer or self._manual:
             return
-        self._fed = self._fed + 1 if step.row[BATCHES] else 0
-        if self._fed >= 2:
+        self._fed_steps = self._fed_steps + 1 if step.row[BATCHES] else 0
+        if self._fed_steps >= 2:
             self._by_optimizer = False
         else:
             self._close(end_ns)
 
-    def _learn(self, optimizer: int) -> None:
-        """Find out whether optimizer steps alone make the steps, and which of a round ends one: the last."""
+    def _choose_optimizer(self, optimizer: int) -> None:
+        """Decide whether optimizer steps alone make the steps, and which optimizer ends one: the last of a round."""
         step, others = self._open, self._open.others
-        if not self._by_optimizer and not self.loader_seen:
+        if not self._by_optimizer and not self.has_loader:
             self._by_optimizer = True
         elif optimizer != self._optimizer:
             return
@@ -436,23 +419,23 @@ class StepFinder:
                 first[column] += more[column]
             first[END], first[FLAGS] = end_ns, first[FLAGS] | step.row[FLAGS] & PROFILER_EDGE
             self._rows.append(first)
-            self._open, self._strangers, self._round = _begun(end_ns), 0, len(others)
+            self._open, self._other_steps, self._round = open_step(end_ns), 0, len(others)
         elif step.optimized_ns is not None and step.row[BATCHES] == step.batches_when_optimized:
-            self._by_optimizer, self._fed = True, 0
+            self._by_optimizer, self._fed_steps = True, 0
             self._close(step.optimized_ns)
 
-    def _stranger(self, optimizer: int, end_ns: int) -> None:
-        """Another optimizer has stepped: part of this step, or the beginning of a new loop with its own optimizer."""
-        self._strangers += 1
+    def _other_optimizer(self, optimizer: int, end_ns: int) -> None:
+        """Another optimizer has stepped: as a part of this step, or because a new loop with its own has begun."""
+        self._other_steps += 1
         if self._by_optimizer and not self._manual:
             self._open.others += ((optimizer, end_ns, self._open.row[:]),)
-        alone = self._by_optimizer and self._round == 0 and len(self) >= 2  # it has never missed a step
-        if self._strangers > (1 if alone else OPTIMIZER_RETIRES_AFTER):
-            self._optimizer, self._strangers, self._round = optimizer, 0, 0
-            self._split()
+        sole = self._by_optimizer and self._round == 0 and len(self) >= 2  # so far no other optimizer has stepped
+        if self._other_steps > (1 if sole else OPTIMIZER_RETIRES_AFTER):
+            self._optimizer, self._other_steps, self._round = optimizer, 0, 0
+            self._split_step()
 
-    def _split(self) -> None:
-        """The steps of the optimizer that came last were steps of their own."""
+    def _split_step(self) -> None:
+        """Each step of the newest optimizer turns out to be a step of the run."""
         others, before = self._open.others, [0] * PHASE
         for _, end_ns, row in [o for o in others if o[0] == others[-1][0]]:
             self._open.row[WAIT:PHASE] = [a - b for a, b in zip(row[WAIT:PHASE], before[WAIT:PHASE], strict=True)]
@@ -464,62 +447,59 @@ class StepFinder:
     def _close(self, end_ns: int) -> None:
         step, row = self._open, self._open.row
         row[END], row[PHASE] = max(end_ns, row[START]), self._phase
-        row[OWN] += self._mark_ns * (self._heard - self._heard_before)
-        self._heard_before = self._heard
-        if step.fed:
-            self.feeder, self._feeding, row[FEEDER] = step.fed[0], len(step.fed), step.fed[0]
-        if step.ended_first and not self._by_optimizer and not self._manual:
-            row[FLAGS] |= ENDED_FIRST
+        row[OWN] += self._mark_ns * (self._mark_count - self._marks_before)
+        self._marks_before = self._mark_count
+        if step.feeders:
+            self.feeder, self._feeder_count, row[FEEDER] = step.feeders[0], len(step.feeders), step.feeders[0]
+        if step.exhausted_first and not self._by_optimizer and not self._manual:
+            row[FLAGS] |= EXHAUSTED_FIRST
         self._rows.append(row)
-        self._settled |= len(self) >= UNSETTLED_BATCHES
-        self._open = _begun(row[END])
+        self._batch_is_step |= len(self) >= UNSETTLED_BATCHES
+        self._open = open_step(row[END])
 
-    def _fold(self, count: int) -> None:
-        """The newest `count` rows were the beginning of the open step; older ones were no steps."""
+    def _merge_rows(self, count: int) -> None:
+        """Add the newest `count` rows to the open step, whose beginning they were; drop the older ones."""
         row, rows = self._open.row, self._rows.table(len(self) - count)
         if count:
             row[START] = int(rows[0, START])
             row[FLAGS] |= int(rows[0, FLAGS]) & EPOCH_START | int(np.bitwise_or.reduce(rows[:, FLAGS])) & COMPILED
             row[WAIT:PHASE] = (rows[:, WAIT:PHASE].sum(0) + row[WAIT:PHASE]).tolist()
-        self._settled = False
+        self._batch_is_step = False
         self.generation += len(self) > 0
         self._rows.clear()
 
-    def _fetched_ahead(self) -> int:
-        """Rows of the pass in which the first backward pass begins: batches fetched for it (Accelerate)."""
+    def _prefetch_count(self) -> int:
+        """How many rows are batches fetched ahead (Accelerate) in the epoch of the first backward pass."""
         step = self._open
-        loader = step.fed[0] if step.fed else step.ended
+        loader = step.feeders[0] if step.feeders else step.exhausted
         if step.row[FLAGS] & EPOCH_START or loader is None:
             return 0
-        rows = self._rows.table()[: -UNSETTLED_BATCHES - 1 : -1]
-        begun = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
-        other = np.flatnonzero(rows[:, FEEDER] != loader)
-        ahead = int(min([len(rows), *(begun[:1] + 1), *other[:1]]))
-        return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.fed) else ahead  # list(loader)
+        ahead = prefetch_count(self._rows.table()[-UNSETTLED_BATCHES:], loader)
+        return 0 if ahead == UNSETTLED_BATCHES or (ahead > 1 and not step.feeders) else ahead  # list(loader)
 
     def _is_fed_by_loader(self) -> bool:
-        """Whether a loader feeds the loop after all: batches in one step alone are an evaluation's."""
+        """Whether a loader feeds the loop after all: two steps in a row have batches. One alone is an evaluation."""
         step = self._open
-        self._fed = self._fed + 1 if step.row[BATCHES] else 0
-        if self._fed < 2:
+        self._fed_steps = self._fed_steps + 1 if step.row[BATCHES] else 0
+        if self._fed_steps < 2:
             step.row[WAIT] = step.row[BATCHES] = step.row[SAMPLES] = 0
-            step.fed = ()
-        return self._fed >= 2
+            step.feeders = ()
+        return self._fed_steps >= 2
 
-    def _close_what_is_left(self, end_ns: int) -> None:
-        """A step whose work was done. The last update by hand leaves no mark: it ends with its backward pass."""
+    def _close_last_step(self, end_ns: int) -> None:
+        """Close a last step that did its work. The last update by hand leaves no mark: it ends at its backward pass."""
         step, at_ns = self._open, None
         if self._manual:
             return
         if self._by_optimizer:
-            if self._strangers > max(1, self._round) and len({o[0] for o in step.others}) == 1:
-                self._split()
+            if self._other_steps > max(1, self._round) and len({o[0] for o in step.others}) == 1:
+                self._split_step()
         elif self._by_backward:
-            passed = step.backwards - self._passing > 0  # one at which the run ends was none
-            at_ns = self._backward_end_ns if passed and not self._is_fed_by_loader() else None
+            complete = step.backwards - self._in_backward > 0  # a pass that the run's end cut short does not count
+            at_ns = self._backward_end_ns if complete and not self._is_fed_by_loader() else None
         elif step.optimized_ns is not None:
             at_ns = step.optimized_ns
-        elif self._optimizer is None and len(self) and step.fed and step.ended is None:
+        elif self._optimizer is None and len(self) and step.feeders and step.exhausted is None:
             at_ns = end_ns
         if at_ns is not None:
             step.row[FLAGS] |= PARTIAL

@@ -1,6 +1,7 @@
-"""The steps that have ended, as rows of numbers: old ones take a tenth as many bytes, so that a million take little.
+"""Steps as rows of numbers: the open one, and a table of those that have ended, whose older rows are compressed.
 
-A row's `SAMPLES` are a sum, to which a batch of unknown size adds `UNKNOWN`.
+Compression takes them to a tenth of their size, so that a million steps fit into little memory. A row's `SAMPLES` are a
+sum, to which a batch of unknown size adds `UNKNOWN`.
 """
 
 from __future__ import annotations
@@ -11,19 +12,41 @@ from array import array
 from collections.abc import Sequence
 
 import numpy as np
+from msgspec import Struct
 
 from gpulab.run import Int64, StepFlag, Steps
 from gpulab.tape.marks import Kind, Marks
 
 COLUMNS = 10
 START, END, WAIT, OPTIMIZER, BATCHES, SAMPLES, OWN, PHASE, FLAGS, FEEDER = range(COLUMNS)
-ENDED_FIRST = 1 << 8  # a flag: the step's loader had none left when the optimizer stepped
+EPOCH_START, PROFILER_EDGE, PARTIAL = int(StepFlag.EPOCH_START), int(StepFlag.PROFILER_EDGE), int(StepFlag.PARTIAL)
+COMPILED = int(StepFlag.COMPILE)
+EXHAUSTED_FIRST = 1 << 8  # a flag of our own: the step's loader had no batch left when the optimizer stepped
 UNKNOWN = -(1 << 40)
-PACKED = 4_096  # rows that are packed; the newest so many are not
+PACKED = 4_096  # rows in a compressed block; at least as many of the newest rows are not compressed
+
+
+class OpenStep(Struct, gc=False):
+    """The step that has not ended yet, and the row that it becomes. Rarely used fields are empty tuples."""
+
+    row: list[int]
+    has_request: bool = False  # some loader was asked for an iterator or a batch
+    feeders: tuple[int, ...] = ()  # loaders that gave a batch, in order, each once
+    evaluations: tuple[int, ...] = ()  # loaders that began amid an accumulation: they evaluate
+    exhausted: int | None = None  # the loader that had no batch left, if that was the last answer
+    exhausted_first: bool = False  # it already had none left when the optimizer stepped
+    backwards: int = 0  # backward passes
+    optimized_ns: int | None = None  # end of the last optimizer step within
+    batches_when_optimized: int = -1
+    others: tuple[tuple[int, int, list[int]], ...] = ()  # steps of other optimizers: which, end, the row at that time
+
+
+def open_step(start_ns: int, backwards: int = 0) -> OpenStep:
+    return OpenStep([start_ns, 0, 0, 0, 0, 0, 0, 0, 0, -1], backwards=backwards)
 
 
 class StepRows:
-    """The rows in order; the newest of them can be taken back."""
+    """The rows in order; the newest of them can be withdrawn."""
 
     def __init__(self) -> None:
         self._packed: list[bytes] = []
@@ -40,13 +63,13 @@ class StepRows:
 
     @property
     def newest(self) -> list[int]:
-        """Its columns. Raises IndexError without a row."""
+        """The columns of the newest row. Raises IndexError without a row."""
         if not self._rows:
             raise IndexError("no step has ended")
         return self._rows[-COLUMNS:].tolist()
 
     def pop(self) -> list[int]:
-        """The newest row, which is gone then."""
+        """Remove the newest row and return it."""
         row = self.newest
         del self._rows[-COLUMNS:]
         return row
@@ -56,13 +79,13 @@ class StepRows:
         del self._rows[:]
 
     def table(self, count: int = 0) -> Int64:
-        """The rows after so many, [n, columns]; a copy."""
+        """The rows from number `count` on, [n, columns]; a copy."""
         packed = min(count // PACKED, len(self._packed))
         newest = np.array(self._rows, np.int64).reshape(-1, COLUMNS)
         return np.concatenate([*map(_unpack, self._packed[packed:]), newest])[count - packed * PACKED :]
 
     def pack(self) -> None:
-        """Pack what is old."""
+        """Compress old rows."""
         while len(self._rows) >= 2 * PACKED * COLUMNS:
             old = self._rows[: PACKED * COLUMNS]
             self._packed.append(_pack(np.array(old, np.int64).reshape(-1, COLUMNS)))
@@ -70,7 +93,7 @@ class StepRows:
 
 
 def _pack(rows: Int64) -> bytes:
-    """Times as differences, and the bytes of a column by their weight."""
+    """Compressed: times as differences, and the bytes of a column sorted by significance."""
     columns = np.ascontiguousarray(rows.T)
     columns[END] -= columns[START]
     columns[START, 1:] -= rows[:-1, START]
@@ -85,18 +108,19 @@ def _unpack(packed: bytes) -> Int64:
     return columns.T
 
 
-# a turn of the loop whose repetitions are read at once: requests, batches, backward passes, optimizers' steps, closures
+# Turns of the loop that are read at once: requests (A), batches (G), backward passes (B, E), optimizer steps (S, D),
+# also with closures, and gpulab's own time (O).
 _LETTERS = bytes.maketrans(
     bytes((Kind.ASK, Kind.GOT, Kind.BACKWARD, Kind.BACKWARD_END, Kind.STEP, Kind.STEPPED, Kind.OWN)), b"AGBESDO"
 )
-_UNHEARD = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
+_IGNORED = bytes((Kind.GRAD_OFF, Kind.GRAD_ON, Kind.EVAL, Kind.TRAIN))
 _STEADY = re.compile(b"(AO*G|BO*E|S(O|BO*E)*D|O)+")
 
 
 def repeated_rows(marks: Marks, turn: int, newest: list[int], mark_ns: int) -> Int64:
-    """Of turns of so many marks that are all alike, a row for each; the first turn made the `newest` row.
+    """One row for each of the turns of `turn` marks that repeat the first, which made the row `newest`.
 
-    `marks` begin with the mark that ended the turn before. Without a row where they cannot be read so.
+    `marks` begin with the mark that ended the turn before. Without rows where the turns cannot be read at once.
     """
     nothing: Int64 = np.empty((0, COLUMNS), np.int64)
     kind, argument = marks["kind"][1:], marks["argument"][1:]
@@ -105,28 +129,28 @@ def repeated_rows(marks: Marks, turn: int, newest: list[int], mark_ns: int) -> I
     turns = 1 + (len(alike) if alike.all() else int(alike.argmin())) // turn
     kinds = kind[:turn].astype(np.uint8).tobytes()
     letters = kinds.translate(_LETTERS)
-    heard = kinds.translate(_LETTERS, _UNHEARD)
-    if turns == 1 or not _STEADY.fullmatch(heard[-1:] + heard[:-1] if letters.endswith(b"A") else heard):
+    text = kinds.translate(_LETTERS, _IGNORED)
+    if turns == 1 or not _STEADY.fullmatch(text[-1:] + text[:-1] if letters.endswith(b"A") else text):
         return nothing
     t_ns = np.lib.stride_tricks.sliding_window_view(marks["t_ns"], turn + 1)[: turns * turn : turn].T
     arguments = argument[: turns * turn].reshape(turns, turn).T
     table = np.zeros((turns, COLUMNS), np.int64)
     table[:, START], table[:, END], table[:, PHASE:] = t_ns[0], t_ns[-1], newest[PHASE:]
     table[:, OWN] = mark_ns * turn
-    asked_ns = began_ns = passed_ns = t_ns[0]
-    asks = letters.endswith(b"A")
+    request_ns = began_ns = passed_ns = t_ns[0]
+    is_waiting = letters.endswith(b"A")
     for letter, now_ns, value in zip(letters, t_ns[1:], arguments, strict=True):
         match chr(letter):
             case "A":
-                asked_ns, asks = now_ns, True
+                request_ns, is_waiting = now_ns, True
             case "G":
-                table[:, WAIT] += now_ns - asked_ns
+                table[:, WAIT] += now_ns - request_ns
                 table[:, BATCHES] += 1
                 table[:, SAMPLES] += np.where(value < 0, UNKNOWN, value)
-                asks = False
+                is_waiting = False
             case "O":
                 table[:, OWN] += value
-                asked_ns = asked_ns + value * asks
+                request_ns = request_ns + value * is_waiting
             case "S":
                 began_ns = now_ns
             case "E":
@@ -142,9 +166,9 @@ def live_columns(table: Int64) -> Int64:
 
 
 def steps_of_rows(table: Int64, origin_ns: int, *, ended: bool) -> Steps:
-    """As the record has them, on a clock that starts at `origin_ns`; `ended`: none follows the last one."""
+    """The rows as `Steps`, on a clock that starts at `origin_ns`; `ended`: no step follows the last one."""
     table = _with_unknown(table)
-    for row in np.flatnonzero(table[:, FLAGS] & ENDED_FIRST).tolist():
+    for row in np.flatnonzero(table[:, FLAGS] & EXHAUSTED_FIRST).tolist():
         _give_back_batch(table, row)
     if len(table):
         table[0, FLAGS] |= StepFlag.FIRST
@@ -165,16 +189,24 @@ def steps_of_rows(table: Int64, origin_ns: int, *, ended: bool) -> Steps:
     )
 
 
+def prefetch_count(table: Int64, loader: int) -> int:
+    """How many of the newest rows are batches of `loader` that were fetched ahead in its epoch (Accelerate)."""
+    rows = table[::-1]
+    epochs = np.flatnonzero(rows[:, FLAGS] & EPOCH_START)
+    others = np.flatnonzero(rows[:, FEEDER] != loader)
+    return int(min([len(rows), *(epochs[:1] + 1), *others[:1]]))
+
+
 def _with_unknown(table: Int64) -> Int64:
-    """Where the samples of a batch are not known, those of its step are not."""
+    """The samples of a step are -1 where those of one of its batches are unknown."""
     table[(table[:, SAMPLES] < 0) | (table[:, BATCHES] == 0), SAMPLES] = -1
     return table
 
 
 def _give_back_batch(table: Int64, row: int) -> None:
-    """A loop that fetches one batch ahead (Accelerate) has fetched the last step's batch in the epoch's first."""
-    begun = np.flatnonzero(table[: row + 1, FLAGS] & int(StepFlag.EPOCH_START))
-    first = int(begun[-1]) if len(begun) else row
+    """Move a batch from an epoch's first step to its last: a loop that fetches ahead (Accelerate) took two there."""
+    epochs = np.flatnonzero(table[: row + 1, FLAGS] & EPOCH_START)
+    first = int(epochs[-1]) if len(epochs) else row
     if first == row or table[first, BATCHES] < 2:
         return
     second = table[first + 1, BATCHES] if first + 1 < row else 0

@@ -1,9 +1,9 @@
 """The two points of a training loop that several knobs hook at once: optimizer steps and outermost module calls.
 
-Each is one patch of torch for all knobs, which come in an order of their own and not that of entering. A module call is
-outermost when no other module call of this thread is going on: the model, a loss module, each network of a GAN. Calls
-that the backward pass makes (activation checkpointing) are passed through, and so are calls within a function that
-torch.compile or torch.jit was given.
+Each is one patch of torch for all knobs, which run in a fixed order, whatever the order in which they were entered. A
+module call is outermost when this thread is in no other module call: the model, a loss module, each network of a GAN.
+Calls made by the backward pass (activation checkpointing), and calls within a function that torch.compile or torch.jit
+compiles, are passed through.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _numbers = itertools.count()
 
 
 class HookOrder(IntEnum):
-    """Who comes first before a step; after it, the last comes first."""
+    """The order of hooks before a step; after it they run in reverse."""
 
     LAYOUT = 0
     SCALING = 1
@@ -41,7 +41,7 @@ class HookOrder(IntEnum):
 
 
 class Layer(IntEnum):
-    """From the outside in: how wrappers of one module call are nested."""
+    """How wrappers of one module call are nested, from the outside in."""
 
     INPUTS = 0
     AUTOCAST = 1
@@ -49,23 +49,23 @@ class Layer(IntEnum):
 
 
 class OptimizerHook:
-    """Stands around each step of an optimizer; a method that is left out does nothing."""
+    """Called around each optimizer step; by default its methods do nothing."""
 
     def before(self, optimizer: Optimizer, closure: bool) -> None:
-        """It is about to step; with a closure the gradients come only now."""
+        """The step begins; with a closure, the gradients are computed within it."""
 
     def after(self, optimizer: Optimizer) -> None:
-        """It has stepped; not called where the step raised."""
+        """The step has returned; not called where it raised."""
 
 
 class _Here(threading.local):
-    """Of one thread: who hooks a point, in their order; what is going on there; and the process that it belongs to."""
+    """A thread's hooks of one point, in their order, the call in progress there, and the thread's process."""
 
     def __init__(self) -> None:
         self.hooks: list[tuple[IntEnum, int, Any]] = []
         self.stepping: list[Optimizer] = []
         self.calling = False
-        self.process = 0  # a worker that was forked meanwhile is another
+        self.process = 0  # in a forked worker it is another
 
     @contextmanager
     def hooked(self, order: IntEnum, hook: object) -> Iterator[None]:
@@ -99,8 +99,8 @@ def step_hooks(after: StepHook, before: StepHook | None = None) -> Iterator[None
 
 @contextmanager
 def around_steps(order: HookOrder, hook: OptimizerHook) -> Iterator[None]:
-    """Have `hook` told of each step on this thread. Of an optimizer that steps inside of another only the outer."""
-    with _steps.hooked(order, hook), _step_patch.held():
+    """Call `hook` around each step on this thread; where an optimizer steps within another, only for the outer one."""
+    with _steps.hooked(order, hook), _step_patch.use():
         yield
 
 
@@ -134,16 +134,16 @@ def _hook_steps(undo: ExitStack) -> None:
 
 @contextmanager
 def around_outermost(layer: Layer, around: Around) -> Iterator[None]:
-    """Have `around(module, call, args, kwargs)` stand in for each outermost call of this thread.
+    """Replace each outermost call on this thread by `around(module, call, args, kwargs)`.
 
-    It returns what the user's code gets; `call(args, kwargs)` makes the call itself, or the next layer in.
+    What that returns goes to the user's code; `call(args, kwargs)` makes the call itself, or enters the next layer.
     """
-    with _calls.hooked(layer, around), _call_patch.held():
+    with _calls.hooked(layer, around), _call_patch.use():
         yield
 
 
 def _hook_calls(undo: ExitStack) -> None:
-    """Dynamo, which torch's optimizers load anyway, keeps what `Module.__call__` is when it is imported: so before."""
+    """Patch `Module.__call__`. Dynamo remembers the `__call__` that it finds at its import, so it is imported first."""
     from torch._dynamo.eval_frame import OptimizedModule, skip_code
     from torch.nn import Module
 
@@ -151,13 +151,13 @@ def _hook_calls(undo: ExitStack) -> None:
     ours = _wrapper(original)
 
     def wrap_initialize(initialize: Callable[[Any], None]) -> Callable[[Any], None]:
-        def _initialize(self: Any) -> None:  # it keeps hold of the `__call__` of the module within
+        def _initialize(self: Any) -> None:  # it stores the `__call__` of the module within
             with replaced(Module, "__call__", lambda now: original if now is ours else now):
                 initialize(self)
 
         return _initialize
 
-    skip_code(ours.__code__)  # met after a graph break, it is not to be compiled; what it calls is
+    skip_code(ours.__code__)  # after a graph break Dynamo is to compile what it calls, not the wrapper
     undo.enter_context(replaced(OptimizedModule, "_initialize", wrap_initialize))
     undo.callback(_tell_dynamo, ours, original)
     undo.enter_context(replaced(Module, "__call__", _wrapper))
@@ -166,7 +166,7 @@ def _hook_calls(undo: ExitStack) -> None:
 
 @cache
 def _wrapper(original: Callable[..., Any]) -> Callable[..., Any]:
-    """The same function each time, so that nothing compiled between two runs takes it for another."""
+    """Always the same function: code compiled in one run must not find another in the next."""
     from torch._C import _current_graph_task_id as backward_task
     from torch._C import _get_tracing_state as tracing
     from torch._C._dynamo import eval_frame
@@ -200,9 +200,9 @@ def _through(module: Module, original: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _tell_dynamo(before: Any, now: Any) -> None:
-    """torch.compile goes straight to `forward` where `Module.__call__` is the function that it knows as torch's own.
+    """Let Dynamo take `now`, in place of `before`, for torch's own `Module.__call__`.
 
-    So nothing that is compiled meanwhile contains our patch, and nothing has to be compiled anew when it is gone.
+    It goes straight from there to `forward`, so that compiled code does not contain our patch and stays valid after it.
     """
     for name in ("torch._dynamo.utils", "torch._dynamo.variables.nn_module"):
         module = sys.modules.get(name)

@@ -1,6 +1,6 @@
-"""Replacing an attribute of torch for the length of a run: the usual way in which we touch what is not ours.
+"""Replaces attributes of torch, or of another library, for the length of a run, and puts the originals back.
 
-Who only wants to hear of a call uses `heard_before`, which passes the call through as it is.
+`before_calls` only adds a callback: the call itself stays as it is.
 """
 
 from __future__ import annotations
@@ -20,14 +20,15 @@ Args = tuple[Any, ...]
 KeywordArgs = dict[str, Any]
 
 
-_buried: list[tuple[Any, Any, bool]] = []  # replaced once more when they ended: function, what it replaced, inherited
+# Ended while a later replacement stood on top: our function, what it had replaced, whether that was inherited.
+_buried: list[tuple[Any, Any, bool]] = []
 
 
 @contextmanager
 def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replace `owner.name` by `make(original)`; put the original back unless somebody replaced ours meanwhile.
+    """Replace `owner.name` by `make(original)`; at the end put the original back, unless somebody replaced ours.
 
-    Where that was another of these contexts, whichever ends last puts the original back.
+    Where another of these contexts replaced ours, whichever ends last puts the original back.
     """
     inherited = name not in vars(owner)
     original = getattr(owner, name)
@@ -48,30 +49,30 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
             _buried.append((ours, original, inherited))
 
 
-def heard_before(owner: Any, name: str, hear: Callable[[Args, KeywordArgs], None]) -> AbstractContextManager[None]:
-    """Call `hear(args, kwargs)` before each call of `owner.name` on this thread."""
+def before_calls(owner: Any, name: str, callback: Callable[[Args, KeywordArgs], None]) -> AbstractContextManager[None]:
+    """Call `callback(args, kwargs)` before each call of `owner.name` that this thread makes."""
     thread = get_ident()
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
-        def heard(*args: Any, **kwargs: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             if get_ident() == thread:
-                hear(args, kwargs)
+                callback(args, kwargs)
             return original(*args, **kwargs)
 
-        return heard
+        return wrapper
 
     return replaced(owner, name, wrap)
 
 
 def remove_callback(callbacks: list[Any], ours: Any) -> None:
-    """Take ours out of a list of callbacks, which somebody may have cleared."""
+    """Remove our callback from a list that somebody may have cleared."""
     with suppress(ValueError):
         callbacks.remove(ours)
 
 
 class Shared:
-    """One patch for all who need it at a time: the first installs it, the last takes it out. From any thread."""
+    """A patch with several users: the first one installs it, the last one removes it. From any thread."""
 
     def __init__(self, install: Callable[[ExitStack], None]) -> None:
         self._install = install
@@ -80,8 +81,8 @@ class Shared:
         self._undo = ExitStack()
 
     @contextmanager
-    def held(self) -> Iterator[None]:
-        """The patch is there."""
+    def use(self) -> Iterator[None]:
+        """The patch is installed inside."""
         with self._lock:
             self._users += 1
             if self._users == 1:
@@ -97,17 +98,17 @@ class Shared:
 
 
 def warnings_at_users_line() -> AbstractContextManager[None]:
-    """Inside, a warning about a line of gpulab's is shown as one about the user's line that led there."""
+    """Inside, a warning about a line of gpulab is shown at the user's line that led there."""
 
-    def wrap(shown: Callable[..., None]) -> Callable[..., None]:
-        def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **named: Any) -> None:
+    def wrap(original: Callable[..., None]) -> Callable[..., None]:
+        def show(message: Any, category: Any, filename: str, lineno: int, *rest: Any, **kwargs: Any) -> None:
             if is_gpulabs_file(filename):
                 frame = sys._getframe(1)
                 while frame.f_back is not None and not is_users_file(frame.f_code.co_filename):
                     frame = frame.f_back
                 if is_users_file(frame.f_code.co_filename):
                     filename, lineno = frame.f_code.co_filename, frame.f_lineno
-            shown(message, category, filename, lineno, *rest, **named)
+            original(message, category, filename, lineno, *rest, **kwargs)
 
         return show
 

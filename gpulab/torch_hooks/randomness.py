@@ -1,7 +1,7 @@
-"""All random numbers that a training draws from, so that they can be drawn again.
+"""Saves and restores the states of random number generators, so that a training draws the same numbers again.
 
-The global generators of Python, NumPy, torch on the CPU and, where CUDA was started, torch on each GPU; and any
-generator object that the code was seen to hold. Nothing is imported or started that the user has not.
+These are the global generators of Python, NumPy, torch on the CPU and, where CUDA was started, torch on each GPU, and
+any generator object that the code holds. Nothing is imported or started that the user has not.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ Undo = Callable[[], object]
 
 
 def imported_torch() -> Any:
-    """torch, if somebody imported it, completely; else None."""
+    """torch, if its import is complete; else None."""
     torch = sys.modules.get("torch")
     return torch if hasattr(torch, "optim") and hasattr(torch, "utils") else None
 
 
 class Randomness:
-    """The global generators, as they are when it is made."""
+    """The states of the global generators when this was made."""
 
     def __init__(self) -> None:
         self._python = random.getstate()
@@ -35,11 +35,11 @@ class Randomness:
 
     @property
     def states(self) -> tuple[Any, ...]:
-        """To be compared: it differs once a number was drawn."""
+        """For comparison: they differ once a number was drawn."""
         return self._python, self._numpy, self._torch, self._cuda
 
     def put_back(self) -> str | None:
-        """Put all back; says what could not be."""
+        """Restore all states; says which could not be restored."""
         random.setstate(self._python)
         if self._numpy is not None:
             sys.modules["numpy"].random.set_state(self._numpy)
@@ -51,35 +51,35 @@ class Randomness:
         torch.set_rng_state(self._torch)
         if self._cuda is not None:
             torch.cuda.set_rng_state_all(self._cuda)
-        elif torch.cuda.is_initialized():  # since: torch had given the GPUs the CPU's seed
+        elif torch.cuda.is_initialized():  # only since then: torch had seeded the GPUs like the CPU
             torch.cuda.manual_seed_all(torch.initial_seed())
         return None
 
 
 @contextmanager
 def preserving_randomness() -> Iterator[None]:
-    """Put all global generators back at the end."""
+    """Restore all global generators at the end."""
     before = Randomness()
     try:
         yield
     finally:
-        with suppress(RuntimeError):  # a GPU whose error stays takes nothing; the user's own error is to pass
+        with suppress(RuntimeError):  # a broken GPU accepts no state; the user's own error must come through
             before.put_back()
 
 
 def is_generator(kind: type) -> bool:
-    """Whether objects of this type give random numbers."""
+    """Whether objects of this type generate random numbers."""
     return issubclass(kind, _kinds())
 
 
 def undo_of(generator: Any) -> Undo | None:
-    """What puts this generator back to where it is now; None where it has no state (`random.SystemRandom`)."""
+    """A function that restores this generator's present state; None where it has none (`random.SystemRandom`)."""
     kind = type(generator)
     if issubclass(kind, random.SystemRandom):
         return None
     if issubclass(kind, random.Random):
-        seen = generator.getstate()
-        return lambda: generator.setstate(seen)
+        state = generator.getstate()
+        return lambda: generator.setstate(state)
     torch = imported_torch()
     if torch is not None and issubclass(kind, torch.Generator):
         tensor = generator.get_state()
@@ -89,8 +89,8 @@ def undo_of(generator: Any) -> Undo | None:
     if hasattr(kind, "set_state"):  # numpy.random.RandomState
         state = generator.get_state(legacy=False)
         return lambda: generator.set_state(state)
-    drawn = generator.state  # numpy.random.BitGenerator
-    return lambda: setattr(generator, "state", drawn)
+    position = generator.state  # numpy.random.BitGenerator
+    return lambda: setattr(generator, "state", position)
 
 
 def _kinds() -> tuple[type, ...]:

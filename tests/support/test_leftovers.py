@@ -98,7 +98,7 @@ def test_the_table_has_all_that_the_package_replaces() -> None:
     names, computed = set[str](), set[str]()
     for path in PACKAGE.rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
-            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("replaced", "heard_before"):
+            if isinstance(call, ast.Call) and ast.unparse(call.func) in ("replaced", "before_calls"):
                 name = call.args[1]
                 names |= {str(name.value)} if isinstance(name, ast.Constant) else set()
                 computed |= set() if isinstance(name, ast.Constant) else {path.name}

@@ -194,12 +194,12 @@ def test_who_waits_for_a_step_looks_in_time(script: Script, wanted: int) -> None
 def test_each_mark_is_taken_once(script: Script, takes: list[int]) -> None:
     """Whoever takes them, and when."""
     tape, acted = Tape(), list[int]()
-    tape.heed(frozenset({Kind.ITER}), lambda t_ns, kind, argument, subject: acted.append(kind))
+    tape.subscribe(frozenset({Kind.ITER}), lambda t_ns, kind, argument, subject: acted.append(kind))
     due = set(np.cumsum(takes).tolist())
     for number, (kind, argument) in enumerate(script):
         tape.mark(kind, argument)
         if number in due:
-            tape.take()
+            tape.pack()
             tape.wake_at(NEVER)
     assert acted == [kind for kind, _ in script if kind == Kind.ITER]
     assert tape.marks()[["kind", "argument"]].tolist() == script and tape.count == len(script)
