@@ -395,7 +395,7 @@ class Pilot:
         ending = self.stopping or (self._wanted is not None and self._enough(self._wanted))
         if self.counted < phases.unchanged_until and not ending:
             return False
-        touched = phases.closed(self.counted)
+        touched = phases.advance(self.counted)
         if ending:
             self._end_soon()
         else:

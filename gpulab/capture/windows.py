@@ -80,8 +80,8 @@ class Phases:
         self._settings = settings
         self._new_window = new_window
         self._overdue, self._unreachable = overdue, unreachable
-        self._refused = _PROFILES_ITSELF if _PROFILER.search(code) else None  # why the profiler cannot run at all
-        self._hindered: str | None = None  # why it could not at some time
+        self._no_profiler = _PROFILES_ITSELF if _PROFILER.search(code) else None  # why the profiler cannot run at all
+        self._obstacle: str | None = None  # why it could not at some time
         self._on_gpu = on_gpu
         self._warm_s: float | None = None  # when the warm-up was over
         self._schedule = plan(settings, settings.steps, certain=False, on_gpu=on_gpu)
@@ -95,7 +95,7 @@ class Phases:
         self._done = 0  # complete steps
         self.epoch_steps: int | None = None  # as far as its loader knows
         self.unchanged_until = 0  # complete steps: before so many there is nothing to do here
-        self._notes: list[Choice] = []
+        self._deviations: list[Choice] = []
         self.recording: WindowRecording | None = None  # the one that is kept
         self.traced: tuple[int, ...] = ()  # steps that may lie wholly inside it
         self.truncated: str | None = None  # why it ended early
@@ -121,15 +121,15 @@ class Phases:
     @property
     def choices(self) -> tuple[Choice, ...]:
         """What was planned and why, and what could not be kept to."""
-        return (*self._schedule.choices, *self._notes)
+        return (*self._schedule.choices, *self._deviations)
 
     # -- what happens in the loop --------------------------------------------------------------------------------
 
     def expect(self, epoch_steps: int | None) -> None:
         """An epoch has so many steps, as far as its loader knows. `--steps` is certain where one epoch has them."""
-        self.epoch_steps, asked = epoch_steps, self._settings.steps
-        certain = asked is not None and epoch_steps is not None and asked <= epoch_steps
-        total = asked or epoch_steps
+        self.epoch_steps, steps_wanted = epoch_steps, self._settings.steps
+        certain = steps_wanted is not None and epoch_steps is not None and steps_wanted <= epoch_steps
+        total = steps_wanted or epoch_steps
         self._schedule = plan(self._settings, total, certain=certain, on_gpu=self._on_gpu)
         self.unchanged_until = 0
 
@@ -138,10 +138,10 @@ class Phases:
         if self._settings.trace and not self._whole and self._window is None:
             self._whole = self._start(TRACE_STEPLESS_LIMIT_S)
 
-    def closed(self, done: int) -> bool:
+    def advance(self, done: int) -> bool:
         """`done` steps are complete: go on with the open window, or end it."""
         self._done = done
-        if self._window is not None and not _may_touch():
+        if self._window is not None and not _can_switch_profiler():
             return False
         if self._whole and not self._settings.whole:  # steps were found: the trace from the first call is of no use
             self._whole = False
@@ -152,7 +152,7 @@ class Phases:
     def begin(self, before: int, done: int) -> bool:
         """Open the window that is due now that `done` steps are complete (`before` at the last look), if one is."""
         planned = self._due(before, done) if self._window is None else None
-        self._postponed = planned if planned is not None and not _may_touch() else None
+        self._postponed = planned if planned is not None and not _can_switch_profiler() else None
         if planned is None or not self._start(TRACE_HARD_LIMIT_S):
             return False
         self._planned = replace(planned, after=done)
@@ -197,7 +197,7 @@ class Phases:
 
     def end_overdue(self, *, stepless: bool) -> bool:
         """End a window that has lasted too long. `stepless`: nothing that makes steps was seen so far."""
-        if self._window is None or not _may_touch():
+        if self._window is None or not _can_switch_profiler():
             return False
         limit_s, why = self._limit(stepless)
         late = self._window.age_s > limit_s
@@ -223,7 +223,7 @@ class Phases:
         age_s = self._window.age_s
         if age_s > UNBOUNDED * limit_s:
             why = f"it could not be ended after {limit_s:g} s: the code ran on another thread or in one long call"
-            self._notes.append(Choice("traced window", duration(age_s * 1e6), why))
+            self._deviations.append(Choice("traced window", duration(age_s * 1e6), why))
         self._end(self._complete())
 
     def abandon(self) -> None:
@@ -240,11 +240,11 @@ class Phases:
         if self.recording is None:
             if self._settings.trace:
                 none = f"the run ended after {step_count} steps, before the traced window" if step_count else NO_STEP
-                self._lack(self._refused or self._hindered or none)
+                self._add_missing(self._no_profiler or self._obstacle or none)
             return None
         timeline = self.recording.timeline(origin_ns, event_limit=TRACE_EVENT_LIMIT)
         if len(timeline) == 0:
-            self._lack("the profiler recorded no event; another profiler may have taken its place")
+            self._add_missing("the profiler recorded no event; another profiler may have taken its place")
             return None
         if timeline.window_ns[1] < self.recording.ended_ns - origin_ns:
             self.truncated = f"more than {TRACE_EVENT_LIMIT:,} events were recorded: the rest was left out"
@@ -253,19 +253,19 @@ class Phases:
     # -- windows -------------------------------------------------------------------------------------------------
 
     def _start(self, limit_s: float) -> bool:
-        if self._refused is not None:
+        if self._no_profiler is not None:
             return False
         if in_backward():
-            self._hindered = "its steps end within backward passes, where torch's profiler cannot be started"
+            self._obstacle = "its steps end within backward passes, where torch's profiler cannot be started"
             return False
         if gpus.in_graph_capture():
-            self._hindered = "the code captured a CUDA graph just then, which the profiler's start would have broken"
+            self._obstacle = "the code captured a CUDA graph just then, which the profiler's start would have broken"
             return False
         window = self._new_window()
         try:
             window.start()
         except ProfilerUnavailable as e:
-            self._refused = str(e)
+            self._no_profiler = str(e)
             return False
         self._window, self._planned = window, None
         self.start_cost_ns += window.start_cost_ns
@@ -319,24 +319,24 @@ class Phases:
         if traced or self._whole or (self.recording is None and truncated is not None):
             self.recording, self.traced, self.truncated = recording, traced, truncated
         del recording
-        self._give_back()
+        self._return_memory()
 
     def _discard(self) -> None:
         """Nothing recorded so far counts."""
         if self._window is not None:
             self._end(())
         self.recording, self.traced, self.truncated = None, (), None
-        self._give_back()
+        self._return_memory()
 
-    def _give_back(self) -> None:
+    def _return_memory(self) -> None:
         if self._memory is not None and self._memory.event_bytes > self._limit_bytes // 4:
             return_free_memory()  # of less it costs more than it brings
 
-    def _lack(self, reason: str) -> None:
+    def _add_missing(self, reason: str) -> None:
         self.missing.append(Missing(BREAKDOWN, reason, key="breakdown"))
 
 
-def _may_touch() -> bool:
+def _can_switch_profiler() -> bool:
     """Whether the profiler may be started or stopped here: not inside a backward pass nor a graph capture."""
     return not in_backward() and not gpus.in_graph_capture()
 
@@ -369,76 +369,59 @@ class Schedule(Struct, frozen=True):
 def plan(settings: Settings, total: int | None, *, certain: bool = True, on_gpu: bool = False) -> Schedule:
     """The schedule for a run of `total` steps (None: unknown).
 
-    A short run is divided so that each phase has something; a run of unknown length is profiled early for two steps,
-    so that even six steps give a breakdown, and once more when it turns out to be long. So is one whose length is not
-    `certain`: the loop may leave a loader in the middle of its epoch. On a GPU the first window comes later.
+    A short run is divided so that each phase gets some steps. A run of unknown length is profiled early for two steps,
+    so that even six steps give a breakdown, and once more if it turns out to be long. So is one whose length is not
+    `certain`, because the loop may leave a loader in the middle of its epoch. On a GPU the first window comes later.
     """
     if total is not None and total < 3:
         total = None
     long = certain and total is not None and total >= 12
     warmup = settings.warmup if settings.warmup is not None else WARMUP if long else 1
-    windows: tuple[PlannedWindow, ...] = ()
-    if settings.trace:
-        windows = _windows(settings, total, warmup, on_gpu) if certain else _cautious(settings, total, warmup, on_gpu)
-    length = _length(total, certain, settings.steps is not None)
-    choices = [Choice("warm-up", plural(warmup, "step"), _why(settings.warmup, f"chosen for a run in which {length}"))]
+    windows = _windows(settings.trace_steps, total, warmup, certain, on_gpu) if settings.trace else ()
+    if total is None:
+        length = "the number of steps is unknown"
+    elif certain or settings.steps is not None:
+        length = f"{'' if certain else 'at most '}{plural(total, 'step')} {'runs' if total == 1 else 'run'}"
+    else:
+        length = f"an epoch has {plural(total, 'step')}"
+    reason = f"chosen for a run in which {length}"
+    choices = [Choice("warm-up", plural(warmup, "step"), reason if settings.warmup is None else "asked for")]
     if windows:
-        why = _why(settings.trace_steps, f"chosen for a run in which {length}")
-        choices.append(Choice("traced window", _windows_text(windows), why))
+        first, *later = (f"{plural(w.length, 'step')} after step {w.after}" for w in windows)
+        words = f"{first}; in their place {later[0]}, if the loop comes that far" if later else first
+        choices.append(Choice("traced window", words, reason if settings.trace_steps is None else "asked for"))
     sooner_after = warmup + GPU_FEWEST_MEASURED if on_gpu and windows else NEVER
     return Schedule(warmup, windows, tuple(choices), sooner_after)
 
 
-def _length(total: int | None, certain: bool, asked: bool) -> str:
-    if total is None:
-        return "the number of steps is unknown"
-    if certain or asked:
-        return f"{'at most ' if not certain else ''}{plural(total, 'step')} {'runs' if total == 1 else 'run'}"
-    return f"an epoch has {plural(total, 'step')}"
-
-
-def _windows_text(windows: tuple[PlannedWindow, ...]) -> str:
-    """What is profiled: of two windows the second, where the loop comes that far."""
-    first, *later = (f"{plural(w.length, 'step')} after step {w.after}" for w in windows)
-    return f"{first}; in their place {later[0]}, if the loop comes that far" if later else first
-
-
-def _cautious(settings: Settings, total: int | None, warmup: int, on_gpu: bool) -> tuple[PlannedWindow, ...]:
-    """Early, in case the loop is left soon, then where an epoch of `total` steps has room for a better window."""
-    early, late = _windows(settings, None, warmup, on_gpu)
-    if total is None:
+def _windows(
+    trace_steps: int | None, total: int | None, warmup: int, certain: bool, on_gpu: bool
+) -> tuple[PlannedWindow, ...]:
+    """One window where the length is certain; else an early one, and a better one if the loop gets that far."""
+    lead_in, length = GPU_LEAD_IN if on_gpu else 0, trace_steps or TRACED
+    main = None if total is None else _window_within(total, warmup, length, lead_in)
+    if certain and main is not None:
+        return (main,)
+    early = PlannedWindow(warmup + (GPU_MEASURED if on_gpu else 2), min(length, EARLY_TRACED), lead_in)
+    late = PlannedWindow(max(SECOND_WINDOW_AT, warmup + 20), length, lead_in)
+    if total is None or main is None:
         return early, late
-    if on_gpu:
-        early = _early_on_gpu(early, total, warmup)
-    if settings.trace_steps is not None and early.after + settings.trace_steps <= total < ROOM_FOR_TWO:
-        return (replace(early, length=settings.trace_steps), late)
+    if on_gpu:  # after a tenth of an epoch; sooner where the epoch is short
+        measured = min(
+            max(GPU_MEASURED, total // 10), GPU_MOST_MEASURED, total - early.lead_in - early.length - 1 - warmup
+        )
+        early = replace(early, after=warmup + max(2, measured))
     if total < ROOM_FOR_TWO:
-        return early, late
-    (main,) = _windows(settings, total, warmup, on_gpu)
+        fits = trace_steps is not None and early.after + trace_steps <= total
+        return replace(early, length=length) if fits else early, late
     return (early, main) if early.after + early.lead_in + early.length < main.after else (main,)
 
 
-def _early_on_gpu(early: PlannedWindow, total: int, warmup: int) -> PlannedWindow:
-    """After a tenth of an epoch; soon enough for the window to fit where the epoch is short."""
-    wanted = min(max(GPU_MEASURED, total // 10), GPU_MOST_MEASURED)
-    room = total - warmup - early.lead_in - early.length - 1
-    return replace(early, after=warmup + max(2, min(wanted, room)))
-
-
-def _why(asked: int | None, otherwise: str) -> str:
-    return "asked for" if asked is not None else otherwise
-
-
-def _windows(settings: Settings, total: int | None, warmup: int, on_gpu: bool) -> tuple[PlannedWindow, ...]:
-    asked, lead_in = settings.trace_steps, GPU_LEAD_IN if on_gpu else 0
-    if total is None:
-        measured = GPU_MEASURED if on_gpu else 2
-        early = PlannedWindow(warmup + measured, min(asked or EARLY_TRACED, EARLY_TRACED), lead_in)
-        return (early, PlannedWindow(max(SECOND_WINDOW_AT, warmup + 20), asked or TRACED, lead_in))
+def _window_within(total: int, warmup: int, length: int, lead_in: int) -> PlannedWindow:
+    """The window of a run of `total` steps: about a third of the steps come before it, and one after it."""
     room = max(1, total - warmup)
-    length = min(asked or TRACED, max(1, room // 2))
+    length = min(length, max(1, room // 2))
     lead_in = min(lead_in, max(0, room - length - GPU_FEWEST_MEASURED - 1))
-    room -= lead_in
-    before = min(max(MEASURED, (room - length) // 3), 60)
-    before = min(before, max(1, room - length - (1 if room - length > 2 else 0)))
-    return (PlannedWindow(warmup + before, length, lead_in),)
+    rest = room - lead_in - length
+    measured = min(max(MEASURED, rest // 3), 60, max(1, rest - (1 if rest > 2 else 0)))
+    return PlannedWindow(warmup + measured, length, lead_in)

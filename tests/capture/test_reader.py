@@ -81,7 +81,7 @@ def test_a_fault_of_ours_leaves_the_loop_alone(late: int, monkeypatch: pytest.Mo
     read = StepFinder.read
 
     def failing(finder: StepFinder, marks: Marks) -> None:
-        rest = late - finder._heard
+        rest = late - finder._mark_count
         read(finder, marks[:rest])
         if rest < len(marks):
             raise ValueError("no step")

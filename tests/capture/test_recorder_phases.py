@@ -72,7 +72,7 @@ class Loop:
         for _ in range(count):
             self.seen.append(self.phases.next_phase())
             before, self.done = self.done, self.done + 1
-            touched = self.phases.closed(self.done)
+            touched = self.phases.advance(self.done)
             touched = self.phases.begin(before, self.done) or touched
             if touched:
                 self.phases.step_begins()

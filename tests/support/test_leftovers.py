@@ -31,13 +31,13 @@ LEAKS = """
 import subprocess, sys, threading
 import conftest, torch
 import gpulab
-from gpulab.torch_hooks.patching import heard_before
+from gpulab.torch_hooks.patching import before_calls
 conftest.PATIENCE_S = 0.0
 
 kept = []
 
 def leak(owner, name):
-    kept.append(heard_before(owner, name, print))
+    kept.append(before_calls(owner, name, print))
     kept[-1].__enter__()
 
 def test_listed():
