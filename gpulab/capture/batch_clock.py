@@ -363,7 +363,7 @@ class LoadingClock:
         keys = [sampling_key(_NAME_HERE, HERE)] if here else []
         keys += [sampling_key(batches.name, worker) for batches in several for worker in range(batches.workers)]
         for key in keys:
-            self._channel.rest(key)
+            self._channel.stop(key)
         answers = [self._stacks.samples(key) for key in keys]
         return [samples for samples in answers if samples is not None]
 

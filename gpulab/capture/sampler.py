@@ -1,13 +1,12 @@
-"""The parent's side of the sampling process: starts it, gathers its readings, ends it without a trace.
+"""Starts the process that reads the meters, collects its readings and ends it.
 
 Nothing here raises into a run: a child that cannot start, dies or hangs becomes a `Missing`, and the run goes on. The
-child also reads what the training thread had of the processor and who else used it; the training thread reads that
-itself only at both ends of the run and of the profiler's window. All count from the same fixed times.
+child also reads how long the training thread had a core and who else used the cores. The training thread takes such
+readings itself only at both ends of the run and of the profiler's window; all of them count from the same fixed times.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -27,36 +26,36 @@ from msgspec.structs import asdict, astuple
 from gpulab.capture.sampler_process import Order
 from gpulab.devices.core_clock import MachineClock, MachineReading, ThreadClock
 from gpulab.devices.machine import usable_cores
-from gpulab.devices.own_processes import marked, python_command
+from gpulab.devices.own_processes import ending, start_child
 from gpulab.live_feed import SeriesInfo
 from gpulab.run import CoreTimes, CoreUse, Device, Float32, Int64, Missing, Samples, Series
 from gpulab.store.run_format import READING, READINGS
 from gpulab.store.table_file import Writer
 
-MOST_READINGS = 100_000  # of the thread: the first quarter of an hour; then every other one goes, again and again
-MOST_OF_MACHINE = 20_000  # of the machine: the first hour and a half; then likewise
+MOST_READINGS = 100_000  # of the thread: a quarter of an hour; then every other one is dropped, again and again
+MOST_OF_MACHINE = 20_000  # of the machine: an hour and a half; then likewise
 _COUNTS = MachineReading.__struct_fields__
 
 
 class CoreReadings:
-    """Of one run, on the training thread, which makes it; the run began at `origin_ns` (`time.perf_counter_ns`)."""
+    """The core times of one run, which began at `origin_ns` (`time.perf_counter_ns`). Made on the training thread."""
 
     def __init__(self, origin_ns: int, thread: ThreadClock | None = None, machine: MachineClock | None = None) -> None:
         self._origin_ns = origin_ns
         self._thread = thread or ThreadClock()
         self._machine = machine or MachineClock()
         self._lock = threading.Lock()
-        # time, three counts, 1: since the reading before the profiler was touched
+        # time, three counts, and 1 where the profiler was started or stopped since the reading before
         self._times = ThinnedRows(5, MOST_READINGS)
         self._uses = ThinnedRows(1 + len(_COUNTS), MOST_OF_MACHINE)
 
     def begin(self) -> None:
-        """The user's code is about to run."""
+        """The user's code begins."""
         self._read_machine()
         self._read_thread(0)
 
     def after_profiler(self) -> None:
-        """Since the last reading the profiler was started or stopped."""
+        """The profiler was just started or stopped."""
         self._read_thread(1)
 
     def end(self) -> None:
@@ -66,7 +65,7 @@ class CoreReadings:
         self._thread.close()
 
     def add(self, times: Sequence[Sequence[int]], uses: Sequence[Sequence[int]]) -> None:
-        """Readings of the sampling process: times since the run began, and counts. From any thread."""
+        """Add readings of the sampling process: times since the run began, and counts. From any thread."""
         with self._lock:
             for row in times:
                 self._times.append((*row, 0))
@@ -74,7 +73,7 @@ class CoreReadings:
                 self._uses.append(row)
 
     def times(self) -> CoreTimes | None:
-        """None where nothing was read twice."""
+        """None with fewer than two readings."""
         with self._lock:
             columns = _in_order(self._times, slice(1, 4))
         if columns is None:
@@ -83,7 +82,7 @@ class CoreReadings:
         return CoreTimes(t_ns, cpu, wait, process, profiler.astype(np.uint8))
 
     def use(self) -> CoreUse | None:
-        """None where nothing was read twice."""
+        """None with fewer than two readings."""
         with self._lock:
             columns = _in_order(self._uses, slice(1, None))
         return CoreUse(columns[0], **dict(zip(_COUNTS, columns[1:], strict=True))) if columns is not None else None
@@ -103,15 +102,15 @@ class CoreReadings:
 
 
 class ThinnedRows:
-    """Rows of numbers, the first of which is a time. Where there are more than `most`, every other one goes.
+    """Rows of numbers, the first of which is a time. When there are more than `most`, every other row is dropped.
 
-    What counts on or is a reading loses nothing by that.
+    Counters that only grow, and readings of a state, keep their meaning with fewer rows.
     """
 
     def __init__(self, width: int, most: int, type_code: Literal["q", "d"] = "q") -> None:
         self._width, self._most = width, most
         self._numbers: array[Any] = array(type_code)
-        self._every, self.count = 1, 0  # the count is of all that came
+        self._every, self.count = 1, 0  # counts also the rows that were dropped
 
     def append(self, row: Sequence[float]) -> None:
         if self.count % self._every == 0:
@@ -126,9 +125,9 @@ class ThinnedRows:
 
 
 def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
-    """Its columns, by time. Two processes have read the `counts`, one of them a tick late: none goes back.
+    """The table's columns, sorted by time; None with fewer than two rows.
 
-    None where nothing was read twice.
+    Two processes have read the columns `counts`, one of them a tick late, so these are kept from going back.
     """
     rows = table.rows()
     rows = rows[np.argsort(rows[:, 0], kind="stable")]
@@ -137,16 +136,15 @@ def _in_order(table: ThinnedRows, counts: slice) -> list[Int64] | None:
 
 
 MOST_POINTS = 36_000  # per series: an hour at 10 Hz; then every other point is dropped, again and again
-MOST_PENDING = 6_000  # points a slow or absent live view may leave behind, per series
+MOST_PENDING = 6_000  # points per series that wait for a slow or absent live view
 END_TIMEOUT_S = 5.0
 
 
-# -S and no PYTHON* variables: nothing of the site starts up; the parent's own import path is handed over instead.
 class Sampler:
     """Reads the device and the process tree of `pid` from another process, every `period_s`.
 
-    `origin_ns` is `time.perf_counter_ns()` at the start of the run. `start`, `stop` from the main thread, which is the
-    one that trains; `series` and `drain` from any one other thread. `cores` is given what it had of the processor.
+    `origin_ns` is `time.perf_counter_ns()` at the start of the run. Call `start` and `stop` on the training thread,
+    `series` and `drain` on any one other thread. `cores` gets the readings of the cores.
     """
 
     def __init__(
@@ -162,7 +160,7 @@ class Sampler:
         self._failure: Missing | None = None
         self._last_ns: int | None = None  # of the newest reading
         self._last_words: deque[str] = deque(maxlen=5)
-        self.packages: dict[str, str] | None = None  # versions; None: not told yet
+        self.packages: dict[str, str] | None = None  # versions; None: the child has not sent them yet
 
     def start(self) -> None:
         """Start the child and return at once; curves appear when it answers. Never raises."""
@@ -177,16 +175,7 @@ class Sampler:
                 gpu=self._device.kind == "cuda",
                 uuid=self._device.uuid if self._device.kind == "cuda" else None,
             )
-            environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-            process = subprocess.Popen(
-                python_command("gpulab.capture.sampler_process:main", asdict(order)),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                bufsize=-1,
-                env=marked(environment),
-                start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
-            )
+            process = start_child("gpulab.capture.sampler_process:main", asdict(order), stderr=subprocess.STDOUT)
         except (OSError, ValueError, subprocess.SubprocessError) as e:
             self._lost(f"could not be started: {e}", None)
             return
@@ -195,7 +184,7 @@ class Sampler:
         self._reader.start()
 
     def series(self) -> tuple[SeriesInfo, ...]:
-        """The curves that are read; empty until the child has answered."""
+        """The curves that the child reads; empty until its first message."""
         with self._lock:
             return tuple(c.info for c in self._curves)
 
@@ -205,49 +194,41 @@ class Sampler:
             return {c.info.name: c.drain() for c in self._curves if c.pending}
 
     def write(self, journal: Writer) -> None:
-        """Append the mean of each curve since the last time. From one thread at a time. Raises OSError."""
+        """Append the mean of each curve since the last call. From one thread at a time. Raises OSError."""
         with self._lock:
             means = [(i, *mean) for i, c in enumerate(self._curves) if (mean := c.take_mean()) is not None]
         journal.append(READINGS, np.array(means, READING).tobytes())
 
     def stop(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
-        """End the child and its thread, close every pipe; then all curves, what is missing, and extremes.
+        """End the child and its thread; returns all curves, what is missing, and the extremes.
 
-        The extremes are over every reading, also those thinned out: `peak_<series name>`; a series of bits under its
-        own name, all bits ever set together. Waits at most a few seconds, then kills. May be called twice.
+        The extremes are of all readings, also those dropped since: `peak_<series name>`, or, of a series of bits, all
+        bits ever set, under its own name. Waits at most a few seconds, then kills. May be called twice.
         """
         self._end_child()
         with self._lock:
             curves = [c for c in self._curves if c.readings.count]
             failure = () if self._failure is None else (self._failure,)
-            series = Samples(tuple(c.finished() for c in curves))
+            series = Samples(tuple(c.series() for c in curves))
             return series, (*self._missing, *failure), dict(c.extreme() for c in curves)
 
     def _end_child(self) -> None:
         process, self._process = self._process, None
-        if process is None or process.stdin is None or process.stdout is None:
+        if process is None or self._reader is None or process.stdout is None:
             return
-        try:
-            with contextlib.suppress(OSError):  # it is gone already
-                os.write(process.stdin.fileno(), b".")
-            if self._reader is not None:  # to its end, which `wait` would only see in steps
-                self._reader.join(END_TIMEOUT_S)
-                if self._reader.is_alive():
-                    with self._lock:
-                        last_ns = self._last_ns
-                    self._lost("hung: it did not end when asked", last_ns)
-        finally:  # also when an interrupt lands here
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            if self._reader is not None:
-                self._reader.join(END_TIMEOUT_S)
-            process.stdin.close()
-            process.stdout.close()
+        with ending(process):
+            self._reader.join(END_TIMEOUT_S)  # sees the child's end at once, where `process.wait` polls
+            if self._reader.is_alive():
+                with self._lock:
+                    last_ns = self._last_ns
+                self._lost("hung: it did not end when asked", last_ns)
+        self._reader.join(END_TIMEOUT_S)
+        process.stdout.close()
 
     def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        assert process.stdout is not None
         ended = False
-        for line in process.stdout or ():
+        for line in process.stdout:
             try:
                 message = json.loads(line)
             except ValueError:
@@ -257,13 +238,13 @@ class Sampler:
             else:
                 ended = ended or "end" in message
                 with self._lock:
-                    self._take(message)
+                    self._receive(message)
         if not ended:
             now_ns = time.perf_counter_ns() - self._origin_ns
             self._lost(f"ended: {self._epitaph(process)}", now_ns)
 
     def _lost(self, how: str, since_ns: int | None) -> None:
-        """The child gives nothing from `since_ns` on (None: it never did). The first reason counts."""
+        """The child sends nothing from `since_ns` on (None: it never did). The first reason counts."""
         with self._lock:
             if self._failure is None:
                 self._failure = Missing("device curves", f"the sampling process {how}", since_ns, "curves")
@@ -277,7 +258,7 @@ class Sampler:
         how = f"killed by signal {-code}" if code < 0 else f"exit code {code}"
         return f"{how}: {last_words}" if last_words else how
 
-    def _take(self, message: Mapping[str, object]) -> None:
+    def _receive(self, message: Mapping[str, object]) -> None:
         t_ns, values = message.get("t"), message.get("v")
         if isinstance(t_ns, int) and isinstance(values, list):
             self._last_ns = t_ns
@@ -298,7 +279,7 @@ class Sampler:
 
 
 class _Curve:
-    """One series as it grows."""
+    """One series while it grows."""
 
     def __init__(self, info: SeriesInfo) -> None:
         self.info = info
@@ -320,13 +301,13 @@ class _Curve:
         self._bits |= bits
 
     def drain(self) -> Float32:
-        """The pending points, which are then no longer pending."""
+        """The points since the last call."""
         points = [(t_ns / 1e9, value) for t_ns, value in self.pending]
         self.pending.clear()
         return np.array(points, np.float32).reshape(-1, 2)
 
     def take_mean(self) -> tuple[int, float] | None:
-        """Of what is new, at the time of the last of it: of bits all that were set. None where nothing is new."""
+        """Time of the newest point and mean of the points since the last call; of bits, all that were set."""
         count, total, bits = self._fresh_count, self._fresh_sum, self._fresh_bits
         self._fresh_count, self._fresh_sum, self._fresh_bits = 0, 0.0, 0
         if not count:
@@ -334,11 +315,11 @@ class _Curve:
         return self._fresh_ns, float(bits) if self.info.unit == "bits" else total / count
 
     def extreme(self) -> tuple[str, float]:
-        """The highest reading of all, or every bit ever set."""
+        """Name and value: the highest reading of all, or every bit ever set."""
         if self.info.unit == "bits":
             return self.info.name, float(self._bits)
         return f"peak_{self.info.name}", self._maximum
 
-    def finished(self) -> Series:
+    def series(self) -> Series:
         t_ns, value = self.readings.rows().T
         return Series(**asdict(self.info), t_ns=t_ns.astype(np.int64), value=np.ascontiguousarray(value))

@@ -3,10 +3,10 @@
 It is started by `sampler.Sampler` and imports neither NumPy nor torch. On its output it writes one JSON object a line:
 
     {"series": [[name, unit, label, source], …]}       once, first
-    {"packages": {name: version, …}}                   once: the training's process need not look for them
+    {"packages": {name: version, …}}                   once: saves the training process the search
     {"missing": [[what, reason, since_ns | null, key], …]}  whenever something cannot be read
     {"t": ns, "v": [value | null, …]}                  one reading, values in the order of "series"
-    {"thread": [[t, …], …], "machine": [[t, …], …]}    readings of the cores (`core_clock`), with each of those
+    {"thread": [[t, …], …], "machine": [[t, …], …]}    readings of the cores (`core_clock`), after each reading
     {"end": true}                                      last
 
 All times are nanoseconds since the run's origin (`time.perf_counter_ns` is one clock for all processes of a machine).
@@ -15,7 +15,6 @@ It ends at the first byte or the end of its input, and when its parent is gone: 
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -28,15 +27,16 @@ from msgspec.structs import astuple
 from gpulab.devices.core_clock import MachineClock, ThreadClock
 from gpulab.devices.meters import Meter, Unavailable, host_meter
 from gpulab.devices.nvml import nvml_meter
+from gpulab.devices.own_processes import write_message
 from gpulab.devices.packages import package_versions
 
 
 class Order(Struct, frozen=True):
-    """What the child is asked to measure."""
+    """What the child has to measure."""
 
     pid: int  # root of the profiled process tree
-    thread: int  # the training thread, as the system numbers it
-    parent_pid: int  # whose life bounds the child's
+    thread: int  # the system's number of the training thread
+    parent_pid: int  # the child ends when that process does
     origin_ns: int  # perf_counter_ns at the start of the run
     period_s: float
     usable_cores: float
@@ -44,13 +44,13 @@ class Order(Struct, frozen=True):
     uuid: str | None
 
 
-CORE_SHARE = 0.003  # of this process's time at most goes to each: readings of the thread, of the machine
+CORE_SHARE = 0.003  # of this process's time, at most, for readings of the thread, and as much for the machine
 THREAD_APART_NS = 10_000_000
 MACHINE_APART_NS = 250_000_000
 
 
 class Cores:
-    """What the training thread had of the cores, and who else used them. Nothing where the system does not tell."""
+    """Reads how long the training thread had a core, and who else used them; nothing where the system does not tell."""
 
     def __init__(self, order: Order) -> None:
         self._origin_ns = order.origin_ns
@@ -63,7 +63,7 @@ class Cores:
         return (self._due_ns - time.perf_counter_ns()) / 1e9 if self._thread is not None else float("inf")
 
     def read(self) -> None:
-        """What is due."""
+        """Take the readings that are due."""
         began_ns = time.perf_counter_ns()
         if self._thread is None or began_ns < self._due_ns:
             return
@@ -75,34 +75,34 @@ class Cores:
                 self._rows[1].append([now_ns - self._origin_ns, *astuple(self._machine.read())])
                 took_ns = time.perf_counter_ns() - now_ns
                 self._machine_due_ns = now_ns + max(MACHINE_APART_NS, int(took_ns / CORE_SHARE))
-        except (OSError, ValueError):  # it has ended, or was never to be read
+        except (OSError, ValueError):  # the thread has ended, or cannot be read at all
             self._thread = None
 
-    def tell(self) -> None:
-        """What was read since the last time."""
+    def write(self) -> None:
+        """Write the new readings."""
         times, uses = self._rows
         if times:
             self._rows = [], []
-            _tell({"thread": times, "machine": uses})
+            write_message({"thread": times, "machine": uses})
 
 
 def main(fields: dict[str, Any]) -> None:
-    """Read the meters until the parent says so or is gone. `fields` are those of an `Order`."""
+    """Read the meters until the parent asks for the end or is gone. `fields` are those of an `Order`."""
     order = Order(**fields)
-    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C or `scancel` mean the training: we end after it
+    for number in (signal.SIGINT, signal.SIGTERM):  # Ctrl-C and `scancel` mean the training; this process ends after it
         signal.signal(number, signal.SIG_IGN)
     ended = threading.Event()
     threading.Thread(target=_await_input, args=(ended,), daemon=True).start()
     meters = [nvml_meter(order.uuid, order.pid)] if order.gpu else []
     meters.append(host_meter(order.pid, order.usable_cores))
     try:
-        _tell({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
+        write_message({"series": [[s.name, s.unit, s.label, s.source] for m in meters for s in m.series()]})
         _read(meters, order)
-        _tell({"packages": dict(package_versions())})
+        write_message({"packages": dict(package_versions())})
         _read_until(ended, meters, order)
-        _tell({"end": True})
+        write_message({"end": True})
     except BrokenPipeError:
-        pass  # nobody listens any more
+        pass  # the parent has closed the pipe
     finally:
         for meter in meters:
             meter.close()
@@ -115,9 +115,9 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
     while True:
         rows = [_missing_row(m, meter, order.origin_ns) for meter in meters for m in meter.missing()]
         if len(rows) > missing_count:
-            _tell({"missing": rows})
+            write_message({"missing": rows})
         missing_count = len(rows)
-        due_s = max(due_s + order.period_s, time.perf_counter())  # late: skip, never hurry after
+        due_s = max(due_s + order.period_s, time.perf_counter())  # a late reading is not made up for
         while (rest_s := due_s - time.perf_counter()) > 0:
             if ended.wait(min(rest_s, max(cores.until_due_s(), 0.0))):
                 return
@@ -125,25 +125,19 @@ def _read_until(ended: threading.Event, meters: list[Meter], order: Order) -> No
         if ended.is_set() or os.getppid() != order.parent_pid:
             return
         _read(meters, order)
-        cores.tell()
+        cores.write()
 
 
 def _read(meters: list[Meter], order: Order) -> None:
     before_ns = time.perf_counter_ns()
     values = [value for meter in meters for value in meter.read()]
     middle_ns = (before_ns + time.perf_counter_ns()) // 2
-    _tell({"t": middle_ns - order.origin_ns, "v": values})
+    write_message({"t": middle_ns - order.origin_ns, "v": values})
 
 
-def _missing_row(lost: Unavailable, meter: Meter, origin_ns: int) -> list[object]:
-    since_ns = None if lost.since_ns is None else lost.since_ns - origin_ns
-    return [lost.what, lost.reason, since_ns, "curve" if meter.series() else "curves"]
-
-
-def _tell(message: dict[str, object]) -> None:
-    line = (json.dumps(message) + "\n").encode()
-    while line:
-        line = line[os.write(1, line) :]
+def _missing_row(reason: Unavailable, meter: Meter, origin_ns: int) -> list[object]:
+    since_ns = None if reason.since_ns is None else reason.since_ns - origin_ns
+    return [reason.what, reason.reason, since_ns, "curve" if meter.series() else "curves"]
 
 
 def _await_input(ended: threading.Event) -> None:

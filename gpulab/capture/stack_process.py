@@ -1,22 +1,22 @@
 """The child process that samples stacks, started by `stack_sampler`; it imports neither NumPy nor torch.
 
-Whoever is to be looked at, the training process or a worker of its DataLoader, sends a message on one socket, with a
-file of its own memory beside it: so no right over another process is needed. One JSON object each:
+A process that wants a thread sampled, the training process or a worker of its DataLoader, sends a message on a socket,
+together with an open file of its own memory, so that no rights over another process are needed. One JSON object each:
 
     {"sample": key, "thread": address, "process": number, "task": number, "period_s": s,
-     "inside": null | [end of a file's name, end of a function's], "spares": whether it is loading, which goes on,
-     "fills_cores": whether its operators use all cores, "most": looks that are kept, null for many}
-    {"rest": key}                                          look no more, and tell what was seen
+     "inside": null | [end of a file's name, end of a function's], "spares": whether it loads, all the time,
+     "fills_cores": whether its operators use all cores, "most": samples to keep, null for many}
+    {"stop": key}                                          sample no more, and send the samples
 
 On its output the child writes one JSON object a line:
 
     {"ready": true}                                        once, first
-    {"rested": key, "t_ns": [time, …], "stack": [number, …], "holds_lock": [whether it runs Python, …],
+    {"stopped": key, "t_ns": [time, …], "stack": [number, …], "holds_lock": [whether it runs Python, …],
      "stacks": [[number, …], …], "lines": [[file, line, function], …], "began_ns": time}
 
-`inside`: only what is called from that function counts. `most`: of a whole run, whose looks are nowhere denser.
-Times are of `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with
-its parent.
+`inside`: only samples within that function count. `most`: for a whole run, whose samples are evenly spaced. Times are
+of `time.perf_counter_ns`, one clock for all processes of a machine. It ends at the end of its input, and with its
+parent.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ from typing import Any
 from gpulab.capture.stack_reader import Layout, Spot, StackReader, Unreadable
 
 MESSAGE_BYTES = 1 << 16
-DEAREST = 0.05  # share of one core that looking may take: where a look costs more, it looks less often
-STAYING = 0.02  # the same where it stops the thread: each look costs that several times its own time (caches, waits)
-SPARING = 0.003  # the same of loading, which goes on all the time, after its first looks
-EAGER_LOOKS, MOST_EAGER = 60, 2_000  # so many fair ones, of at most so many
-SOON_PERIOD_S, SOON_LOOKS = 0.001, 200  # a profiled window or a whole run may be short: its first looks, fair or not
-DEAREST_SOON = 0.3  # share of one core that they may take
-MOST_LOOKS = 20_000  # of one thread; each time so many are reached, half of them are dropped and it looks half as often
-RETRIES = 16  # where a stack cannot be read: of one of quick deep Python every second cannot
-LONGEST_S = 1.0  # between two looks after the parent
+SHARE = 0.05  # of one core that sampling may take: where a sample costs more, there are fewer
+STAYING_SHARE = 0.02  # the same where a sample stops the thread, which costs it several times the sample's own time
+SPARING_SHARE = 0.003  # the same for loading, which goes on all the time, after its first samples
+EAGER_SAMPLES, MOST_EAGER = 60, 2_000  # loading is sampled eagerly until so many count, or so many were taken
+FIRST_PERIOD_S, FIRST_SAMPLES = 0.001, 200  # of a window or a run, which may be short
+FIRST_SHARE = 0.3  # of one core that those may take
+MOST_SAMPLES = 20_000  # of one thread; whenever so many are reached, half of them are dropped and the period doubles
+RETRIES = 16  # where a stack cannot be read: in quick and deep Python code every second try fails
+LONGEST_S = 1.0  # between two checks that the parent lives
 _STARTING_COST_S = 1e-4
-_COSTS = 9  # looks: one costs the median of so many, for the first at a function reads its table of lines
+_COSTS = 9  # a sample's cost is the median of so many: the first one in a function also reads its table of lines
 
 
 class _Thread:
-    """One thread, and what was seen of it. No dataclass: importing them takes as long as a hundred looks."""
+    """One thread and its samples. No dataclass: importing that module takes as long as a hundred samples."""
 
     def __init__(
         self,
@@ -66,29 +66,27 @@ class _Thread:
     ) -> None:
         self.reader, self.core, self.file = reader, core, file
         self.period_s, self.spares, self.inside = period_s, spares, inside
-        self.most, self.is_even = most or MOST_LOOKS, most is not None
+        self.most, self.is_even = most or MOST_SAMPLES, most is not None
         self.due_s, self.began_ns = perf_counter(), perf_counter_ns()
         self.t_ns: list[int] = []
         self.stacks: list[int] = []
         self.holds_lock: list[bool | None] = []
         self.numbers: dict[tuple[Spot, ...], int] = {}
-        self.uncounted = 0  # looks at a time that was not asked about, or at which nobody can tell (`on_core`)
-        self._ends: tuple[str | int, ...] | None = None  # file and function, at which each whole stack of a thread ends
+        self.rejected = 0  # samples outside of `inside`, or whose moment was no fair draw (`OnCore`)
+        self._ends: tuple[str | int, ...] | None = None  # file and function of the thread's outermost frame
 
     @property
-    def is_known(self) -> bool:
-        """Whether the first looks were enough."""
-        return len(self.t_ns) >= EAGER_LOOKS or self.sample_count >= MOST_EAGER
+    def is_settled(self) -> bool:
+        """Whether the first samples were enough."""
+        return len(self.t_ns) >= EAGER_SAMPLES or self.sample_count >= MOST_EAGER
 
     @property
     def sample_count(self) -> int:
-        """All of them, also those that do not count."""
-        return len(self.t_ns) + self.uncounted
+        """All samples, also those that do not count."""
+        return len(self.t_ns) + self.rejected
 
     def sample(self) -> None:
-        """First of all the thread's frames: we take a core that its operators may soon wait for, and then it stands
-        there.
-        """
+        """Take one sample. The frames are read first: once this process takes the thread's core, the thread stands."""
         self.reader.take()
         now_ns, holds_lock = perf_counter_ns(), self.reader.holds_lock()
         late_s = now_ns / 1e9 - self.due_s
@@ -98,9 +96,9 @@ class _Thread:
             fair = lines is not None and self.core.is_fair(late_s)
         finally:
             self.core.end()
-        # of a share of all time, waiting at a line is a part
+        # an even sample measures shares of all time, of which waiting is a part
         if lines is None or not (fair or (self.is_even and late_s <= IN_TIME_S)):
-            self.uncounted += 1
+            self.rejected += 1
             return
         self.t_ns.append(now_ns)
         self.stacks.append(self.numbers.setdefault(lines, len(self.numbers)))
@@ -110,12 +108,12 @@ class _Thread:
             self.period_s *= 2
 
     def close(self) -> None:
-        """Look no more."""
+        """Close the files."""
         self.core.close()
         os.close(self.file)
 
     def _read(self) -> tuple[Spot, ...] | None:
-        """Read again where the thread went on meanwhile: code that calls much must not be seen less often for that."""
+        """Read again where the thread has moved meanwhile: code with many calls must not be sampled less often."""
         for _ in range(RETRIES):
             with suppress(Unreadable):
                 lines = self._lines()
@@ -126,7 +124,7 @@ class _Thread:
         return lines
 
     def _lines(self) -> tuple[Spot, ...] | None:
-        """The stack as far as it is asked about; None where the thread is elsewhere."""
+        """The stack, up to the function `inside`; None where the thread is not within it."""
         if self.inside is None:
             return tuple(self.reader.frames())
         within: list[Spot] = []
@@ -141,7 +139,7 @@ class _Thread:
         numbers: dict[Spot, int] = {}
         stacks = [[numbers.setdefault(line, len(numbers)) for line in stack] for stack in self.numbers]
         return {
-            "rested": key,
+            "stopped": key,
             "t_ns": self.t_ns,
             "stack": self.stacks,
             "holds_lock": [] if None in self.holds_lock else self.holds_lock,
@@ -152,7 +150,7 @@ class _Thread:
 
 
 class Sampling:
-    """Of all threads that asked for it, until the parent is gone."""
+    """Samples all threads for which it was asked, until the parent is gone."""
 
     def __init__(self, messages: socket.socket, layout: Layout, parent_pid: int, *, is_prompt: bool = False) -> None:
         self._messages, self._layout, self._parent_pid = messages, layout, parent_pid
@@ -162,8 +160,8 @@ class Sampling:
         self._is_prompt = is_prompt
 
     def run(self) -> None:
-        """Look and answer until the input ends."""
-        _tell({"ready": True})
+        """Sample and answer until the input ends."""
+        write_message({"ready": True})
         while os.getppid() == self._parent_pid:
             due_s = min((w.due_s for w in self._threads.values()), default=perf_counter() + LONGEST_S)
             timeout_s = min(max(due_s - perf_counter(), 0.0), LONGEST_S)
@@ -171,63 +169,66 @@ class Sampling:
             if 0 in readable:
                 return
             if readable:
-                self._take()
+                self._receive()
             self._sample_due()
 
     def _sample_due(self) -> None:
         began_s = perf_counter()
         due = [(key, w) for key, w in self._threads.items() if w.due_s <= began_s]
         spent_s = thread_time()
-        for key, watched in due:
+        for key, thread in due:
             try:
-                watched.sample()
+                thread.sample()
             except Unreadable:
                 self._drop_if_gone(key)
             except (OSError, ValueError, IndexError):  # it has ended
-                watched.due_s = float("inf")
+                thread.due_s = float("inf")
         if due:
             self._costs_s.append((thread_time() - spent_s) / len(due))
             self._cost_s = sorted(self._costs_s)[_COSTS // 2]
-        for _, watched in due:
-            if watched.due_s < float("inf"):
-                watched.due_s = perf_counter() + self._pause_s(watched) * uniform(0.5, 1.5)  # loops have a beat too
+        for _, thread in due:
+            if thread.due_s < float("inf"):
+                thread.due_s = perf_counter() + self._pause_s(thread) * uniform(0.5, 1.5)  # loops have a beat too
 
-    def _pause_s(self, watched: _Thread) -> float:
-        """To the next look, on average."""
-        if watched.sample_count < SOON_LOOKS and not watched.is_even:
-            return max(SOON_PERIOD_S, self._cost_s * len(self._threads) / DEAREST_SOON)
-        sparing = sum(watched.spares for watched in self._threads.values())
-        spares = watched.spares and watched.is_known
-        share = SPARING / sparing if spares else DEAREST / len(self._threads)
-        if watched.is_even and watched.core.stays:
-            share = min(share, STAYING)
-        return max(watched.period_s, self._cost_s / share)
+    def _pause_s(self, thread: _Thread) -> float:
+        """The time to the next sample, on average."""
+        if thread.sample_count < FIRST_SAMPLES and not thread.is_even:
+            return max(FIRST_PERIOD_S, self._cost_s * len(self._threads) / FIRST_SHARE)
+        sparing = sum(thread.spares for thread in self._threads.values())
+        spares = thread.spares and thread.is_settled
+        share = SPARING_SHARE / sparing if spares else SHARE / len(self._threads)
+        if thread.is_even and thread.core.stays:
+            share = min(share, STAYING_SHARE)
+        return max(thread.period_s, self._cost_s / share)
 
     def _drop_if_gone(self, key: str) -> None:
-        """A process that has ended has no memory, though its file is open."""
-        watched = self._threads[key]
+        """An ended process has no memory, though its file is open."""
+        thread = self._threads[key]
         with suppress(OSError):
-            if os.pread(watched.file, 8, watched.reader.thread):
+            if os.pread(thread.file, 8, thread.reader.thread):
                 return
-        watched.due_s = float("inf")
+        thread.due_s = float("inf")
 
-    def _take(self) -> None:
+    def _receive(self) -> None:
         data, files, _, _ = socket.recv_fds(self._messages, MESSAGE_BYTES, 1)
         try:
             message = json.loads(data)
         except ValueError:
             message = {}
         if "sample" in message and files:
-            self._add(message, files.pop())
-        elif "rest" in message:
-            self._rest(message["rest"])
+            self._begin(message, files.pop())
+        elif "stop" in message:
+            thread = self._threads.pop(message["stop"], None)
+            if thread is not None:
+                thread.close()
+            write_message(thread.answer(message["stop"]) if thread is not None else {"stopped": message["stop"]})
         for file in files:
             os.close(file)
 
-    def _add(self, message: dict[str, object], file: int) -> None:
-        key, thread, inside = str(message["sample"]), message["thread"], message.get("inside")
+    def _begin(self, message: dict[str, object], file: int) -> None:
+        key, address, inside = str(message["sample"]), message["thread"], message.get("inside")
         process, task = message["process"], message["task"]
-        assert isinstance(thread, int) and isinstance(process, int) and isinstance(task, int)
+        assert isinstance(address, int) and isinstance(process, int) and isinstance(task, int)
         if key in self._threads:
             self._threads.pop(key).close()
         try:
@@ -236,7 +237,7 @@ class Sampling:
             os.close(file)
             return
         self._threads[key] = _Thread(
-            reader=StackReader(file, self._layout, thread),
+            reader=StackReader(file, self._layout, address),
             core=core,
             file=file,
             period_s=float(str(message["period_s"])),
@@ -245,24 +246,18 @@ class Sampling:
             most=most if isinstance(most := message.get("most"), int) else None,
         )
 
-    def _rest(self, key: str) -> None:
-        watched = self._threads.pop(key, None)
-        if watched is not None:
-            watched.close()
-        _tell(watched.answer(key) if watched is not None else {"rested": key})
-
 
 def main(messages: int, layout: dict[str, Any], parent_pid: int) -> None:
-    """Look at whoever asks for it on that socket; `layout` are the fields of a `Layout`."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training, not us
-    with socket.socket(fileno=messages) as asked, suppress(BrokenPipeError):
-        Sampling(asked, Layout.of(layout), parent_pid, is_prompt=becomes_prompt()).run()
+    """Sample as asked for on that socket; `layout` are the fields of a `Layout`."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal means the training
+    with socket.socket(fileno=messages) as requests, suppress(BrokenPipeError):
+        Sampling(requests, Layout.of(layout), parent_pid, is_prompt=becomes_prompt()).run()
 
 
 def becomes_prompt() -> bool:
-    """Whether this process from now on runs at once when it wakes, though others have work for its core.
+    """Ask that this process run as soon as it wakes, before others on its core; whether the system grants that.
 
-    Linux's scheduler lets who asks for a shorter slice go first (EEVDF, `PREEMPT_SHORT`, since 6.12).
+    Linux's scheduler prefers a task with a shorter slice (EEVDF, `PREEMPT_SHORT`, since 6.12).
     """
     number = _SET_ATTRIBUTES.get(os.uname().machine)
     release = tuple(int(n) for n in re.findall(r"\d+", os.uname().release)[:2])
@@ -270,24 +265,25 @@ def becomes_prompt() -> bool:
         return False
     import ctypes
 
-    asked = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, _SLICE_NS, 0, 0)  # struct sched_attr, version 0
-    return bool(ctypes.CDLL(None).syscall(number, 0, asked, 0) == 0)
+    attributes = struct.pack("IIQiIQQQ", 48, 0, 0, 0, 0, _SLICE_NS, 0, 0)  # struct sched_attr, version 0
+    return bool(ctypes.CDLL(None).syscall(number, 0, attributes, 0) == 0)
 
 
-def _tell(message: dict[str, object]) -> None:
+def write_message(message: dict[str, object]) -> None:
+    """As `own_processes` does, whose imports take too long here."""
     line = (json.dumps(message) + "\n").encode()
     while line:
         line = line[os.write(1, line) :]
 
 
-# Whether a look at a thread is a fair draw of its time: not where the looker had to wait until the thread stood still,
-# nor where the thread stood still because it waited for the core on which the looker runs. Compute threads that fill
-# all cores do: then the looker takes the core of the thread itself, which stops at the line where it is.
+# A sample is a fair draw of a thread's time unless this process had to wait until the thread stood still, or the thread
+# stood still because it waited for this process's core. Where compute threads fill all cores, one of both is always so:
+# then this process takes the core of the thread itself, which stops at the line where it is.
 
 
 _SET_ATTRIBUTES = {"x86_64": 314, "aarch64": 274}  # sched_setattr, Linux
-_SHORT_SLICES_SINCE, _SLICE_NS = (6, 12), 100_000  # the shortest there is
-IN_TIME_S = 0.0005  # after it was due: so soon no look has waited for anybody
+_SHORT_SLICES_SINCE, _SLICE_NS = (6, 12), 100_000  # the shortest slice that Linux grants
+IN_TIME_S = 0.0005  # so soon after it was due a sample has waited for nobody
 _SWITCHES = re.compile(rb"^(nonvoluntary|voluntary)_ctxt_switches:\s*(\d+)", re.MULTILINE)
 _STATE = re.compile(rb"^State:\s*(\w)", re.MULTILINE)
 _READY = b"R"
@@ -295,30 +291,30 @@ _CORE_FIELD = 36  # of stat, after the name
 
 
 class OnCore:
-    """Of one thread, `task`, of a process. Raises OSError where the system does not tell."""
+    """Tells whether samples of a process's thread `task` are fair. Raises OSError where the system does not tell."""
 
     def __init__(self, process: int, task: int, *, stays: bool = False) -> None:
-        self.stays = stays  # on its core, from one look to the next
+        self.stays = stays  # this process stays on the thread's core from one sample to the next
         folder = f"/proc/{process}/task/{task}"
         self._files = [
             os.open(f"{folder}/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in ("schedstat", "status", "stat")
         ]
         self._own = os.open("/proc/thread-self/stat", os.O_RDONLY | os.O_CLOEXEC)
         self._arrivals = 0
-        self._left = -1  # how often it had left a core by itself, at the look before
+        self._voluntary = -1  # how often the thread had left a core by itself, at the sample before
         self._cores = os.sched_getaffinity(process)
 
     def begin(self) -> None:
-        """A look has begun: the frames are taken, and the thread may go on."""
+        """A sample begins: the frames are copied, and the thread may go on."""
         if self.stays:
             self._move_to(self._cores)
         self._arrivals = int(os.pread(self._files[0], 128, 0).split()[2])
 
     def is_fair(self, late_s: float) -> bool:
-        """The look is over; it began so much after it was due."""
+        """Whether the sample counts, which began `late_s` after it was due."""
         status = os.pread(self._files[1], 8192, 0)
         switches = {how: int(count) for how, count in _SWITCHES.findall(status)}
-        before, self._left = self._left, switches.get(b"voluntary", -1)
+        before, self._voluntary = self._voluntary, switches.get(b"voluntary", -1)
         if self._arrivals > sum(switches.values()):
             return True
         elsewhere = self._is_elsewhere()
@@ -327,16 +323,16 @@ class OnCore:
             return False
         in_time = late_s <= IN_TIME_S
         if state[1] == _READY:
-            return before == self._left >= 0 or (self.stays and in_time)
+            return before == self._voluntary >= 0 or (self.stays and in_time)
         return elsewhere or in_time
 
     def end(self) -> None:
-        """The look is over."""
+        """The sample is over."""
         if self.stays:
             self._move_to({_core(self._files[2])})
 
     def _is_elsewhere(self) -> bool:
-        """Whether the thread's core is another one than ours; else leave it."""
+        """Whether the thread has another core than this process; if not, leave that core."""
         core = _core(self._files[2])
         if core != _core(self._own):
             return True

@@ -1,12 +1,12 @@
-"""At which lines a thread of another process stands, read from that process's memory while the thread runs on.
+"""Reads the stack of a thread in another process from that process's memory, while the thread runs on.
 
-What has changed between two reads is seen by its not fitting, and then there is no answer. Nothing is written, no
-process is stopped, and no lock is asked for. Memory is read through a file of the system's, which answers an impossible
-address with an error.
+If the stack changes between two reads, they do not fit together, and there is no answer. Nothing is written, no process
+is stopped, and no lock is taken. The memory is read through a file of the system, which reports an impossible address
+as an error.
 
-Where a Python keeps the frames differs from one to the next, so it is learned from a stack whose frames are known: each
-offset is searched for in memory that belongs to an object whose value is known, at several depths of the stack, and
-counts only where exactly one place fits.
+Python versions store frames at different offsets, so these are found in a stack whose frames are known: each offset is
+searched for in the memory of an object whose value is known, at several depths of the stack, and counts only where
+exactly one place fits.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple, TypeVar
 
 WORD = 8  # bytes
-TAG = 7  # low bits of a pointer, which newer Pythons use as a mark
+TAG = 7  # low bits of a pointer, which newer Pythons use as tags
 OWN_MEMORY = "/proc/self/mem"
 
 _FRAME_WORDS, _CODE_WORDS, _THREAD_WORDS = 12, 22, 40
@@ -42,18 +42,18 @@ _MOST_LINES = 1 << 20  # bytes of a code object's table of lines
 _BLOCK = 4_096  # bytes below the current frame: most of its callers' frames
 _FRAME = struct.Struct("8Q")
 _TEMPLATE = compile("", "", "exec")
-_RUNTIME, _RUNTIME_BLOCK = 1 << 20, 1 << 12  # bytes of the interpreter's own state that are looked through, at a time
-_HELD, _LOCK_TRIES = struct.pack("i", 1), 20  # another thread may take it at once
+_RUNTIME, _RUNTIME_BLOCK = 1 << 20, 1 << 12  # bytes of the interpreter's own state to search, and per read
+_LOCKED, _LOCK_TRIES = struct.pack("i", 1), 20  # tries, as another thread may take the lock in between
 
 
 class Unreadable(Exception):
-    """Memory that is not there, or holds something else than it should."""
+    """Memory that does not exist, or that holds something unexpected."""
 
 
 class Layout(NamedTuple):
-    """Offsets in bytes, but for `lock`. `thread_frame`: from a thread's state to its frame, in one or two steps.
+    """Offsets in bytes, but for `lock`. `thread_frame` leads from a thread's state to its frame, in one or two steps.
 
-    `text_kinds`: of a str, by its masked state, where its characters begin and how many bytes each has.
+    `text_kinds`: for each masked state of a str, where its characters begin and how many bytes each has.
     """
 
     thread_frame: tuple[int, ...]
@@ -78,12 +78,12 @@ class Layout(NamedTuple):
 
 
 def words_at(file: int, address: int, count: int) -> Words:
-    """So many words of a process's memory. Raises Unreadable."""
+    """`count` words of a process's memory. Raises Unreadable."""
     return struct.unpack(f"{count}Q", bytes_at(file, address, WORD * count))
 
 
 def bytes_at(file: int, address: int, size: int) -> bytes:
-    """So many bytes of a process's memory. Raises Unreadable."""
+    """`size` bytes of a process's memory. Raises Unreadable."""
     try:
         data = os.pread(file, size, address)
     except (OSError, OverflowError) as e:
@@ -103,7 +103,7 @@ def thread_state() -> int:
 
 
 def find_layout(file: int) -> Layout | None:
-    """Of the running Python, whose memory `file` is; None where it cannot be told."""
+    """The layout of the running Python, whose memory is `file`; None if it cannot be found."""
     if struct.calcsize("P") != WORD or sys.implementation.name != "cpython":
         return None
     try:
@@ -146,10 +146,10 @@ def _layout(file: int) -> Layout:
 
 
 def _lock(file: int) -> int:
-    """Where the interpreter keeps who has last held its lock (the GIL); after it, whether it is held.
+    """The address of the last holder of the interpreter's lock (the GIL); the next word tells whether it is locked.
 
-    Source: CPython, `struct _gil_runtime_state`, in `_PyRuntime`. Reading memory as a file gives up the lock, reading
-    it by `ctypes` does not: so no other word fits.
+    Source: CPython, `struct _gil_runtime_state`, in `_PyRuntime`. Reading memory as a file releases the lock, reading
+    it by `ctypes` does not: only the right word shows both.
     """
     import ctypes
 
@@ -164,13 +164,15 @@ def _lock(file: int) -> int:
         except Unreadable:
             break
         places += [block + WORD * i for i, word in enumerate(words) if word == state]
-    held = [place for place in places if ctypes.string_at(place + WORD, 4) == _HELD]
-    fitting = [place for place in held if any(bytes_at(file, place + WORD, 4) == bytes(4) for _ in range(_LOCK_TRIES))]
+    locked = [place for place in places if ctypes.string_at(place + WORD, 4) == _LOCKED]
+    fitting = [
+        place for place in locked if any(bytes_at(file, place + WORD, 4) == bytes(4) for _ in range(_LOCK_TRIES))
+    ]
     return fitting[0] if len(fitting) == 1 else 0
 
 
 def _of_code(file: int, kind: str, value: Callable[[CodeType], int]) -> int:
-    """Where code objects keep that value: the place that fits all that are looked at."""
+    """The offset of that value in code objects: the only one that fits several of them."""
     from textwrap import TextWrapper, dedent
 
     functions = (os.walk, os.makedirs, TextWrapper.wrap, TextWrapper._split, dedent)
@@ -196,7 +198,7 @@ def _word_of_inner_frame(file: int, frame: FrameType) -> int:
 
 
 def _thread_frame(file: int, inner: int) -> tuple[int, ...]:
-    """The way from the thread's state to its current frame, which is this function's while it reads by itself."""
+    """The offsets from the thread's state to its current frame, which here is this function's own."""
     own = words_at(file, id(sys._getframe()), _FRAME_OBJECT_WORDS)[inner]
     state = thread_state()
     words = struct.unpack(f"{_THREAD_WORDS}Q", os.pread(file, WORD * _THREAD_WORDS, state))
@@ -213,8 +215,8 @@ def _thread_frame(file: int, inner: int) -> tuple[int, ...]:
 
 
 def _text(file: int) -> tuple[int, tuple[tuple[int, int, int], ...]]:
-    """The mask of a str's state that tells its kind, and for each kind where its characters begin, and their size."""
-    unique = str(os.getpid())  # no constant: another state
+    """The mask that takes a str's kind from its state, and for each kind where its characters begin, and their size."""
+    unique = str(os.getpid())  # no constant, whose state would differ
     texts = [(kind, size, text) for kind, size in _KINDS for text in (kind, kind + unique, sys.intern(kind + unique))]
     states = [(kind, size, _state(file, text)) for kind, size, text in texts]
     shift = next(n for n in range(24) if all(state >> n & 7 == size for _, size, state in states))
@@ -259,15 +261,15 @@ class StackReader:
         self._codes: dict[int, _Code | None] = {}
         at = layout.frame_code, layout.frame_previous, layout.frame_instruction
         self._words = at[0] // WORD, at[1] // WORD, at[2] // WORD, layout.code_start
-        self._taken: tuple[int, int, bytes] | None = None
+        self._snapshot: tuple[int, int, bytes] | None = None
 
     def take(self) -> None:
-        """Copy the innermost frames for `frames`, which takes longer to read them. It copies them itself otherwise."""
+        """Copy the innermost frames quickly, for `frames` to read; else it copies them itself."""
         with suppress(Unreadable):
-            self._taken = self._copy()
+            self._snapshot = self._copy()
 
     def _copy(self) -> tuple[int, int, bytes]:
-        """Address of the current frame, and of memory that ends with it."""
+        """The current frame's address, and the memory that ends with it: address and bytes."""
         address = self._current()
         block_at = max(address - _BLOCK, 0)
         try:
@@ -276,9 +278,9 @@ class StackReader:
             return address, block_at, b""
 
     def frames(self) -> Iterator[Spot]:
-        """The lines from the innermost frame outwards. Raises Unreadable where they do not fit together."""
-        taken, self._taken = self._taken, None
-        address, block_at, block = taken or self._copy()
+        """The lines from the innermost frame outwards. Raises Unreadable where reads do not fit together."""
+        snapshot, self._snapshot = self._snapshot, None
+        address, block_at, block = snapshot or self._copy()
         code_word, previous_word, instruction_word, start = self._words
         codes, whole = self._codes, len(block) - _FRAME.size
         for _ in range(DEEPEST):
@@ -296,11 +298,11 @@ class StackReader:
         raise Unreadable("no end")
 
     def holds_lock(self) -> bool | None:
-        """Whether the thread runs Python just now; None where that cannot be told. Raises Unreadable."""
+        """Whether the thread runs Python now; None if unknown. Raises Unreadable."""
         if not self._layout.lock:
             return None
-        holder, is_held = struct.unpack("Qi", bytes_at(self._file, self._layout.lock, WORD + 4))
-        return bool(holder == self.thread and is_held)
+        holder, is_locked = struct.unpack("Qi", bytes_at(self._file, self._layout.lock, WORD + 4))
+        return bool(holder == self.thread and is_locked)
 
     def _current(self) -> int:
         address = self.thread
@@ -309,7 +311,7 @@ class StackReader:
         return address
 
     def _code(self, address: int) -> _Code | None:
-        """None for what stands between frames where C calls Python: it has no code."""
+        """None for the entry between frames where C calls Python, which has no code."""
         try:
             code = self._read_code(address)
         except Unreadable:

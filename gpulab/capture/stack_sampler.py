@@ -1,12 +1,12 @@
-"""Samples the stack of a thread again and again: from another process, or where none can, from a thread of this one.
+"""Samples the stack of a thread: from another process, or from a thread of this one where that is impossible.
 
-The trace names operators and calls, not the line that made them; torch's own `with_stack` costs many times as much and
-can hang beside DataLoader workers. A thread of ours needs the GIL for each sample: it waits while the training thread
-holds it in one long call, and then finds it at the line of that call, whose end it is. So each of its samples stands
-for the time since the one before, and sees no loop of Python's own (`StackSamples.exact`).
+The trace names operators and calls, but not the lines that made them; torch's own `with_stack` costs many times as much
+and can hang beside DataLoader workers. A sampling thread of this process needs the GIL: while the training thread holds
+it in a long call, the sample waits, and finds that call's line at its end. So each such sample stands for the time
+since the one before, and none falls within a loop of Python's own code (`StackSamples.exact`).
 
-Nothing here raises into a run. The other process needs Linux's file of a process's memory; where the system has none or
-does not let it be read, or where the process does not start, a thread samples.
+Nothing here raises into a run. The other process needs Linux's file of a process's memory. Where the system has none or
+denies it, or where the process does not start, a thread samples.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from gpulab.capture.stack_reader import OWN_MEMORY, Layout, Spot, Stack, find_layout, thread_state
-from gpulab.devices.own_processes import marked, python_command
+from gpulab.devices.own_processes import ending, start_child
 
 PERIOD_S = 0.002
 READY_S, ANSWER_S, END_S = 0.5, 3.0, 2.0
 
 
 class ThreadSamples(Struct, frozen=True):
-    """What was seen of one thread: when, and at which of the `stacks`, each from the innermost line outwards."""
+    """The samples of one thread: when, and which of the `stacks`, each from the innermost line outwards."""
 
     t_ns: Sequence[int]
     stack: Sequence[int]
@@ -47,7 +47,7 @@ class ThreadSamples(Struct, frozen=True):
 
 @functools.cache
 def own_layout() -> Layout | None:
-    """How this Python keeps its frames; None where that cannot be told."""
+    """Where this Python stores its frames; None if unknown."""
     try:
         file = os.open(OWN_MEMORY, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -59,7 +59,7 @@ def own_layout() -> Layout | None:
 
 
 class Channel:
-    """How a process asks to be looked at: it is passed on to workers, however they are started."""
+    """Sends a process's requests for samples of its threads; workers inherit it, however they are started."""
 
     def __init__(self, messages: socket.socket) -> None:
         self._messages = messages
@@ -74,7 +74,7 @@ class Channel:
         fills_cores: bool = False,
         most: int | None = None,
     ) -> bool:
-        """Have the calling thread looked at from now on; whether that could be asked for."""
+        """Have the calling thread sampled from now on; False where the request could not be sent."""
         thread = {"thread": thread_state(), "process": os.getpid(), "task": threading.get_native_id()}
         how = {"period_s": period_s, "inside": inside, "spares": spares, "fills_cores": fills_cores, "most": most}
         message = {"sample": key, **thread, **how}
@@ -90,13 +90,14 @@ class Channel:
             os.close(file)
         return True
 
-    def rest(self, key: str) -> None:
+    def stop(self, key: str) -> None:
+        """Have that thread sampled no more."""
         with suppress(OSError):
-            self._messages.send(json.dumps({"rest": key}).encode(), socket.MSG_DONTWAIT)
+            self._messages.send(json.dumps({"stop": key}).encode(), socket.MSG_DONTWAIT)
 
 
 class SamplingProcess:
-    """One child process. `start` and `stop` belong to a run; `channel` is None while nothing can be looked at."""
+    """The child process that samples stacks during one run; `channel` is None while nothing can be sampled."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
@@ -113,17 +114,8 @@ class SamplingProcess:
             return
         ours, childs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
-            self._process = subprocess.Popen(
-                python_command("gpulab.capture.stack_process:main", childs.fileno(), layout._asdict(), os.getpid()),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                env=marked(environment),
-                pass_fds=[childs.fileno()],
-                start_new_session=True,  # an interrupt goes to the whole group of the notebook; we must outlive it
-            )
+            arguments = childs.fileno(), layout._asdict(), os.getpid()
+            self._process = start_child("gpulab.capture.stack_process:main", *arguments, pass_fds=[childs.fileno()])
         except (OSError, ValueError, subprocess.SubprocessError):
             ours.close()
             return
@@ -132,13 +124,13 @@ class SamplingProcess:
         self._messages, self.channel = ours, Channel(ours)
 
     def wait_until_ready(self) -> None:
-        """The child needs some time to start; what it is asked before that, it does then."""
+        """Wait for the child's start, at most `READY_S`. It carries out earlier requests as soon as it runs."""
         deadline_s = perf_counter() + READY_S
         while self.channel is not None and not self._ready and self._read_until(deadline_s):
             pass
 
     def samples(self, key: str) -> ThreadSamples | None:
-        """What was seen of a thread that rests now; None where nothing is known of it."""
+        """The samples of a thread whose sampling was stopped; None where there are none."""
         deadline_s = perf_counter() + ANSWER_S
         while key not in self._answers and self._read_until(deadline_s):
             pass
@@ -155,23 +147,14 @@ class SamplingProcess:
         if self._messages is not None:
             self._messages.close()
             self._messages = None
-        if process is None or process.stdin is None or process.stdout is None:
+        if process is None or process.stdout is None:
             return
-        with suppress(OSError):  # workers may hold the pipe open, so its end would not be seen
-            process.stdin.write(b".")
-        try:
+        with ending(process), suppress(subprocess.TimeoutExpired):
             process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            pass
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-            process.stdin.close()
-            process.stdout.close()
+        process.stdout.close()
 
     def _read_until(self, deadline_s: float) -> bool:
-        """Take what the child has said; whether there may be more."""
+        """Receive what the child has written; False where nothing more is to come in time."""
         out = self._process.stdout if self._process is not None else None
         if out is None:
             return False
@@ -179,26 +162,26 @@ class SamplingProcess:
         data = os.read(out.fileno(), 1 << 20) if readable else b""
         *whole, self._buffer = (self._buffer + data).split(b"\n")
         for line in whole:
-            self._take(line)
+            self._receive(line)
         return bool(data)
 
-    def _take(self, line: bytes) -> None:
+    def _receive(self, line: bytes) -> None:
         try:
             message = json.loads(line)
         except ValueError:
             return
         self._ready |= "ready" in message
-        if "rested" in message:
-            self._answers[message["rested"]] = message
+        if "stopped" in message:
+            self._answers[message["stopped"]] = message
 
 
 LONGEST_PERIOD_S = 0.05
-DEAREST = 0.03  # share of the time that this thread may compute: where a look costs more it looks less often
-_JUDGED_AFTER = 4  # looks: what they cost is known then
+SHARE = 0.03  # of the time that this thread may compute: where a sample costs more it takes fewer
+_COST_SAMPLES = 4  # samples after which the cost of one is estimated
 
 
 class Pace(NamedTuple):
-    """How often to look, and how many times at most."""
+    """How often to sample, and how many samples to keep at most."""
 
     period_s: float
     most: int | None = None
@@ -209,20 +192,20 @@ TRACED_WITHIN = Pace(PERIOD_S, 20_000)
 
 
 class ThreadSampler:
-    """A thread that looks at the one that calls `start` until `stop`."""
+    """A thread that samples the one that calls `start`, until `stop`."""
 
     def __init__(self, pace: Pace = TRACED_WITHIN) -> None:
         self._pace = pace
-        self._going = threading.Lock()  # held while it is to go on: waiting for it is the cheapest sleep there is
+        self._going = threading.Lock()  # locked while it goes on: waiting for a lock is the cheapest sleep
         self._thread: threading.Thread | None = None
         self._times: list[int] = []
         self._numbers: list[int] = []
         self._stacks: dict[Stack, int] = {}
-        self._spots: dict[Spot, Spot] = {}  # each once: stacks have most in common
+        self._spots: dict[Spot, Spot] = {}  # one object for each: stacks have most lines in common
         self._began_ns = 0
 
     def start(self) -> None:
-        """Begin to look. Where no thread can be started nothing is seen."""
+        """Begin to sample. Where no thread can be started there will be no samples."""
         self._began_ns = perf_counter_ns()
         self._going.acquire()
         sampled = threading.get_ident()
@@ -234,7 +217,7 @@ class ThreadSampler:
         self._thread = thread
 
     def stop(self) -> None:
-        """Look no more, leave no thread."""
+        """End the thread."""
         thread, self._thread = self._thread, None
         if thread is not None:
             self._going.release()
@@ -266,15 +249,15 @@ class ThreadSampler:
             numbers.append(number)
             before_ns, spent_ns = spent_ns, thread_time_ns()
             cost_ns.append(spent_ns - before_ns)
-            if len(cost_ns) == _JUDGED_AFTER:
-                # files that are met for the first time cost a look many times what it costs from then on
-                affordable_s = sorted(cost_ns)[_JUDGED_AFTER // 2 - 1] / 1e9 / DEAREST
+            if len(cost_ns) == _COST_SAMPLES:
+                # the first sample in a file costs many times as much as later ones: hence the lower median
+                affordable_s = sorted(cost_ns)[_COST_SAMPLES // 2 - 1] / 1e9 / SHARE
                 period_s = min(max(self._pace.period_s, affordable_s), LONGEST_PERIOD_S)
                 cost_ns.clear()
 
 
 def whole_stack(frame: FrameType | None) -> Stack:
-    """All lines from this frame outwards, as another process would read them."""
+    """All lines from this frame outwards, as the sampling process would read them."""
     spots: list[Spot] = []
     while frame is not None:
         code = frame.f_code
@@ -284,7 +267,7 @@ def whole_stack(frame: FrameType | None) -> Stack:
 
 
 class StackSampler:
-    """Looks at the thread that calls `start`: another process does at the pace `outside`, else a thread of ours."""
+    """Samples the thread that calls `start`: from the sampling process at the pace `outside`, else from a thread."""
 
     def __init__(
         self,
@@ -296,13 +279,13 @@ class StackSampler:
         on_cpu: bool = False,
     ) -> None:
         self._process, self._key = process, f"{name} {perf_counter_ns()}"
-        self._on_cpu = on_cpu  # it computes there, so that operators may take all cores
+        self._on_cpu = on_cpu  # the training computes on the CPU, so that operators may take all cores
         self._outside, self._within = outside, within
         self._sampler: ThreadSampler | None = None
         self._samples: ThreadSamples | None = None
 
     def start(self, *, at_once: bool = False) -> None:
-        """Begin to look; `at_once`: return when somebody does."""
+        """Begin to sample; `at_once`: return only when sampling has begun."""
         channel = self._process.channel if self._process is not None else None
         fills = self._on_cpu and _fills_cores()
         pace = self._outside
@@ -313,20 +296,20 @@ class StackSampler:
             self._process.wait_until_ready()
 
     def stop(self) -> None:
-        """Look no more."""
+        """End sampling."""
         if self._sampler is not None:
             self._sampler.stop()
         elif self._process is not None and self._process.channel is not None:
-            self._process.channel.rest(self._key)
+            self._process.channel.stop(self._key)
 
     @property
     def is_exact(self) -> bool:
-        """Whether another process has looked: what the thread did could not sway it."""
+        """Whether another process has sampled: then the thread's own work did not decide when."""
         return self._sampler is None
 
     @property
     def samples(self) -> ThreadSamples | None:
-        """What was seen, once sampling has stopped and before the process has; None where nothing is known."""
+        """The samples, after `stop` and before the process ends; None where there are none."""
         if self._sampler is not None:
             return self._sampler.samples
         if self._samples is None and self._process is not None:

@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from gpulab.user_code import PACKAGE_FOLDER
@@ -53,6 +55,44 @@ def python_command(call: str, *arguments: object) -> list[str]:
     """
     module, _, function = call.partition(":")
     return [sys.executable, "-S", "-P", "-c", _CALL, json.dumps([import_path(), module, function, arguments])]
+
+
+def start_child(
+    call: str, *arguments: object, stderr: int = subprocess.DEVNULL, pass_fds: Sequence[int] = ()
+) -> subprocess.Popen[bytes]:
+    """Start a child that runs `call` and talks by pipes. Raises OSError, ValueError and SubprocessError."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k == "PYTHONHOME"}
+    return subprocess.Popen(
+        python_command(call, *arguments),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        env=marked(environment),
+        pass_fds=pass_fds,
+        start_new_session=True,  # an interrupt goes to the notebook's whole process group; the child must outlive it
+    )
+
+
+@contextmanager
+def ending(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Ask such a child to end and wait for it inside; afterwards it is killed if it still runs."""
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        with suppress(OSError):  # it has ended already; and its end of input would not show while workers hold the pipe
+            os.write(process.stdin.fileno(), b".")
+        yield
+    finally:  # also when an interrupt lands inside
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        process.stdin.close()
+
+
+def write_message(message: Mapping[str, object]) -> None:
+    """A child's message to its parent: one line of JSON on its output."""
+    line = (json.dumps(message) + "\n").encode()
+    while line:
+        line = line[os.write(1, line) :]
 
 
 def import_path() -> list[str]:

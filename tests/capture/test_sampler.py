@@ -300,7 +300,7 @@ def test_long_runs_are_thinned_evenly_and_keep_their_peak(monkeypatch: pytest.Mo
     curve = sampling._Curve(SeriesInfo("x", "W", "x", "test"))
     for i in range(10_000):
         curve.add(i, 1e6 if i == 7777 else float(i))
-    series = curve.finished()
+    series = curve.series()
     assert 50 <= len(series.t_ns) <= 100
     assert set(np.diff(series.t_ns)) == {128}, "the same distance everywhere, so that means stay means"
     assert curve.extreme() == ("peak_x", 1e6)

@@ -122,7 +122,7 @@ def test_a_watcher_sees_and_leaves_nothing() -> None:
     asked = watcher.channel.sample("this thread")
     there = threading.Event()
     while asked and not there.wait(0.05) and watcher.channel is not None:
-        watcher.channel.rest("this thread")
+        watcher.channel.stop("this thread")
         looks = watcher.samples("this thread")
         if looks is not None and looks.t_ns:
             break

@@ -20,12 +20,12 @@ class ScriptedWatcher:
     """In place of `SamplingProcess`; `sleep` in place of `time.sleep`."""
 
     def __init__(self) -> None:
-        self.channel = self
+        self.channel = ScriptedChannel(self)
         self._thread: int | None = None
         self._key = ""
         self._seen: dict[str, ThreadSamples] = {}
 
-    # -- as SamplingProcess and its channel have it -----------------------------------------------------------------
+    # -- as SamplingProcess has it ------------------------------------------------------------------------------------
 
     def start(self) -> None:
         self._thread = None
@@ -36,14 +36,14 @@ class ScriptedWatcher:
     def wait_until_ready(self) -> None:
         pass
 
-    def sample(self, key: str, *_: Any, **__: Any) -> bool:
+    def begin(self, key: str) -> bool:
         if not key.startswith("training"):
             return False
         self._key, self._thread = key, threading.get_ident()
         self._seen[key] = ThreadSamples([], [], [], time.perf_counter_ns())
         return True
 
-    def rest(self, key: str) -> None:
+    def end(self, key: str) -> None:
         if key == self._key:
             self._thread = None
 
@@ -80,6 +80,19 @@ class ScriptedWatcher:
             stack=[*seen.stack, *[len(seen.stacks)] * len(times_ns)],
             stacks=[*seen.stacks, tuple(stack)],
         )
+
+
+class ScriptedChannel:
+    """In place of `Channel`."""
+
+    def __init__(self, watcher: ScriptedWatcher) -> None:
+        self._watcher = watcher
+
+    def sample(self, key: str, *_: Any, **__: Any) -> bool:
+        return self._watcher.begin(key)
+
+    def stop(self, key: str) -> None:
+        self._watcher.end(key)
 
 
 def installed(put: Callable[[object, str, Any], None] = setattr) -> ScriptedWatcher:
