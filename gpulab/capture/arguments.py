@@ -1,6 +1,6 @@
-"""The arguments of marks, which must be read while the loop runs: which loader, samples, weights changed by hand.
+"""Reads the arguments of marks while the loop runs: which loader, how many samples, whether weights changed by hand.
 
-Where no optimizer steps, a change of the weights by hand is what makes a batch a training step.
+Where no optimizer steps, a change of the weights by hand makes a batch a training step.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ if TYPE_CHECKING:
 
 
 class Keys:
-    """One number for a DataLoader and all its iterators, which share their index sampler; never one for two loaders."""
+    """Numbers DataLoaders; all iterators of a loader have its number, by the index sampler that they share."""
 
     def __init__(self) -> None:
         self._numbers: dict[int, tuple[Callable[[], Any], int]] = {}
         self._count = 0
 
     def of(self, owner: Any) -> int:
-        """The number of the loader that `owner` is, or of the one whose iterator it is."""
+        """The number of `owner`, a loader or an iterator of one."""
         sampler = getattr(owner, "_index_sampler", None)
         shared = sampler if sampler is not None else owner
         entry = self._numbers.get(id(shared))
-        if entry is not None and entry[0]() is shared:  # an id returns when its object is gone
+        if entry is not None and entry[0]() is shared:  # an id is used again when its object is gone
             return entry[1]
         self._count += 1
         self._numbers[id(shared)] = (_reference(shared), self._count)
@@ -45,7 +45,7 @@ class Keys:
 
 
 def _reference(target: Any) -> Callable[[], Any]:
-    """Weak where possible; a list of batches cannot be referred to weakly and is kept for the run."""
+    """Weak where possible; a list of batches has no weak references and stays alive for the run."""
     try:
         return weakref.ref(target)
     except TypeError:
@@ -56,7 +56,7 @@ _CREATE_GRAPH_OF_BACKWARD, _CREATE_GRAPH_OF_GRAD = 3, 4  # among the positional 
 
 
 class Arguments:
-    """Of the marks of one run. `evidence` tells what is known of its steps by the last look."""
+    """The arguments of the marks of one run. `evidence` returns its steps as they were read last."""
 
     def __init__(
         self,
@@ -70,13 +70,13 @@ class Arguments:
         self._evidence = evidence
         self._clock = clock
         self._key = Keys().of
-        self._newest: Callable[[], object] = object  # the loader or iterator that was asked last
-        self._number = 0  # its
+        self._newest: Callable[[], object] = object  # the loader or iterator with the last request
+        self._number = 0  # its number
         self._by_hand = True
         self._updates = UpdateDetector()
 
     def loader(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The number of the one that is asked; whether weights were updated by hand is a mark before."""
+        """The number of the loader; an update of the weights by hand gets a mark of its own before."""
         if self._updates.first is not None:
             if not self._evidence().undecided:
                 self._updates.first = None
@@ -97,13 +97,13 @@ class Arguments:
             self._facts.backward(root)
         if not self._is_by_hand():
             return 0
-        self._tape.wake_at(0)  # evidence is to be as new as the marks
+        self._tape.wake_at(0)  # so that the evidence is up to date
         if self._updates.first is None:
             self._updates.begin(root)
         return self._updates.before(root)
 
     def grad(self, args: Args, kwargs: KeywordArgs) -> int:
-        """The same: where weights are updated by hand it may stand for a backward pass."""
+        """As `backward`, for which `torch.autograd.grad` may stand where weights are updated by hand."""
         self._note_create_graph(args, kwargs, _CREATE_GRAPH_OF_GRAD)
         return self._is_by_hand() and self._updates.before(args[0] if args else kwargs.get("outputs"))
 
@@ -112,7 +112,7 @@ class Arguments:
             self._facts.differentiates_twice = True
 
     def _is_by_hand(self) -> bool:
-        """Whether weights may be updated by hand: once an optimizer has stepped they never are."""
+        """Whether weights may be updated by hand: not once an optimizer has stepped."""
         self._by_hand = self._by_hand and self._evidence().without_optimizer
         return self._by_hand
 
@@ -120,7 +120,7 @@ class Arguments:
         return id(args[1] if len(args) > 1 else kwargs.get("optimizer"))
 
     def samples(self, batch: Any) -> int:
-        """In a batch, which nearly always is a list of tensors; -1: unknown. What timing it cost is a mark before."""
+        """Samples in a batch, usually a list of tensors; -1: unknown. The cost of timing it gets a mark before."""
         if self._clock is not None and self._clock.own_ns:
             self._tape.note(Kind.OWN, self._clock.own_ns)
             self._clock.own_ns = 0
@@ -136,7 +136,7 @@ def _samples_of_any(batch: Any) -> int:
     try:
         count = samples_in(batch)
     except Exception as e:
-        if death(str(e)) is not None:  # torch's signal handler raises wherever the main thread is
+        if death(str(e)) is not None:  # torch's signal handler raises at any line of the main thread
             raise
         return -1
     return -1 if count is None else count
@@ -146,12 +146,12 @@ def _samples_of_any(batch: Any) -> int:
 
 _NODES = 1000
 _COMPARED = 4  # tensors, until one of them changes: the gradient of the last bias may be zero
-_PATIENCE = 16  # backward passes after which other tensors are compared, where none of them has changed
-_ALIKE = 4  # updates with equally many backward passes: that is how the loop goes
+_PATIENCE = 16  # backward passes without a change after which other tensors are compared
+_ALIKE = 4  # updates in a row with equally many backward passes show the loop's rhythm
 
 
 class _Weights(Struct, frozen=True):
-    """A tensor as it was: its version, which its `.data` does not share, and a few of its values."""
+    """A tensor at some time: its version, which writes through `.data` do not raise, and a few of its values."""
 
     leaf: Callable[[], Any]
     version: int
@@ -167,27 +167,27 @@ class _Weights(Struct, frozen=True):
 
 
 class UpdateDetector:
-    """Tells at each backward pass whether weights were changed since the one before, or since the first one.
+    """Tells at each backward pass whether weights have changed since the one before, or since the first one.
 
-    Of the tensors nearest to the loss, whose gradients are seldom zero, that one is compared which changes first, or
-    that another one takes the place of (functional updates). On a GPU reading values waits for the device: once
-    `Rhythm` has shown how many backward passes an update has, they are only counted there.
+    It compares tensors near the loss, whose gradients are seldom zero: the first one of them that changes or, with
+    functional updates, is replaced by another. On a GPU reading values waits for the device; once `Rhythm` knows how
+    many backward passes an update has, they are only counted there.
     """
 
     def __init__(self) -> None:
         self.first: _Weights | None = None  # of the first backward pass, while it tells a batch from a step
         self._compared: list[_Weights] = []
-        self._met: dict[int, Callable[[], Any]] = {}  # by identity: leaves of a loop with several networks come again
+        self._known_leaves: dict[int, Callable[[], Any]] = {}  # by id: leaves of several networks recur
         self._rhythm = Rhythm()
         self._unchanged = 0
 
     def begin(self, root: Any) -> None:
-        """A backward pass from `root` (a tensor or several) is the first. Not in a graph's capture: as `before`."""
+        """The first backward pass begins, from `root` (a tensor or several). Does nothing while a graph is captured."""
         with suppress(Exception):
             self.first = None if in_graph_capture() else next(map(_Weights.of, _nearest_leaves(root, 1)), None)
 
     def since_first(self) -> bool:
-        """Whether weights differ from what they were then. On a GPU this waits for the device, but in no capture."""
+        """Whether weights have changed since `begin`. On a GPU this waits for the device."""
         try:
             there = self.first is not None and self.first.leaf() is not None and not in_graph_capture()
             return there and self.first is not None and self.first.changed()
@@ -195,23 +195,22 @@ class UpdateDetector:
             return False
 
     def before(self, root: Any) -> bool:
-        """A backward pass from `root` is about to begin. Values in a graph's capture would be those of its replay."""
+        """A backward pass from `root` begins: whether it is the first after an update. False in a graph capture."""
         try:
             return not in_graph_capture() and self._is_first(root)
         except Exception:  # a user's tensor type may refuse anything
             return False
 
     def _is_first(self, root: Any) -> bool:
-        """Whether it is the first pass after an update."""
         compared = self._compared[0].leaf() if self._compared else None
         if compared is not None and compared.is_cuda and self._rhythm.size:
-            return self._rhythm.counted()
+            return self._rhythm.next_is_first()
         nearest = _nearest_leaves(root, _COMPARED)
         if not self._compared:
             self._compare(nearest)
             return False
         changed = self._changed(nearest)
-        self._rhythm.heard(changed)
+        self._rhythm.add(changed)
         return changed
 
     def _changed(self, nearest: list[Any]) -> bool:
@@ -227,30 +226,30 @@ class UpdateDetector:
         return True
 
     def _is_new(self, leaf: Any) -> bool:
-        """Never met before, in the place of another: parameters that a functional update has made anew."""
+        """Whether a functional update has made this tensor in place of the compared one."""
         from torch.nn import Parameter
 
         compared = self._compared[0].leaf()
-        is_met = self._met.get(id(leaf), lambda: None)() is leaf  # an id returns when its object is gone
+        recurs = self._known_leaves.get(id(leaf), lambda: None)() is leaf  # an id is used again when its object is gone
         alike = compared is None or leaf.shape == compared.shape
-        return not is_met and alike and not isinstance(leaf, Parameter)
+        return not recurs and alike and not isinstance(leaf, Parameter)
 
     def _compare(self, leaves: list[Any]) -> None:
         self._unchanged = 0
         self._compared = [_Weights.of(leaf) for leaf in leaves]
-        self._met |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
+        self._known_leaves |= {id(leaf): weakref.ref(leaf) for leaf in leaves}
 
 
 class Rhythm:
-    """How many backward passes make an update, once that was the same a few times. Pure."""
+    """How many backward passes an update has, once that was the same a few times. Pure."""
 
     def __init__(self) -> None:
-        self.size = 0  # 0: not known
+        self.size = 0  # 0: unknown
         self._sizes: deque[int] = deque(maxlen=_ALIKE)
         self._passes = 1
 
-    def heard(self, changed: bool) -> None:
-        """A backward pass, the first after an update or not."""
+    def add(self, changed: bool) -> None:
+        """Add a backward pass, the first after an update or not."""
         if not changed:
             self._passes += 1
             return
@@ -259,17 +258,17 @@ class Rhythm:
         if len(self._sizes) == _ALIKE and len(set(self._sizes)) == 1:
             self.size = self._sizes[0]
 
-    def counted(self) -> bool:
-        """A backward pass that is not compared: whether it is the first after an update."""
+    def next_is_first(self) -> bool:
+        """Whether the next backward pass, whose weights are not compared, is the first after an update."""
         first = self._passes >= self.size
         self._passes = 1 if first else self._passes + 1
         return first
 
 
 def _nearest_leaves(root: Any, most: int) -> list[Any]:
-    """The first tensors in autograd's graph that accumulate a gradient: the user's own, as they are written.
+    """The first tensors in autograd's graph that accumulate a gradient.
 
-    `torch.func.grad` makes another one of each in each call.
+    `torch.func.grad` wraps the user's tensors anew in each call; these are unwrapped.
     """
     from torch._C import _functorch
 

@@ -1,7 +1,7 @@
-"""What is hooked in a training process to measure a cell: literal tables, and wrappers that write marks or time a call.
+"""The hooks that measure a cell: tables of the functions to wrap, and wrappers that write marks or time a call.
 
-Hooked elsewhere: the start of other ranks (`job`), fetches within workers (`dataloader`), what the panel shows of a
-cell (`knobs.observer`).
+Hooked elsewhere: the start of other ranks (`job`), fetches within workers (`fetch_clock`), what a cell uses
+(`knobs.observer`).
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ if TYPE_CHECKING:
 
 
 class Point(Struct, frozen=True):
-    """A call: where it is found, the marks before, after, and instead of it where it raises, their arguments."""
+    """A function to wrap, and its marks: before the call, after it, and after it raised, with their arguments."""
 
     module: str
-    owner: str  # a class of it; empty: itself
+    owner: str  # a class in that module; empty: the module itself
     name: str
     before: Kind
     after: Kind | None
     failed: Kind | None
     argument: Callable[[Arguments, Args, KeywordArgs], int]
-    result: Callable[[Arguments, Any], int] | None = None  # 0
+    result: Callable[[Arguments, Any], int] | None = None  # of the mark after the call; None: 0
 
 
 LOADERS = "torch.utils.data.dataloader"
@@ -54,9 +54,9 @@ POINTS = (
     Point("torch.autograd", "", "backward", Kind.BACKWARD, Kind.BACKWARD_END, Kind.BACKWARD_END, Arguments.backward),
     Point("torch.autograd", "", "grad", Kind.GRAD, None, None, Arguments.grad),
     Point("torch.amp", "GradScaler", "step", Kind.SCALE, Kind.SCALED, Kind.SCALE_FAILED, Arguments.scaled),
-)  # and each optimizer's step, through the hooks that torch offers: STEP, STEPPED
+)  # and each optimizer's step, by torch's own hooks: STEP, STEPPED
 
-# Where a function is found, and the method of `Switches`, or of the `LoadingClock`, that wraps it.
+# A function, and the method of `Switches` or of `LoadingClock` that wraps it.
 SWITCHES = (
     ("torch", "no_grad", "__enter__", "off"),
     ("torch", "no_grad", "__exit__", "on"),
@@ -72,7 +72,7 @@ LOADING = (
     (LOADERS, "_SingleProcessDataLoaderIter", "_next_data", "wrap_next_here"),
     ("torch.utils.data._utils.pin_memory", "", "pin_memory", "wrap_pin"),
 )
-# Timed exactly, for one may be rare and long, and the last two have no frame that a look at the stack could meet.
+# Timed exactly: such a call may be rare and long, and the last two have no Python frame that stack samples could show.
 SAVES = (
     ("torch", "", "save"),
     ("torch.serialization", "", "save"),
@@ -90,12 +90,12 @@ PATCHED = (
 
 
 def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleHook:
-    """Mark the calls of this thread; `undo` takes all hooks out again. Needs torch to be imported.
+    """Write marks at the calls of this thread; `undo` removes all hooks. Needs torch to be imported.
 
-    The pilot hears of module calls as long as the hook that is returned is on; until something is compiled also of
-    those of DistributedDataParallel, and `in_ranks` of the model that learns without it.
+    The hook of module calls is returned: while it is on they reach `pilot.module_call`. Until something is compiled
+    `pilot.model_inputs` gets the calls of DistributedDataParallel or, `in_ranks`, of the model that learns without it.
     """
-    thread, modules = get_ident(), ModuleHook(pilot.called, get_ident())
+    thread, modules = get_ident(), ModuleHook(pilot.module_call, get_ident())
     arguments = Arguments(pilot.tape, pilot.evidence, pilot.clock, pilot.facts)
     before, after = (_optimizer(pilot, thread, kind) for kind in (Kind.STEP, Kind.STEPPED))
     undo.enter_context(step_hooks(after, before))
@@ -116,7 +116,7 @@ def install(pilot: Pilot, undo: ExitStack, *, in_ranks: bool = False) -> ModuleH
 
 
 def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
-    """Hear of saving, garbage collection and code without gradients on this thread."""
+    """Record saving, garbage collection and code without gradients on this thread."""
     collections = Collections(pauses)
     gc.callbacks.append(collections.heard)
     undo.callback(remove_callback, gc.callbacks, collections.heard)
@@ -128,7 +128,7 @@ def install_pauses(pauses: Pauses, tape: Tape, undo: ExitStack) -> None:
 
 
 def wrap(table: Iterable[tuple[str, str, str, str]], wrappers: object, undo: ExitStack) -> None:
-    """Replace what the table names by what its method of `wrappers` makes of it. Raises AttributeError for neither."""
+    """Replace each function of the table by `wrappers.METHOD(function)`. Raises AttributeError where one is missing."""
     for module, owner, name, method in table:
         undo.enter_context(replaced(_owner(module, owner), name, getattr(wrappers, method)))
 
@@ -196,25 +196,25 @@ class Switches:
     def __init__(self, pauses: Pauses, tape: Tape) -> None:
         self._pauses, self._note = pauses, tape.note
         self._off_ns: list[int] = []  # since when gradients are off, by switch
-        self._short = 0  # lines of short ones that were noted
+        self._short = 0  # short stretches whose lines were recorded
 
     def off(self, original: Any) -> Any:
-        """Of `no_grad.__enter__`."""
+        """Wrap `no_grad.__enter__`."""
 
         @functools.wraps(original)
         def enter(switch: Any) -> Any:
-            if self._pauses.hears():
+            if self._pauses.is_active():
                 self._off_ns.append(self._note(Kind.GRAD_OFF, 0))
             return original(switch)
 
         return enter
 
     def on(self, original: Any) -> Any:
-        """Of `no_grad.__exit__`."""
+        """Wrap `no_grad.__exit__`."""
 
         @functools.wraps(original)
         def exit(switch: Any, *error: Any) -> Any:
-            if self._pauses.hears():
+            if self._pauses.is_active():
                 t_ns = self._note(Kind.GRAD_ON, 0)
                 began_ns = self._off_ns.pop() if self._off_ns else 0
                 if t_ns - began_ns >= SHORTEST_NS or self._short < SHORT_MOST:
@@ -225,13 +225,13 @@ class Switches:
         return exit
 
     def mode(self, original: Any) -> Any:
-        """Of `Module.train`, which `eval` calls; it switches all modules within, one by one."""
+        """Wrap `Module.train`, which `eval` calls, and which calls itself for each module within."""
         switching = False
 
         @functools.wraps(original)
         def train(module: Any, *args: Any, **kwargs: Any) -> Any:
             nonlocal switching
-            if switching or not self._pauses.hears():
+            if switching or not self._pauses.is_active():
                 return original(module, *args, **kwargs)
             switching, trains = True, bool(args[0] if args else kwargs.get("mode", True))
             if not trains:
@@ -250,18 +250,18 @@ class Switches:
 
 
 class Saves:
-    """Times what writes files; of calls within one another the outermost."""
+    """Times functions that write files; of nested calls only the outermost."""
 
     def __init__(self, pauses: Pauses) -> None:
         self._pauses = pauses
         self._saving = False
 
     def timed(self, original: Any, *, name: str) -> Any:
-        """The same function, whose calls are pauses."""
+        """Wrap `original` so that its calls are recorded as pauses."""
 
         @functools.wraps(original)
         def save(*args: Any, **kwargs: Any) -> Any:
-            if self._saving or not self._pauses.hears():
+            if self._saving or not self._pauses.is_active():
                 return original(*args, **kwargs)
             self._saving, began_ns = True, perf_counter_ns()
             try:
@@ -283,8 +283,8 @@ class Collections:
         self._began_ns = 0
 
     def heard(self, phase: str, info: dict[str, int]) -> None:
-        """As `gc.callbacks` calls it."""
-        if not self._pauses.hears():
+        """For `gc.callbacks`."""
+        if not self._pauses.is_active():
             return
         if phase == "start":
             self._began_ns = perf_counter_ns()
@@ -295,7 +295,7 @@ class Collections:
 
 
 class Compilations:
-    """Times and marks what torch compiles on the thread that made this; it can be heard from its import on."""
+    """Times and marks each compilation by torch on the thread that made this."""
 
     def __init__(self, tape: Tape, pauses: Pauses) -> None:
         self._note, self._pauses = tape.note, pauses
@@ -304,29 +304,29 @@ class Compilations:
         self._graphs = _graphs()
 
     def begin(self, undo: ExitStack) -> None:
-        """Hear of them from the next poll on."""
+        """Register the callbacks at the next poll after Dynamo is imported."""
         self._undo = undo
 
     def poll(self) -> None:
-        """Hear of them, if that is possible by now."""
+        """Register them, if Dynamo is imported by now."""
         handler = getattr(sys.modules.get("torch._dynamo.callback"), "callback_handler", None)
         if handler is None or self._undo is None:
             return
         undo, self._undo = self._undo, None
         for register, callbacks, heard in (
-            (handler.register_start_callback, handler.start_callbacks, self._begins),
-            (handler.register_end_callback, handler.end_callbacks, self._ended),
+            (handler.register_start_callback, handler.start_callbacks, self._start),
+            (handler.register_end_callback, handler.end_callbacks, self._finish),
         ):
             register(heard)
             undo.callback(remove_callback, callbacks, heard)
 
-    def _begins(self, *_: Any) -> None:
-        if self._pauses.hears():
+    def _start(self, *_: Any) -> None:
+        if self._pauses.is_active():
             self._began_ns = perf_counter_ns()
 
-    def _ended(self, *args: Any) -> None:
+    def _finish(self, *args: Any) -> None:
         before, self._graphs = self._graphs, _graphs()
-        if not self._pauses.hears():
+        if not self._pauses.is_active():
             return
         if self._graphs > before:
             self._note(Kind.COMPILE, 0)
@@ -345,9 +345,9 @@ def _graphs() -> int:
 
 
 class ModuleHook:
-    """Hears of each module call while it is on; closed for good once torch.compile is used.
+    """Reports each module call while it is on; closed for good once torch.compile is used.
 
-    What torch.compile makes while such a hook is there, it would have to make anew when the hook is gone.
+    Code that torch.compile makes while such a hook is installed would have to be compiled again without it.
     """
 
     def __init__(self, called: Callable[[], None], thread: int) -> None:
@@ -358,14 +358,14 @@ class ModuleHook:
         self._lock = threading.Lock()
 
     def on(self) -> None:
-        """Begin to hear, unless closed. From any thread."""
+        """Report module calls from now on, unless closed. From any thread."""
         from torch.compiler import is_compiling
         from torch.nn.modules.module import register_module_forward_pre_hook
 
         thread, called, identify = self._thread, self._called, get_ident
 
         def call(module: Any, args: Any) -> None:
-            if is_compiling():  # should torch.compile meet this line all the same, it must not read on
+            if is_compiling():  # should torch.compile trace this hook all the same, it must stop here
                 return
             if identify() == thread:
                 called()
@@ -381,7 +381,7 @@ class ModuleHook:
                 self._handle = None
 
     def close(self) -> None:
-        """Hear no more, whoever asks."""
+        """Stay off from now on."""
         with self._lock:
             self._closed = True
         self.off()
@@ -389,10 +389,10 @@ class ModuleHook:
 
 @contextmanager
 def compile_hook(compiled: Callable[[], None], *closings: Callable[[], None]) -> Iterator[None]:
-    """Call `closings` when something is compiled, now or before, and `compiled` after that.
+    """Call `closings` before torch.compile is used, or at once where it was used before, and `compiled` after each use.
 
-    A library that wraps torch.compile when it is imported (Lightning does) keeps hold of our wrapper: after the run it
-    passes everything through and holds nothing of the run.
+    A library that wraps torch.compile at its import (Lightning) keeps a reference to our wrapper. After the run the
+    wrapper passes everything through and refers to nothing of the run.
     """
     before, after = [*closings], [compiled]
 
@@ -420,6 +420,6 @@ def compile_hook(compiled: Callable[[], None], *closings: Callable[[], None]) ->
 
 
 def _something_is_compiled() -> bool:
-    """Whether torch.compile was called in this process. An optimizer alone also loads Dynamo, with no back end."""
+    """Whether torch.compile was used in this process. Optimizers load Dynamo too, but without a back end."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")
     return dynamo is not None and any(b is not None for b in getattr(dynamo, "cached_backends", {}).values())

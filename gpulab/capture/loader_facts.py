@@ -36,7 +36,7 @@ from gpulab.user_code import is_users_file
 
 _DEPTH = 4
 _MOST_PARTS = 1_000
-LOADERS_KEPT = 32
+MOST_LOADERS = 32
 _DEATH = re.compile(
     r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d+(?:, \d+)*)\) "
     r"(?P<how>is killed by signal: [^.\n]+|exited unexpectedly(?: with exit code \d+)?)"
@@ -59,40 +59,40 @@ class Loaders:
     def __init__(self) -> None:
         self.record: Loader | None = None
         self.emptiness = ""  # of a loader that has ended without a batch; empty where one gave a batch
-        self._met: dict[int, _Facts] = {}
-        self._gave_any = False
+        self._facts: dict[int, _Facts] = {}
+        self._has_batch = False
 
-    def meet(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
+    def add(self, number: int, owner: Any, feeder: int | None) -> Loader | None:
         """A loader is asked for the first time, or anew. `feeder` is the number of the one that feeds the steps."""
         if not (hasattr(owner, "num_workers") or hasattr(owner, "_num_workers")):
             return None
         loader = loader_record(owner)
-        if len(self._met) >= LOADERS_KEPT:
-            self._met = {n: each for n, each in self._met.items() if n == feeder}
+        if len(self._facts) >= MOST_LOADERS:
+            self._facts = {n: each for n, each in self._facts.items() if n == feeder}
         facts = _Facts(loader, lines_of_batches(owner), emptiness(owner, loader))
         if (before := self.of(number)) is not None:
             facts.tensors, facts.feeds = before.tensors, before.feeds
-        self._met[number] = facts
+        self._facts[number] = facts
         return loader
 
     @property
-    def met(self) -> bool:
+    def is_known(self) -> bool:
         """Any that could be described."""
-        return bool(self._met)
+        return bool(self._facts)
 
     def of(self, number: int | None) -> _Facts | None:
         """The loader of that number; None where nothing is known of it."""
-        return self._met.get(number) if number is not None else None
+        return self._facts.get(number) if number is not None else None
 
-    def ended(self, number: int) -> None:
+    def exhausted(self, number: int) -> None:
         """The loader of that number has no more batch."""
-        if not self._gave_any:
+        if not self._has_batch:
             facts = self.of(number)
             self.emptiness = facts.emptiness if facts is not None else ""
 
-    def gave(self, number: int, batch: Any) -> None:
+    def add_batch(self, number: int, batch: Any) -> None:
         """The loader of that number has given this batch; the first one tells of how many tensors they are."""
-        self.emptiness, self._gave_any = "", True
+        self.emptiness, self._has_batch = "", True
         facts = self.of(number)
         if facts is not None and facts.tensors is None:
             facts.tensors = sum(hasattr(part, "storage_offset") for part in arrays_in(batch))
@@ -100,7 +100,7 @@ class Loaders:
     @property
     def remade(self) -> bool:
         """Whether several loaders that are alike fed the steps one after the other."""
-        return sum(each.feeds and each.loader == self.record for each in self._met.values()) > 1
+        return sum(each.feeds and each.loader == self.record for each in self._facts.values()) > 1
 
     def feeds(self, number: int | None) -> Loader | None:
         """This one feeds the steps; None where nothing is known of it."""
@@ -166,32 +166,32 @@ def lines_of_batches(owner: Any) -> dict[str, Spot | None]:
     collate = getattr(owner, "collate_fn", getattr(owner, "_collate_fn", None))
     chooser = getattr(owner, "_index_sampler", None)  # of batches, or of single items
     choosers = (chooser, *map(_attributes(chooser).get, ("sampler", "batch_sampler")))
-    transforms = (_attributes(held).get(name) for held in _held(dataset) for name in TRANSFORMS)
+    transforms = (_attributes(held).get(name) for held in _parts(dataset) for name in TRANSFORMS)
     return {
-        "items_line": _first(getattr(type(held), name, None) for held in _held(dataset) for name in _ITEMS),
-        "transform_line": _first(call for transform in transforms for call in _calls(transform)),
-        "collate_line": _first(_calls(collate)),
-        "sampler_line": _first(getattr(type(each), "__iter__", None) for each in choosers),
+        "items_line": _first_spot(getattr(type(held), name, None) for held in _parts(dataset) for name in _ITEMS),
+        "transform_line": _first_spot(call for transform in transforms for call in _calls(transform)),
+        "collate_line": _first_spot(_calls(collate)),
+        "sampler_line": _first_spot(getattr(type(each), "__iter__", None) for each in choosers),
     }
 
 
 def _calls(call: Any) -> Iterator[Any]:
     """A function, a method, an object that is called, and those within it."""
-    for held in _held(call):
+    for held in _parts(call):
         yield held
         yield getattr(type(held), "__call__", None)  # noqa: B004
 
 
-def _held(thing: Any, depth: int = 0) -> Iterator[Any]:
+def _parts(thing: Any, depth: int = 0) -> Iterator[Any]:
     if thing is None or depth > _DEPTH:
         return
     yield thing
     if isinstance(thing, functools.partial):
-        yield from _held(thing.func, depth + 1)
+        yield from _parts(thing.func, depth + 1)
     for name in _WITHIN:
         inner = _attributes(thing).get(name)
         for one in inner[:_DEPTH] if isinstance(inner, list | tuple) else (inner,):
-            yield from _held(one, depth + 1)
+            yield from _parts(one, depth + 1)
 
 
 def _attributes(thing: Any) -> dict[str, Any]:
@@ -200,7 +200,7 @@ def _attributes(thing: Any) -> dict[str, Any]:
     return held
 
 
-def _first(functions: Iterable[Any]) -> Spot | None:
+def _first_spot(functions: Iterable[Any]) -> Spot | None:
     """The line of the first function of the user's."""
     for function in functions:
         code = getattr(inspect.unwrap(function) if callable(function) else None, "__code__", None)
@@ -216,7 +216,7 @@ class Workers:
         self._cannot_start: Missing | None = None
         self._death: Missing | None = None
 
-    def meet(self, loader: Any, now_ns: int) -> None:
+    def check(self, loader: Any, now_ns: int) -> None:
         """A loader is about to make an iterator: say so, once, where its workers cannot start."""
         why = cannot_start(loader) if self._cannot_start is None else None
         if why is None:
@@ -244,14 +244,14 @@ def deaths_unheard() -> Iterator[None]:
     Its handler looks after all workers, those of earlier cells too, whenever any child process ends, and ours does at
     the end of a run. A loader that lacks a worker says so itself at its next batch.
     """
-    heard = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-    if not callable(heard) or threading.current_thread() is not threading.main_thread():
+    handler = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
         try:
-            heard(number, frame)
+            handler(number, frame)
         except RuntimeError as e:
             if death(str(e)) is None:
                 raise
@@ -261,7 +261,7 @@ def deaths_unheard() -> Iterator[None]:
         yield
     finally:
         if signal.getsignal(signal.SIGCHLD) is handle:
-            signal.signal(signal.SIGCHLD, heard)
+            signal.signal(signal.SIGCHLD, handler)
 
 
 def death(error: str, iterator: Any = None) -> str | None:

@@ -1,4 +1,4 @@
-"""What the marks of a run say so far, read on whichever thread asks: its steps, and where nothing was trained."""
+"""Reads the marks of a run while it goes on, on any thread: its steps, and the pauses of its training."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from gpulab.tape.step_finder import StepFinder
 
 
 class Reader:
-    """Of one run, which began at `origin_ns`; each mark costs gpulab `mark_ns`.
+    """The reader of one run, which began at `origin_ns`; each mark costs gpulab `mark_ns`.
 
-    An interrupt may leave it in the middle of reading. Then it begins anew: no mark is lost. After a `fault` of ours
-    nothing more is read.
+    If an interrupt stops it in the middle of reading, it starts over, so that no mark is lost. After a `fault` of
+    gpulab it reads nothing more.
     """
 
     def __init__(self, tape: Tape, origin_ns: int, pauses: Pauses, mark_ns: int = 0) -> None:
         self._tape = tape
         self._origin_ns, self._mark_ns = origin_ns, mark_ns
         self._lock = threading.RLock()
-        self._reads = False  # or was interrupted
+        self._is_reading = False  # also after an interrupt
         self.fault: Exception | None = None
-        self._read = 0  # of the tape's chunks
-        self._written = 0  # of these
-        self._dropped = 0  # marks, in the journal alone
+        self._read_count = 0  # of the tape's chunks
+        self._journal_count = 0  # of its chunks that the journal has
+        self._dropped = 0  # marks that only the journal has
         self._journal: Journal | None = None
-        self._shown = 0  # steps
+        self._live_count = 0  # steps that `fresh` has returned
         self.pauses = pauses
         self.finder = StepFinder(origin_ns, mark_ns)
 
     def read(self) -> StepFinder:
-        """Go on to the newest mark."""
+        """Read up to the newest mark."""
         with self._lock:
             self._tape.pack()
             try:
@@ -45,26 +45,26 @@ class Reader:
             return self.finder
 
     def _go_on(self) -> None:
-        if self._reads:
-            self._begin_anew()
-        self._reads = True
+        if self._is_reading:
+            self._start_over()
+        self._is_reading = True
         chunks = self._tape.chunks
-        while self._read < len(chunks):
-            self._hear(chunks[self._read])
-            self._read += 1
-        self._reads = False
+        while self._read_count < len(chunks):
+            self._interpret(chunks[self._read_count])
+            self._read_count += 1
+        self._is_reading = False
         self._drop()
 
     def write(self, journal: Journal) -> None:
-        """Append the marks that are new to the journal. From one thread of ours at a time. Raises OSError."""
+        """Append new marks to the journal. From one thread of gpulab at a time. Raises OSError."""
         with self._lock:
             self._tape.pack()
             self._journal = journal
-            chunks = self._tape.chunks[self._written :]
-        for marks in chunks:  # the training thread may wait for the lock, and never for the disk
+            chunks = self._tape.chunks[self._journal_count :]
+        for marks in chunks:  # the training thread may wait for the lock, but never for the disk
             journal.append(MARKS, marks.tobytes())
             with self._lock:
-                self._written += 1
+                self._journal_count += 1
         with self._lock:
             self._drop()
 
@@ -74,32 +74,32 @@ class Reader:
             return self.read().steps()
 
     def fresh(self) -> Int64:
-        """Of steps since the last call: start, end, data wait (ns), samples (-1: unknown), [n, 4]. From any thread."""
+        """Steps since the last call: start, end, data wait (ns), samples (-1: unknown), [n, 4]. From any thread."""
         with self._lock:
             finder = self.read()
-            rows = finder.rows_since(min(self._shown, len(finder)))
-            self._shown = len(finder)
+            rows = finder.rows_since(min(self._live_count, len(finder)))
+            self._live_count = len(finder)
             return rows
 
     def finish(self, end_ns: int) -> Steps:
-        """All steps; the user's code has ended at `end_ns`."""
+        """All steps; the user's code ended at `end_ns`."""
         with self._lock:
             return self.read().steps(end_ns)
 
-    def _hear(self, marks: Marks) -> None:
+    def _interpret(self, marks: Marks) -> None:
         self.finder.read(marks)
         self.pauses.read(marks)
 
-    def _begin_anew(self) -> None:
+    def _start_over(self) -> None:
         self.finder = StepFinder(self._origin_ns, self._mark_ns)
         self.pauses.begin_anew()
-        self._read = 0
+        self._read_count = 0
         if self._journal is not None and self._dropped:
-            self._hear(self._journal.read().tables[MARKS][: self._dropped])
+            self._interpret(self._journal.read().tables[MARKS][: self._dropped])
 
     def _drop(self) -> None:
-        """Chunks that were read and written are in the journal alone."""
-        both = min(self._read, self._written)
+        """Drop the chunks that were read and that the journal has."""
+        both = min(self._read_count, self._journal_count)
         self._dropped += sum(len(marks) for marks in self._tape.chunks[:both])
-        self._read, self._written = self._read - both, self._written - both
+        self._read_count, self._journal_count = self._read_count - both, self._journal_count - both
         del self._tape.chunks[:both]

@@ -15,37 +15,37 @@ LOOP, EVALUATE = ("cell", 9, "main"), ("cell", 3, "evaluate")
 
 def test_a_function_that_switches_back_is_taken_as_a_whole() -> None:
     mode = EvalMode()
-    mode.switched(100, EVALUATE, trains=False)
-    mode.switched(310, EVALUATE, trains=True)
-    mode.trained(400)
+    mode.switch(100, EVALUATE, trains=False)
+    mode.switch(310, EVALUATE, trains=True)
+    mode.train(400)
     assert mode.widened([Stretch(150, 200), Stretch(210, 250)], (LOOP,)) == (Stretch(100, 310),)
 
 
 def test_what_the_loop_switches_back_is_no_end() -> None:
     mode = EvalMode()
-    mode.switched(100, LOOP, trains=False)
-    mode.switched(910, LOOP, trains=True)
+    mode.switch(100, LOOP, trains=False)
+    mode.switch(910, LOOP, trains=True)
     assert mode.widened([Stretch(150, 200)], (LOOP,)) == (Stretch(100, 200),)
 
 
 def test_without_a_line_that_trains_only_the_beginning_is_sure() -> None:
     mode = EvalMode()
-    mode.switched(100, EVALUATE, trains=False)
-    mode.switched(310, EVALUATE, trains=True)
+    mode.switch(100, EVALUATE, trains=False)
+    mode.switch(310, EVALUATE, trains=True)
     assert mode.widened([Stretch(150, 200)], ()) == (Stretch(100, 200),)
 
 
 def test_training_ends_what_was_evaluated() -> None:
     """A model that is trained in evaluation mode, as frozen batch norms are."""
     mode = EvalMode()
-    mode.switched(100, LOOP, trains=False)
-    mode.trained(120)
+    mode.switch(100, LOOP, trains=False)
+    mode.train(120)
     assert mode.widened([Stretch(500, 600)], (LOOP,)) == (Stretch(500, 600),)
 
 
 def test_a_second_evaluation_does_not_begin_with_the_first() -> None:
     mode = EvalMode()
-    mode.switched(100, EVALUATE, trains=False)
+    mode.switch(100, EVALUATE, trains=False)
     assert mode.widened([Stretch(150, 200), Stretch(300, 350)], (LOOP,)) == (Stretch(100, 200), Stretch(300, 350))
 
 

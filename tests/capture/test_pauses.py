@@ -43,11 +43,11 @@ class Marks:
         for mark in script.split():
             self.t += 1
             if mark == "train":
-                self.found += self.passes.trained()
+                self.found += self.passes.train()
                 continue
-            self.found += self.passes.asked(int(mark[0]), self.t, fresh=mark.endswith("("))
+            self.found += self.passes.request(int(mark[0]), self.t, fresh=mark.endswith("("))
             self.t += 1
-            self.passes.answered(self.t, batch=mark.isdigit(), end=mark.endswith(")"))
+            self.passes.answer(self.t, batch=mark.isdigit(), end=mark.endswith(")"))
 
     def evaluations(self) -> list[tuple[int, int]]:
         self.found += self.passes.finish()
@@ -84,7 +84,7 @@ def test_whole_passes_in_any_order(plan: list[tuple[str, int]]) -> None:
 def test_left_passes_are_bounded_and_none_is_lost() -> None:
     marks = Marks()
     marks.play("1( " + "1 train 9( 9 " * 500 + "1 train")
-    assert len(marks.passes._left) < 100
+    assert len(marks.passes._abandoned) < 100
     assert marks.evaluations() == [(9, 1)] * 500
 
 
@@ -95,7 +95,7 @@ def test_short_ones_and_those_beyond_the_bound_are_counted() -> None:
     for _ in range(3):
         pauses.add("gc", 0, 100, None)
     more = {s.kind: (s.count, s.total_ns) for s in pauses.finish(NO_STEPS, trains=True)}
-    assert len(pauses.heard) == MOST and more == {"gc": (8, 10_000_300)}
+    assert len(pauses.stretches) == MOST and more == {"gc": (8, 10_000_300)}
 
 
 def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
@@ -107,7 +107,7 @@ def test_a_pause_of_gpulabs_own_start_or_end_is_none() -> None:
     pauses.end()
     pauses.add("gc", 6_000_000, 9_000_000, None)
     assert pauses.finish(NO_STEPS, trains=True) == ()
-    assert [(p.kind, p.start_ns, p.end_ns) for p in pauses.heard] == [("gc", 100, 5_000_000)]
+    assert [(p.kind, p.start_ns, p.end_ns) for p in pauses.stretches] == [("gc", 100, 5_000_000)]
 
 
 @pytest.mark.parametrize("starts_ns", [[55_000_000], [500_000, 55_000_000]])
@@ -122,7 +122,7 @@ def test_garbage_of_the_start_is_no_pause(starts_ns: list[int], monkeypatch: pyt
         pauses.begin_training()
     more = pauses.finish(np.array(starts_ns, dtype=np.int64), trains=True)
     kept = [("checkpoint_save", 1_000_000), ("gc", 60_000_000), ("checkpoint_save", 60_000_000)]
-    assert [(p.kind, p.start_ns) for p in pauses.heard] == kept
+    assert [(p.kind, p.start_ns) for p in pauses.stretches] == kept
     assert [(s.kind, s.count, s.total_ns) for s in more] == [("gc", 1, 400)]
 
 
@@ -131,18 +131,18 @@ def test_without_training_nothing_is_evaluation() -> None:
     for t_ns, (ask, answer) in enumerate(((Kind.ITER, Kind.ITERATOR), (Kind.ASK, Kind.GOT), (Kind.ASK, Kind.END))):
         pauses.read(tape_of([(t_ns, ask, 1), (t_ns, answer, 4)]))
     pauses.finish(NO_STEPS, trains=False)
-    assert pauses.heard == []
+    assert pauses.stretches == []
 
 
 def stretches(times: list[tuple[int, int]], spot: Any = ("f", 1, "")) -> GradOff:
     """Gradients off during these times, in ms."""
-    heard = GradOff()
+    grad_off = GradOff()
     for start, end in times:
-        heard.entered(start * MS)
-        heard.entered(start * MS + 1)  # a function that switches off what is off already
-        heard.left(end * MS - 1, ("inner", 0, ""))
-        heard.left(end * MS, spot)
-    return heard
+        grad_off.enter(start * MS)
+        grad_off.enter(start * MS + 1)  # a function that switches off what is off already
+        grad_off.exit(end * MS - 1, ("inner", 0, ""))
+        grad_off.exit(end * MS, spot)
+    return grad_off
 
 
 def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
@@ -158,28 +158,28 @@ def test_rare_no_grad_work_is_evaluation_frequent_is_training() -> None:
 
 
 def test_short_training_or_earlier_no_grad_is_no_evaluation() -> None:
-    heard = GradOff()
-    heard.left(5 * MS, None)
-    heard.entered(6 * MS)
-    heard.left(6 * MS + 999, None)
-    heard.entered(10 * MS)
-    heard.trained()
-    heard.left(20 * MS, None)
-    assert heard.evaluations([], np.arange(0, 300, 30) * MS) == ()
-    heard.entered(60 * MS)  # what stays entered, as a generator does that is left early, hides nothing later
-    heard.trained()
-    heard.entered(70 * MS)
-    heard.left(75 * MS, None)
-    assert [s.start_ns for s in heard.evaluations([], np.arange(0, 300, 30) * MS)] == [70 * MS]
+    grad_off = GradOff()
+    grad_off.exit(5 * MS, None)
+    grad_off.enter(6 * MS)
+    grad_off.exit(6 * MS + 999, None)
+    grad_off.enter(10 * MS)
+    grad_off.train()
+    grad_off.exit(20 * MS, None)
+    assert grad_off.evaluations([], np.arange(0, 300, 30) * MS) == ()
+    grad_off.enter(60 * MS)  # what stays entered, as a generator does that is left early, hides nothing later
+    grad_off.train()
+    grad_off.enter(70 * MS)
+    grad_off.exit(75 * MS, None)
+    assert [s.start_ns for s in grad_off.evaluations([], np.arange(0, 300, 30) * MS)] == [70 * MS]
 
 
 @given(st.lists(st.integers(1, 30), max_size=30), st.lists(st.integers(1, 30), max_size=30))
 def test_passes_and_stretches_tell_all_time_of_either_once(stretched: list[int], passed: list[int]) -> None:
-    heard = stretches([(a, b) for a, b in _apart(stretched)])
+    grad_off = stretches([(a, b) for a, b in _apart(stretched)])
     passes = [Stretch(a * MS, b * MS, ("p", i, ""), "1 batch") for i, (a, b) in enumerate(_apart(passed))]
-    found = heard.evaluations(passes, np.arange(0, 2000) * MS)
+    found = grad_off.evaluations(passes, np.arange(0, 2000) * MS)
     told = {t for s in found for t in range(s.start_ns // MS, s.end_ns // MS)}
-    wholly = {t for s in heard._stretches for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
+    wholly = {t for s in grad_off._stretches for t in range(s.start_ns // MS, s.end_ns // MS) if _inside(s, passes)}
     assert told >= {t for p in passes for t in range(p.start_ns // MS, p.end_ns // MS)}
     assert told >= wholly
     assert sum((s.end_ns - s.start_ns) // MS for s in found) == len(told)
@@ -222,7 +222,7 @@ def test_gradients_switch_as_ever_and_hooks_see_the_users_line() -> None:
     assert [dict(vars(s)) for s in switches] == before
     pauses.read(tape.marks())
     pauses.finish(np.arange(0, 100) * MS + time.perf_counter_ns() - 100 * MS, trains=True)
-    told = [(p.spot and p.spot[2], p.detail) for p in pauses.heard if p.kind == "evaluation"]
+    told = [(p.spot and p.spot[2], p.detail) for p in pauses.stretches if p.kind == "evaluation"]
     name = test_gradients_switch_as_ever_and_hooks_see_the_users_line.__name__
     assert told == [(name, "without gradients")] * 2
 
@@ -243,10 +243,10 @@ def test_hooks_see_the_outermost_save_once_and_change_nothing(tmp_path: Path) ->
         other.join()
         gc.collect()
     assert _saves() == before and gc.callbacks == callbacks
-    saves = [(p.detail, p.spot and p.spot[0]) for p in pauses.heard if p.kind == "checkpoint_save"]
+    saves = [(p.detail, p.spot and p.spot[0]) for p in pauses.stretches if p.kind == "checkpoint_save"]
     assert saves == [(said, __file__) for said in ("torch.save: a.pt", "torch.save: b.pt", "os.fsync")]
     torch.save({}, tmp_path / "c.pt")
-    assert len([p for p in pauses.heard if p.kind == "checkpoint_save"]) == 3
+    assert len([p for p in pauses.stretches if p.kind == "checkpoint_save"]) == 3
 
 
 def _saves() -> list[Any]:
@@ -336,10 +336,10 @@ def test_what_most_steps_do_briefly_is_training_when_long() -> None:
     off, clip, held = GradOff(), ("cell", 5, ""), ("cell", 9, "")
     starts = [step * 100 * MS for step in range(20)]
     for step, start_ns in enumerate(starts):
-        off.entered(start_ns)
-        off.left(start_ns + (5 * MS if step % 5 == 4 else MS // 2), clip)
+        off.enter(start_ns)
+        off.exit(start_ns + (5 * MS if step % 5 == 4 else MS // 2), clip)
         if step % 5 == 0:
-            off.entered(start_ns + 50 * MS)
-            off.left(start_ns + 80 * MS, held)
+            off.enter(start_ns + 50 * MS)
+            off.exit(start_ns + 80 * MS, held)
     evaluations = off.evaluations([], np.array(starts, dtype=np.int64))
     assert [s.spot for s in evaluations] == [held] * 4

@@ -284,8 +284,8 @@ def test_the_default_start_method_is_looked_up_and_not_fixed(notebook: type) -> 
 
 def test_a_prophecy_that_does_not_come_true_is_not_in_the_record(notebook: type, capsys: Any) -> None:
     met = loader_facts.Workers()
-    met.meet(Held(notebook()), 5)
-    met.meet(Held(notebook()), 6)
+    met.check(Held(notebook()), 5)
+    met.check(Held(notebook()), 6)
     assert capsys.readouterr().err.count("gpulab:") == 1, "said once"
     assert met.missing(fed=True) == ()
     assert [(m.key, m.since_ns) for m in met.missing(fed=False)] == [("workers", 5)]

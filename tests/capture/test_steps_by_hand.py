@@ -224,13 +224,13 @@ def test_a_rhythm_is_known_after_equal_updates() -> None:
     rhythm = Rhythm()
     for _ in range(4):
         for changed in (False, False, True):
-            rhythm.heard(changed)
+            rhythm.add(changed)
     assert rhythm.size == 3
-    assert [rhythm.counted() for _ in range(6)] == [False, False, True, False, False, True]
+    assert [rhythm.next_is_first() for _ in range(6)] == [False, False, True, False, False, True]
 
 
 def test_no_rhythm_where_updates_differ() -> None:
     rhythm = Rhythm()
     for changed in [False, True, False, False, True] * 3:
-        rhythm.heard(changed)
+        rhythm.add(changed)
     assert rhythm.size == 0

@@ -166,7 +166,7 @@ def test_pauses_are_those_of_marks_read_one_by_one(script: Script, ticks: list[i
         one_by_one.read(marks[number : number + 1])
     starts_ns = np.zeros(0, np.int64)
     assert one_by_one.finish(starts_ns, trains=True) == in_chunks.finish(starts_ns, trains=True)
-    assert one_by_one.heard == in_chunks.heard
+    assert one_by_one.stretches == in_chunks.stretches
 
 
 STEPS = [_pair(Kind.STEP, Kind.STEPPED)(optimizer) for optimizer in (11, 12, 13)]
