@@ -166,16 +166,16 @@ def rate(per_s: float | None, what: str) -> str:
     return NOT_MEASURABLE if per_s is None or not math.isfinite(per_s) else f"{_digits(per_s)} {what}/s"
 
 
-def number(value: float) -> str:
+def number(value: float | None) -> str:
     """A count or a mean of counts: 4 → "4", 3.333 → "3.33", 1_234.5 → "1,234"."""
-    if not math.isfinite(value):
+    if value is None or not math.isfinite(value):
         return NOT_MEASURABLE
     return f"{value:,.0f}" if value == round(value) or abs(value) >= 99.95 else _digits(value).rstrip("0").rstrip(".")
 
 
-def reading(value: float, unit: str) -> str:
+def reading(value: float | None, unit: str) -> str:
     """A reading of a meter: 310.04, "W" → "310 W"."""
-    return f"{_digits(value)} {unit}".rstrip() if math.isfinite(value) else NOT_MEASURABLE
+    return f"{_digits(value)} {unit}".rstrip() if value is not None and math.isfinite(value) else NOT_MEASURABLE
 
 
 def plural(count: float, noun: str) -> str:

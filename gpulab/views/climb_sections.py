@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from msgspec.structs import replace
 
@@ -11,13 +11,13 @@ from gpulab.analysis.facts import Facts
 from gpulab.diagnosis.catalogue import kind_of
 from gpulab.diagnosis.diagnose import Headline
 from gpulab.diagnosis.finding import Finding
-from gpulab.formatting import decapitalized, duration, durations, factor, gib, percent, plural, speed_within
+from gpulab.formatting import decapitalized, duration, duration_range, factor, gib, percent, plural, speed_within
 from gpulab.tuning.bench import memory_peak_bytes
 from gpulab.tuning.climb_policy import KEEPING
 from gpulab.tuning.climb_record import Attempt, Climb
 from gpulab.tuning.compare.cost import cost_of, cost_sentence, pays
 from gpulab.tuning.compare.headline import comparison_headline
-from gpulab.tuning.record import Comparison, Side
+from gpulab.tuning.record import Side
 from gpulab.views.comparison_sections import checks, device_of, how_measured, keep
 from gpulab.views.layout import PAIRS, Column, Section, leading, numbers, present
 from gpulab.views.wording import plain
@@ -46,7 +46,8 @@ def headline(climb: Climb) -> Headline:
         return _nothing_kept(climb, ending)
     whole = climb.whole
     if whole is None:
-        gains = _listed([_faster(rung) for rung in climb.rungs if rung.kept])
+        ratios = [rung.comparison and rung.comparison.times_as_fast for rung in climb.rungs if rung.kept]
+        gains = _listed([f"{factor(times)}×" if times else "unknown" for times in ratios])
         sentence = f"{named}: faster when tried, but not yet confirmed against the baseline."
         return Headline("climbed", sentence, f"Speedups, one on top of the other: {gains}. {ending}", "notice")
     if whole.verdict != "faster" or whole.ratio is None or whole.interval is None:
@@ -97,16 +98,17 @@ def first_left(climb: Climb) -> Finding | None:
 
 def sections(climb: Climb) -> tuple[Section, ...]:
     """Every section in reading order."""
-    parts: tuple[Section | None, ...] = ()
-    if climb.written is not None and climb.written.facts is not None:
-        parts = (
-            leading(replace(ladder(climb), pictured=True, result=_OF_EACH)),
-            _left(climb),
-            _passed(climb),
-            _checks(climb),
-            _measured(climb),
-        )
-    return present(*parts, kept_edit(climb))
+    if climb.written is None or climb.written.facts is None:
+        return present(kept_edit(climb))
+    passed = [(plain(p.label), plain(p.why)) for p in climb.passed]
+    return present(
+        leading(replace(ladder(climb), pictured=True, result=_OF_EACH)),
+        _left(climb),
+        Section.table("Not tried, or not further", PAIRS, passed, wide=True) if passed else None,
+        checks((climb.top,)) if climb.kept and climb.top is not None else None,
+        _measured(climb),
+        kept_edit(climb),
+    )
 
 
 def kept_edit(climb: Climb) -> Section | None:
@@ -124,7 +126,12 @@ def _loss_moved(climb: Climb) -> str:
     return plain(loss.words).rstrip(".")
 
 
-# -- the rest ----------------------------------------------------------------------------------------------------------
+NONE = "–"
+_NOT_RUN = (NONE, NONE, NONE, NONE)
+
+
+def _known(value: float | None, text: Callable[[float], str]) -> str:
+    return NONE if value is None else text(value)
 
 
 def _left(climb: Climb) -> Section | None:
@@ -135,32 +142,13 @@ def _left(climb: Climb) -> Section | None:
     title = "What is left"
     if not causes:
         return Section(title, lines=(plain(climb.left.first.summary),), wide=True)
-    cells = ((plain(f.summary), _recoverable(f), plain(_cure(f))) for f in causes)
+    cells = []
+    for f in causes:
+        cure = " ".join(filter(None, (f.cure, f"({f.source_line})" if f.source_line else "")))
+        cells.append((plain(f.summary), _known(f.recoverable_us_per_step, duration), plain(cure) or NONE))
     columns = (Column("", "wrap"), *numbers("potential saving"), Column("fix by hand", "wrap"))
     lines = ("Potential saving: at most, per step.",)
     return Section.table(title, columns, cells, lines, wide=True, result=plain(causes[0].summary).rstrip("."))
-
-
-def _recoverable(finding: Finding) -> str:
-    us = finding.recoverable_us_per_step
-    return duration(us) if us is not None else NONE
-
-
-def _cure(finding: Finding) -> str:
-    where = f" ({finding.source_line})" if finding.source_line else ""
-    return f"{finding.cure}{where}" if finding.cure else where.strip() or NONE
-
-
-def _passed(climb: Climb) -> Section | None:
-    if not climb.passed:
-        return None
-    return Section.table(
-        "Not tried, or not further", PAIRS, ((plain(p.label), plain(p.why)) for p in climb.passed), wide=True
-    )
-
-
-def _checks(climb: Climb) -> Section | None:
-    return checks((climb.top,)) if climb.kept and climb.top is not None else None
 
 
 def _measured(climb: Climb) -> Section:
@@ -183,59 +171,37 @@ def _tries(climb: Climb) -> str:
     return f"{count} {'try' if count == 1 else 'tries'}"
 
 
-def _faster(rung: Attempt) -> str:
-    ratio = rung.comparison.ratio if rung.comparison is not None else None
-    return f"{factor(1 / ratio)}×" if ratio else "unknown"
-
-
 def _listed(texts: Sequence[str]) -> str:
     return f"{', '.join(texts[:-1])} and {texts[-1]}" if len(texts) > 1 else "".join(texts)
 
 
-NONE = "–"
+# the ladder
 
 
 def ladder(climb: Climb) -> Section:
     """From the baseline on."""
     assert climb.written is not None
-    below = [rung.comparison.a for rung in climb.rungs[:1] if rung.comparison is not None]
-    sides = [(*below, climb.written)[0], *(r.comparison.b if r.comparison is not None else None for r in climb.rungs)]
-    ran = [side for side in sides if side is not None]
+    first = climb.rungs[0].comparison if climb.rungs else None
+    baseline = climb.written if first is None else first.a
+    ran = [baseline, *(rung.comparison.b for rung in climb.rungs if rung.comparison is not None)]
     per_sample = all(_us(side, per_sample=True) for side in ran if _us(side, per_sample=False))
     step = _common_loss(ran)
-    columns = (
-        Column("setting"),
-        *numbers("a sample" if per_sample else "a step", "busy", "data wait", "memory", "loss", "speedup"),
-        Column("", "wrap"),
-    )
-    cells = [("baseline", NONE, "reference"), *((_label(r), _gain(r), result(r)) for r in climb.rungs)]
-    took = [_time(sides[0], None, per_sample), *(_time(None, r.comparison, per_sample) for r in climb.rungs)]
-    rows = (
-        (label, time, *_figures(side, step), gain, words)
-        for (label, gain, words), side, time in zip(cells, sides, took, strict=True)
-    )
-    return Section.table("The ladder", columns, rows, _notes(climb, step), wide=True)
-
-
-def _time(side: Side | None, comparison: Comparison | None, per_sample: bool) -> str:
-    """Of a try what it was compared with and what it took, both from the same blocks: "17.1 → 13.5 ms"."""
-    if comparison is not None and _in_turn(comparison):
-        before, after = (_us(one, per_sample=per_sample) for one in (comparison.a, comparison.b))
-        if before and after:
-            return _change(before, after)
-    us = _us(side, per_sample=per_sample) if side is not None else None
-    return NONE if us is None else duration(us)
-
-
-def _change(before_us: float, after_us: float) -> str:
-    """Two times with their unit once: "17.1 → 13.5 ms"."""
-    before, after = durations(before_us, after_us)
-    return f"{before.rpartition(' ')[0]} → {after}"
-
-
-def _in_turn(comparison: Comparison) -> bool:
-    """Whether its figures are those of blocks, and of enough of them for an interval."""
-    return comparison.evidence == "interleaved" and comparison.ratio is not None and comparison.interval is not None
+    time = _known(_us(baseline, per_sample=per_sample), duration)
+    rows = [("baseline", time, *_figures(baseline, step), NONE, "reference")]
+    for rung in climb.rungs:
+        label, time, figures, gain = plain(rung.label), NONE, _NOT_RUN, NONE
+        if (comparison := rung.comparison) is not None:
+            figures = _figures(comparison.b, step)
+            if comparison.evidence == "interleaved" and comparison.interval and comparison.times_as_fast:
+                gain = factor(comparison.times_as_fast)
+                before, after = (_us(side, per_sample=per_sample) for side in (comparison.a, comparison.b))
+                if before and after:  # of the same blocks
+                    time = duration_range(before, after).replace("–", " → ")
+        rows.append((label if rung.back else f"+ {label}", time, *figures, gain, result(rung)))
+    time_title = "a sample" if per_sample else "a step"
+    figures_titles = numbers(time_title, "busy", "data wait", "memory", "loss", "speedup")
+    columns = (Column("setting"), *figures_titles, Column("", "wrap"))
+    return Section.table("The ladder", columns, rows, _notes(climb.written, step), wide=True)
 
 
 def result(rung: Attempt) -> str:
@@ -248,6 +214,12 @@ def result(rung: Attempt) -> str:
         ranges.append(f"predicted {_range(prediction.interval)}×")
     words = plain(f"{'kept' if rung.kept else 'not kept'}: {rung.words}")
     return f"{words} ({', '.join(ranges)})" if ranges else words
+
+
+def _range(interval: tuple[float, float]) -> str:
+    """As times as fast, with as many decimals as keep both ends apart."""
+    low, high = interval
+    return speed_within((low * high) ** 0.5, interval)[1]
 
 
 def origin(rung: Attempt) -> str:
@@ -268,51 +240,32 @@ def data_wait_fraction(facts: Facts | None) -> float | None:
     return None if shares is None else shares.share["data_wait"]
 
 
-def _notes(climb: Climb, step: int | None) -> tuple[str, ...]:
-    facts = climb.written.facts if climb.written is not None else None
-    on_gpu = facts is not None and facts.run.device.kind == "cuda"
+def _notes(baseline: Side, step: int | None) -> tuple[str, ...]:
+    on_gpu = baseline.facts is not None and baseline.facts.run.device.kind == "cuda"
     busy = "in which the GPU works" if on_gpu else "that is spent on computing"
-    notes = [
+    notes = (
         "Each line adds its own setting to everything kept so far. Its times: without and with that setting, in "
         "interleaved blocks. In brackets: the 95 % interval of the speedup, and the predicted one.",
         f"The rest is from one traced run each. Busy: share of the step {busy}; data wait: share of the step; "
         "memory: the peak.",
-    ]
-    if step is not None:
-        notes.append(f"Loss: that of step {step + 1}, from the same start.")
-    return tuple(notes)
-
-
-def _label(rung: Attempt) -> str:
-    return plain(rung.label) if rung.back else f"+ {plain(rung.label)}"
-
-
-def _gain(rung: Attempt) -> str:
-    comparison = rung.comparison
-    if comparison is None or not comparison.times_as_fast or not _in_turn(comparison):
-        return NONE
-    return factor(comparison.times_as_fast)
-
-
-def _range(interval: tuple[float, float]) -> str:
-    """As times as fast, with as many decimals as keep both ends apart."""
-    low, high = interval
-    return speed_within((low * high) ** 0.5, interval)[1]
-
-
-def _figures(side: Side | None, step: int | None) -> tuple[str, ...]:
-    """Of its profiled run."""
-    if side is None:
-        return (NONE,) * 4
-    peak = memory_peak_bytes(side.facts)
-    divided = side.facts if side.facts is not None and side.facts.few_steps is None else None
-    busy, waits = busy_fraction(divided), data_wait_fraction(divided)
-    return (
-        NONE if busy is None else percent(busy),
-        NONE if waits is None else percent(waits),
-        NONE if peak is None else gib(peak),
-        _loss_at(side, step),
     )
+    return notes if step is None else (*notes, f"Loss: that of step {step + 1}, from the same start.")
+
+
+def _figures(side: Side, step: int | None) -> tuple[str, str, str, str]:
+    """Of its profiled run."""
+    facts = side.facts if side.facts is not None and side.facts.few_steps is None else None
+    loss = side.losses[step] if step is not None and step < len(side.losses) else None
+    return (
+        _known(busy_fraction(facts), percent),
+        _known(data_wait_fraction(facts), percent),
+        _known(memory_peak_bytes(side.facts), gib),
+        _known(loss, _loss_text),
+    )
+
+
+def _loss_text(loss: float) -> str:
+    return f"{loss:.4g}" if math.isfinite(loss) else "NaN" if math.isnan(loss) else "infinite"
 
 
 def _us(side: Side, *, per_sample: bool) -> float | None:
@@ -328,13 +281,5 @@ def _us(side: Side, *, per_sample: bool) -> float | None:
 
 def _common_loss(sides: Sequence[Side]) -> int | None:
     """The last step of which all sides that ran have a loss; the very last of a run may have been cut off."""
-    lengths = [len(side.losses) for side in sides if side.losses]
-    last = min(lengths) - 2 if lengths else -1
+    last = min((len(side.losses) for side in sides if side.losses), default=0) - 2
     return last if last >= 0 else None
-
-
-def _loss_at(side: Side, step: int | None) -> str:
-    if step is None or not 0 <= step < len(side.losses):
-        return NONE
-    value = side.losses[step]
-    return f"{value:.4g}" if math.isfinite(value) else "NaN" if math.isnan(value) else "infinite"

@@ -22,7 +22,7 @@ from gpulab.tuning.record import Block, Comparison, Experiment, LossComparison, 
 from gpulab.verdict import EQUIVALENT, Verdict
 from gpulab.views import bench, comparison_sections
 from gpulab.views.bars import FactorAxis
-from gpulab.views.comparison_sections import keep_faster, profiled_us, unprofiled_us
+from gpulab.views.comparison_sections import keep_faster, unprofiled_us
 from gpulab.views.html import static
 from gpulab.views.layout import Section, leading, numbers, present
 from gpulab.views.progress import Stoppable
@@ -45,9 +45,15 @@ class Compared(View):
     price_per_hour: float | None = None
 
     @property
+    def experiment(self) -> Experiment:
+        """The result as one; a comparison of two settings is the simplest."""
+        result = self.result
+        return result if isinstance(result, Experiment) else Experiment((result.a, result.b), (result,), 0.0)
+
+    @property
     def comparisons(self) -> tuple[Comparison, ...]:
         """Every setting against the first."""
-        return (self.result,) if isinstance(self.result, Comparison) else self.result.comparisons
+        return self.experiment.comparisons
 
     @property
     def only(self) -> Comparison:
@@ -96,8 +102,7 @@ class Compared(View):
     @property
     def headline(self) -> Headline:
         """The sentence, its evidence and its level."""
-        shown = self._simple
-        return comparison_headline(shown) if isinstance(shown, Comparison) else experiment_headline(shown)
+        return experiment_headline(self.experiment)
 
     def plot(self) -> Figure:
         """A matplotlib figure with your rcParams: how many times as fast, with the 95 % intervals."""
@@ -111,33 +116,18 @@ class Compared(View):
     def __repr__(self) -> str:
         return f"<Compared: {self.headline.sentence}>"
 
-    @property
-    def _simple(self) -> Comparison | Experiment:
-        """An experiment with one knob setting is shown as the comparison that it is."""
-        return self.comparisons[0] if len(self.comparisons) == 1 else self.result
-
     def _opening(self) -> str:
-        shown = self._simple
-        return (
-            comparison_sections.opening(shown)
-            if isinstance(shown, Comparison)
-            else comparison_sections.sweep_opening(shown)
-        )
+        return comparison_sections.opening(self.experiment)
 
     def _more(self) -> str:
-        sides = self.result.sides if isinstance(self.result, Experiment) else ()
-        if any(side.facts is not None and side.facts.run.source == "script" for side in sides):
+        if isinstance(self.result, Comparison):
+            return "The rest: the same command with --all"
+        if any(side.facts is not None and side.facts.run.source == "script" for side in self.result.sides):
             return "The rest: the same command with --all or --html FILE"
-        if isinstance(self.result, Experiment):
-            return self._more_in_python("experiments[-1]")
-        return "The rest: the same command with --all"
+        return self._more_in_python("experiments[-1]")
 
     def _sections(self) -> tuple[Section, ...]:
-        shown = self._simple
-        if isinstance(shown, Comparison):
-            notes = self.result.notes if isinstance(self.result, Experiment) else ()
-            return comparison_sections.sections(shown, self.price_per_hour, notes)
-        return comparison_sections.sweep_sections(shown)
+        return comparison_sections.sections(self.experiment, self.price_per_hour)
 
     def _picture(self) -> Markup:
         ran = any(not comparison_sections.never_ran(c) for c in self.comparisons)
@@ -211,13 +201,14 @@ def _prediction(side: Side) -> dict[str, object] | None:
 
 def _side(side: Side, comparison: Comparison, price_per_hour: float | None) -> dict[str, object]:
     run = side.facts.run if side.facts is not None else None
+    traced = side.facts.traced_step_us if side.facts is not None else None
     return {
         "label": side.label,
         "settings": dict(side.settings),
         "run": run.id if run is not None else None,
         **picked(side, "us_per_step", "us_per_sample"),
         "unprofiled_us_per_step": unprofiled_us(side, comparison),
-        "profiled_us_per_step": profiled_us(side),
+        "profiled_us_per_step": traced.median if traced is not None else None,
         "memory": run.memory if run is not None else None,
         "per_million_samples": spending(side, price_per_hour),
         "checks": side.checks,

@@ -15,7 +15,7 @@ from gpulab.knobs.observer import observe
 from gpulab.run import Change, Run
 from gpulab.tuning.compare.headline import comparison_headline, experiment_headline
 from gpulab.tuning.record import Comparison, Experiment, Side
-from gpulab.views import comparison_sections
+from gpulab.views.comparison import Compared
 from tests.support import comparisons as made
 
 SETUP = """
@@ -87,9 +87,7 @@ def test_where_the_samples_are_not_known_there_is_no_verdict(in_a: StepInputs | 
         "has, and that is not known."
     )
     assert "By steps alone: 0.98" in said.evidence
-    assert any(
-        "Not comparable: by steps alone" in line for s in comparison_sections.sections(found) for line in s.lines
-    )
+    assert any("Not comparable: by steps alone" in line for s in Compared(found)._sections() for line in s.lines)
 
 
 def test_a_sweep_of_such_a_variable_has_no_quickest() -> None:
