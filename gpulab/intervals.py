@@ -7,12 +7,14 @@ All functions are exact (integers) and O(n log n).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 Intervals = npt.NDArray[np.int64]
 
+_Side = Literal["left", "right"]
 EMPTY: Intervals = np.empty((0, 2), dtype=np.int64)
 
 
@@ -22,12 +24,10 @@ def union(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64]) -> Intervals
     start, end = start[solid], end[solid]
     if len(start) == 0:
         return EMPTY
-    order = np.argsort(start, kind="stable")
-    start, end = start[order], np.maximum.accumulate(end[order])
-    opens = np.concatenate(([True], start[1:] > end[:-1]))
-    first = np.flatnonzero(opens)
-    last = np.concatenate((first[1:] - 1, [len(start) - 1]))
-    return np.stack((start[first], end[last]), axis=1)
+    if (start[1:] < start[:-1]).any():
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+    return _merged(start, np.maximum.accumulate(end))
 
 
 def union_of(pairs: Iterable[tuple[int, int]]) -> Intervals:
@@ -49,33 +49,27 @@ def measure(a: Intervals) -> int:
 
 def covers(a: Intervals, at: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
     """For each point, whether the set contains it."""
-    begun = np.searchsorted(a[:, 0], at, side="right")
-    ended = np.searchsorted(a[:, 1], at, side="right")
-    return begun > ended
+    return _within(a, at, "right", "right")
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """The points in both sets."""
-    edges = _edges(a, b)
-    inside = _between(edges, a) & _between(edges, b)
-    return union(edges[:-1][inside], edges[1:][inside])
+    # both begin where one begins within the other, and end likewise; where they do so together it counts once
+    start = (a[_within(b, a[:, 0], "right", "right"), 0], b[_within(a, b[:, 0], "left", "right"), 0])
+    end = (a[_within(b, a[:, 1], "left", "left"), 1], b[_within(a, b[:, 1], "left", "right"), 1])
+    return _merged(*(np.sort(np.concatenate(edges), kind="stable") for edges in (start, end)))
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:
     """The points in `a` that are not in `b`."""
-    edges = _edges(a, b)
-    inside = _between(edges, a) & ~_between(edges, b)
-    return union(edges[:-1][inside], edges[1:][inside])
+    ends = np.iinfo(np.int64)
+    gaps = np.stack((np.append(ends.min, b[:, 1]), np.append(b[:, 0], ends.max)), axis=1)
+    return intersect(a, gaps[gaps[:, 1] > gaps[:, 0]])
 
 
 def closed(a: Intervals, gap: int) -> Intervals:
     """The set with every gap of at most `gap` between two of its intervals filled."""
-    if len(a) == 0:
-        return a
-    opens = np.concatenate(([True], a[1:, 0] - a[:-1, 1] > gap))
-    first = np.flatnonzero(opens)
-    last = np.concatenate((first[1:] - 1, [len(a) - 1]))
-    return np.stack((a[first, 0], a[last, 1]), axis=1)
+    return _merged(a[:, 0], a[:, 1], gap)
 
 
 def clip(a: Intervals, start: int, end: int) -> Intervals:
@@ -111,6 +105,19 @@ def median_share(windows: Intervals, times: Intervals) -> float:
     """Which part of its window the times take, in the middle one of the windows."""
     wall = np.maximum(1, windows[:, 1] - windows[:, 0])
     return float(np.median(paint(windows, [times])[:, 0] / wall))
+
+
+def _merged(start: npt.NDArray[np.int64], end: npt.NDArray[np.int64], gap: int = 0) -> Intervals:
+    """Stretches in order, both of their ends too, as a set; gaps of at most `gap` are filled."""
+    apart = np.ones(len(start) + 1, dtype=bool)
+    apart[1:-1] = start[1:] - end[:-1] > gap
+    return np.stack((start[apart[:-1]], end[apart[1:]]), axis=1)
+
+
+def _within(a: Intervals, at: npt.NDArray[np.int64], begun: _Side, ended: _Side) -> npt.NDArray[np.bool_]:
+    """Whether more intervals have begun at each point than have ended; "right": at the point itself, too."""
+    within: npt.NDArray[np.bool_] = np.searchsorted(a[:, 0], at, begun) > np.searchsorted(a[:, 1], at, ended)
+    return within
 
 
 def _edges(*sets: Intervals) -> npt.NDArray[np.int64]:

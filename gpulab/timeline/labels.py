@@ -12,8 +12,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from enum import IntEnum
-from functools import cached_property
-from typing import Any
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +25,7 @@ from gpulab.run import Category, Int32, Int64, Run, Timeline, UInt8
 from gpulab.timeline.kernel_names import is_communication
 from gpulab.user_code import is_users_in_trace
 
+P, T = ParamSpec("P"), TypeVar("T")
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
@@ -345,44 +346,44 @@ class CallTree(Struct, frozen=True):
 def open_at_start(start: Int64, end: Int64) -> Int64:
     """For each span of one lane the latest earlier row that had not ended when it began; -1 where none was.
 
-    Rows are sorted by start, longer first. The earlier span need not hold the whole of the
-    later one: time stamps rounded by the profiler let children outlive their parents. The search climbs a tree of
-    maxima, so that no row is asked on its own: O(n log n), without a Python loop over rows.
+    Rows are sorted by start, longer first. The earlier span need not hold the whole of the later one: time stamps
+    rounded by the profiler let children outlive their parents. A candidate that had ended is replaced by its own
+    candidate, for all rows at once: what lies between the two had ended before either began.
     """
-    latest = np.full(len(start), -1, dtype=np.int64)
-    levels = _maxima(end)
-    row, node = np.arange(len(start)), np.arange(len(start))
-    met: list[tuple[Int64, Int64]] = []
-    for level in levels:
-        sibling = node - 1
-        hit = ((node & 1) == 1) & (level[sibling] > start[row])
-        met.append((row[hit], sibling[hit]))
-        row, node = row[~hit], node[~hit] >> 1
-    row, node = np.empty(0, np.int64), np.empty(0, np.int64)
-    for height in range(len(levels) - 1, -1, -1):
-        row, node = np.concatenate((row, met[height][0])), np.concatenate((node, met[height][1]))
-        if height:
-            below = levels[height - 1]
-            later = np.minimum(2 * node + 1, len(below) - 1)
-            node = np.where(below[later] > start[row], later, 2 * node)
-    latest[row] = node
-    return latest
-
-
-def _maxima(values: Int64) -> list[Int64]:
-    """The values, the larger of each two, of each four … up to the largest of all."""
-    levels = [values]
-    while len(levels[-1]) > 1:
-        last = levels[-1]
-        even = last if len(last) % 2 == 0 else np.append(last, np.iinfo(np.int64).min)
-        levels.append(even.reshape(-1, 2).max(axis=1))
-    return levels
+    if not len(start):
+        return np.empty(0, dtype=np.int64)
+    candidate = np.arange(-1, len(start) - 1)
+    candidate[1:][np.maximum.accumulate(end)[:-1] <= start[1:]] = -1
+    climbing = np.flatnonzero(candidate >= 0)
+    while len(climbing := climbing[end[candidate[climbing]] <= start[climbing]]):
+        candidate[climbing] = candidate[candidate[climbing]]
+        climbing = climbing[candidate[climbing] >= 0]
+    return candidate
 
 
 def _blocks(lane_id: np.ndarray) -> list[tuple[int, int]]:
     """[first, last) of each run of equal lanes."""
     edges = np.flatnonzero(np.diff(lane_id, prepend=-1, append=-1))
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
+
+
+def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Timeline, P], T]:
+    """Figures of a timeline that several analyses need: computed at the first call, and there as long as its labels.
+
+    All other arguments are hashable.
+    """
+
+    @wraps(compute)
+    def answer(timeline: Timeline, *args: P.args, **kwargs: P.kwargs) -> T:
+        spans = labels(timeline)
+        answers = spans.__dict__.setdefault("answers", {})
+        key = (compute, args, *kwargs.items())
+        if key not in answers:
+            answers[key] = compute(spans, *args, **kwargs)
+        result: T = answers[key]
+        return result
+
+    return answer
 
 
 _labels_of: WeakKeyDictionary[Timeline, Labels] = WeakKeyDictionary()
@@ -456,7 +457,7 @@ def _kind_of_call(name: str) -> What:
 def _where(timeline: Timeline, what: UInt8) -> UInt8:
     """Of each lane."""
     where = np.array([Where.STREAM if lane.kind == "stream" else Where.HOST for lane in timeline.lanes], np.uint8)
-    evaluating = np.unique(timeline.lane_id[np.isin(what, NODES)])
+    evaluating = np.flatnonzero(np.bincount(timeline.lane_id[(what >= min(NODES)) & (what <= max(NODES))]))
     where[evaluating[where[evaluating] == Where.HOST]] = Where.AUTOGRAD
     if timeline.training_lane is not None:
         where[timeline.training_lane] = Where.TRAINER

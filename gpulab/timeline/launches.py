@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from gpulab.intervals import EMPTY, Intervals, covers, joined, subtract, union
 from gpulab.run import Int64, Run, StepFlag, Timeline
-from gpulab.timeline.labels import KERNELS, WAITS, WORK, Labels, Rows, What, labels
+from gpulab.timeline.labels import KERNELS, WAITS, WORK, Labels, Rows, What, labels, once
 
 LATE_NS = 1_000_000  # ours: a launch reaches an idle GPU within 5 to 50 µs, and a wait ends as soon after its last work
 NOTHING_NS = np.iinfo(np.int64).min
@@ -37,6 +37,7 @@ def replay_of(spans: Labels, rows: Rows) -> Int64:
     return np.where((launch < 0) & (before >= 0), calls[np.maximum(before, 0)], none)
 
 
+@once
 def replay_times(spans: Labels, index: int) -> Intervals:
     """From the begin of the first to the end of the last work of each replay on that device, merged."""
     rows = np.flatnonzero(spans.on_device(index))
@@ -52,6 +53,7 @@ def replay_times(spans: Labels, index: int) -> Intervals:
     return union(begin, end)
 
 
+@once
 def unrecorded_times(spans: Labels, index: int) -> Intervals:
     """When that GPU was busy with what is not recorded: what was launched, or waited for, an idle one begins at once.
 
@@ -85,17 +87,12 @@ def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals
     Only the main stream holds a step back, the one that computes most: a copy for the next step that runs beside
     the kernels does not. Work that is not recorded does; where the record ends with it, so does the last window.
     """
-    spans = labels(timeline)
-    rows, unrecorded = main_stream(spans, index), unrecorded_times(spans, index)
-    launched_ns = called_ns(spans, rows)
-    order = np.argsort(launched_ns, kind="stable")
-    launched_ns = launched_ns[order]
-    reached_ns = np.maximum.accumulate(spans.end_ns[rows][order])
+    spans, unrecorded = labels(timeline), unrecorded_times(timeline, index)
+    launched_ns, reached_ns = _reached(spans, index)
 
     def on_device(host_ns: Int64) -> Int64:
         before = np.searchsorted(launched_ns, host_ns, side="left")
-        ended_ns = np.concatenate((np.array([NOTHING_NS]), reached_ns))[before]
-        later: Int64 = np.maximum(host_ns, ended_ns)
+        later: Int64 = np.maximum(host_ns, np.append(reached_ns, NOTHING_NS)[before - 1])
         inside = np.flatnonzero(covers(unrecorded, later))
         later[inside] = unrecorded[np.searchsorted(unrecorded[:, 0], later[inside], side="right") - 1, 1]
         return later
@@ -104,6 +101,15 @@ def device_windows(timeline: Timeline, host: Intervals, index: int) -> Intervals
     if len(unrecorded) and unrecorded[-1, 1] >= spans.window_ns[1] - LATE_NS:
         windows[-1, 1] = np.clip(windows[-1, 1], windows[-1, 0], max(windows[-1, 0], unrecorded[-1, 0]))
     return windows
+
+
+@once
+def _reached(spans: Labels, index: int) -> tuple[Int64, Int64]:
+    """When the work of its main stream was launched, in that order, and when that and all before it had ended."""
+    rows = main_stream(spans, index)
+    launched_ns = called_ns(spans, rows)
+    order = np.argsort(launched_ns, kind="stable")
+    return launched_ns[order], np.maximum.accumulate(spans.end_ns[rows][order])
 
 
 def main_stream(timeline: Timeline, index: int) -> Rows:

@@ -18,7 +18,7 @@ from msgspec import Struct
 
 from gpulab.intervals import EMPTY, Intervals, intersect, joined, measure, paint, subtract
 from gpulab.run import Int64, Phase, StepFlag, Steps, Timeline
-from gpulab.timeline.labels import CALLS, LAUNCHES, OPERATORS, WAITS, WORK, Labels, Mask, Rows, What, Where, labels
+from gpulab.timeline.labels import CALLS, LAUNCHES, OPERATORS, WAITS, WORK, Labels, Mask, Rows, What, Where, labels, once
 from gpulab.timeline.launches import unrecorded_times
 
 WHOLE_WINDOW = "whole window"
@@ -173,9 +173,9 @@ class StartUp(Struct, frozen=True):
     calls: tuple[tuple[str, int], ...]
 
 
-def start_up(timeline: Timeline, index: int | None) -> StartUp:
+@once
+def start_up(spans: Labels, index: int | None) -> StartUp:
     """On that GPU, while it does nothing; on a CPU (None) only the start of the DataLoader's workers."""
-    spans = labels(timeline)
     idle = np.array([spans.window_ns], dtype=np.int64)
     named = [(WORKERS, worker_start(spans))]
     if index is not None:
