@@ -57,7 +57,7 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     # both begin where one begins within the other, and end likewise; where they do so together it counts once
     start = (a[_within(b, a[:, 0], "right", "right"), 0], b[_within(a, b[:, 0], "left", "right"), 0])
     end = (a[_within(b, a[:, 1], "left", "left"), 1], b[_within(a, b[:, 1], "left", "right"), 1])
-    return _merged(*(np.sort(np.concatenate(edges), kind="stable") for edges in (start, end)))
+    return _merged(np.sort(np.concatenate(start), kind="stable"), np.sort(np.concatenate(end), kind="stable"))
 
 
 def subtract(a: Intervals, b: Intervals) -> Intervals:

@@ -299,7 +299,9 @@ def _idle_claims(spans: Labels, index: int) -> Iterator[tuple[str, Intervals]]:
 def _launched_outside(spans: Labels, work: Rows, started: Rows) -> Intervals:
     """The gaps before work whose launch is not in the trace: nobody can say what the device waited for."""
     busy, begun = spans.times(work), spans.start_ns[started]  # both by start
-    after_gap = np.flatnonzero(np.searchsorted(begun, busy[:, 0], "left") == np.searchsorted(begun, busy[:, 0], "right"))
+    after_gap = np.flatnonzero(
+        np.searchsorted(begun, busy[:, 0], "left") == np.searchsorted(begun, busy[:, 0], "right")
+    )
     begin = np.where(after_gap > 0, busy[after_gap - 1, 1], spans.window_ns[0])
     return union(begin, busy[after_gap, 0])
 

@@ -8,7 +8,7 @@ from msgspec import Struct
 from gpulab.analysis.kernels import CLASSES, POINTWISE_OPERATORS, DeviceWork
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
-from gpulab.timeline.labels import CallTree, Labels, Mask, labels
+from gpulab.timeline.labels import CallTree, Labels, Mask, distinct, labels
 
 CHAIN = 2  # from this many on a chain could be one kernel
 _PRODUCTS = ("aten::bmm", "aten::baddbmm")
@@ -75,8 +75,7 @@ def pointwise_chains(work: DeviceWork) -> PointwiseChains | None:
     ends = _around_softmax(t, work.tree, work.host_windows)
     if ends is not None:
         chained &= ~_launched_between(work, t.lane_id[ends.first], t.end_ns[ends.first], t.start_ns[ends.last])
-    total_us = work.us(work.kernel & ~work.of("communication")) * work.steps
-    return _chains(t, work.rows[order], chained[order], total_us * 1e3, work.steps)
+    return _chains(t, work.rows[order], chained[order], work.computing_us * work.steps * 1e3, work.steps)
 
 
 def _chains(timeline: Timeline, rows: Int64, chained: Mask, total_ns: float, steps: int) -> PointwiseChains | None:
@@ -185,12 +184,12 @@ def pointwise_on_cpu(timeline: Timeline, windows: Intervals) -> PointwiseChains 
 def _working(spans: Labels, tree: CallTree) -> Mask:
     """Which operators do their work themselves: all that they call moves nothing, as a number's tensor."""
     # which operators only rename memory, keep autograd's books or move a single number: they part no chain
-    free = spans.named(_is_free)
-    scalar = spans.named(_SCALAR.__contains__) & (spans.duration_ns < _SCALAR_NS)
-    moving = ~(free | scalar)[tree.rows]
+    free = spans.named(_is_free, tree.rows)
+    scalar = spans.named(_SCALAR.__contains__, tree.rows) & (spans.duration_ns[tree.rows] < _SCALAR_NS)
+    moving = ~(free | scalar)
     calls = np.zeros(len(tree.rows), dtype=bool)  # one that moves something, however deep
     at = tree.parent[moving]
-    while len(at := np.unique(at[at >= 0])):
+    while len(at := at[at >= 0]):
         at = at[~calls[at]]
         calls[at] = True
         at = tree.parent[at]
@@ -226,13 +225,12 @@ class SoftmaxEnds(Struct, frozen=True):
 
 def _around_softmax(spans: Labels, tree: CallTree, windows: Intervals) -> SoftmaxEnds | None:
     """The products around each softmax of the steps that stands between two; None without any."""
-    is_softmax = spans.named(_SOFTMAX.__contains__)
-    wanted = is_softmax | spans.named(_PRODUCTS.__contains__)
-    position = np.flatnonzero(wanted[tree.rows])  # by thread, in order of time
+    softmax = spans.named(_SOFTMAX.__contains__, tree.rows)
+    position = np.flatnonzero(softmax | spans.named(_PRODUCTS.__contains__, tree.rows))  # by thread, in order of time
     if len(position) < 3:
         return None
-    at = tree.rows[position]
-    middle = np.flatnonzero(is_softmax[at[1:-1]] & ~is_softmax[at[:-2]] & ~is_softmax[at[2:]]) + 1
+    at, softmax = tree.rows[position], softmax[position]
+    middle = np.flatnonzero(softmax[1:-1] & ~softmax[:-2] & ~softmax[2:]) + 1
     lane = spans.lane_id[at]
     middle = middle[(lane[middle - 1] == lane[middle]) & (lane[middle + 1] == lane[middle])]
     before = np.cumsum(_working(spans, tree))
@@ -247,7 +245,7 @@ def _launched_between(work: DeviceWork, lane: np.ndarray, begin: Int64, end: Int
     t, between = work.timeline, np.zeros(len(work.rows), dtype=bool)
     launched = np.flatnonzero(work.call >= 0)
     call = work.call[launched]
-    for thread in np.unique(lane).tolist():
+    for thread in distinct(lane):
         mine = lane == thread
         order = np.argsort(begin[mine], kind="stable")
         start, stop = begin[mine][order], end[mine][order]

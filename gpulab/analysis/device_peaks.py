@@ -15,7 +15,7 @@ from msgspec import Struct
 from gpulab.analysis.kernels import DeviceWork, names_tell
 from gpulab.run import THROTTLE_NAMES, Category, Device, Run
 from gpulab.timeline.kernel_names import reading
-from gpulab.timeline.labels import Mask
+from gpulab.timeline.labels import Mask, distinct
 from gpulab.timeline.launches import replay_of
 
 
@@ -127,7 +127,7 @@ def precision_use(work: DeviceWork) -> PrecisionUse | None:
     matrix = work.of("matrix")
     name = work.timeline.name_id[work.rows]
     formats = np.zeros(len(work.timeline.names), dtype=np.int64)
-    for i in np.unique(name[matrix]).tolist():
+    for i in distinct(name[matrix]):
         formats[i] = _FORMATS.index(_format(work.timeline.names[i]))
     own = _own(work)
     format_of_row = np.where(matrix & ~own, formats[name], 0)
@@ -194,7 +194,7 @@ def alignment(work: DeviceWork) -> Alignment | None:
     t, matrix = work.timeline, work.of("matrix")
     name = t.name_id[work.rows]
     narrow, aligned = np.zeros(len(t.names), bool), np.full(len(t.names), -1)
-    for i in np.unique(name[matrix]).tolist():
+    for i in distinct(name[matrix]):
         numbers, written = reading(t.names[i]).numbers, _ALIGNED.search(t.names[i])
         narrow[i] = numbers in ("narrow", "tf32")
         if written is not None and narrow[i]:

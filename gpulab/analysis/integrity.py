@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpulab.formatting import duration
 from gpulab.run import Int64, Run, Timeline
-from gpulab.timeline.labels import WORK, Labels, What, labels, matched
+from gpulab.timeline.labels import WORK, Labels, Rows, What, labels, matched
 from gpulab.timeline.launches import device_windows, host_steps
 from gpulab.timeline.trace_steps import FoundSteps, find_steps
 
@@ -90,7 +90,7 @@ class _Seen(Struct, frozen=True):
     launch: Int64  # rows of calls that start kernels, from the first step on
     device: Int64  # rows of kernels, copies and memsets
     starts_work: Int64  # rows of calls that start a kernel, a copy or a memset, likewise
-    early_ns: Int64  # for each device row with a launch: by how much it starts before it, negative where after
+    pairs: tuple[Rows, Rows]  # each device row with such a call, and the call
 
     @classmethod
     def of(cls, run: Run, timeline: Timeline) -> _Seen:
@@ -99,9 +99,7 @@ class _Seen(Struct, frozen=True):
         launch = np.flatnonzero(spans.of(What.KERNEL_LAUNCH) & begun)
         device = spans.rows(*WORK)
         starts_work = np.flatnonzero(spans.of(What.KERNEL_LAUNCH, What.COPY_CALL, What.MEMSET_CALL) & begun)
-        of_device, of_launch = matched(spans, device, starts_work)
-        early = spans.start_ns[of_launch] - spans.start_ns[of_device]
-        return cls(run, spans, launch, device, starts_work, early)
+        return cls(run, spans, launch, device, starts_work, matched(spans, device, starts_work))
 
     def damaged(self, *names: str) -> int:
         """How often the reader met these kinds of damage; 0 for a trace of ours."""
@@ -123,20 +121,22 @@ def _no_device_events(seen: _Seen) -> Check:
 
 def _launches_without_kernels(seen: _Seen) -> Check:
     t = seen.timeline
-    launched = t.correlation[seen.launch]
-    lost = int((~np.isin(launched[launched > 0], t.correlation[seen.device])).sum()) if len(seen.device) else 0
-    share = lost / max(1, len(launched))
+    launched = int((t.correlation[seen.launch] > 0).sum())
+    lost = launched - len(matched(t, seen.launch, seen.device)[0]) if len(seen.device) else 0
+    share = lost / max(1, len(seen.launch))
     state: State = "ok" if share <= LOST_NOTICE else "degraded" if share <= LOST_LIMIT else "unusable"
     meaning = (
-        f"{lost:,} of {len(launched):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
+        f"{lost:,} of {len(seen.launch):,} kernel launches have no kernel in the trace: the GPU was busier than shown"
     )
     withholds = {"ok": (), "degraded": ("launch_statistics",), "unusable": (*DEVICE_FIGURES, *HOST_AGAINST_DEVICE)}
     return check_of_count("launches_without_kernels", lost, state, meaning, withholds[state])
 
 
 def _kernels_before_launch(seen: _Seen) -> Check:
-    early = int((seen.early_ns > CLOCK_TOLERANCE_NS).sum())
-    bad = early > EARLY_NOTICE * len(seen.early_ns)
+    of_device, of_launch = seen.pairs
+    early_ns = seen.timeline.start_ns[of_launch] - seen.timeline.start_ns[of_device]
+    early = int((early_ns > CLOCK_TOLERANCE_NS).sum())
+    bad = early > EARLY_NOTICE * len(early_ns)
     meaning = (
         f"{early:,} kernels or copies begin before their launch (CPU and GPU clocks disagree), so the causes of GPU "
         "idle time are unknown"
@@ -149,7 +149,7 @@ def _clock_shift(seen: _Seen) -> Check:
     """Device work that ends after a call that waited for all of it has returned: it was moved to the right."""
     t = seen.timeline
     waits = t.rows(What.DEVICE_WAIT)
-    of_device, of_launch = matched(t, seen.device, seen.starts_work)
+    of_device, of_launch = seen.pairs
     shifted = 0
     if len(waits) and len(of_device) and len({lane.process for lane in t.lanes if lane.kind == "stream"}) == 1:
         order = np.argsort(t.start_ns[of_launch], kind="stable")

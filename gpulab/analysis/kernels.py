@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -31,7 +32,9 @@ from gpulab.timeline.labels import (
     Mask,
     Rows,
     What,
+    distinct,
     labels,
+    once,
 )
 from gpulab.timeline.launches import (
     called_ns,
@@ -43,7 +46,7 @@ from gpulab.timeline.launches import (
 from gpulab.timeline.trace_steps import start_up
 
 
-class DeviceWork(Struct, frozen=True):
+class DeviceWork(Struct, frozen=True, dict=True):
     """Columns, one row per kernel, copy or memset of the accounted device that a step launched, in order of time.
 
     Steps are `windows` on the device and `host_windows` on the host, [n, 2] in ns. `idle` is the time in `windows` in
@@ -61,7 +64,7 @@ class DeviceWork(Struct, frozen=True):
     operator: Int64  # row of the innermost operator around that call; -1: none
     kind: UInt8  # index into CLASSES
 
-    @property
+    @cached_property
     def of_optimizer(self) -> Mask:
         """Which rows were started inside an optimizer's step or zero_grad."""
         return self.launched_in(self.timeline.updating)
@@ -74,28 +77,46 @@ class DeviceWork(Struct, frozen=True):
     def steps(self) -> int:
         return max(1, len(self.windows))
 
-    @property
+    @cached_property
     def kernel(self) -> Mask:
+        """Which rows are kernels."""
         return np.asarray(self.timeline.category[self.rows] == Category.KERNEL)
 
+    @cached_property
+    def computing(self) -> Mask:
+        """Which rows are kernels that exchange nothing with other ranks."""
+        return np.asarray(self.kernel & (self.kind != CLASSES.index("communication")))
+
+    @cached_property
+    def computing_us(self) -> float:
+        """Device time of these per step."""
+        return self.us(self.computing)
+
+    @cached_property
+    def duration_ns(self) -> Int64:
+        """Of each row."""
+        return self.timeline.duration_ns[self.rows]
+
     def of(self, *kinds: str) -> Mask:
-        return np.isin(self.kind, [CLASSES.index(k) for k in kinds]) & self.kernel
+        """Which rows are kernels of one of these classes."""
+        among = np.zeros(len(CLASSES), dtype=bool)
+        among[[CLASSES.index(kind) for kind in kinds]] = True
+        chosen: Mask = among[self.kind] & self.kernel
+        return chosen
 
     def us(self, chosen: Mask) -> float:
         """Device time of the chosen rows per step."""
-        return float(self.timeline.duration_ns[self.rows[chosen]].sum()) / self.steps / 1e3
+        return float(self.duration_ns[chosen].sum()) / self.steps / 1e3
 
     def share(self, chosen: Mask) -> float:
         """Of the time of all kernels but communication: what the chosen kernels take."""
-        all_us = self.us(self.kernel & ~self.of("communication"))
-        return self.us(chosen & self.kernel) / all_us if all_us else 0.0
+        return self.us(chosen & self.kernel) / self.computing_us if self.computing_us else 0.0
 
     def costliest(self, chosen: Mask) -> str:
         """The name that takes most time of the chosen rows; empty where there is none."""
-        rows = self.rows[chosen]
-        if not len(rows):
+        if not chosen.any():
             return ""
-        time_ns = np.bincount(self.timeline.name_id[rows], weights=self.timeline.duration_ns[rows])
+        time_ns = np.bincount(self.timeline.name_id[self.rows[chosen]], weights=self.duration_ns[chosen])
         return self.timeline.names[int(time_ns.argmax())]
 
     def per_step_us(self, times: Intervals) -> float:
@@ -164,10 +185,9 @@ def _kinds(timeline: Timeline, rows: Int64, operator: Int64) -> UInt8:
 
 def replayed_fraction(work: DeviceWork) -> float:
     """Of the time in kernels what replayed graphs ran."""
-    rows = work.rows[work.kernel]
-    duration_ns = work.timeline.duration_ns[rows]
+    duration_ns = work.duration_ns[work.kernel]
     total_ns = int(duration_ns.sum())
-    replayed_ns = int(duration_ns[replay_of(work.timeline, rows) >= 0].sum())
+    replayed_ns = int(duration_ns[replay_of(work.timeline, work.rows[work.kernel]) >= 0].sum())
     return replayed_ns / total_ns if total_ns else 0.0
 
 
@@ -176,7 +196,8 @@ def idle_within_us(work: DeviceWork) -> float:
     if not len(work.rows):
         return 0.0
     of_device = work.timeline.lanes[int(work.timeline.lane_id[work.rows[0]])].process
-    return work.per_step_us(intersect(work.idle, replay_times(work.timeline, of_device)))
+    replays = replay_times(work.timeline, of_device)
+    return work.per_step_us(intersect(work.idle, replays)) if len(replays) else 0.0
 
 
 # Whether the GPU's idle time is made of launches: a launch costs microseconds, so a long gap has another cause.
@@ -202,7 +223,7 @@ def not_launching_us(work: DeviceWork, elsewhere: Intervals) -> float:
 def small_kernels_fraction(work: DeviceWork) -> float | None:
     """Share of kernel time in kernels of fewer blocks than the GPU has multiprocessors; None where not recorded."""
     blocks = work.timeline.extra.get("blocks_per_sm")
-    kernel = work.kernel & ~work.of("communication")
+    kernel = work.computing
     if blocks is None or not kernel.any():
         return None
     rows = work.rows[kernel]
@@ -264,12 +285,11 @@ def class_of(kernel: str, operator: str = "") -> str:
     return kind or "other"
 
 
-def names_tell(timeline: Timeline) -> bool:
+@once
+def names_tell(spans: Labels) -> bool:
     """Whether kernel names tell number formats and matrix units: only where CUDA's own calls show that the GPU is
     NVIDIA's. AMD's libraries name only some of their matrix kernels."""
-    spans = labels(timeline)
-    calls = np.unique(spans.name_id[spans.of(*CALLS)])
-    return any(spans.names[i].startswith("cu") for i in calls.tolist())
+    return any(spans.names[i].startswith("cu") for i in distinct(spans.name_id[spans.of(*CALLS)]))
 
 
 SHORT_KERNEL_US = 10.0  # definitions.md, "Step on a GPU": a launch costs more
@@ -388,7 +408,7 @@ def _tensor_core_fraction(timeline: Timeline, rows: Int64) -> float | None:
         return None
     time_ns = np.bincount(timeline.name_id[rows], weights=timeline.duration_ns[rows]).tolist()
     by_use: Counter[bool | None] = Counter()
-    for i in np.unique(timeline.name_id[rows]).tolist():
+    for i in distinct(timeline.name_id[rows]):
         by_use[reading(timeline.names[i]).tensor_cores] += time_ns[i]
     total_ns = by_use.total()
     return by_use[True] / total_ns if total_ns and by_use[None] <= UNKNOWN_AT_MOST * total_ns else None

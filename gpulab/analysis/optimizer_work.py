@@ -15,7 +15,7 @@ from gpulab.analysis.kernels import DeviceWork, median_per_step_us
 from gpulab.analysis.operators import SHORT_NS
 from gpulab.intervals import Intervals, covers, intersect, measure, union
 from gpulab.run import Int64, Timeline
-from gpulab.timeline.labels import OPERATORS, CallTree, Labels, What, labels
+from gpulab.timeline.labels import OPERATORS, CallTree, Labels, What, distinct, labels
 
 Pass = tuple[int, int]  # tensors read, tensors written
 
@@ -189,7 +189,7 @@ def _further_adds(name: str, names: Counter[str]) -> int:
 
 def _name(spans: Labels) -> str:
     marks = spans.training(What.UPDATE, What.ZEROING)
-    matches = (_ANNOTATION.match(spans.names[i]) for i in np.unique(spans.name_id[marks]).tolist())
+    matches = (_ANNOTATION.match(spans.names[i]) for i in distinct(spans.name_id[marks]))
     return next((m[1] for m in matches if m is not None), "")
 
 

@@ -11,7 +11,7 @@ from gpulab.diagnosis.finding import Evidence, Finding, FindingKind, RuleContext
 from gpulab.diagnosis.idle_gpu import how_to_know_memory
 from gpulab.formatting import duration, number, percent, plural, size
 from gpulab.run import THROTTLE_NAMES
-from gpulab.timeline.labels import What
+from gpulab.timeline.labels import What, distinct
 
 # -- memory ------------------------------------------------------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def allocator_thrash(context: RuleContext) -> Finding | Undetermined | None:
         return untold if context.idle_us >= least_us else None
     if lost_us < least_us:
         return None
-    names = sorted({t.names[i] for i in np.unique(t.name_id[calls]).tolist()})
+    names = sorted({t.names[i] for i in distinct(t.name_id[calls])})
     costliest = int(calls[np.argmax(t.duration_ns[calls])])
     idle = f"the GPU idles for {duration(lost_us)} during these calls"
     return Finding(

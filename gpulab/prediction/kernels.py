@@ -19,7 +19,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpulab.analysis.device_peaks import Peaks, peaks_of
-from gpulab.analysis.optimizer_work import ADD, SCALE, OptimizerWork, bytes_of, optimizer_work
+from gpulab.analysis.optimizer_work import ADD, SCALE, OptimizerWork, bytes_of
 from gpulab.formatting import duration, factor, percent
 from gpulab.intervals import covers
 from gpulab.prediction.prediction import PriorEvidence
@@ -194,7 +194,7 @@ class Inside(Struct, frozen=True):
 def _inside(today: Baseline) -> Inside:
     """Raises Refused where the trace shows no optimizer."""
     timeline, account, time = today.run.timeline, today.facts.breakdown, today.facts.optimizer_us
-    work = None if timeline is None or account is None else optimizer_work(timeline, account)
+    work = today.facts.optimizer
     if timeline is None or account is None or time is None or work is None or not len(work.step_times):
         raise Refused("the trace has no optimizer step")
     plain = work.name == "SGD" and not work.has_momentum

@@ -17,7 +17,7 @@ from msgspec import Struct, field
 from gpulab.analysis.breakdown import median_window
 from gpulab.intervals import Intervals, clip, measure, union
 from gpulab.run import Int64, Run, Timeline
-from gpulab.timeline.labels import WAITS, Mask, What, Where, labels
+from gpulab.timeline.labels import WAITS, Mask, What, Where, distinct, labels
 from gpulab.timeline.launches import called_ns, device_windows, host_steps, main_stream
 
 # ns: a wait that ends so soon after a task of the device was a wait for it, and the same of a call that says so. Ours.
@@ -333,7 +333,7 @@ def _latest_elsewhere(timeline: Timeline, row: npt.NDArray[np.intp]) -> tuple[np
     lane, start, end = timeline.lane_id[row], timeline.start_ns[row], timeline.end_ns[row]
     latest = np.full(len(row), -1, np.intp)
     when = np.full(len(row), NEVER, np.int64)
-    streams = np.unique(lane)
+    streams = distinct(lane)
     for stream in streams if len(streams) > 1 else ():
         theirs = np.flatnonzero(lane == stream)
         theirs = theirs[np.argsort(end[theirs], kind="stable")]
@@ -419,7 +419,7 @@ def _waits(rows: npt.NDArray[np.intp], task: npt.NDArray[np.intp], after: Int64,
 def _into_a_full_queue(timeline: Timeline, tasks: Tasks) -> npt.NDArray[np.intp]:
     """Launching calls that took long while as many tasks were waiting as a queue holds."""
     launched = tasks.launch >= 0
-    calls = np.unique(tasks.launch[launched])
+    calls = np.array(distinct(tasks.launch[launched]), np.intp)
     start = timeline.start_ns[calls]
     begun = np.searchsorted(np.sort(timeline.start_ns[tasks.launch[launched]]), start, side="left")
     ended = np.searchsorted(np.sort(timeline.end_ns[tasks.row[launched]]), start, side="right")

@@ -25,7 +25,8 @@ from gpulab.run import Category, Int32, Int64, Run, Timeline, UInt8
 from gpulab.timeline.kernel_names import is_communication
 from gpulab.user_code import is_users_in_trace
 
-P, T = ParamSpec("P"), TypeVar("T")
+P = ParamSpec("P")
+T = TypeVar("T")
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.intp]
 
@@ -126,6 +127,11 @@ FUNCTION = re.compile(r"(?P<file>[^<>()]+\.(?:py|ipynb))\((?P<line>\d+)\): (?P<f
 OPERATOR_OF_NODE = re.compile(r"(\w+?)Backward\d*$")  # as `plain_name` spells it
 
 
+def distinct(numbers: npt.NDArray[np.integer[Any]]) -> list[int]:
+    """The numbers that occur, in order; none is negative, and all are small."""
+    return np.flatnonzero(np.bincount(numbers)).tolist()
+
+
 class Pieces(Struct, frozen=True):
     """Stretches of one thread, disjoint: the name of each (index into the timeline's names), from when, to when."""
 
@@ -137,6 +143,25 @@ class Pieces(Struct, frozen=True):
         """The time of all that have this name."""
         mine = self.name_id == name_id
         return union(self.start_ns[mine], self.end_ns[mine])
+
+
+def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Timeline, P], T]:
+    """Figures of a timeline that several analyses need: computed at the first call, and there as long as its labels.
+
+    All other arguments are hashable.
+    """
+
+    @wraps(compute)
+    def answer(timeline: Timeline, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        spans = labels(timeline)
+        answers = spans.__dict__.setdefault("answers", {})
+        key = (compute, args, *kwargs.items())
+        if key not in answers:
+            answers[key] = compute(spans, *args, **kwargs)
+        result: T = answers[key]
+        return result
+
+    return answer
 
 
 class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
@@ -167,7 +192,12 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
         """Numbers of the rows that are one of these."""
         return np.flatnonzero(self.of(*kinds))
 
-    @property
+    @cached_property
+    def end_ns(self) -> Int64:
+        """End of each span."""
+        return self.start_ns + self.duration_ns
+
+    @cached_property
     def on_training_threads(self) -> Mask:
         """Rows on the training thread or on one of autograd's."""
         return np.asarray(self.where - np.uint8(Where.TRAINER) <= Where.AUTOGRAD - Where.TRAINER)
@@ -185,9 +215,9 @@ class Labels(Timeline, frozen=True, eq=False, kw_only=True, dict=True):
     @cached_property
     def devices(self) -> tuple[int, ...]:
         """Numbers of the GPUs that worked."""
-        lanes = np.unique(self.lane_id[self.of(*WORK)]).tolist()
-        return tuple(sorted({self.lanes[i].process for i in lanes}))
+        return tuple(sorted({self.lanes[i].process for i in distinct(self.lane_id[self.of(*WORK)])}))
 
+    @once
     def on_device(self, index: int, *kinds: What) -> Mask:
         """Rows on the streams of that GPU that are one of these; without kinds, its kernels, copies and memsets."""
         theirs = np.array([lane.kind == "stream" and lane.process == index for lane in self.lanes], dtype=bool)
@@ -367,25 +397,6 @@ def _blocks(lane_id: np.ndarray) -> list[tuple[int, int]]:
     return list(zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True))
 
 
-def once(compute: Callable[Concatenate[Labels, P], T]) -> Callable[Concatenate[Timeline, P], T]:
-    """Figures of a timeline that several analyses need: computed at the first call, and there as long as its labels.
-
-    All other arguments are hashable.
-    """
-
-    @wraps(compute)
-    def answer(timeline: Timeline, *args: P.args, **kwargs: P.kwargs) -> T:
-        spans = labels(timeline)
-        answers = spans.__dict__.setdefault("answers", {})
-        key = (compute, args, *kwargs.items())
-        if key not in answers:
-            answers[key] = compute(spans, *args, **kwargs)
-        result: T = answers[key]
-        return result
-
-    return answer
-
-
 _labels_of: WeakKeyDictionary[Timeline, Labels] = WeakKeyDictionary()
 
 
@@ -457,8 +468,8 @@ def _kind_of_call(name: str) -> What:
 def _where(timeline: Timeline, what: UInt8) -> UInt8:
     """Of each lane."""
     where = np.array([Where.STREAM if lane.kind == "stream" else Where.HOST for lane in timeline.lanes], np.uint8)
-    evaluating = np.flatnonzero(np.bincount(timeline.lane_id[(what >= min(NODES)) & (what <= max(NODES))]))
-    where[evaluating[where[evaluating] == Where.HOST]] = Where.AUTOGRAD
+    for lane in distinct(timeline.lane_id[(what >= min(NODES)) & (what <= max(NODES))]):
+        where[lane] = where[lane] or Where.AUTOGRAD  # HOST is 0
     if timeline.training_lane is not None:
         where[timeline.training_lane] = Where.TRAINER
     return where

@@ -18,7 +18,21 @@ from msgspec import Struct
 
 from gpulab.intervals import EMPTY, Intervals, intersect, joined, measure, paint, subtract
 from gpulab.run import Int64, Phase, StepFlag, Steps, Timeline
-from gpulab.timeline.labels import CALLS, LAUNCHES, OPERATORS, WAITS, WORK, Labels, Mask, Rows, What, Where, labels, once
+from gpulab.timeline.labels import (
+    CALLS,
+    LAUNCHES,
+    OPERATORS,
+    WAITS,
+    WORK,
+    Labels,
+    Mask,
+    Rows,
+    What,
+    Where,
+    distinct,
+    labels,
+    once,
+)
 from gpulab.timeline.launches import unrecorded_times
 
 WHOLE_WINDOW = "whole window"
@@ -84,8 +98,7 @@ def _profiler_steps(spans: Labels) -> _Windows | None:
     duplicates = int((~keep).sum())
     number, start, end = number[keep], start[keep], end[keep]
     end = np.minimum(end, np.append(start[1:], np.iinfo(np.int64).max))  # rounded to µs they may overlap by one
-    distinct = len(np.unique(number))
-    return _Windows(number, start, end, duplicates, int(number.max() - number.min()) + 1 - distinct)
+    return _Windows(number, start, end, duplicates, int(number.max() - number.min()) + 1 - len(number))
 
 
 def _is_cut(spans: Labels, two: Rows) -> bool:
@@ -232,7 +245,7 @@ def _first_calls(spans: Labels) -> Iterator[tuple[str, Intervals]]:
     work = spans.start_ns[spans.of(*WORK)]
     half_ns = int(np.median(work)) if len(work) else 0
     long = np.flatnonzero(calls & (spans.duration_ns >= FIRST_NS))
-    for name in np.unique(spans.name_id[long]).tolist():
+    for name in distinct(spans.name_id[long]):
         same = np.flatnonzero(calls & (spans.name_id == name))
         later = spans.duration_ns[same[spans.start_ns[same] > half_ns]]
         usual_ns, any_ns = (np.median(later), later.max()) if len(later) else (LEAST_NS / LONGER, 0)
