@@ -1,4 +1,6 @@
-"""Whose code it is: the user's, gpulab's or a library's. The one answer for files, classes, frames and traces.
+"""Whose code it is: the user's, gpulab's or a library's; and which global names it uses.
+
+It is the one answer for files, classes, frames and traces.
 
 The user's own code is all but Python's library, what is installed, and gpulab itself. gpulab's demo counts as the
 user's, because it stands for the training that a reader would bring.
@@ -9,6 +11,8 @@ where it stands (`runs_users_code`, `counts_as_users`), so that no other module 
 
 from __future__ import annotations
 
+import dis
+import inspect
 import os
 import re
 import sys
@@ -18,6 +22,8 @@ from enum import Enum
 from pathlib import Path
 from types import CodeType, FrameType, TracebackType
 from typing import Any
+
+from msgspec import Struct
 
 CELL_WITHOUT_IPYTHON = "<cell>"  # the file name of a cell that gpulab compiles itself
 
@@ -184,3 +190,41 @@ def _entries(trace: TracebackType | None) -> Iterator[TracebackType]:
     while trace is not None:
         yield trace
         trace = trace.tb_next
+
+
+class GlobalNames(Struct):
+    """The global names that code uses. `reads`: before it binds them itself; `binds`: at its top level.
+
+    `calls_read`: what the functions inside it read once they are called; `calls_assign`: what those, and it, assign.
+    """
+
+    reads: set[str]
+    binds: set[str]
+    calls_read: set[str]
+    calls_assign: set[str]
+
+
+_LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
+_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
+_ASSIGNS = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+
+
+def global_names(code: CodeType) -> GlobalNames:
+    """By its byte code. Class bodies and comprehensions inside it run with it, functions when they are called."""
+    names = GlobalNames(set(), set(), set(), set())
+    for instruction in dis.get_instructions(code):
+        operation, name = instruction.opname, instruction.argval
+        if operation in _LOADS and name not in names.binds:
+            names.reads.add(name)
+        if operation in _STORES:
+            names.binds.add(name)
+        if operation in _ASSIGNS:
+            names.calls_assign.add(name)
+    for inner in (c for c in code.co_consts if isinstance(c, CodeType)):
+        within = global_names(inner)
+        runs_now = not inner.co_flags & inspect.CO_OPTIMIZED or inner.co_name in _COMPREHENSIONS
+        (names.reads if runs_now else names.calls_read).update(within.reads)
+        names.calls_read |= within.calls_read
+        names.calls_assign |= within.calls_assign
+    return names

@@ -1,8 +1,8 @@
-"""What names, containers and iterators hold, remembered by reference and put back in place, so that all keep identity.
+"""What names, containers and instances hold, remembered by reference and put back in place: all objects keep identity.
 
-Each class here remembers one holder. `put_back` makes it hold the same objects again, in the same order, and says
-whether it held others; it goes by the built-in types' own methods, so that no code of a subclass runs. What a cell has
-taken from an iterator cannot be put back, but its position tells that something was taken.
+The functions `undo_…` remember one holder each and return what makes it hold the same objects again, in the same order.
+They go by the built-in types' own methods, so that no code of a subclass runs. What a cell has taken from an iterator
+cannot be put back, but its position tells that something was taken.
 """
 
 from __future__ import annotations
@@ -10,179 +10,141 @@ from __future__ import annotations
 import gc
 import io
 import operator
-from abc import ABC, abstractmethod
 from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from functools import partial
 from types import CellType, GeneratorType
 from typing import Any
 
 from msgspec import Struct
 
+from gpulab.torch_hooks.randomness import Undo
+
 SCALARS = frozenset((int, float, bool, str, bytes, complex, type(None)))
 ABSENT = object()
 
 
-class KeptItems:
+def undo_items(target: Any) -> Undo:
     """The elements of a dict, list, deque or set."""
+    base: Any = next(base for base in (OrderedDict, dict, list, deque, set) if isinstance(target, base))
 
-    def __init__(self, target: Any, place: ObjectPath) -> None:
-        self.target, self.place = target, place
-        self._base: Any = next(base for base in (OrderedDict, dict, list, deque, set) if isinstance(target, base))
-        self._items = self._present()
-
-    def _present(self) -> list[Any]:
+    def items() -> list[Any]:
         """What it holds now: of a dict keys and values in turn."""
-        if issubclass(self._base, dict):
-            return [part for pair in self._base.items(self.target) for part in pair]
-        return list(self._base.__iter__(self.target))
+        if issubclass(base, dict):
+            return [part for pair in base.items(target) for part in pair]
+        return list(base.__iter__(target))
 
-    def put_back(self) -> bool:
-        base, target, items, present = self._base, self.target, self._items, self._present()
-        if base is set:
-            same = set(map(id, present)) == set(map(id, items))
-        else:
-            same = len(present) == len(items) and all(map(operator.is_, present, items))
-        if same:
-            return False
+    before = items()
+
+    def undo() -> None:
+        present = items()
+        if len(present) == len(before) and all(map(operator.is_, present, before)):
+            return
         base.clear(target)
         if issubclass(base, dict):
-            for key, value in zip(items[::2], items[1::2], strict=True):
+            for key, value in zip(before[::2], before[1::2], strict=True):
                 base.__setitem__(target, key, value)
         elif base is set:
-            set.update(target, items)
+            set.update(target, before)
         else:
-            base.extend(target, items)
-        return base is set or len(present) != len(items) or not all(map(_equal, present, items))
+            base.extend(target, before)
+
+    return undo
 
 
-class KeptVariable(ABC):
-    """What one variable holds, ABSENT where nothing."""
+class Variable(Struct, frozen=True):
+    """A variable by its three operations. Reading and deleting raise an error where it holds nothing."""
 
-    def __init__(self, place: ObjectPath) -> None:
-        self.place = place
-        self.value = self.read()
-
-    @abstractmethod
-    def read(self) -> Any: ...
-
-    @abstractmethod
-    def write(self, value: Any) -> None: ...
-
-    @abstractmethod
-    def delete(self) -> None: ...
-
-    def put_back(self) -> bool:
-        if self.read() is self.value:
-            return False
-        if self.value is ABSENT:
-            self.delete()
-        else:
-            self.write(self.value)
-        return True
-
-
-class KeptName(KeptVariable):
-    """What a name means: in a namespace, or among the globals of a function."""
-
-    def __init__(self, namespace: dict[str, Any], name: str, place: ObjectPath) -> None:
-        self._namespace, self._name = namespace, name
-        super().__init__(place)
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+    delete: Callable[[], object]
 
     @property
-    def is_new(self) -> bool:
-        return self.value is ABSENT
-
-    def read(self) -> Any:
-        return self._namespace.get(self._name, ABSENT)
-
-    def write(self, value: Any) -> None:
-        self._namespace[self._name] = value
-
-    def delete(self) -> None:
-        self._namespace.pop(self._name, None)
+    def value(self) -> Any:
+        """What it holds, ABSENT where nothing."""
+        try:
+            return self.read()
+        except (KeyError, ValueError, AttributeError):
+            return ABSENT
 
 
-class KeptCell(KeptVariable):
+def name_in(namespace: dict[str, Any], name: str) -> Variable:
+    get, put, delete = namespace.__getitem__, namespace.__setitem__, namespace.__delitem__
+    return Variable(partial(get, name), partial(put, name), partial(delete, name))
+
+
+def cell_variable(cell: CellType) -> Variable:
     """A variable that a function shares with the one around it."""
-
-    def __init__(self, cell: CellType, place: ObjectPath) -> None:
-        self._cell = cell
-        super().__init__(place)
-
-    def read(self) -> Any:
-        try:
-            return self._cell.cell_contents
-        except ValueError:
-            return ABSENT
-
-    def write(self, value: Any) -> None:
-        self._cell.cell_contents = value
-
-    def delete(self) -> None:
-        del self._cell.cell_contents
+    contents = (cell, "cell_contents")
+    return Variable(partial(getattr, *contents), partial(setattr, *contents), partial(delattr, *contents))
 
 
-class KeptSlot(KeptVariable):
+def slot_variable(slot: Any, owner: Any) -> Variable:
     """A slot of an instance, by its descriptor."""
-
-    def __init__(self, slot: Any, owner: Any, place: ObjectPath) -> None:
-        self._slot, self._owner = slot, owner
-        super().__init__(place)
-
-    def read(self) -> Any:
-        try:
-            return self._slot.__get__(self._owner)
-        except AttributeError:
-            return ABSENT
-
-    def write(self, value: Any) -> None:
-        self._slot.__set__(self._owner, value)
-
-    def delete(self) -> None:
-        self._slot.__delete__(self._owner)
+    return Variable(partial(slot.__get__, owner), partial(slot.__set__, owner), partial(slot.__delete__, owner))
 
 
-class KeptAttributes:
+def undo_variable(variable: Variable) -> Undo:
+    before = variable.value
+
+    def undo() -> None:
+        if variable.value is before:
+            return
+        if before is ABSENT:
+            variable.delete()
+        else:
+            variable.write(before)
+
+    return undo
+
+
+def undo_attributes(owner: Any) -> Undo:
     """The attributes of an instance, in its `__dict__` and its slots, and its class: torch changes that of modules."""
+    kind, fields = type(owner), attributes(owner)
+    undos = [undo_variable(slot_variable(slot, owner)) for slot in slots(kind)]
+    if fields is not None:
+        undos.append(undo_items(fields))
 
-    def __init__(self, owner: Any, place: ObjectPath) -> None:
-        self.owner, self.place = owner, place
-        self._kind = type(owner)
-        held = attributes(owner)
-        self.slots = [KeptSlot(slot, owner, place.attribute(slot.__name__)) for slot in slots(self._kind)]
-        self._parts: list[KeptItems | KeptSlot] = [*self.slots]
-        if held is not None:
-            self._parts.append(KeptItems(held, place))
+    def undo() -> None:
+        if type(owner) is not kind:
+            object.__setattr__(owner, "__class__", kind)
+        for one in undos:
+            one()
 
-    def put_back(self) -> bool:
-        if type(self.owner) is not self._kind:
-            object.__setattr__(self.owner, "__class__", self._kind)
-        changed = [part.put_back() for part in self._parts]
-        return any(changed)
+    return undo
 
 
-Kept = KeptItems | KeptVariable | KeptAttributes
+def undo_all(undos: Iterable[tuple[ObjectPath, Undo]]) -> list[str]:
+    """Run them all. Returns the places that could not be put back, with the reason."""
+    failures = []
+    for place, undo in undos:
+        try:
+            undo()
+        except Exception as e:  # an object of the user's may refuse anything
+            failures.append(f"`{place}`: {str(e).partition(chr(10))[0]}")
+    return failures
 
 
-class Length:
-    """The length of a container that is too large to be remembered."""
+class ChangeDetector:
+    """Tells whether something that is not copied has changed: by its position, length or version."""
 
-    def __init__(self, target: Any, place: ObjectPath) -> None:
+    def __init__(self, place: ObjectPath, read: Callable[[], object]) -> None:
         self.place = place
-        self._target, self._seen = target, len(target)
+        self._read, self._last = read, read()
 
     def changed(self) -> bool:
         """Whether it differs from the last time."""
-        before, self._seen = self._seen, len(self._target)
-        return before != self._seen
+        before, self._last = self._last, self._read()
+        return before != self._last
 
 
 def attributes(owner: Any) -> dict[str, Any] | None:
     """The instance's `__dict__`; None where it has none. Runs no code of the instance's class."""
     try:
-        held = object.__getattribute__(owner, "__dict__")
+        fields = object.__getattribute__(owner, "__dict__")
     except (AttributeError, TypeError):
         return None
-    return held if isinstance(held, dict) else None
+    return fields if isinstance(fields, dict) else None
 
 
 def slots(kind: type) -> list[Any]:
@@ -198,13 +160,11 @@ def slots(kind: type) -> list[Any]:
     return descriptors
 
 
-def _equal(a: Any, b: Any) -> bool:
-    """As far as that can be said without running code of the user's."""
-    return a is b or (type(a) is type(b) and type(a) in SCALARS and bool(a == b))
-
-
 class ObjectPath(Struct, frozen=True):
-    """`users`: the user made what is there, by name; else it lies inside a module or an object of a library."""
+    """Where an object is, as the user would write it.
+
+    `users`: the user made what is there, by name; else it lies inside a module or an object of a library.
+    """
 
     piece: str
     parent: ObjectPath | None = None
@@ -218,11 +178,11 @@ class ObjectPath(Struct, frozen=True):
         return ObjectPath(f"[{key!r}]" if isinstance(key, str | int) else "[…]", self, self.users)
 
     def __str__(self) -> str:
-        pieces, place = [], self
-        while place.parent is not None:
+        pieces, place = [self.piece], self.parent
+        while place is not None:  # deeper than Python's stack, perhaps
             pieces.append(place.piece)
             place = place.parent
-        return place.piece + "".join(reversed(pieces))
+        return "".join(reversed(pieces))
 
 
 DEPTH = 8  # of iterators around iterators
@@ -250,11 +210,9 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
         names = {name: value if type(value) in SCALARS else id(value) for name, value in variables.items()}
         if type(variables) is dict:  # before Python 3.13 a copy that the frame would keep, with the batch in it
             variables.clear()
-        inner = iterator.gi_yieldfrom
-        within = position(inner, depth - 1) if inner is not None and is_iterator(type(inner)) else None
-        return frame.f_lasti, tuple(names.items()), within
+        return frame.f_lasti, tuple(names.items()), position(iterator.gi_yieldfrom, depth - 1)
     if issubclass(kind, io.IOBase):
-        return _of_file(iterator)
+        return "closed" if iterator.closed else int(iterator.tell())
     yielded = getattr(iterator, "__dict__", {}).get("_num_yielded")
     if yielded is not None:  # a DataLoader's
         return int(yielded)
@@ -274,12 +232,3 @@ def _position(iterator: Any, kind: type, depth: int) -> object:
         elif type(part) in SCALARS:
             positions.append(part)
     return tuple(positions) or None
-
-
-def _of_file(file: Any) -> object:
-    if file.closed:
-        return "closed"
-    try:
-        return int(file.tell())
-    except (OSError, ValueError):  # not seekable, or in the middle of `for line in file`
-        return None

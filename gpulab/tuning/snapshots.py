@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from gpulab.errors import DeviceLost
@@ -74,12 +75,9 @@ class Start:
             return False
         for what in restored.could_not:
             self.note(f"Could not be restored: {what}.")
-        self.used_up += [name for name in restored.taken_from if name not in self.used_up]
-        changed = [name for name in restored.left if name not in restored.taken_from]
-        if changed:
-            self.note(
-                f"Your code changed {quoted(changed)}, which cannot be restored: it may not behave the same twice."
-            )
+        self.used_up += [name for name in restored.iterators if name not in self.used_up]
+        if names := restored.changed:
+            self.note(f"Your code changed {quoted(names)}, which cannot be restored: it may not behave the same twice.")
         return True
 
     def lose(self, lost: DeviceLost) -> None:
@@ -102,5 +100,5 @@ class Start:
         self._namespace.update((n, v) for n, v in self._as_written.items() if n not in self._before)
 
 
-def quoted(names: list[str]) -> str:
+def quoted(names: Sequence[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)

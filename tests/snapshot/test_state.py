@@ -29,6 +29,7 @@ from hypothesis import strategies as st
 
 from gpulab.errors import GpulabError
 from gpulab.snapshot import tensors, walk
+from gpulab.snapshot.containers import ObjectPath
 from gpulab.snapshot.state import Restored, State
 from gpulab.snapshot.tensors import TooLarge
 
@@ -162,7 +163,7 @@ OPTIMIZERS = {
 def test_an_optimizer(made: str, warm: bool) -> None:
     before = [START, f"optimizer = {made}", *([LOOP] if warm else [])]
     _, restored = twice(LOOP, *before)
-    assert restored.could_not == () and restored.left == ()
+    assert restored == Restored()
 
 
 SGD = "optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)\n"
@@ -284,7 +285,7 @@ TRAININGS = {
 @pytest.mark.parametrize(("before", "cell", "then"), TRAININGS.values(), ids=TRAININGS)
 def test_a_training(before: str, cell: str, then: str, tmp_path: Path) -> None:
     namespace, restored = twice(cell, START, f"folder = {str(tmp_path)!r}", before)
-    assert restored.left == () == restored.could_not
+    assert restored == Restored()
     run(namespace, then)
 
 
@@ -381,7 +382,7 @@ def test_a_raw_loop_without_modules() -> None:
         steps = step
     """
     _, restored = twice(cell, made)
-    assert restored == Restored(("total",), ("total",))
+    assert restored == Restored()
 
 
 def test_training_state_is_put_back_however_large() -> None:
@@ -404,10 +405,10 @@ def test_training_state_is_put_back_however_large() -> None:
     frozen.weight += 1
     """
     _, restored = twice(cell, made)
-    assert restored == Restored(("average['weight']",), ("average['weight']",))
+    assert restored == Restored()
 
 
-def test_containers_of_the_user_are_named_and_put_back() -> None:
+def test_containers_of_the_user_are_put_back() -> None:
     made = """
     seen, best, done = [1, [2]], {"loss": 1.0}, {3}
     recent = collections.deque([1, 2], maxlen=2)
@@ -426,9 +427,9 @@ def test_containers_of_the_user_are_named_and_put_back() -> None:
     same[0] = int("1000"); alike["a"] = int("1000")
     """
     namespace, restored = twice(cell, made)
-    expected = {"seen", "seen[0]", "best", "done", "recent", "counts", "order", "meter.values"}
-    assert {n.replace("seen[1]", "seen[0]") for n in restored.put_back} == expected
-    assert restored.left == () and restored.could_not == ()
+    assert restored == Restored()
+    assert (namespace["seen"], namespace["done"], namespace["best"]) == ([1, [2]], {3}, {"loss": 1.0})
+    assert vars(namespace["meter"]) == {"values": [], "steps": 0} and namespace["counts"]["a"] == 2
     assert namespace["recent"].maxlen == 2 and list(namespace["order"]) == ["a", "b"]
 
 
@@ -477,11 +478,11 @@ def test_what_a_cell_takes_from_for_good_is_named(taken: tuple[str, ...], begun:
     if begun:
         run(namespace, take)
     state = State.of(namespace, ["it"])
-    assert state.bytes == 0 and state.restore().changed_besides == ()
+    assert state.bytes == 0 and state.restore() == Restored()
     run(namespace, take)
     restored = state.restore()
-    assert restored.changed_besides == restored.left == (name,)
-    assert state.restore().changed_besides == ()
+    assert restored.iterators + restored.changed == (name,)
+    assert state.restore() == Restored()
     if made == "numbers()":
         first = namespace["held"][0]
         run(namespace, take)
@@ -553,26 +554,26 @@ def test_methods_lead_to_the_globals_they_use() -> None:
 
 
 def test_functions_of_libraries_do_not_lead_to_their_modules() -> None:
-    state = State.of({"f": torch.nn.functional.cross_entropy, "dedent": textwrap.dedent, "torch": torch}, None)
-    assert state._kept == [] and state.bytes == 0
+    reached = walk.Reachable()
+    functions = (torch.nn.functional.cross_entropy, textwrap.dedent, torch)
+    reached.follow([(function, ObjectPath("f")) for function in functions])
+    assert reached.undos == [] and not reached.tensors
 
 
 def test_a_cycle_and_a_great_depth() -> None:
     namespace = notebook("a = [1]; a.append(a)\nfor _ in range(5000): a = [a]", "b = {}; b['b'] = b")
     state = State.of(namespace, None)
     run(namespace, "b['c'] = 1")
-    assert state.restore().put_back == ("b",)
+    assert state.restore() == Restored() and list(namespace["b"]) == ["b"]
 
 
 def test_bindings_of_names() -> None:
     namespace = notebook("a, b, c, unread = [1], 2, 3, 4")
     kept = namespace["a"]
     state = State.of(namespace, ["a", "b", "c", "late"])
-    for keep_new in (True, False):
-        run(namespace, "a, b, late, other, unread = [5], 6, 7, 8, 9\ndel c")
-        state.restore(keep_new=keep_new)
-        assert namespace["a"] is kept and (namespace["b"], namespace["c"]) == (2, 3)
-        assert ("late" in namespace) is keep_new
+    run(namespace, "a, b, late, other, unread = [5], 6, 7, 8, 9\ndel c")
+    state.restore()
+    assert namespace["a"] is kept and (namespace["b"], namespace["c"]) == (2, 3) and "late" not in namespace
     assert (namespace["other"], namespace["unread"]) == (8, 9), "names the cell does not use are not ours"
 
 
@@ -679,7 +680,7 @@ def test_only_what_lives_in_python_is_put_back(tmp_path: Path) -> None:
     restored = state.restore()
     assert namespace["worker"].done and not namespace["worker"].is_alive() and namespace["log"].note == 1
     assert namespace["opened"].handle is None
-    assert restored.left == ("text",)
+    assert restored == Restored(("text",))
 
 
 def test_slots_and_dataclasses() -> None:
@@ -699,7 +700,7 @@ def test_slots_and_dataclasses() -> None:
     before = namespace["slotted"].values()
     state = State.of(namespace, None)
     run(namespace, "slotted.change(); progress.step += 1; progress.losses.append(1)")
-    assert state.restore().put_back == ("progress.losses",)
+    assert state.restore() == Restored()
     assert namespace["slotted"].values() == before and namespace["progress"] == namespace["Progress"]()
 
 
@@ -721,7 +722,7 @@ def test_nothing_is_imported_where_the_code_has_no_torch() -> None:
     state = State.of(names, None)
     names["b"].append(2)
     names["c"] = 3
-    assert state.restore() == Restored(("b",), ("b",)) and names["b"] == [1] and "c" not in names
+    assert state.restore() == Restored() and names["b"] == [1] and "c" not in names
     assert State.of({}, None).restore() == Restored()
     assert "torch" not in sys.modules and "psutil" not in sys.modules and "IPython" not in sys.modules
     import torch
