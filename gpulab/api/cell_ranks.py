@@ -90,7 +90,7 @@ class RankedCell(Struct, frozen=True):
             _ = allocation.of_each_node, allocation.words
         if (own := own_ranks(text, sure=True)) is not None:
             raise UsageError(f"{own.starter} starts its own ranks: with --ranks, use {own.instead} instead.")
-        return cls(text, notebook_source(tree, namespace, cells).text, ranks, options, full, allocation)
+        return cls(text, notebook_source(tree, namespace, cells), ranks, options, full, allocation)
 
     def run(self) -> Ranks:
         """Run it, hand on what the ranks print, and show the report. Returns the runs.

@@ -10,7 +10,7 @@ import numpy as np
 from msgspec import Struct, field
 
 from gpulab.knobs.distributed import average, without_sync
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification, took_effect
 from gpulab.knobs.observation import Observation
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
@@ -42,6 +42,8 @@ class Accumulate(Knob):
     options = (1, 2, 4, 8)
     aliases = ("accumulation", "gradient_accumulation")
     changes_steps = True
+    counted = (PASSED,)
+    idle = "every optimizer step ran"
 
     def value_in(self, observation: Observation) -> Value | None:
         """Each call of `step` is a step; batches that the cell itself gathers before it cannot be seen from here."""
@@ -66,18 +68,16 @@ class Accumulate(Knob):
             undo.enter_context(without_sync(accumulation.models))
             undo.enter_context(around_steps(HookOrder.ACCUMULATING, accumulation))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        passed, stepped = effects.counts.get(PASSED, 0), effects.counts.get(STEPPED, 0)
-        if passed:
-            words = [f"the optimizer stepped {stepped} of {passed + stepped} times"]
-            counts = run.steps.batch_count
-            batches = int(np.median(counts)) if len(counts) else 0
-            if batches > 1:
-                words.append(f"your code itself accumulates {batches} batches per step")
-            if EXCHANGED in effects.counts:
-                words.append(f"the ranks all-reduced gradients {effects.counts[EXCHANGED]} times")
-            return Verification("took effect", "; ".join([*words, *effects.refused]))
-        return Verification("no effect", "; ".join(effects.refused) or "every optimizer step ran")
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        stepped = effects.counts[STEPPED]
+        words = [f"the optimizer stepped {stepped} of {effects.counts[PASSED] + stepped} times"]
+        counts = run.steps.batch_count
+        batches = int(np.median(counts)) if len(counts) else 0
+        if batches > 1:
+            words.append(f"your code itself accumulates {batches} batches per step")
+        if EXCHANGED in effects.counts:
+            words.append(f"the ranks all-reduced gradients {effects.counts[EXCHANGED]} times")
+        return took_effect("; ".join(words))
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == 1:

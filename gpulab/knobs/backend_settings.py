@@ -11,7 +11,17 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, StepTimes, Value, Verification
+from gpulab.knobs.knob import (
+    CodeEdit,
+    Knob,
+    KnobEffects,
+    StepTimes,
+    Value,
+    Verification,
+    cannot_tell,
+    no_effect,
+    took_effect,
+)
 from gpulab.knobs.observation import Observation, first_match, kernel_names, trace_counts
 from gpulab.run import Environment, Run
 from gpulab.torch_hooks.patching import replaced
@@ -43,6 +53,8 @@ class Tf32(Knob):
     changes_training = "lower-precision matmuls: compare the losses"
     options = (False, True)
     refusal_rests_on = ("device",)
+    counted = ("settings",)
+    idle = "TF32 is already {} in the baseline"
     helps_against = {"no_tf32": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -81,28 +93,26 @@ class Tf32(Knob):
         if changed:
             effects.counts["settings"] = changed
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the matrix kernels that the baseline does not run: cuDNN's convolutions use TF32 by default."""
-        if not effects.counts:
-            return Verification("no effect", f"TF32 is already {'on' if value else 'off'} in the baseline")
         names = kernel_names(run)
         tf32, fp32 = first_match(TF32_KERNELS, names), first_match(FP32_MATRIX_KERNELS, names)
         before = first_match(TF32_KERNELS, tuple(sorted(observation.operators)))
         if not value and tf32 is not None:
-            return Verification("no effect", f"a TF32 kernel ran: {tf32}")
+            return no_effect(f"a TF32 kernel ran: {tf32}")
         if not value and fp32 is not None and before is not None:
-            return Verification("took effect", f"a float32 matmul kernel ran: {fp32}; the baseline ran {before}")
+            return took_effect(f"a float32 matmul kernel ran: {fp32}; the baseline ran {before}")
         if not value:
-            return Verification("cannot tell", _NO_NAME)
+            return cannot_tell(_NO_NAME)
         counted = (n for n in names if n not in observation.operators and not (before and _CONVOLUTION.search(n)))
         new = first_match(TF32_KERNELS, tuple(counted))
         if new is not None and observation.operators:
-            return Verification("took effect", f"a TF32 kernel ran that the baseline does not run: {new}")
+            return took_effect(f"a TF32 kernel ran that the baseline does not run: {new}")
         if fp32 is not None and new is None:
-            return Verification("no effect", f"a float32 matmul kernel ran: {fp32}")
+            return no_effect(f"a float32 matmul kernel ran: {fp32}")
         if tf32 is None:
-            return Verification("cannot tell", _NO_NAME)
-        return Verification("cannot tell", f"{tf32} may belong to a convolution, which uses TF32 in the baseline, too")
+            return cannot_tell(_NO_NAME)
+        return cannot_tell(f"{tf32} may belong to a convolution, which uses TF32 in the baseline, too")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         precision = "high" if value else "highest"
@@ -146,26 +156,26 @@ class Attention(Knob):
         if value != "auto":
             undo.enter_context(sdpa_kernel([getattr(SDPBackend, name) for name in _allowed(value)]))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         counts = trace_counts(run)
         if counts is None:
-            return Verification("cannot tell", "no trace to show which backend ran")
+            return cannot_tell("no trace to show which backend ran")
         forward = {n: c for n, c in counts.items() if not n.endswith("_backward")}
         prefix = f"aten::_{ATTENTION_OPERATOR}"
         ran = {n.removeprefix("aten::"): c for n, c in forward.items() if n.startswith(prefix)}
         if not ran and value == "math" and observation.attention not in (None, "math"):  # torch.compile takes it apart
-            return Verification("took effect", f"{observation.attention} attention is no longer in the trace")
+            return took_effect(f"{observation.attention} attention is no longer in the trace")
         if not ran:
-            return Verification("cannot tell", "no attention in the trace")
+            return cannot_tell("no attention in the trace")
         operator, count = max(ran.items(), key=lambda item: item[1])
         words = f"{count} calls of {operator}"
         if value == "auto":
-            return Verification("no effect", f"{words}; the baseline lets torch choose, too")
+            return no_effect(f"{words}; the baseline lets torch choose, too")
         if str(value) not in operator:
-            return Verification("no effect", f"{words}: {value} attention does not support these inputs")
+            return no_effect(f"{words}: {value} attention does not support these inputs")
         if observation.attention == value:
-            return Verification("no effect", f"{words}, as in the baseline")
-        return Verification("took effect", words)
+            return no_effect(f"{words}, as in the baseline")
+        return took_effect(words)
 
     def without(self, observation: Observation) -> Observation:
         """What the baseline uses is not seen beside the back end that was chosen for it."""
@@ -208,14 +218,14 @@ class OwnSetting(Knob):
         undo.callback(write, read())
         undo.callback(lambda: effects.counts.update({_AT_END: int(read())}))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        last = effects.counts.get(_AT_END)
-        if last is None:
-            return Verification("cannot tell", "the run did not finish")
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        if _AT_END not in effects.counts:
+            return cannot_tell("the run did not finish")
+        last = effects.counts[_AT_END]
         words = f"{self.words(last)} {_AT_END}"
         if last != value:
-            return Verification("no effect", f"the code sets it itself: {words}")
-        return Verification("took effect", words)
+            return no_effect(f"the code sets it itself: {words}")
+        return took_effect(words)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         return CodeEdit(self.edit.replace("{}", str(value)))

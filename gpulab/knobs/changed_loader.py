@@ -173,7 +173,7 @@ class _Session:
         for override in self._in_force():
             counts = override.effects.counts
             override.effects.count("worker starts")
-            counts["worker processes"] = max(alive, counts.get("worker processes", 0))
+            counts["worker processes"] = max(alive, counts["worker processes"])
 
     def _overridden_length(self, loader: DataLoader[Any]) -> int | None:
         sizes = [override.value for override in self._in_force() if override.option == "batch_size"]

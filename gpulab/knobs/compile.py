@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from gpulab.formatting import while_s
 from gpulab.knobs.description import is_compiled
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
 from gpulab.knobs.observation import Observation, trace_counts
 from gpulab.knobs.preparation import PreparationEnded, endable
 from gpulab.run import Run
@@ -136,27 +136,23 @@ class Compile(Knob):
         shutdown_compile_workers()
         self._names.take_out()
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         counts = trace_counts(run)
         regions = [n for n in counts or () if IN_TRACE.search(n)]
         if value == "off":
             if not any(m.compiled for m in observation.modules):
-                return Verification("no effect", "the baseline compiles nothing")
+                return no_effect("the baseline compiles nothing")
             if counts is None:
-                return Verification("cannot tell", "compiled calls were disabled, but there is no trace to show it")
+                return cannot_tell("compiled calls were disabled, but there is no trace to show it")
             if regions:
-                return Verification("no effect", f"“{regions[0]}” is in the trace")
-            return Verification("took effect", "no compiled region in the trace")
-        compiled = effects.counts.get("modules compiled", 0) - len(effects.refused)
+                return no_effect(f"“{regions[0]}” is in the trace")
+            return took_effect("no compiled region in the trace")
+        compiled = effects.counts["modules compiled"] - len(effects.refused)
         if compiled <= 0:
-            return Verification("no effect", "; ".join(effects.refused) or "no module was called")
+            return no_effect("; ".join(effects.refused) or "no module was called")
         if counts is None:
-            return Verification(
-                "cannot tell", f"{compiled} modules were compiled, but there is no trace to show that they ran"
-            )
-        if not regions:
-            return Verification("no effect", "no compiled region in the trace")
-        return Verification("took effect", "; ".join([f"“{regions[0]}” in the trace", *effects.refused]))
+            return cannot_tell(f"{compiled} modules were compiled, but there is no trace to show that they ran")
+        return took_effect(f"“{regions[0]}” in the trace") if regions else no_effect("no compiled region in the trace")
 
     def without(self, observation: Observation) -> Observation:
         """No module of the cell is compiled as written, or the knob would have refused; switched off, all are."""

@@ -11,19 +11,20 @@ from __future__ import annotations
 import copy
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 from gpulab.devices.cgroups import free_host_bytes
 from gpulab.formatting import duration, number, percent, size, while_s
-from gpulab.knobs.changed_loader import OWN_AFFAIR, Inapplicable, overriding
+from gpulab.knobs.changed_loader import OWN_AFFAIR, Inapplicable, Option, overriding
 from gpulab.knobs.description import Served, WeakTable, start_method
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
-from gpulab.knobs.loader_options import NO_LOADER, why_untouched
-from gpulab.knobs.observation import Observation
+from gpulab.knobs.knob import CodeEdit, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
+from gpulab.knobs.loader_options import LoaderOption
+from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.knobs.preparation import status
-from gpulab.run import Run
+from gpulab.run import Loader, Run
 from gpulab.torch_hooks.randomness import Randomness, preserving_randomness
 
 if TYPE_CHECKING:
@@ -38,14 +39,14 @@ _DEPTH = 8  # of containers in an item
 CHUNK = 64  # items at a time, for a dataset that loads several at once
 
 
-class DatasetCache(Knob):
+class DatasetCache(LoaderOption):
     """Serve the items of every map-style dataset from memory."""
 
     name = "cache"
     title = "Dataset cache"
     help = "Loads the whole dataset into memory before the loop: shows what loading and decoding cost"
-    kind = "DataLoader option"
-    lesson = "03_starving_gpu"
+    same_training = False
+    option: Option = "dataset"
     options = (False, True)
     helps_against = {"data_starved": 3, "cpu_preprocessing": 2, "storage_bound": 3}
 
@@ -57,15 +58,13 @@ class DatasetCache(Knob):
         """Off, wherever there is a loader: a baseline has none."""
         return None if observation.loader is None else False
 
-    def refuses(self, observation: Observation, value: Value) -> str | None:
+    def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """What can be told without loading an item; the rest is in the effects of the run."""
-        if observation.loader is None:
-            return NO_LOADER
         if not value:
             return None
-        if observation.loader.record.iterable:
+        if observed.record.iterable:
             return OWN_AFFAIR
-        return "the dataset has no length" if observation.loader.record.dataset_length is None else None
+        return "the dataset has no length" if observed.record.dataset_length is None else None
 
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         """Serve from memory the items of each dataset whose loader is iterated from here on."""
@@ -82,7 +81,7 @@ class DatasetCache(Knob):
             return _served(loader, items)
 
         if value:
-            undo.enter_context(overriding("dataset", from_memory, effects))
+            undo.enter_context(overriding(self.option, from_memory, effects))
 
     def _items(self, loader: DataLoader[Any], workers: int, compared: set[int], effects: KnobEffects) -> list[Any]:
         """All items of the loader's dataset. Raises Inapplicable."""
@@ -133,20 +132,16 @@ class DatasetCache(Knob):
         self._kept.clear()
         self._refused.clear()
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """By the dataset of the loader that fed the steps."""
-        if not value:
-            return Verification("no effect", "the baseline has no cache")
-        if not effects.counts.get("loaders"):
-            return Verification("no effect", why_untouched(self.name, value, effects))
-        if run.loader is None:
-            return Verification("cannot tell", "could not identify which DataLoader fed the steps")
-        name = run.loader.dataset
-        if not effects.counts.get(f"{name} from memory"):
-            return Verification("no effect", "the steps were fed by a different dataset")
-        if effects.counts.get(f"{name} unchanged"):
-            return Verification("cannot tell", f"one {name} was served from memory, another was not")
-        return Verification("took effect", f"{run.loader.dataset_length} items were served from memory")
+    def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
+        return super().idle_words(observation, value, effects) if value else "the baseline has no cache"
+
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
+        """By its dataset."""
+        if not counts[f"{loader.dataset} from memory"]:
+            return no_effect("the steps were fed by a different dataset")
+        if counts[f"{loader.dataset} unchanged"]:
+            return cannot_tell(f"one {loader.dataset} was served from memory, another was not")
+        return took_effect(f"{loader.dataset_length} items were served from memory")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if not value:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from gpulab.errors import UsageError
 from gpulab.formatting import plural
 from gpulab.knobs.description import observed_data_parallel
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, as_number
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, as_number, took_effect
 from gpulab.knobs.observation import Observation, ObservedDataParallel
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
@@ -65,6 +65,9 @@ class RankKnob(Knob):
 class DdpOption(RankKnob):
     """An argument of DistributedDataParallel of the knob's own name, as if it were written where the code makes one."""
 
+    counted = (WRAPPED,)
+    idle = NONE_WRAPPED
+
     def value_in(self, observation: Observation) -> Value | None:
         seen = data_parallel(observation)
         return None if seen is None else getattr(seen, self.name)
@@ -92,12 +95,10 @@ class DdpOption(RankKnob):
         name = self.name
         undo.enter_context(replaced(DistributedDataParallel, "__init__", wrap))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        count = effects.counts.get(WRAPPED, 0)
-        if not count:
-            return Verification("no effect", NONE_WRAPPED)
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        count = effects.counts[WRAPPED]
         words = f"{count} DistributedDataParallel {'was' if count == 1 else 'were'} created with {self.name}={value}"
-        return Verification("took effect", words)
+        return took_effect(words)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         line = f"model = DistributedDataParallel(model, {self.name}={value})"
@@ -160,6 +161,8 @@ class CommHook(RankKnob):
     climb_values = ("fp16",)
     changes_training = "the ranks exchange rounded gradients"
     aliases = ("compression", "gradient_compression", "compress")
+    counted = (HOOKED,)
+    idle = "no communication hook was registered"
     helps_against = {"exposed_communication": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -184,13 +187,8 @@ class CommHook(RankKnob):
         if value != "none":
             undo.enter_context(before_calls(DistributedDataParallel, "forward", called))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        count = effects.counts.get(HOOKED, 0)
-        if value == "none" and not effects.refused:
-            return Verification("took effect", "no hook was registered")
-        if not count:
-            return Verification("no effect", "; ".join(effects.refused) or NO_DDP)
-        return Verification("took effect", f"{count} DistributedDataParallel exchanged gradients with {value}")
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        return took_effect(f"{effects.counts[HOOKED]} DistributedDataParallel exchanged gradients with {value}")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == "none":
@@ -251,6 +249,8 @@ class LocalSgd(RankKnob):
     climb_values = (8,)
     changes_training = "the ranks' weights diverge between averages"
     aliases = ("localsgd", "periodic_averaging")
+    counted = (LOCAL,)
+    idle = "gradients were all-reduced in every step"
     helps_against = {"exposed_communication": 4, "straggler": 2}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -265,13 +265,9 @@ class LocalSgd(RankKnob):
             undo.enter_context(without_sync(averaging.models))
             undo.enter_context(around_steps(HookOrder.OPTIONS, averaging))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        local, averages = effects.counts.get(LOCAL, 0), effects.counts.get(AVERAGED, 0)
-        if value == 1:
-            return Verification("took effect", "gradients were all-reduced in every step")
-        if not local:
-            return Verification("no effect", "; ".join(effects.refused) or NO_DDP)
-        return Verification("took effect", f"{local} steps without an all-reduce, {averages} weight averages")
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        local, averages = effects.counts[LOCAL], effects.counts[AVERAGED]
+        return took_effect(f"{local} steps without an all-reduce, {averages} weight averages")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         if value == 1:
@@ -366,6 +362,8 @@ class ReshardAfterForward(RankKnob):
     climb_values = (False,)
     cost = "Off keeps all weights in memory on each rank between forward and backward."
     aliases = ("reshard",)
+    counted = (SHARDED,)
+    idle = NONE_SHARDED
 
     def value_in(self, observation: Observation) -> Value | None:
         return None  # PyTorch does not tell
@@ -389,12 +387,9 @@ class ReshardAfterForward(RankKnob):
 
         undo.enter_context(around_outermost(Layer.INPUTS, around))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        count = effects.counts.get(SHARDED, 0)
-        if not count:
-            return Verification("no effect", NONE_SHARDED)
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         does = "freed" if value else "kept"
-        return Verification("took effect", f"{plural(count, 'module')} {does} weights after the forward pass")
+        return took_effect(f"{plural(effects.counts[SHARDED], 'module')} {does} weights after the forward pass")
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         line = f"fully_shard(module, reshard_after_forward={value})"

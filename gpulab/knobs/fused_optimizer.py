@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.description import observed_optimizer
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, cannot_tell, no_effect, took_effect
 from gpulab.knobs.observation import Observation, ObservedOptimizer, trace_counts
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import HookOrder, OptimizerHook, around_steps
@@ -32,6 +32,8 @@ class FusedOptimizer(Knob):
     help = "One kernel updates all parameters: helps models with many parameters, or launch-bound steps"
     kind = "optimizer option"
     options = (False, True)
+    counted = ("optimizers",)
+    idle = "your code's optimizer already has fused_optimizer={}"
     helps_against = {"launch_bound": 2, "unfused_optimizer": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -53,20 +55,13 @@ class FusedOptimizer(Knob):
         undo.callback(switching.put_back)
         undo.enter_context(around_steps(HookOrder.OPTIONS, switching))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        changed = effects.counts.get("optimizers", 0)
-        if not changed:
-            words = f"your code's optimizer is already {'fused' if value else 'not fused'}"
-            return Verification("no effect", "; ".join(effects.refused) or words)
-        counts = trace_counts(run)
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        counts, changed = trace_counts(run), effects.counts["optimizers"]
         if counts is None:
-            return Verification("cannot tell", f"set on {changed} optimizers, but there is no trace to show the effect")
-        fused = [name for name in counts if IN_TRACE.search(name)]
-        if value and fused:
-            return Verification("took effect", "; ".join([f"{fused[0]} in the trace", *effects.refused]))
-        if not value and not fused:
-            return Verification("took effect", "no fused operator in the trace")
-        return Verification("no effect", f"{fused[0] if fused else 'no fused operator'} in the trace")
+            return cannot_tell(f"set on {changed} optimizers, but there is no trace to show the effect")
+        operator = next((name for name in counts if IN_TRACE.search(name)), None)
+        words = f"{operator or 'no fused operator'} in the trace"
+        return took_effect(words) if (operator is not None) == value else no_effect(words)
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         able = next((o.class_name for o in observation.optimizers if not _cannot(o)), "AdamW")

@@ -9,6 +9,7 @@ import difflib
 import math
 import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
@@ -26,20 +27,20 @@ State = Literal["took effect", "no effect", "cannot tell"]
 
 
 class KnobEffects(Struct):
-    """What a knob really did while the code ran: written by the knob, read by its `verify`.
+    """What a knob really did while the code ran: `apply` notes it, `verify` reads it.
 
     `counts` says how often something was changed ("loaders", "module calls", "optimizers"); `refused` why something
     was left as it was, in words for the user; `notes` what else they should know. `preparation_s` was spent to make
     ready, in the code's time but before it went on: no part of any step.
     """
 
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: Counter[str] = field(default_factory=Counter)
     refused: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     preparation_s: float = 0.0
 
     def count(self, what: str) -> None:
-        self.counts[what] = self.counts.get(what, 0) + 1
+        self.counts[what] += 1
 
     def refuse(self, why: str) -> None:
         """Say, once, why something was left as it was."""
@@ -56,6 +57,18 @@ class Verification(Struct, frozen=True):
 
     state: State
     evidence: str
+
+
+def took_effect(evidence: str) -> Verification:
+    return Verification("took effect", evidence)
+
+
+def no_effect(evidence: str) -> Verification:
+    return Verification("no effect", evidence)
+
+
+def cannot_tell(evidence: str) -> Verification:
+    return Verification("cannot tell", evidence)
 
 
 class LoopEnd(Struct, frozen=True):
@@ -149,6 +162,8 @@ class Knob(ABC):
     starts_processes: bool = False  # that must be able to import the dataset
     # parts of an observation with which alone `refuses` is certain, so that it can be asked before anything runs
     refusal_rests_on: tuple[Literal["device", "modules"], ...] = ()
+    counted: tuple[str, ...] = ()  # what `apply` counts in the effects where it changes something
+    idle: str = "your code already has this"  # why nothing was changed, with {} for the value
     # finding → how early this knob is tried against it where the finding names none: 1 comes first
     helps_against: Mapping[str, int] = MappingProxyType({})
 
@@ -204,12 +219,22 @@ class Knob(ABC):
         """The experiment is over: drop what was kept between blocks."""
         return
 
-    @abstractmethod
     def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """Whether it took effect in `run`, a run in which it was applied; traced where tracing was possible.
 
-        `observation` is of the baseline.
+        `observation` is of the baseline. It had no effect where nothing of `counted` was changed.
         """
+        if self.counted and not any(effects.counts[what] for what in self.counted):
+            return no_effect("; ".join(effects.refused) or self.idle_words(observation, value, effects))
+        return self.evidence(observation, value, effects, run)
+
+    @abstractmethod
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        """The same, where something was changed: what in the run shows that it had the value."""
+
+    def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
+        """Why nothing was changed, though nothing spoke against it."""
+        return self.idle.format(written(value))
 
     def without(self, observation: Observation) -> Observation:
         """The observation of a run in which it was applied, with what it brought in taken out."""

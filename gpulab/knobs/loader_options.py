@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -18,7 +19,17 @@ from msgspec.structs import replace
 from gpulab.devices.machine import detect_device, shared_memory_bytes
 from gpulab.formatting import number, size
 from gpulab.knobs.changed_loader import OWN_AFFAIR, PREFETCH_OF_TORCH, Option, overriding
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, StepTimes, Value, Verification
+from gpulab.knobs.knob import (
+    CodeEdit,
+    Knob,
+    KnobEffects,
+    StepTimes,
+    Value,
+    Verification,
+    cannot_tell,
+    no_effect,
+    took_effect,
+)
 from gpulab.knobs.observation import Observation, ObservedLoader
 from gpulab.run import Loader, Run, Steps
 
@@ -40,6 +51,7 @@ class LoaderOption(Knob):
     kind = "DataLoader option"
     lesson = "03_starving_gpu"
     same_training = True
+    counted = ("loaders",)
     option: Option
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
@@ -66,17 +78,20 @@ class LoaderOption(Knob):
     def apply(self, value: Value, effects: KnobEffects, undo: ExitStack) -> None:
         undo.enter_context(overriding(self.option, value, effects, lambda loader: self.reason(loader, value)))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the loader that fed the steps, and by what only that value can bring about."""
-        if not effects.counts.get("loaders"):
-            return Verification("no effect", why_untouched(self.name, value, effects))
         if run.loader is None:
-            return Verification("cannot tell", "could not identify which DataLoader fed the steps")
-        return self.evidence(run.loader, value, effects, run)
+            return cannot_tell("could not identify which DataLoader fed the steps")
+        return self.loader_evidence(run.loader, value, effects.counts, run)
 
     @abstractmethod
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        """Whether a run in which loaders were changed shows that `feeder`, which fed its steps, had the value."""
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
+        """Whether a run in which loaders were changed shows that `loader`, which fed its steps, had the value."""
+
+    def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
+        if effects.counts["loaders unchanged"]:
+            return f"the DataLoader already has {self.name}={value}"
+        return "no DataLoader was iterated through torch's own DataLoader.__iter__"
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:
         return CodeEdit(f"DataLoader(…, {self.option}={value})", "DataLoader", self.option, str(value))
@@ -122,14 +137,6 @@ def pins_nothing_here() -> bool:
     return not accelerator.is_available() or current is None or current.type == "mps"
 
 
-def why_untouched(name: str, value: Value, effects: KnobEffects) -> str:
-    if effects.refused:
-        return "; ".join(effects.refused)
-    if effects.counts.get("loaders unchanged"):
-        return f"the DataLoader already has {name}={value}"
-    return "no DataLoader was iterated through torch's own DataLoader.__iter__"
-
-
 def _samples_per_batch(steps: Steps) -> int | None:
     """Of most steps: an epoch's last batch may be smaller."""
     counted = (steps.sample_count >= 0) & (steps.batch_count > 0)
@@ -163,18 +170,18 @@ class Workers(LoaderOption):
         "slow_hand_over": 2,
     }
 
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
         """Worker processes that were really there."""
-        wanted, alive = int(value), effects.counts.get("worker processes", 0)
-        if feeder.num_workers != wanted:
-            return Verification("no effect", f"the DataLoader that fed the steps had {_processes(feeder.num_workers)}")
-        if not wanted:
-            return Verification("took effect", "batches were loaded in the training process")
-        if alive < wanted:
-            return Verification("no effect", f"{alive} of {_processes(wanted)} were alive")
+        workers, alive = int(value), counts["worker processes"]
+        if loader.num_workers != workers:
+            return no_effect(f"the DataLoader that fed the steps had {_processes(loader.num_workers)}")
+        if not workers:
+            return took_effect("batches were loaded in the training process")
+        if alive < workers:
+            return no_effect(f"{alive} of {_processes(workers)} were alive")
         cores = run.environment.usable_cores
-        crowded = f", more than the {number(cores)} usable cores" if cores is not None and wanted > cores else ""
-        return Verification("took effect", f"{_processes(wanted)} {'was' if wanted == 1 else 'were'} alive{crowded}")
+        crowded = f", more than the {number(cores)} usable cores" if cores is not None and workers > cores else ""
+        return took_effect(f"{_processes(workers)} {'was' if workers == 1 else 'were'} alive{crowded}")
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where the dataset itself divides its work, or a process could not import it."""
@@ -214,13 +221,13 @@ class Prefetch(LoaderOption):
     needs = ("workers",)
     helps_against = {"data_starved": 2, "storage_bound": 2}
 
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
         """The loader as its workers were started."""
-        if feeder.prefetch_factor != value or not feeder.num_workers:
-            return Verification("no effect", "the DataLoader that fed the steps kept its prefetch_factor")
-        ahead = int(value) * feeder.num_workers
+        if loader.prefetch_factor != value or not loader.num_workers:
+            return no_effect("the DataLoader that fed the steps kept its prefetch_factor")
+        ahead = int(value) * loader.num_workers
         batches = "1 batch was" if ahead == 1 else f"up to {ahead} batches were"
-        return Verification("took effect", f"{batches} prefetched by {_processes(feeder.num_workers)}")
+        return took_effect(f"{batches} prefetched by {_processes(loader.num_workers)}")
 
     def next_values(self, value: Value | None, times: StepTimes) -> Sequence[Value]:
         doubled = 2 * int(value or PREFETCH_OF_TORCH)
@@ -246,18 +253,18 @@ class PinMemory(LoaderOption):
     def refused_here(self, value: Value) -> str | None:
         return "there is no GPU: torch does not pin memory here" if value and pins_nothing_here() else None
 
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
         """The kind of the copies to the device in the trace; without such copies, the loader's own word."""
-        if feeder.pin_memory != value:
-            return Verification("no effect", f"the DataLoader that fed the steps had pin_memory={feeder.pin_memory}")
+        if loader.pin_memory != value:
+            return no_effect(f"the DataLoader that fed the steps had pin_memory={loader.pin_memory}")
         names = run.timeline.names if run.timeline is not None else ()
         if any(PINNED_COPY in name for name in names):
-            state = Verification("took effect", "copies from pinned memory in the trace")
-            return state if value else Verification("cannot tell", "other copies come from pinned memory too")
+            pinned = took_effect("copies from pinned memory in the trace")
+            return pinned if value else cannot_tell("other copies come from pinned memory too")
         if any(PAGEABLE_COPY in name for name in names):
             words = "all copies to the device come from pageable memory"
-            return Verification("no effect" if value else "took effect", words)
-        return Verification("cannot tell", f"pin_memory={value} was set, but no batch copy to the device was traced")
+            return no_effect(words) if value else took_effect(words)
+        return cannot_tell(f"pin_memory={value} was set, but no batch copy to the device was traced")
 
 
 class PersistentWorkers(LoaderOption):
@@ -269,17 +276,17 @@ class PersistentWorkers(LoaderOption):
     needs = ("workers",)
     helps_against = {"worker_restart": 1}
 
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
         """Workers started less often than epochs began, or as often."""
-        epochs, starts = effects.counts.get("epochs", 0), effects.counts.get("worker starts", 0)
-        if feeder.persistent_workers != value:
-            return Verification("no effect", "the DataLoader that fed the steps kept its persistent_workers")
+        epochs, starts = counts["epochs"], counts["worker starts"]
+        if loader.persistent_workers != value:
+            return no_effect("the DataLoader that fed the steps kept its persistent_workers")
         words = f"workers were started {'once' if starts == 1 else f'{starts} times'} for {epochs} epochs"
         if epochs < 2:
-            return Verification("cannot tell", "the run covers one epoch, in which workers start once either way")
+            return cannot_tell("the run covers one epoch, in which workers start once either way")
         if value:
-            return Verification("took effect" if starts < epochs else "cannot tell", words)
-        return Verification("took effect" if starts else "no effect", words)
+            return took_effect(words) if starts < epochs else cannot_tell(words)
+        return took_effect(words) if starts else no_effect(words)
 
 
 class BatchSize(LoaderOption):
@@ -299,20 +306,16 @@ class BatchSize(LoaderOption):
     same_training = False
     helps_against = {"launch_bound": 3, "small_batch": 1, "memory_underused": 1}
 
-    def evidence(self, feeder: Loader, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def loader_evidence(self, loader: Loader, value: Value, counts: Counter[str], run: Run) -> Verification:
         """Samples that the steps really had; where they cannot be counted, the loader's own word."""
-        if feeder.batch_size != value:
-            return Verification("no effect", f"the DataLoader that fed the steps used batch_size={feeder.batch_size}")
-        seen = _samples_per_batch(run.steps)
-        if seen == value:
-            return Verification("took effect", f"batches of {value} samples")
-        if seen is None:
-            return Verification(
-                "took effect", f"the DataLoader's sampler used batches of {value}; samples could not be counted"
-            )
-        return Verification(
-            "cannot tell", f"batch_size={value} was set, but most batches have a first dimension of {seen}"
-        )
+        if loader.batch_size != value:
+            return no_effect(f"the DataLoader that fed the steps used batch_size={loader.batch_size}")
+        samples = _samples_per_batch(run.steps)
+        if samples == value:
+            return took_effect(f"batches of {value} samples")
+        if samples is None:
+            return took_effect(f"the DataLoader's sampler used batches of {value}; samples could not be counted")
+        return cannot_tell(f"batch_size={value} was set, but most batches have a first dimension of {samples}")
 
     def reason(self, observed: ObservedLoader, value: Value) -> str | None:
         """Where something else makes the batches, or there are not so many items."""

@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from gpulab.knobs.accumulation import laid_out_like
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification
+from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, Value, Verification, took_effect
 from gpulab.knobs.observation import Observation, kernel_names
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import Call, HookOrder, Layer, OptimizerHook, around_outermost, around_steps
@@ -28,6 +28,7 @@ class ChannelsLast(Knob):
     kind = "module call"
     options = (False, True)
     aliases = ("memory_format",)
+    counted = ("weights", "inputs")
     helps_against = {"layout": 1}
 
     def value_in(self, observation: Observation) -> Value | None:
@@ -51,22 +52,15 @@ class ChannelsLast(Knob):
         undo.enter_context(around_steps(HookOrder.LAYOUT, layout))
         undo.enter_context(around_outermost(Layer.INPUTS, layout.around))
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
-        weights, inputs = effects.counts.get("weights", 0), effects.counts.get("inputs", 0)
-        wanted = f"channels {'last' if value else 'first'}"
-        if not weights and not inputs:
-            return Verification(
-                "no effect", "; ".join(effects.refused) or self._why_nothing(observation, value, wanted)
-            )
-        words = [f"{weights} weights and {inputs} inputs were converted to {wanted}"]
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+        weights, inputs = effects.counts["weights"], effects.counts["inputs"]
+        words = f"{weights} weights and {inputs} inputs were converted to channels {'last' if value else 'first'}"
         kernel = next((n for n in kernel_names(run) if "nhwc" in n.lower()), None)
-        if value and kernel is not None:
-            words.append(f"kernel {kernel[:60]}")
-        return Verification("took effect", "; ".join([*words, *effects.refused]))
+        return took_effect(f"{words}; kernel {kernel[:60]}" if value and kernel is not None else words)
 
-    def _why_nothing(self, observation: Observation, value: Value, wanted: str) -> str:
+    def idle_words(self, observation: Observation, value: Value, effects: KnobEffects) -> str:
         if self.value_in(observation) == value:
-            return f"weights and inputs are already {wanted}"
+            return f"weights and inputs are already channels {'last' if value else 'first'}"
         return "for these shapes (one channel or one pixel) channels first and channels last are the same layout"
 
     def code_edit(self, observation: Observation, value: Value) -> CodeEdit:

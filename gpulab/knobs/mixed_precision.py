@@ -16,7 +16,17 @@ from typing import TYPE_CHECKING, Any
 from msgspec.structs import replace
 
 from gpulab.knobs.accumulation import Taken
-from gpulab.knobs.knob import CodeEdit, Knob, KnobEffects, LoopEnd, Value, Verification
+from gpulab.knobs.knob import (
+    CodeEdit,
+    Knob,
+    KnobEffects,
+    LoopEnd,
+    Value,
+    Verification,
+    cannot_tell,
+    no_effect,
+    took_effect,
+)
 from gpulab.knobs.observation import Observation, first_match, kernel_names, trace_counts
 from gpulab.knobs.observer import has_ampere_units
 from gpulab.run import Run
@@ -117,34 +127,33 @@ class Amp(Knob):
     def forget(self) -> None:
         self._scale = None
 
-    def verify(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
+    def evidence(self, observation: Observation, value: Value, effects: KnobEffects, run: Run) -> Verification:
         """By the kernels on a GPU; on the CPU by the casts that autocast makes, which the baseline has not."""
         counts = effects.counts
         if value == "off":
-            regions = counts.get("autocast regions", 0)
+            regions = counts["autocast regions"]
             if not regions:
-                return Verification("no effect", "your code runs in fp32 already, without autocast")
-            return Verification("took effect", f"{regions} of your code's autocast regions were disabled")
+                return no_effect("your code runs in fp32 already, without autocast")
+            return took_effect(f"{regions} of your code's autocast regions were disabled")
         if value == self.value_in(observation):
-            return Verification("no effect", f"the baseline already uses amp={value}")
-        calls = counts.get("module calls", 0)
+            return no_effect(f"the baseline already uses amp={value}")
+        calls = counts["module calls"]
         if not calls:
-            return Verification("no effect", "no module ran under autocast")
+            return no_effect("no module ran under autocast")
         if effects.refused:
-            return Verification("cannot tell", "; ".join(effects.refused))
-        seen = _lower_precision_in(run, str(value), observation)
-        if not seen and (results := counts.get("results of lower precision", 0)):
-            seen = f"{results} of {calls} module calls under autocast returned {DTYPES[str(value)]}"
-        if not seen:
-            return Verification(
-                "cannot tell",
+            return cannot_tell("; ".join(effects.refused))
+        words = _lower_precision_in(run, str(value), observation)
+        if not words and (results := counts["results of lower precision"]):
+            words = f"{results} of {calls} module calls under autocast returned {DTYPES[str(value)]}"
+        if not words:
+            return cannot_tell(
                 f"could not verify that AMP was applied: {calls} module calls ran under autocast, "
-                f"but no {DTYPES[str(value)]} result was seen",
+                f"but no {DTYPES[str(value)]} result was seen"
             )
-        if left_out := counts.get("steps left out", 0):
-            steps = "1 step was" if left_out == 1 else f"{left_out} steps were"
-            seen = f"{seen}; {steps} skipped because scaled gradients overflowed"
-        return Verification("took effect", seen)
+        if skipped := counts["steps skipped"]:
+            steps = "1 step was" if skipped == 1 else f"{skipped} steps were"
+            words = f"{words}; {steps} skipped because scaled gradients overflowed"
+        return took_effect(words)
 
     def without(self, observation: Observation) -> Observation:
         """Regions that the cell itself has under autocast are not told from the knob's."""
@@ -385,7 +394,7 @@ class LossScaling(OptimizerHook):
         self._seen[id(optimizer)] = self._overflows
         if suspect and not _finite(parameters):
             self._taken.take(parameters)
-            self._effects.count("steps left out")
+            self._effects.count("steps skipped")
 
     def after(self, optimizer: Optimizer) -> None:
         """The scale may be updated before the next backward pass: other optimizers may have to step first."""
@@ -395,7 +404,7 @@ class LossScaling(OptimizerHook):
     def _drop_gradients(self) -> None:
         for p in self._parameters.values():
             p.grad = None
-        self._effects.count("steps left out")
+        self._effects.count("steps skipped")
 
 
 def _add_back(before: Sequence[tuple[Tensor, Tensor]]) -> None:

@@ -6,7 +6,6 @@ Python down: only until each name was read, and no longer than the first steps, 
 
 from __future__ import annotations
 
-import dis
 import inspect
 import os
 import sys
@@ -16,10 +15,10 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
-from gpulab.knobs.knob import KnobEffects, Verification
-from gpulab.knobs.variables import LOADS
+from gpulab.knobs.knob import KnobEffects, Verification, cannot_tell, no_effect, took_effect
 from gpulab.run import Run
 from gpulab.torch_hooks.hook_points import step_hooks
+from gpulab.user_code import global_names
 
 STEPS_WATCHED = 2
 EVENTS_WATCHED = 1_000_000  # about 0.3 s, for code without an optimizer
@@ -57,16 +56,14 @@ def watching(namespace: dict[str, Any], values: Mapping[str, object]) -> Iterato
 def verify(value: object, before: object, used: bool, effects: KnobEffects, run: Run) -> Verification:
     """Whether a variable took effect. `used`: the code has something that could read it."""
     if _is_set(before, value):
-        return Verification("no effect", f"the value is already {value!r}")
-    if effects.counts.get(SEEN):
-        return Verification("took effect", effects.notes[0])
+        return no_effect(f"the value is already {value!r}")
+    if effects.counts[SEEN]:
+        return took_effect(effects.notes[0])
     elsewhere = run.loader is not None and run.loader.num_workers > 0
-    if not used or (effects.counts.get(TO_THE_END) and not elsewhere):
-        return Verification("no effect", "nothing read the variable while the code ran")
+    if not used or (effects.counts[TO_THE_END] and not elsewhere):
+        return no_effect("nothing read the variable while the code ran")
     places = "in worker processes or after the first steps" if elsewhere else "after the first steps"
-    return Verification(
-        "cannot tell", f"nothing was seen to read the variable, but reads inside functions {places} are not visible"
-    )
+    return cannot_tell(f"nothing was seen to read the variable, but reads inside functions {places} are not visible")
 
 
 class _Functions:
@@ -77,7 +74,7 @@ class _Functions:
         self._namespace = lines.data
         self._values = lines.values_set
         self._effects = lines.effects
-        self._names: dict[CodeType, frozenset[str]] = {}  # that each code loads, of those watched
+        self._names: dict[CodeType, set[str]] = {}  # that each code reads, of those set
         self._events = 0
         self._steps = 0
         self._process = os.getpid()
@@ -122,7 +119,7 @@ class _Functions:
         code = frame.f_code
         names = self._names.get(code)
         if names is None:
-            names = self._names[code] = _loaded(code, self._values)
+            names = self._names[code] = global_names(code).reads & self._values.keys()
         if not names or (not code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is self._lines):
             return
         for name in names:
@@ -130,13 +127,6 @@ class _Functions:
                 _note(self._effects[name], f"{code.co_qualname} ran, which reads the variable")
         if all(one.counts for one in self._effects.values()):
             self._stop()
-
-
-def _loaded(code: CodeType, names: Mapping[str, object]) -> frozenset[str]:
-    wanted = {name for name in code.co_names if name in names}
-    if not wanted:
-        return frozenset()
-    return frozenset(i.argval for i in dis.get_instructions(code) if i.opname in LOADS and i.argval in wanted)
 
 
 def _note(effects: KnobEffects, who: str) -> None:

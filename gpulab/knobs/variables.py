@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ast
 import copy
-import dis
 import functools
 import inspect
 import math
@@ -18,19 +17,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager, suppress
 from itertools import islice
-from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, TypeGuard
 
 from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.knob import CodeEdit
+from gpulab.user_code import global_names
 
 Plain = bool | int | float | str | None | tuple["Plain", ...] | list["Plain"]
 
-LOADS = frozenset({"LOAD_NAME", "LOAD_GLOBAL", "LOAD_FROM_DICT_OR_GLOBALS"})
-_STORES = frozenset({"STORE_NAME", "STORE_GLOBAL"})
-_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _ABSENT = object()
 _BUILDING = frozenset({"__new__", "__init__", "__post_init__"})  # of an object that is there they have run
 
@@ -312,16 +309,13 @@ class _Reading:
             )
         except (SyntaxError, ValueError):  # it will not run
             return
-        reads, binds, later = _of_code(code)
-        if later and not binds:
-            reads |= later
-        self._reads(reads)
+        names = global_names(code)
+        self._reads(names.reads if names.binds else names.reads | names.calls_read)
         for name, node in _assigned_literals(statement):
             if name not in self.read:
                 self.literals.setdefault(name, []).append(node)
-        self._bound |= binds
-        for name in binds:
-            self._later[name] = set(later)
+        self._bound |= names.binds
+        self._later.update(dict.fromkeys(names.binds, names.calls_read))
 
     def _reads(self, names: Iterable[str]) -> None:
         waiting, seen = list(names), set[str]()
@@ -337,34 +331,13 @@ class _Reading:
         self.read |= seen
 
 
-def _of_code(code: CodeType) -> tuple[set[str], set[str], set[str]]:
-    """What code reads before it binds it, what it binds, and what functions in it will read."""
-    reads: set[str] = set()
-    binds: set[str] = set()
-    later: set[str] = set()
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in LOADS and instruction.argval not in binds:
-            reads.add(instruction.argval)
-        elif instruction.opname in _STORES:
-            binds.add(instruction.argval)
-    for inner in (c for c in code.co_consts if isinstance(c, CodeType)):
-        inner_reads, _, inner_later = _of_code(inner)
-        later |= inner_later
-        of_a_class = not inner.co_flags & inspect.CO_OPTIMIZED
-        if of_a_class or inner.co_name in _COMPREHENSIONS:
-            reads |= inner_reads
-        else:
-            later |= inner_reads
-    return reads, binds, later
-
-
 def _reads_of(value: object, namespace: Mapping[str, object]) -> set[str]:
     """Global names that something defined in the namespace reads: a function, a class, an object of such a class."""
     names: set[str] = set()
     for function in _functions(value):
         if function.__globals__ is namespace:
-            reads, _, later = _of_code(function.__code__)
-            names |= reads | later
+            own = global_names(function.__code__)
+            names |= own.reads | own.calls_read
     return names
 
 

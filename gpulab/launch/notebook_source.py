@@ -11,137 +11,133 @@ import ast
 import dataclasses
 import enum
 import inspect
-import linecache
 import math
 import pathlib
-import symtable
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import Struct
 
 from gpulab.errors import UsageError
 from gpulab.knobs.variables import Variables
+from gpulab.user_code import GlobalNames, global_names
 
-MOST_CHARACTERS = 100_000  # of one literal: more is data, which belongs in a file
+MOST_CHARACTERS = 100_000  # of one value: more is data, which belongs in a file
 _OF_IPYTHON = frozenset({"get_ipython", "In", "Out", "_", "__", "___", "_i", "_ii", "_iii", "_ih", "_oh", "_dh"})
 _SAME_TEXT = (types.NoneType, bool, int, float, complex, str, bytes, range)  # as `repr` writes them
+_WITHOUT_MODULE = ("torch", "torch.nn.functional", "numpy", "math")  # their functions in C name no module
+_IMPORTS = (-1, 0)  # their place: before the first cell
 
 
-class NotebookSource(Struct, frozen=True):
-    """`text` is the source of all that a cell reads of its notebook; `names` says what that is."""
+def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Sequence[str] = ()) -> str:
+    """The source of all that the code in `tree` needs of the notebook's namespace.
 
-    text: str
-    names: tuple[str, ...]
-
-
-def notebook_source(tree: ast.Module, namespace: Mapping[str, object], cells: Sequence[str] = ()) -> NotebookSource:
-    """What the code in `tree` needs of the notebook's namespace. `cells`: the texts of the cells that ran, in order.
-
-    Raises UsageError that names all that cannot come along, and the lines to write into the cell instead.
+    `cells`: the texts of the cells that ran, in order. Raises UsageError that names all that cannot come along, and the
+    lines to write into the cell instead.
     """
-    carrier = _Carrier(namespace, cells, _bound_in(tree))
-    for name in sorted(Variables.of(tree, namespace).read & set(namespace)):
+    assigned = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    carrier = _Carrier(namespace, cells, assigned)
+    for name in sorted(Variables.of(tree, namespace).read):
         carrier.need(name)
-    if carrier.refused:
-        raise UsageError(_refusal(carrier.refused, cells))
-    return NotebookSource(carrier.text(), tuple(sorted(carrier.needed)))
+    if carrier.refusals:
+        raise UsageError(_refusal(carrier.refusals, cells))
+    return carrier.text()
 
 
-class _Definition(Struct, frozen=True):
-    name: str
+class _Part(Struct, frozen=True):
+    """A piece of the source. `place`: the cell and its line, in the order in which the notebook ran them.
+
+    `needs`: names that must be there before it runs.
+    """
+
     text: str
-    place: tuple[int, int]  # of the cell, and of the line in it: the order in which the notebook ran them
-
-
-def _bound_in(tree: ast.Module) -> frozenset[str]:
-    """The names that the cell itself assigns: what a function reads of them is the cell's own."""
-    return frozenset(n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    place: tuple[int, int]
+    needs: Iterable[str] = ()
 
 
 class _Carrier:
-    """Follows names from what a cell reads to what that reads in turn."""
+    """Follows names from what a cell reads to what that reads in turn.
 
-    def __init__(self, namespace: Mapping[str, object], cells: Sequence[str], bound: frozenset[str]) -> None:
+    `own`: the names that the cell itself assigns. What a function reads of them is the cell's.
+    """
+
+    def __init__(self, namespace: Mapping[str, object], cells: Sequence[str], own: set[str]) -> None:
         self._namespace = namespace
         self._cells = cells
-        self._bound = bound
-        self._imports: dict[str, str] = {}
-        self._definitions: dict[str, _Definition] = {}
-        self._values: dict[str, tuple[str, str]] = {}  # the text, and the class of the notebook that it needs
-        self.needed: set[str] = set()
-        self.refused: dict[str, object] = {}
+        self._own = own
+        self._parts: dict[str, _Part] = {}
+        self._needed: set[str] = set()
+        self.refusals: dict[str, object] = {}
 
     def text(self) -> str:
-        """Imports first, then values and definitions as the notebook ran them, but each after what it needs at once."""
-        parts, written = list(self._imports.values()), set[str]()
+        """All parts as the notebook ran them, but each after what it needs."""
+        lines: dict[str, None] = {}
+        waiting = dict(sorted(self._parts.items(), key=lambda item: item[1].place))
 
         def write(name: str) -> None:
-            if name in written:
-                return
-            written.add(name)
-            if name in self._values:
-                text, kind = self._values[name]
-                write(kind)
-                parts.append(text)
-            elif name in self._definitions:
-                text = self._definitions[name].text
-                for other in sorted(_globals_of(text, at_once=True) - {name}):
+            part = waiting.pop(name, None)
+            if part is not None:
+                for other in sorted(part.needs):
                     write(other)
-                parts.append(text)
+                lines[part.text] = None
 
-        for name in sorted(self._definitions, key=lambda name: self._definitions[name].place):
+        for name in list(waiting):
             write(name)
-        for name in self._values:
-            write(name)
-        return "\n".join(dict.fromkeys(parts)) + "\n"
+        return "\n".join(lines) + "\n"
 
     def need(self, name: str) -> None:
         """Bring a name along, with all that it needs itself."""
-        if name in self.needed or name not in self._namespace:
+        if name in self._needed or name not in self._namespace:
             return
-        self.needed.add(name)
+        self._needed.add(name)
         value = self._namespace[name]
-        kinds: list[str] = []
         if name in _OF_IPYTHON:
-            self.refused[name] = value
+            part = None
         elif (line := _import_of(name, value)) is not None:
-            self._imports[name] = "\n".join([line, *_submodules(name, value, self._cells)])
+            part = _Part("\n".join([line, *_submodules(name, value, self._cells)]), _IMPORTS)
         elif isinstance(value, types.FunctionType | type):
-            self._define(name, value)
-        elif (text := _literal(value)) is not None:
-            self._values[name] = f"{name} = {text}", ""
-        elif (text := _constructed(value, lambda kind: self._class_named(kind, kinds))) is not None:
-            self._values[name] = f"{name} = {text}", next(iter(kinds), "")
+            part = self._definition(name, value)
         else:
-            self.refused[name] = value
+            part = self._value(name, value)
+        if part is None:
+            self.refusals[name] = value
+        else:
+            self._parts[name] = part
 
-    def _define(self, name: str, value: types.FunctionType | type) -> None:
-        definition = _definition(value, self._cells)
-        if definition is None or (
-            isinstance(value, types.FunctionType) and value.__code__.co_freevars and not _is_wrapped(value)
-        ):
-            self.refused[name] = value
-            return
-        text = definition.text if definition.name == name else f"{definition.text}\n{name} = {definition.name}"
-        self._definitions[name] = _Definition(name, text, definition.place)
-        for other in sorted(_globals_of(definition.text) - {definition.name} - self._bound):
-            self.need(other)
-
-    def _class_named(self, kind: type, own: list[str]) -> str | None:
-        """The name under which a class is there; None where it cannot be. `own`: those of the notebook."""
-        if kind.__module__ == "__main__":
-            if self._namespace.get(kind.__name__) is not kind:
-                return None
-            own.append(kind.__name__)
-            self.need(kind.__name__)
-            return kind.__name__ if kind.__name__ not in self.refused else None
-        line = _import_of(kind.__name__, kind)
-        if line is None:
+    def _definition(self, name: str, value: types.FunctionType | type) -> _Part | None:
+        definition = _definition_of(value, self._cells)
+        closes_over = isinstance(value, types.FunctionType) and value.__code__.co_freevars
+        if definition is None or (closes_over and inspect.unwrap(value) is value):
             return None
-        self._imports[f"class {kind.__name__}"] = line
-        return kind.__name__
+        own_name, part = definition
+        names = _names_of(part.text)
+        for other in sorted((names.reads | names.calls_read) - {own_name} - self._own):
+            self.need(other)
+        text = part.text if own_name == name else f"{part.text}\n{name} = {own_name}"
+        return _Part(text, part.place, names.reads - {own_name})
+
+    def _value(self, name: str, value: object) -> _Part | None:
+        classes: set[type] = set()
+        try:
+            text = _expression(value, classes)
+        except (ValueError, AttributeError, RecursionError):  # a field that is not set; a list that holds itself
+            return None
+        has_classes = all(map(self._has_class, classes))
+        if len(text) > MOST_CHARACTERS or not has_classes:
+            return None
+        return _Part(f"{name} = {text}", (len(self._cells), 0), {kind.__name__ for kind in classes})
+
+    def _has_class(self, kind: type) -> bool:
+        """Bring a class along under its own name; whether that is possible."""
+        name = kind.__name__
+        if kind.__module__ == "__main__":
+            self.need(name)
+            return self._namespace.get(name) is kind and name not in self.refusals
+        line = _import_of(name, kind)
+        if line is not None:
+            self._parts[f"class {name}"] = _Part(line, _IMPORTS)
+        return line is not None
 
 
 # -- imports -----------------------------------------------------------------------------------------------------------
@@ -157,14 +153,11 @@ def _import_of(name: str, value: object) -> str | None:
     if isinstance(module, str) and isinstance(path, str) and module != "__main__" and _at(module, path) is value:
         first, _, rest = path.partition(".")
         return f"from {module} import {first} as {name}" if not rest else f"import {module}\n{name} = {module}.{path}"
-    own = getattr(value, "__name__", None)
-    if callable(value) and isinstance(own, str):
-        holder = next((m for m in _LIKELY if m in sys.modules and _at(m, own) is value), None)
-        return None if holder is None else f"from {holder} import {own} as {name}"
+    own_name = getattr(value, "__name__", None)
+    if callable(value) and isinstance(own_name, str):
+        owner = next((m for m in _WITHOUT_MODULE if m in sys.modules and _at(m, own_name) is value), None)
+        return None if owner is None else f"from {owner} import {own_name} as {name}"
     return None
-
-
-_LIKELY = ("torch", "torch.nn.functional", "numpy", "math")  # their functions in C name no module
 
 
 def _submodules(name: str, value: object, cells: Sequence[str]) -> list[str]:
@@ -172,8 +165,8 @@ def _submodules(name: str, value: object, cells: Sequence[str]) -> list[str]:
     if not isinstance(value, types.ModuleType) or value.__name__ != name:
         return []
     imports = (node for cell in cells for node in _statements(cell) if isinstance(node, ast.Import))
-    dotted = (alias.name for node in imports for alias in node.names if alias.asname is None)
-    return sorted({f"import {path}" for path in dotted if path.startswith(f"{name}.")})
+    paths = (alias.name for node in imports for alias in node.names if alias.asname is None)
+    return sorted({f"import {path}" for path in paths if path.startswith(f"{name}.")})
 
 
 def _at(module: str, path: str) -> object:
@@ -186,112 +179,83 @@ def _at(module: str, path: str) -> object:
 # -- values ------------------------------------------------------------------------------------------------------------
 
 
-def _literal(value: object) -> str | None:
-    """A Python expression that needs no name; None where there is none, or it is too long."""
-    try:
-        text = _plain_text(value)
-    except RecursionError:  # it holds itself
-        return None
-    return text if text is not None and len(text) <= MOST_CHARACTERS else None
+def _expression(value: object, classes: set[type]) -> str:
+    """A Python expression that makes it anew; `classes` takes those that it names.
 
+    Raises ValueError where there is none.
+    """
 
-def _plain_text(value: object) -> str | None:
+    def each(values: Iterable[object]) -> list[str]:
+        return [_expression(one, classes) for one in values]
+
+    def call(function: str, fields: Mapping[str, object]) -> str:
+        if not all(field.isidentifier() for field in fields):
+            raise ValueError
+        arguments = zip(fields, each(fields.values()), strict=True)
+        return f"{function}({', '.join(f'{field}={text}' for field, text in arguments)})"
+
     kind = type(value)
     if isinstance(value, float) and kind is float and not math.isfinite(value):
         return f'float("{value}")'
-    if kind in _SAME_TEXT or (isinstance(value, slice) and _plain_text((value.start, value.stop, value.step))):
+    if kind in _SAME_TEXT:
         return repr(value)
+    if isinstance(value, slice):
+        return f"slice(*{_expression((value.start, value.stop, value.step), classes)})"
     if isinstance(value, dict) and kind is dict:
-        pairs = [(_plain_text(key), _plain_text(item)) for key, item in value.items()]
-        return None if any(None in pair for pair in pairs) else "{" + ", ".join(f"{k}: {v}" for k, v in pairs) + "}"
+        pairs = zip(each(value), each(value.values()), strict=True)
+        return "{" + ", ".join(f"{key}: {text}" for key, text in pairs) + "}"
     if isinstance(value, list | tuple | set | frozenset) and kind in (list, tuple, set, frozenset):
-        items = [_plain_text(item) for item in value]
-        inside = ", ".join(item for item in items if item is not None)
-        written = f"[{inside}]" if kind is list else f"{kind.__name__}([{inside}])"
-        return None if None in items else written
-    return None
-
-
-def _constructed(value: object, class_named: Callable[[type], str | None]) -> str | None:
-    """An expression that makes it anew from plain values and its class; None where there is none."""
+        return f"{kind.__name__}([{', '.join(each(value))}])"
     if isinstance(value, enum.Enum):
-        named = class_named(type(value))
-        return f"{named}.{value.name}" if named else None
+        classes.add(kind)
+        return f"{kind.__name__}.{value.name}"
     if isinstance(value, pathlib.PurePath):
         return f'__import__("pathlib").Path({str(value)!r})'
-    if isinstance(value, argparse.Namespace | types.SimpleNamespace) and type(value).__module__ != "__main__":
-        module = "argparse" if isinstance(value, argparse.Namespace) else "types"
-        fields = {name: _literal(item) for name, item in vars(value).items()}
-        return _call(f'__import__("{module}").{type(value).__name__}', fields)
+    if kind in (argparse.Namespace, types.SimpleNamespace):
+        return call(f'__import__("{kind.__module__}").{kind.__name__}', vars(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = {f.name: _literal(getattr(value, f.name, object())) for f in dataclasses.fields(value) if f.init}
-        named = class_named(type(value))
-        return _call(named, fields) if named else None
-    torch = sys.modules.get("torch")
-    if torch is not None and isinstance(value, torch.device | torch.dtype):
-        text = repr(value) if isinstance(value, torch.dtype) else f"torch.{value!r}"
-        return f'__import__("torch").{text.removeprefix("torch.")}'
-    return None
-
-
-def _call(named: str, fields: Mapping[str, str | None]) -> str | None:
-    if any(text is None or not name.isidentifier() for name, text in fields.items()):
-        return None
-    return f"{named}({', '.join(f'{name}={text}' for name, text in fields.items())})"
+        classes.add(kind)
+        return call(kind.__name__, {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init})
+    if kind.__module__ == "torch" and kind.__name__ in ("device", "dtype"):
+        return f'__import__("torch").{repr(value).removeprefix("torch.")}'
+    raise ValueError
 
 
 # -- definitions -------------------------------------------------------------------------------------------------------
 
 
-def _definition(value: types.FunctionType | type, cells: Sequence[str]) -> _Definition | None:
-    """The text that defines a function or a class of the notebook; None where it is not to be had."""
-    if isinstance(value, types.FunctionType):
-        inner = inspect.unwrap(value)
-        return _of_function(inner if isinstance(inner, types.FunctionType) else value, cells)
-    return next(_named_in(cells, value.__name__), None)
+def _definition_of(value: types.FunctionType | type, cells: Sequence[str]) -> tuple[str, _Part] | None:
+    """The name and the text of the one statement that defines a function or a class; None where it is not to be had.
 
-
-def _is_wrapped(function: types.FunctionType) -> bool:
-    """Whether a decorator made it of a function that it names (`functools.wraps`)."""
-    return inspect.unwrap(function) is not function
-
-
-def _of_function(function: types.FunctionType, cells: Sequence[str]) -> _Definition | None:
-    """By the line at which its code begins, in the cell that IPython keeps for tracebacks.
-
-    None where the statement there defines something else: a function made within another one.
+    A function's text is what IPython keeps for tracebacks; a class is the newest of its name.
     """
-    code = function.__code__
-    text = "".join(linecache.getlines(code.co_filename))
-    for node in _statements(text):
-        if _begins(node) <= code.co_firstlineno <= (node.end_lineno or node.lineno):
-            name = _defined_by(node)
-            own = name if function.__name__ == "<lambda>" and isinstance(node, ast.Assign) else function.__name__
-            if not name or name != own:
-                return None
-            lines = text.split("\n")[_begins(node) - 1 : node.end_lineno]
-            place = next((i for i in range(len(cells) - 1, -1, -1) if cells[i].strip() == text.strip()), len(cells))
-            return _Definition(name, "\n".join(lines), (place, node.lineno))
+    own_name = value.__name__
+    texts = [(place, cell) for place, cell in enumerate(cells) if own_name in cell][::-1]
+    if isinstance(value, types.FunctionType):
+        try:
+            text = inspect.getsource(value)
+        except OSError:
+            return None
+        own_name = inspect.unwrap(value).__name__
+        texts = [(max((place for place, cell in enumerate(cells) if text in cell), default=len(cells)), text)]
+    for place, text in texts:
+        names = {name: node for node in _statements(text) if (name := _defined_by(node, own_name))}
+        if len(names) == 1:
+            ((name, node),) = names.items()
+            first = min(one.lineno for one in (node, *getattr(node, "decorator_list", ())))
+            lines = text.split("\n")[first - 1 : node.end_lineno]
+            line = value.__code__.co_firstlineno if isinstance(value, types.FunctionType) else first
+            return name, _Part("\n".join(lines), (place, line))
     return None
 
 
-def _defined_by(node: ast.stmt) -> str:
-    """The one name that a statement defines; empty for any other."""
+def _defined_by(node: ast.stmt, own_name: str) -> str:
+    """The name that a statement gives to a function or class of that own name; empty where it defines another."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return node.name
-    if isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda) and len(node.targets) == 1:
-        target = node.targets[0]
-        return target.id if isinstance(target, ast.Name) else ""
+        return node.name if node.name == own_name else ""
+    if own_name == "<lambda>" and isinstance(node, ast.Assign) and isinstance(node.value, ast.Lambda):
+        return node.targets[0].id if len(node.targets) == 1 and isinstance(node.targets[0], ast.Name) else ""
     return ""
-
-
-def _named_in(cells: Sequence[str], name: str) -> Iterator[_Definition]:
-    """The class statements of that name, the newest first."""
-    for place in range(len(cells) - 1, -1, -1):
-        for node in reversed(_statements(cells[place])):
-            if isinstance(node, ast.ClassDef) and node.name == name:
-                lines = cells[place].split("\n")[_begins(node) - 1 : node.end_lineno]
-                yield _Definition(name, "\n".join(lines), (place, node.lineno))
 
 
 def _statements(text: str) -> list[ast.stmt]:
@@ -301,49 +265,34 @@ def _statements(text: str) -> list[ast.stmt]:
         return []
 
 
-def _begins(node: ast.stmt) -> int:
-    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
-    return min([node.lineno, *(d.lineno for d in decorators)])
-
-
-def _globals_of(text: str, *, at_once: bool = False) -> set[str]:
-    """All global names that a definition reads, when it is called or `at_once`: decorators, bases, defaults."""
-    try:
-        waiting = [symtable.symtable(text, "<definition>", "exec")]
-    except SyntaxError:
-        return set()
-    names: set[str] = set()
-    while waiting:
-        table = waiting.pop()
-        top = table.get_type() == "module"
-        names |= {s.get_name() for s in table.get_symbols() if s.is_referenced() and (top or s.is_global())}
-        waiting += [child for child in table.get_children() if not at_once or child.get_type() == "class"]
-    return names
+def _names_of(definition: str) -> GlobalNames:
+    """The global names that a definition reads: at once (decorators, bases, defaults), and when it is called."""
+    return global_names(compile(definition, "<definition>", "exec", dont_inherit=True))
 
 
 # -- what cannot come along --------------------------------------------------------------------------------------------
 
 
-def _refusal(refused: Mapping[str, object], cells: Sequence[str]) -> str:
+def _refusal(refusals: Mapping[str, object], cells: Sequence[str]) -> str:
     """All names at once, with the lines of the notebook that made them."""
-    if any(name in _OF_IPYTHON for name in refused):
+    if any(name in _OF_IPYTHON for name in refusals):
         return "A rank is a plain Python process: remove magics, `!` commands, In and Out from the cell."
-    named = [f"{name} (a {type(value).__name__})" for name, value in refused.items()]
-    every = named[0] if len(named) == 1 else f"{', '.join(named[:-1])} and {named[-1]}"
-    lines = [line for name in refused for line in _made_by(name, cells)]
-    what = "it" if len(named) == 1 else "them"
+    words = [f"{name} (a {type(value).__name__})" for name, value in refusals.items()]
+    every = words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    lines = [line for name in refusals if (line := _assignment_of(name, cells))]
+    what = "it" if len(words) == 1 else "them"
     advice = f"Create {what} in the cell:" if lines else f"Create {what} in the cell, or in a function that it calls."
-    shown = "".join(f"\n    {line}" for line in dict.fromkeys(lines))
-    return f"The ranks are new processes and cannot access {every} of this notebook. {advice}{shown}"
+    listing = "".join(f"\n    {line}" for line in dict.fromkeys(lines))
+    return f"The ranks are new processes and cannot access {every} of this notebook. {advice}{listing}"
 
 
-def _made_by(name: str, cells: Iterable[str]) -> list[str]:
+def _assignment_of(name: str, cells: Iterable[str]) -> str:
     """The last statement of the notebook that assigned it, where it has one line."""
-    lines: list[str] = []
+    line = ""
     for cell in cells:
         for node in _statements(cell):
             targets = node.targets if isinstance(node, ast.Assign) else []
             names = {t.id for target in targets for t in ast.walk(target) if isinstance(t, ast.Name)}
             if name in names and node.lineno == node.end_lineno:
-                lines = [cell.split("\n")[node.lineno - 1].strip()]
-    return lines
+                line = cell.split("\n")[node.lineno - 1].strip()
+    return line

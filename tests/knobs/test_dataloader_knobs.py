@@ -8,6 +8,7 @@ import itertools
 import multiprocessing
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -380,14 +381,14 @@ def test_verified_from_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
     for knob, said in words.items():
         result = knob.verify(seen, values[knob], logs[knob.name], run)
         assert result.state == "took effect" and said in result.evidence
-        assert knob.verify(seen, values[knob], KnobEffects({"loaders": 1}), untouched).state == "no effect"
+        assert knob.verify(seen, values[knob], KnobEffects(Counter({"loaders": 1})), untouched).state == "no effect"
     pinned = PIN_MEMORY.verify(seen, True, logs["pin_memory"], run)
     assert pinned.state == "no effect" and "no GPU" in pinned.evidence
     crowded = replace(run, environment=replace(run.environment, usable_cores=0.5))
     assert "more than the 0.5 usable cores" in WORKERS.verify(seen, 1, logs["workers"], crowded).evidence
-    nobody = WORKERS.verify(seen, 1, KnobEffects({"loaders": 1}), run)
+    nobody = WORKERS.verify(seen, 1, KnobEffects(Counter({"loaders": 1})), run)
     assert (nobody.state, nobody.evidence) == ("no effect", "0 of 1 worker process were alive")
-    once = KnobEffects({"loaders": 1, "epochs": 1, "worker starts": 1})
+    once = KnobEffects(Counter({"loaders": 1, "epochs": 1, "worker starts": 1}))
     result = PERSISTENT_WORKERS.verify(seen, True, once, run)
     assert result.state == "cannot tell" and "one epoch" in result.evidence
     result = WORKERS.verify(seen, 0, as_written["workers"], untouched)

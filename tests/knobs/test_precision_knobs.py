@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
+from collections import Counter, namedtuple
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -98,7 +98,7 @@ def with_knob(cell: Cell, **options: Any) -> int:
     """The same loop without a word of fp16, under the knob."""
     with AMP.applied("fp16") as log:
         _loop(cell, None, **options)
-    return log.counts.get("steps left out", 0)
+    return log.counts.get("steps skipped", 0)
 
 
 def _loop(cell: Cell, scaler: Any, clip: float | None = None, factor: float = 1.0, gather: int = 1) -> int:
@@ -169,7 +169,7 @@ def test_a_step_with_a_closure_leaves_overflows_out() -> None:
         cell.optimizer.step(lambda: closure(1e4))
         assert same(before, cell.weights, exactly=True)
         cell.optimizer.step(lambda: closure(1.0))
-    assert log.counts["steps left out"] == 1 and not same(before, cell.weights)
+    assert log.counts["steps skipped"] == 1 and not same(before, cell.weights)
     assert all(p.isfinite().all() for p in cell.weights)
 
 
@@ -183,7 +183,7 @@ def test_a_late_optimizer_step_ignores_an_old_overflow() -> None:
             ((a(X) + b(X)).mean() * factor).backward()
             often.step()
         seldom.step()
-    assert log.counts["steps left out"] == 2
+    assert log.counts["steps skipped"] == 2
     assert all(p.isfinite().all() for p in (*a.parameters(), *b.parameters()))
 
 
@@ -208,14 +208,14 @@ def test_a_scale_serves_the_next_block_of_the_experiment() -> None:
                     cell.optimizer.zero_grad()
                     cell.model(torch.ones(1, 3, 6, 6)).mul(3.0).sum().backward()
                     cell.optimizer.step()
-            left_out.append(log.counts.get("steps left out", 0))
+            left_out.append(log.counts.get("steps skipped", 0))
     finally:
         AMP.forget()
     with AMP.applied("fp16") as log:
         cell.model(torch.ones(1, 3, 6, 6)).mul(3.0).sum().backward()
         cell.optimizer.step()
     AMP.forget()
-    assert left_out == [2, 0] and log.counts["steps left out"] == 1
+    assert left_out == [2, 0] and log.counts["steps skipped"] == 1
 
 
 def test_gradients_of_gradients_are_not_scaled() -> None:
@@ -244,9 +244,9 @@ def test_amp_verifies_itself_and_says_when_it_was_there(seen: Observation) -> No
     for scene, value, effects, state in (
         (seen, "bf16", KnobEffects(), "no effect"),
         (seen, "off", KnobEffects(), "no effect"),
-        (seen, "bf16", KnobEffects({"module calls": 2}), "cannot tell"),
+        (seen, "bf16", KnobEffects(Counter({"module calls": 2})), "cannot tell"),
         (inside, "bf16", log, "no effect"),
-        (inside, "off", KnobEffects({"autocast regions": 3}), "took effect"),
+        (inside, "off", KnobEffects(Counter({"autocast regions": 3})), "took effect"),
         (inside, "off", KnobEffects(), "no effect"),
     ):
         assert AMP.verify(scene, value, effects, run).state == state
@@ -367,7 +367,7 @@ def test_tf32_took_effect_where_products_run_in_it_that_did_not(
     observation = Observation(H100, tf32=not value, operators=frozenset(before))
     spans = [Span(name, Category.KERNEL, STREAM, 10 * i, 5) for i, name in enumerate(after)]
     run: Any = SimpleNamespace(timeline=timeline(spans))
-    assert TF32.verify(observation, value, KnobEffects({"settings": 3}), run).state == state
+    assert TF32.verify(observation, value, KnobEffects(Counter({"settings": 3})), run).state == state
 
 
 @pytest.fixture(autouse=True)
