@@ -1,7 +1,8 @@
-"""Which call takes the training thread's time, whoever made the library: read off samples of its stack.
+"""Finds which call takes the training thread's time, from samples of its stack.
 
-What no list holds is still named: by the user's line, and the function below it. In a run with its trace another
-process samples, evenly, and twice as sparingly each time that the samples become many; else a thread of ours does.
+Calls of any library are named, without a list of them: by the user's line and the function that it calls. In a run with
+a trace the sampling process takes the samples, evenly, and halves their rate whenever they become many; otherwise a
+thread does.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from gpulab.run import CALL_KINDS, CallKind, CallLooks, LoadingLooks, OwnBatches
 from gpulab.tape.marks import NEVER
 from gpulab.user_code import Owner, owners
 
-OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 looks a share's error is 1.6 points
-EXCERPTS = 3  # lines whose surroundings are kept, of the loop and of the loading each
-_NEARLY_ALL = 0.8  # of a function's looks, ours: what it calls is named in its place
-_COMPUTES = 0.2  # of a function's looks, ours: modules run below it, so it is the training's
+OUTSIDE, WITHIN = Pace(0.003, 2_000), Pace(0.02, 3_000)  # of 1,000 samples a share's error is 1.6 points
+EXCERPTS = 3  # lines whose surroundings are recorded, of the loop and of the loading each
+_NEARLY_ALL = 0.8  # of a function's samples, ours: the function that it calls is named in its place
+_COMPUTES = 0.2  # of a function's samples, ours: with modules below it, so it is part of the training
 
 
 def _search(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    """A few files and functions are asked about thousands of times."""
+    """`re.search` with a cache: the same few files and functions come thousands of times."""
     return lru_cache(4_096)(re.compile(pattern).search)
 
 
 _TRAINS = _search(r"[/\\]torch[/\\](nn|autograd|optim|_dynamo|_functorch|distributed)[/\\]|[/\\]torch[/\\]_tensor\.py")
-_EXCHANGES = _search(  # between ranks; another rule tells of communication
+_EXCHANGES = _search(  # between ranks, for which there is a rule of its own
     r"[/\\]torch[/\\]distributed[/\\](distributed_c10d|c10d_logger|_functional_collectives)\.py"
 )
-_RUNS = _search(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # and trains only with gradients
-_MODULES = _search(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of what it holds, only calls compute
-_TENSORS = _search(r"[/\\]torch[/\\]_tensor\.py")  # of their methods, only this one
+_RUNS = _search(r"[/\\]torch[/\\]nn[/\\](modules[/\\]|functional\.py)")  # trains only with gradients
+_MODULES = _search(r"[/\\]torch[/\\]nn[/\\]modules[/\\]module\.py")  # of its functions only `_call_impl` computes
+_TENSORS = _search(r"[/\\]torch[/\\]_tensor\.py")  # of its methods only `backward` trains
 _LOADS = _search(r"[/\\]torch[/\\]utils[/\\]data[/\\]")
 _TORCH = re.compile(r"[/\\]torch[/\\]")
-_BESIDE = _search(  # what trains and computes nothing, though it is PyTorch's or a module
+_BESIDE = _search(  # neither trains nor computes, although it is PyTorch's or a module
     r"[/\\]torchmetrics[/\\]|"
     r"[/\\]torch[/\\](optim[/\\]lr_scheduler|utils[/\\]tensorboard|serialization|distributed[/\\]checkpoint)"
 )
@@ -63,7 +64,7 @@ Function = tuple[str, str]  # file and name
 
 
 class _Call(Struct, frozen=True):
-    """`line` of the user's that calls, and what; empty: it takes the time by itself."""
+    """A line of the user's and the function that it calls; an empty `callee`: the line itself takes the time."""
 
     line: Spot
     callee: str
@@ -71,8 +72,10 @@ class _Call(Struct, frozen=True):
 
 
 class Training(Struct, frozen=True):
-    """Functions that hold a line from which an update or a loader was asked for (`loops`); from which a backward pass
-    or an optimizer's step was called (`path`); of the user's below which modules run with gradients (`computing`).
+    """Functions of the training.
+
+    `loops`: that call an optimizer's step or ask a loader for an iterator. `path`: on the way to a backward pass or an
+    optimizer's step. `computing`: of the user's, below which modules run with gradients.
     """
 
     loops: Set[Function] = frozenset()
@@ -80,62 +83,62 @@ class Training(Struct, frozen=True):
     computing: Set[Function] = frozenset()
 
 
-def call_looks(
-    watch: StackSampler,
+def call_samples(
+    sampler: StackSampler,
     origin_ns: int,
     steps: Steps,
     loop: LoopLines,
     naming: Naming,
     grad_off_ns: Intervals,
 ) -> tuple[CallLooks | None, tuple[str, ...]]:
-    """What was seen from the first step to the last, on the run's clock, and the names of what was called.
+    """The samples from the first step to the last, on the run's clock, and the names of the functions called.
 
-    `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the looks.
+    `grad_off_ns`: when gradients were switched off, [n, 2], on the clock of the samples.
     """
-    seen = watch.samples
-    if seen is None:
+    samples = sampler.samples
+    if samples is None:
         return None, ()
-    t_ns = np.array(seen.t_ns, np.int64)
+    t_ns = np.array(samples.t_ns, np.int64)
     at_ns = t_ns - origin_ns
     rows = np.flatnonzero((at_ns >= steps.start_ns.min(initial=NEVER)) & (at_ns <= steps.end_ns.max(initial=0)))
-    numbers = np.array(seen.stack, np.int64)[rows]
+    numbers = np.array(samples.stack, np.int64)[rows]
     if not len(numbers):
         return None, ()
     states, of = np.unique(2 * numbers + covers(grad_off_ns, t_ns[rows]), return_inverse=True)
-    stacks = [(seen.stacks[state // 2], bool(state % 2)) for state in states.tolist()]
+    stacks = [(samples.stacks[state // 2], bool(state % 2)) for state in states.tolist()]
     training = training_of(stacks, np.bincount(of).tolist(), loop)
     inner = [next(iter(users_lines(stack)), None) for stack, _ in stacks]
-    pairs = [calls_in(stack, training, loop, grad_off=off) for stack, off in stacks]
-    chosen = _chosen(pairs, inner, of.tolist())
-    calls = [call or training_line(stack) for call, (stack, _) in zip(chosen, stacks, strict=True)]
+    pairs = [calls_of_stack(stack, training, loop, grad_off=off) for stack, off in stacks]
+    choices = _choose(pairs, inner, of.tolist())
+    calls = [call or training_line(stack) for call, (stack, _) in zip(choices, stacks, strict=True)]
     names = tuple(dict.fromkeys(call.callee for call in calls if call is not None))
     within = [spot if call is not None else None for spot, call in zip(inner, calls, strict=True)]
-    looks = CallLooks(
+    columns = CallLooks(
         t_ns=at_ns[rows],
         place=np.array([-1 if c is None else naming.number(c.line) for c in calls], np.int32)[of],
         callee=np.array([-1 if c is None else names.index(c.callee) for c in calls], np.int32)[of],
         within=np.array([naming.number(spot) for spot in within], np.int32)[of],
         kind=np.array([0 if c is None else CALL_KINDS.index(c.kind) for c in calls], np.uint8)[of],
-        exact=watch.is_exact,
-        holds_lock=np.array(seen.holds_lock, np.uint8)[rows] if seen.holds_lock else np.empty(0, np.uint8),
+        exact=sampler.is_exact,
+        holds_lock=np.array(samples.holds_lock, np.uint8)[rows] if samples.holds_lock else np.empty(0, np.uint8),
     )
-    return looks, names
+    return columns, names
 
 
-def own_batches(looks: CallLooks | None, steps: Steps) -> OwnBatches | None:
-    """For how much of the steps without a profiler the loop makes its batches; None where nobody has looked."""
-    if looks is None or not (beside := steps.phase == Phase.MEASURED).any():
+def own_batches(samples: CallLooks | None, steps: Steps) -> OwnBatches | None:
+    """How much of the steps without a profiler the loop spends on making its batches; None without samples."""
+    if samples is None or not (beside := steps.phase == Phase.MEASURED).any():
         return None
-    took_ns = np.diff(looks.t_ns, prepend=looks.t_ns[:1])
-    rows = covers(np.stack((steps.start_ns[beside], steps.end_ns[beside]), axis=1), looks.t_ns)
-    makes = rows & (looks.place >= 0) & (looks.kind == CALL_KINDS.index("batch"))
+    took_ns = np.diff(samples.t_ns, prepend=samples.t_ns[:1])
+    rows = covers(np.stack((steps.start_ns[beside], steps.end_ns[beside]), axis=1), samples.t_ns)
+    makes = rows & (samples.place >= 0) & (samples.kind == CALL_KINDS.index("batch"))
     return OwnBatches(int(rows.sum()), int(took_ns[rows].sum()), int(makes.sum()), int(took_ns[makes].sum()))
 
 
 def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], loop: LoopLines) -> Training:
-    """What stacks show of the training, each with whether gradients were off, and how often it was met."""
+    """What stacks show of the training. Each comes with whether gradients were off, and with its number of samples."""
     path: set[Function] = set()
-    met, computes = Counter[Function](), Counter[Function]()
+    appearances, computes = Counter[Function](), Counter[Function]()
     for (stack, off), count in zip(stacks, counts, strict=True):
         for i in reversed(range(len(stack))):
             if _UPDATES(f"{stack[i][0]}:{stack[i][2]}"):
@@ -148,20 +151,21 @@ def training_of(stacks: Sequence[tuple[Stack, bool]], counts: Sequence[int], loo
                 trains |= outer is not None and spot[2].endswith(".forward") and _trains(outer)
                 users[_function(spot)] = users.get(_function(spot), False) or (trains and not beside and not off)
             trains, beside = trains or _trains(spot), beside or _is_beside(spot)
-        met.update(dict.fromkeys(users, count))
+        appearances.update(dict.fromkeys(users, count))
         computes.update({function: count for function, computing in users.items() if computing})
-    computing = {function for function, count in computes.items() if count >= _COMPUTES * met[function]}
+    computing = {function for function, count in computes.items() if count >= _COMPUTES * appearances[function]}
     loops = {_function(spot) for spot in (*loop.step_lines, *loop.update)}
     return Training(loops, path, computing)
 
 
-def calls_in(
+def calls_of_stack(
     stack: Stack, training: Training, loop: LoopLines, *, grad_off: bool = False
 ) -> tuple[_Call | None, _Call | None]:
-    """Of a whole stack: the library's function that the innermost line of the user's has called, and the user's
-    function, or line of the loop's, that takes the time. None where the call trains, loads, or is gpulab's.
+    """Two candidates for the call that a whole stack shows; None for calls that train or load, and for gpulab's own.
 
-    Where a library holds the loop, what leaves its path to the updates is a call.
+    The first is the library's function that the user's innermost line has called. The second is the user's function,
+    or the line of the loop, that takes the time. Where a library runs the loop, everything off its path to the updates
+    is a call.
     """
     end = next((i for i, spot in enumerate(stack) if owners[spot[0]] is Owner.RUNNER), len(stack))
     stack = stack[:end]
@@ -183,16 +187,16 @@ def calls_in(
     for i in (i for i in users[::-1] if i < inside and not stack[i][2].endswith(">")):  # a comprehension is its line
         caller = stack[next(j for j in users if j > i)]
         if _is_callback(stack, i) or (not makes_batch and loop.is_aside(caller)):
-            return library, _Call(caller, _written(stack[i][2]), "aside")
+            return library, _Call(caller, _as_written(stack[i][2]), "aside")
         if _function(stack[i]) not in training.path | training.computing:
-            return library, _Call(caller, _written(stack[i][2]), kind)
+            return library, _Call(caller, _as_written(stack[i][2]), kind)
     if library is None and stack[inside] not in loop.step_lines and not _is_training(stack[:inside], grad_off):
         return None, _Call(stack[inside], "", kind)
     return library, None
 
 
 def training_line(stack: Stack) -> _Call | None:
-    """Of the training itself the innermost line of the user's; None within an update, which is all lines' work."""
+    """The user's innermost line of the training itself; None within an update, which belongs to all lines."""
     line = next(iter(users_lines(stack)), None)
     if line is None or any(_LOADS(spot[0]) or _EXCHANGES(spot[0]) for spot in stack):
         return None
@@ -208,14 +212,14 @@ def _function(spot: Spot) -> Function:
 
 
 def _is_callback(stack: Stack, i: int) -> bool:
-    """Whether that frame is a function of the user's that a trainer calls beside its steps."""
+    """Whether frame `i` is a function of the user's that a trainer calls beside its steps."""
     return bool(
         owners[stack[i][0]] is Owner.USER and _CALLBACK.search(stack[i][2]) and owners[stack[i + 1][0]] is Owner.LIBRARY
     )
 
 
 def _is_training(frames: Sequence[Spot], grad_off: bool) -> bool:
-    """Whether modules run with gradients, or what updates the parameters, which needs none."""
+    """Whether modules run with gradients, or parameters are updated."""
     trains = any(_trains(spot) and not (grad_off and _RUNS(spot[0])) for spot in frames)
     return trains and not any(_is_beside(spot) for spot in frames)
 
@@ -228,18 +232,19 @@ def _trains(spot: Spot) -> bool:
 
 
 def _is_beside(spot: Spot) -> bool:
-    """A scheduler's wrapper of the optimizer's own step is none."""
+    """Whether the frame neither trains nor computes. A scheduler's wrapper of the optimizer's step does train."""
     return bool(_BESIDE(spot[0])) and "<locals>" not in spot[2]
 
 
 def callee_of(frames: Sequence[Spot]) -> str:
-    """The library's function that a user's line has called, from the line inwards, as a user writes it: without what
-    wraps it; if all of them are private, the outermost. Empty where there is none, and for PyTorch, whose functions
-    compute.
+    """The library's function that a user's line has called, as a user writes it; `frames` go from the line inwards.
+
+    That is the outermost public one, else the outermost. Empty where there is none, and for PyTorch's own functions,
+    which compute.
     """
-    named = [(spot, _module(spot[0])) for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
-    named = [(spot, module) for spot, module in named if module]
-    for spot, module in [pair for pair in named if _is_public(pair[0][2])] or named[:1]:
+    library = [spot for spot in frames if owners[spot[0]] is Owner.LIBRARY and "<" not in spot[2]]
+    candidates = [(spot, module) for spot in library if (module := _module(spot[0]))]
+    for spot, module in [pair for pair in candidates if _is_public(pair[0][2])] or candidates[:1]:
         if not _TORCH.search(spot[0]) or _is_beside(spot):
             return _public_name(module, spot[2])
         if not any(_is_beside(s) for s in frames):
@@ -268,20 +273,20 @@ def _public_name(module: str, function: str) -> str:
     for count in range(1, len(parts) + 1):
         package = ".".join(parts[:count])
         if top in vars(sys.modules[package]) if package in sys.modules else False:
-            return _written(f"{package}.{function}")
-    return _written(f"{'.'.join(part for part in parts if not part.startswith('_'))}.{function}")
+            return _as_written(f"{package}.{function}")
+    return _as_written(f"{'.'.join(part for part in parts if not part.startswith('_'))}.{function}")
 
 
-def _written(function: str) -> str:
+def _as_written(function: str) -> str:
     return function.replace("<locals>.", "").removesuffix(".__call__").removesuffix(".__init__")
 
 
-def _chosen(
+def _choose(
     pairs: Sequence[tuple[_Call | None, _Call | None]], inner: Sequence[Spot | None], numbers: Sequence[int]
 ) -> Sequence[_Call | None]:
-    """One call for each stack: the user's function, unless nearly all of its looks are in one call of a library's.
+    """One call for each stack: the user's function, or the library's call that has nearly all of its samples.
 
-    Of a line and its calls what takes longest names all. `inner`: each innermost line of the user's.
+    Where a line and its calls take time, the longest stands for all. `inner`: the user's innermost line of each stack.
     """
     counts: Counter[_Call] = Counter()
     inside: Mapping[_Call, Counter[Spot]] = defaultdict(Counter)
@@ -292,55 +297,55 @@ def _chosen(
             inside[own][line] += 1
     ours = sorted({library for library, _ in pairs if library is not None}, key=lambda call: counts[call])
     by_line = {call.line: call for call in ours}
-    chosen: list[_Call | None] = []
+    choices: list[_Call | None] = []
     for (library, own), innermost in zip(pairs, inner, strict=True):
         line = None if library is None else library.line
         if own is not None and not own.callee:
             line = own.line
             if line not in by_line or counts[by_line[line]] < counts[own]:
-                chosen.append(own)
+                choices.append(own)
                 continue
         elif own is not None:
             line = max(inside[own], key=lambda spot: inside[own][spot], default=None)
             if line not in by_line or counts[by_line[line]] < _NEARLY_ALL * counts[own]:
-                chosen.append(own)
+                choices.append(own)
                 continue
             line = line if line == innermost else None
-        chosen.append(None if line is None else by_line[line])
-    return chosen
+        choices.append(None if line is None else by_line[line])
+    return choices
 
 
-def stack_samples(watch: StackSampler | None, origin_ns: int, loop: LoopLines, naming: Naming) -> StackSamples | None:
-    """The looks on the run's clock, which starts at `origin_ns`."""
-    looks = watch.samples if watch is not None else None
-    if watch is None or looks is None or not len(looks.t_ns):
+def stack_samples(sampler: StackSampler | None, origin_ns: int, loop: LoopLines, naming: Naming) -> StackSamples | None:
+    """The samples on the run's clock, which starts at `origin_ns`."""
+    samples = sampler.samples if sampler is not None else None
+    if sampler is None or samples is None or not len(samples.t_ns):
         return None
-    users = [users_lines(stack) for stack in looks.stacks]
+    users = [users_lines(stack) for stack in samples.stacks]
     spots = [lines[0] if lines else None for lines in users]
-    keep_excerpts([spots[i] for i in looks.stack], naming)
+    add_excerpts([spots[i] for i in samples.stack], naming)
 
     def column(each: Iterable[int], dtype: type[np.integer]) -> np.ndarray:
-        return np.array(list(each), dtype)[np.asarray(looks.stack, np.int64)]
+        return np.array(list(each), dtype)[np.asarray(samples.stack, np.int64)]
 
     return StackSamples(
-        t_ns=np.array(looks.t_ns, np.int64) - origin_ns,
+        t_ns=np.array(samples.t_ns, np.int64) - origin_ns,
         place=column(map(naming.number, spots), np.int32),
-        began_ns=looks.began_ns - origin_ns,
-        exact=watch.is_exact,
+        began_ns=samples.began_ns - origin_ns,
+        exact=sampler.is_exact,
         prepares_batch=column(map(loop.makes_batch, users), np.uint8),
     )
 
 
-def loading_looks_of(seen: Sequence[ThreadSamples], naming: Naming) -> LoadingLooks | None:
-    """How often each line was met by those who make the batches; None where nobody has looked at them."""
-    if not any(len(looks.t_ns) for looks in seen):
+def loading_samples(samples: Sequence[ThreadSamples], naming: Naming) -> LoadingLooks | None:
+    """How often the threads that make batches were at each line; None without samples."""
+    if not any(len(thread.t_ns) for thread in samples):
         return None
     counts: Counter[tuple[Spot | None, bool]] = Counter()
-    for looks in seen:
-        lines = [users_lines(stack) for stack in looks.stacks]
-        rows = [(line[0] if line else None, is_collating(s)) for line, s in zip(lines, looks.stacks, strict=True)]
-        counts.update(rows[i] for i in looks.stack if not is_ours(looks.stacks[i]))
-    keep_excerpts([spot for spot, _ in counts.elements()], naming)
+    for thread in samples:
+        lines = [users_lines(stack) for stack in thread.stacks]
+        rows = [(line[0] if line else None, is_collating(s)) for line, s in zip(lines, thread.stacks, strict=True)]
+        counts.update(rows[i] for i in thread.stack if not is_ours(thread.stacks[i]))
+    add_excerpts([spot for spot, _ in counts.elements()], naming)
     return LoadingLooks(
         place=np.array([naming.number(spot) for spot, _ in counts], np.int32),
         collating=np.array([collating for _, collating in counts], np.uint8),
@@ -348,14 +353,14 @@ def loading_looks_of(seen: Sequence[ThreadSamples], naming: Naming) -> LoadingLo
     )
 
 
-def keep_excerpts(spots: Iterable[Spot | None], naming: Naming) -> None:
-    """Of the lines that most looks have met."""
+def add_excerpts(spots: Iterable[Spot | None], naming: Naming) -> None:
+    """Record the source around the lines with most samples."""
     for spot, _ in Counter(spot for spot in spots if spot is not None).most_common(EXCERPTS):
         naming.excerpt(spot)
 
 
 def users_lines(stack: Stack) -> Stack:
-    """The user's own lines of a whole stack; what is outside of what runs the user's code is not profiled."""
+    """The user's own lines of a whole stack, up to the frame that runs the user's code."""
     lines: list[Spot] = []
     if is_ours(stack):
         return ()
@@ -369,5 +374,5 @@ def users_lines(stack: Stack) -> Stack:
 
 
 def is_ours(stack: Stack) -> bool:
-    """Whether gpulab itself is at work there."""
+    """Whether gpulab's own code is innermost."""
     return bool(stack) and owners[stack[0][0]] is Owner.GPULAB

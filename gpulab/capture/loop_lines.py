@@ -56,7 +56,7 @@ class LoopLines:
             return
         self._tries += 1
         try:
-            self._batch = frozenset(_lines(frame, self._code, self.needed))
+            self._batch = frozenset(_batch_lines(frame, self._code, self.needed))
         except Exception:
             self._tries = _TRIES
             self.needed.clear()
@@ -71,7 +71,7 @@ class LoopLines:
         if not self.update or _later(stack, self.update):
             self.update = stack
 
-    def asked(self, frame: FrameType | None) -> None:
+    def add_request(self, frame: FrameType | None) -> None:
         """A loader was just asked for a new iterator from here."""
         if len(self.step_lines) < _UPDATES:
             self.step_lines.update(users_stack(frame))
@@ -100,7 +100,7 @@ def _later(stack: Stack, reference: Stack) -> bool:
     return False
 
 
-def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
+def _batch_lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Spot]:
     """From the innermost function outwards, as long as what is followed comes in as an argument.
 
     `needed` gets the lines of the model's work, too.
@@ -112,16 +112,16 @@ def _lines(frame: FrameType | None, code: str, needed: set[Spot]) -> Iterator[Sp
         if scope is None or depth == _CALLERS or not _UNREADABLE.isdisjoint(user.f_code.co_names):
             return
         statements = tuple(_statements(scope))
-        here = [s for s in statements if s.first <= user.f_lineno <= s.last]
-        if not here:
+        current = [s for s in statements if s.first <= user.f_lineno <= s.last]
+        if not current:
             return
-        wanted = set().union(*(s.reads for s in here))
+        wanted = set().union(*(s.reads for s in current))
         names = _Names(user)
         chosen, wanted = _slice(statements, wanted, names)
         names.close()
-        chosen -= {line for s in here for line in range(s.first, s.last + 1)}
+        chosen -= {line for s in current for line in range(s.first, s.last + 1)}
         called = user.f_code.co_filename, user.f_code.co_qualname
-        for s in (*here, *(s for s in statements if not wanted.isdisjoint(s.gives))):
+        for s in (*current, *(s for s in statements if not wanted.isdisjoint(s.gives))):
             needed.update((called[0], line, called[1]) for line in range(s.first, s.last + 1))
         for line in chosen:
             yield user.f_code.co_filename, line, user.f_code.co_qualname
@@ -196,16 +196,16 @@ def _statement(node: ast.stmt) -> Iterator[Statement]:
 def _of(where: list[ast.AST], gives: list[Any], reads: list[Any]) -> Statement:
     first = min(node.lineno for node in where)  # type: ignore[attr-defined]  # statements and expressions alone
     last = max(node.end_lineno or node.lineno for node in where)  # type: ignore[attr-defined]
-    return Statement(first, last, _names(reads), frozenset(n for g in gives for n in _given(g)))
+    return Statement(first, last, _names(reads), frozenset(n for g in gives for n in _target_names(g)))
 
 
-def _given(target: ast.AST) -> Iterator[str]:
+def _target_names(target: ast.AST) -> Iterator[str]:
     """The names that a target gives a value to, or a part of whose value it changes."""
     if isinstance(target, ast.Tuple | ast.List):
         for element in target.elts:
-            yield from _given(element)
+            yield from _target_names(element)
     elif isinstance(target, ast.Starred | ast.Subscript):
-        yield from _given(target.value)
+        yield from _target_names(target.value)
     elif dotted := _dotted(target):
         yield dotted
 
@@ -239,20 +239,20 @@ def _dotted(node: ast.AST) -> str:
 def _slice(statements: tuple[Statement, ...], wanted: set[str], names: _Names) -> tuple[set[int], set[str]]:
     """The lines that make the data that these names depend on, and all names met on the way."""
     models = _of_models(statements, names)
-    met, waiting = set[str](), set(wanted)
+    visited, waiting = set[str](), set(wanted)
     lines, others = set[int](), set[int]()
     while waiting:
         name = waiting.pop()
-        met.add(name)
+        visited.add(name)
         for s in statements:
             if name not in s.gives:
                 continue
-            waiting |= s.reads - met
+            waiting |= s.reads - visited
             if s not in models:
                 lines.update(range(s.first, s.last + 1))
     for s in models:
         others.update(range(s.first, s.last + 1))
-    return lines - others, met
+    return lines - others, visited
 
 
 def _of_models(statements: tuple[Statement, ...], names: _Names) -> set[Statement]:

@@ -299,7 +299,7 @@ class Pilot:
         self._loader, self._owner = loader, weakref.ref(owner)
         if fresh:
             self.pauses.place(t_ns, sys._getframe())  # a frame that holds itself in a variable is a cycle
-            self.loop.asked(sys._getframe())
+            self.loop.add_request(sys._getframe())
         if fresh or not self.loaders.is_known:
             self._mark_device(t_ns)  # a step may begin here without the end of another
             self._expects_batch = True

@@ -1,4 +1,4 @@
-"""One measured execution: starts everything that observes it, ends all of it, makes the record."""
+"""Measures one execution: starts all that observes it, ends it, and makes the record."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from gpulab.capture import threads
 from gpulab.capture.alerts import UTILIZATION, Alerts, alerts_of
 from gpulab.capture.batch_clock import LoadingClock
-from gpulab.capture.calls import OUTSIDE, WITHIN, call_looks, loading_looks_of, own_batches, stack_samples
+from gpulab.capture.calls import OUTSIDE, WITHIN, call_samples, loading_samples, own_batches, stack_samples
 from gpulab.capture.gpu import PeakMemory, moved, working_gpus
 from gpulab.capture.hooks import install_pauses
 from gpulab.capture.job import RunOfJob, StartedProcesses, arrivals, current_job
@@ -58,16 +58,16 @@ RunSource = Literal["cell", "statement", "block", "script"]
 active: Capture | None = None  # the innermost capture that runs in this process
 
 STOP_PATIENCE_S = 2.0  # until code that comes to no step boundary is stopped between two lines
-STEPS_MISSED = 3  # after so many mean steps without one, none is to come
+STEPS_MISSED = 3  # when no step has ended for so many mean steps, none will
 
 SO_FAR_FROM, SO_FAR_TO = 10, 20_000  # steps
 
 
 class Capture:
-    """Measures what runs between `start` and `finish`, on the thread that called `start`.
+    """Measures the code that runs between `start` and `finish`, on the thread that called `start`.
 
-    `keep` is called with the finished run where the process is asked to end (SIGTERM) before the code has ended: at the
-    next step, in the middle of the code, which may go on without being measured.
+    `keep` is called with the finished run when SIGTERM comes before the code has ended: at the next step, in the middle
+    of the code, which may go on without being measured.
     """
 
     def __init__(
@@ -90,23 +90,23 @@ class Capture:
         self._own_ns = 0
         self._turn = False
         self._begins_ns = 0
-        self._sketched: tuple[object, ...] = ()  # by what it was made
-        self._arrived_ns = 0  # at the newest collective that is written
+        self._document_state: tuple[object, ...] = ()  # of the journal's document
+        self._arrived_ns = 0  # at the newest collective in the journal
         self._keep = keep
-        self._stop_by_step = (0, 0)  # steps when Stop was asked for, and when that was
+        self._stop_request = (0, 0)  # steps at that time, and when it was
         self._stepless_stop = Deadline(STOP_PATIENCE_S, self._stop_without_step, lambda: None)
         self._terminations = Terminations(
             self._terminate_soon,
             self._terminate_now,
-            lambda: self._journal_writer.look(),  # whatever becomes of the process, a reader has the steps so far
+            lambda: self._journal_writer.look(),  # so that a reader has the steps so far, whatever happens next
         )
         self._finished: tuple[Run, WriteTrace | None] | None = None
-        self._finishing = False  # a signal that comes now waits for `close`
-        self.terminated = False  # the run was finished and given to `keep`
+        self._finishing = False  # from now on a signal waits for `close`
+        self.terminated = False  # the run was finished and passed to `keep`
         self._started = StartedProcesses()
 
     def start(self) -> None:
-        """Begin. Raises UsageError for an impossible device, or where another thread measures."""
+        """Begin to measure. Raises UsageError for an impossible device, or where another thread measures."""
         global active
         self.device = detect_device(self.settings.device)
         threads.begin_measuring()
@@ -162,9 +162,9 @@ class Capture:
 
     @deaths_unheard()
     def finish(self, outcome: Outcome, detail: str = "") -> tuple[Run, WriteTrace | None]:
-        """End: take every hook out, stop the sampling process, return the record and how to write its trace.
+        """Remove every hook and end the child processes; returns the record, and a function that writes its trace.
 
-        `close` follows when the record is stored: until then a reader may still finish it in the place of this process.
+        Call `close` once the record is stored: until then a reader may still finish the run in place of this process.
         """
         if self._finished is not None:
             return self._finished
@@ -183,7 +183,7 @@ class Capture:
                 threads.end_measuring()
 
     def close(self) -> None:
-        """The run is stored, or is not to be. If the process was asked to end, that happens now."""
+        """Call this once the run is stored, or is not to be stored. A SIGTERM that came meanwhile takes effect now."""
         self._journal_writer.close()
         self._terminations.end()
         self._terminations.deliver()
@@ -197,7 +197,7 @@ class Capture:
             self._pilot.terminate()
 
     def _hand_over(self) -> None:
-        """Finish in the middle of the user's code."""
+        """Finish in the middle of the user's code, on SIGTERM."""
         assert self._keep is not None
         self.terminated = True
         try:
@@ -207,7 +207,7 @@ class Capture:
 
     def _finish(self, outcome: Outcome, detail: str) -> tuple[Run, WriteTrace | None]:
         wall_ns = self.now()
-        self._job = self._current_job() or self._job  # the code may have left its group
+        self._job = self._current_job() or self._job  # the code may have destroyed its process group
         pilot, phases = self._pilot, self._phases
         pilot.ends(wall_ns)
         own_ns = self._own_ns + phases.cost_ns
@@ -217,10 +217,10 @@ class Capture:
         recording = phases.recording if timeline is not None else None
         samples = self._follow_gpu(timeline, samples)
         if pilot.events is not None and pilot.events.index != self.device.index:
-            steps = replace(steps, device_ns=Steps.empty().device_ns)  # they were of another GPU
+            steps = replace(steps, device_ns=Steps.empty().device_ns)  # another GPU timed them
         traced: tuple[int, ...] = ()
         if timeline is not None:
-            self._judge_device(timeline)
+            self._check_device(timeline)
             whole = set(steps.number[steps.end_ns <= timeline.window_ns[1]].tolist())
             traced = tuple(n for n in phases.traced if n in whole)
         fed = bool(steps.batch_count.any())
@@ -232,9 +232,9 @@ class Capture:
         traced_lines = recording.lines if recording is not None else None
         stack = stack_samples(traced_lines, self._origin_ns, pilot.loop, naming)
         grad_off_ns = pilot.pauses.grad_off_ns
-        calls, callees = call_looks(self._calls, self._origin_ns, steps, pilot.loop, naming, grad_off_ns)
-        loading_looks = loading_looks_of(self._clock.samples(finder.feeder), naming)
-        batches, untimed, kept = self._clock.finish(finder.feeder)
+        calls, callees = call_samples(self._calls, self._origin_ns, steps, pilot.loop, naming, grad_off_ns)
+        loading = loading_samples(self._clock.samples(finder.feeder), naming)
+        batches, untimed, excess = self._clock.finish(finder.feeder)
         peaks, unknown_peaks = (pilot.peaks or PeakMemory()).peaks(self.device, extremes)
         observer = Observer(
             hooks_ns=finder.hooks_ns,
@@ -258,7 +258,7 @@ class Capture:
             memory=peaks,
             observer=observer,
             missing=(*pilot.missing, *self._missing, *lost, *phases.missing, *unknown_peaks, *untimed),
-            choices=(*phases.choices, *self._choices, *kept, *self._journal_writer.problems),
+            choices=(*phases.choices, *self._choices, *excess, *self._journal_writer.problems),
             traced_numbers=traced,
             batches=batches,
             pauses=pauses,
@@ -266,7 +266,7 @@ class Capture:
             stack=stack,
             places=naming.places,
             own_batches=own_batches(calls, steps) if pilot.loop.make_batches and not fed else None,
-            loading_looks=loading_looks,
+            loading_looks=loading,
             call_looks=calls,
             callees=callees,
             excerpts=naming.excerpts,
@@ -278,7 +278,7 @@ class Capture:
         return run, recording.write if recording is not None else None
 
     def _stop_observing(self) -> tuple[Samples, tuple[Missing, ...], dict[str, float]]:
-        """Take every hook out, stop all that samples; the curves, what is missing in them, and their extremes."""
+        """Remove every hook and end all sampling; returns the curves, what is missing in them, and their extremes."""
         global active
         self._calls.stop()
         try:
@@ -303,7 +303,7 @@ class Capture:
             self._missing.append(Missing("step breakdown and kernels", reason, key="breakdown"))
 
     def _environment(self) -> Environment:
-        """As the run had it: by its end the knobs have put back what was before."""
+        """The environment as the run had it: at its end the knobs have already restored what was before."""
         present = environment(self._sampler.packages)
         if not self.settings.knobs:
             return present
@@ -327,13 +327,13 @@ class Capture:
             **{name: naming.words(line) for name, line in facts.lines.items()} if facts is not None else {},
         )
 
-    # -- what the user or a view may ask -------------------------------------------------------------------------
+    # -- for the user and the live view --------------------------------------------------------------------------
 
     def now(self) -> int:
         return perf_counter_ns() - self._origin_ns
 
     def so_far(self) -> SoFar | None:
-        """From any thread. None with too few steps, or so many that they are not copied again and again."""
+        """The run so far, from any thread; None with too few steps, or with too many to copy them repeatedly."""
         if not SO_FAR_FROM <= self._pilot.step_count <= SO_FAR_TO:
             return None
         sketch = self._sketch(self._sampler.series())
@@ -342,25 +342,25 @@ class Capture:
         return SoFar(replace(sketch, steps=steps, core_times=times, core_use=use), self._thresholds)
 
     def request_stop(self) -> None:
-        self._stop_by_step = (self._pilot.step_count, self.now())
+        self._stop_request = (self._pilot.step_count, self.now())
         self._pilot.stop()
         self._stepless_stop.start()
 
     def _stop_without_step(self) -> None:
-        """No step has ended since Stop was asked for, for longer than steps take: end the code between two lines.
+        """End the code between two lines, where no step has ended since the request for longer than steps take.
 
-        Once: what the code does to clean up is its own.
+        Only once, so that the code can clean up undisturbed.
         """
-        (count, since_ns), now_ns = self._stop_by_step, self.now()
+        (count, since_ns), now_ns = self._stop_request, self.now()
         if self._pilot.step_count != count:
-            self._stop_by_step = self._pilot.step_count, now_ns
+            self._stop_request = self._pilot.step_count, now_ns
         elif not self._finishing and (not count or now_ns - since_ns > STEPS_MISSED * now_ns / count):
-            self._stop_by_step = count, 2**62
+            self._stop_request = count, 2**62
             raise StopRun(self)
 
     @property
     def started_processes(self) -> int:
-        """How many processes the code has started by itself, in which nothing is measured."""
+        """How many processes the code has started, in which nothing is measured."""
         return self._started.count
 
     @property
@@ -376,7 +376,7 @@ class Capture:
         return self._sampler.series()
 
     def drain(self) -> Delta:
-        """What is new since the last call."""
+        """Steps, readings and status since the last call."""
         start, end, wait, samples = self._pilot.reader.fresh().T
         wall = np.maximum(end - start, 1)
         rate = np.where(samples >= 0, samples / (wall / 1e9), np.nan)
@@ -401,16 +401,16 @@ class Capture:
         self._clock.start(self._undo)
 
     def _write_so_far(self, journal: Journal) -> None:
-        """Append what is new, for a reader that finds the process killed. On a thread of ours. Raises OSError."""
+        """Append news to the journal, in case the process is killed. On a thread of gpulab's. Raises OSError."""
         series, missing = self._sampler.series(), self._pilot.missing
         self._job = self._current_job() or self._job
         state = (
             *(len(series), len(missing), self._pilot.reader.finder.source, self._pilot.loaders.record),
             *(self.device, self._job),
         )
-        if state != self._sketched:
+        if state != self._document_state:
             journal.write_document(self._sketch(series))
-            self._sketched = state
+            self._document_state = state
         self._pilot.reader.write(journal)
         self._sampler.write(journal)
         if self._job is not None and len(latest := arrivals()):
@@ -418,7 +418,7 @@ class Capture:
             self._arrived_ns = int(latest["time_ns"].max())
 
     def _sketch(self, series: tuple[SeriesInfo, ...]) -> Run:
-        """The run as far as it is known while it goes on, without its columns."""
+        """The run as it is known while it goes on, without its columns."""
         nothing = np.empty(0, np.int64), np.empty(0, np.float64)
         return Run(
             id=self._id,
@@ -456,12 +456,12 @@ class Capture:
             elapsed_s=elapsed_s,
             device_label=f"device: {name}",
             stop_requested=self._pilot.stopping,
-            message=capitalized(beside) if beside != BEFORE_STEPS else "",  # the view says that by itself
+            message=capitalized(beside) if beside != BEFORE_STEPS else "",  # which the view itself says
             alert=alert.words if alert is not None else "",
         )
 
     def _follow_gpu(self, timeline: Timeline | None, samples: Samples) -> Samples:
-        """The code may have run on another GPU than the one that was assumed before: the curves of the run's device."""
+        """The curves of the GPU that the run used, which may be another one than was assumed at its start."""
         if self.settings.device not in ("auto", "cuda"):
             return samples  # the user named it
         events, peaks = self._pilot.events, self._pilot.peaks
@@ -473,8 +473,8 @@ class Capture:
         self._missing += right.missing
         return right.samples
 
-    def _judge_device(self, timeline: Timeline) -> None:
-        """A GPU is there: did the profiled code use it, and did its kernels come back?"""
+    def _check_device(self, timeline: Timeline) -> None:
+        """Where there is a GPU: whether the profiled code used it, and whether the trace has its kernels."""
         if self.device.kind != "cuda" or timeline.has_device_events:
             return
         if labels(timeline).of(*LAUNCHES).any():
@@ -486,7 +486,7 @@ class Capture:
 
 
 def _thresholds() -> Thresholds:
-    """The user's; the report says what is wrong with them."""
+    """The user's thresholds; the defaults where they are wrong, which the report says."""
     try:
         return DEFAULT.changed(configured("thresholds"))
     except UsageError:
@@ -494,7 +494,7 @@ def _thresholds() -> Thresholds:
 
 
 def _since(samples: Samples, begins_ns: int) -> Samples:
-    """The readings from then on: before, gpulab itself was at work."""
+    """The readings from the start of the user's code on."""
     first = [int(np.searchsorted(s.t_ns, begins_ns)) for s in samples.series]
-    kept = zip(samples.series, first, strict=True)
-    return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in kept if i < len(s.t_ns)))
+    pairs = zip(samples.series, first, strict=True)
+    return Samples(tuple(replace(s, t_ns=s.t_ns[i:], value=s.value[i:]) for s, i in pairs if i < len(s.t_ns)))

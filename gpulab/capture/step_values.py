@@ -1,7 +1,7 @@
-"""The loss of each step of an unmodified loop, and how many values a model that ranks train is given in it.
+"""Records two values per step of an unmodified loop: its loss, and the size of the model's inputs.
 
-A loss is where a backward pass begins. It is read when the run is over, because reading it waits for the device. A
-DataLoader knows what it has given, not what the loop has left out of it, and a loop may have none.
+A loss is the scalar from which a backward pass starts. It is read at the end of the run, because reading it waits for
+the device. Input sizes are counted at the model, as a loop may have no DataLoader, or use only a part of its batches.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from gpulab.devices.gpus import in_graph_capture
 from gpulab.run import Int64, Steps
 from gpulab.torch_hooks.patching import Args, KeywordArgs, before_calls, replaced
 
-LIMIT = 10_000  # losses kept; on a GPU each holds a block of 512 bytes
+LIMIT = 10_000  # losses; on a GPU each occupies a block of 512 bytes
 
 
 class Losses:
-    """Scalars from which backward passes began. Reading them waits for the device, so that comes last."""
+    """The scalars from which backward passes started; they are read at the end."""
 
     def __init__(self) -> None:
-        self._seen: list[tuple[int, Any]] = []
-        self._scaled: tuple[Any, Any] | None = None  # what GradScaler.scale last gave, and from what
+        self._scalars: list[tuple[int, Any]] = []
+        self._scaled: tuple[Any, Any] | None = None  # the newest result of GradScaler.scale, and its argument
 
     @contextmanager
-    def heard(self) -> Iterator[Losses]:
-        """Hear the backward passes of this thread. Entered last: knobs that scale the loss come after us."""
+    def recording(self) -> Iterator[Losses]:
+        """Record the losses of this thread inside. To be entered last, so that knobs scale a loss only after it."""
         from torch import autograd
         from torch.amp import GradScaler
 
@@ -52,29 +52,29 @@ class Losses:
             return scale
 
         try:
-            with before_calls(autograd, "backward", self._hear), replaced(GradScaler, "scale", wrap_scale):
+            with before_calls(autograd, "backward", self._add), replaced(GradScaler, "scale", wrap_scale):
                 yield self
         finally:
             self._scaled = None
 
-    def _hear(self, args: Args, kwargs: KeywordArgs) -> None:
-        """Keep this loss. A fault of ours must not become one of the user's backward pass."""
+    def _add(self, args: Args, kwargs: KeywordArgs) -> None:
+        """Add this loss. A fault of gpulab must not break the user's backward pass."""
         root: Any = args[0] if args else kwargs.get("tensors")
         if self._scaled is not None and root is self._scaled[0]:
             root = self._scaled[1]
-        if getattr(root, "numel", None) is None or len(self._seen) >= LIMIT:
+        if getattr(root, "numel", None) is None or len(self._scalars) >= LIMIT:
             return
-        with suppress(Exception):  # a tensor type of the user's, or a GPU whose error stays
+        with suppress(Exception):  # a tensor type of the user's, or a broken GPU
             if root.numel() == 1 and not in_graph_capture():  # there it has a value only when the graph is replayed
-                self._seen.append((perf_counter_ns(), _kept(root)))
+                self._scalars.append((perf_counter_ns(), _copy_of(root)))
 
     def per_step(self, steps: Steps, origin_ns: int) -> tuple[float, ...]:
-        """The mean loss of each step, NaN where it had none. `origin_ns`: 0 of the steps' clock. Forgets them."""
-        seen, self._seen = self._seen, []
+        """The mean loss of each step, NaN where it had none, from clock origin `origin_ns`. Forgets the losses."""
+        scalars, self._scalars = self._scalars, []
         sums, counts = np.zeros(len(steps)), np.zeros(len(steps))
-        times = np.array([t - origin_ns for t, _ in seen], dtype=np.int64)
+        times = np.array([t - origin_ns for t, _ in scalars], dtype=np.int64)
         rows = np.searchsorted(steps.start_ns, times, side="right") - 1
-        for row, t_ns, (_, loss) in zip(rows, times, seen, strict=True):
+        for row, t_ns, (_, loss) in zip(rows, times, scalars, strict=True):
             if row >= 0 and t_ns <= steps.end_ns[row]:
                 sums[row] += _value(loss)
                 counts[row] += 1
@@ -82,16 +82,16 @@ class Losses:
             return tuple((sums / np.where(counts == 0, np.nan, counts)).tolist())
 
 
-def _kept(loss: Any) -> Any:
-    """The loss without its graph; copied, which is one more launch, only where its memory may be written again."""
-    kept = loss.detach()
-    return kept.clone() if loss.is_cuda and not _has_memory_of_its_own(loss) else kept
+def _copy_of(loss: Any) -> Any:
+    """The loss without its graph; copied, at the cost of a kernel launch, only where its memory may be overwritten."""
+    copy = loss.detach()
+    return copy.clone() if loss.is_cuda and not _owns_memory(loss) else copy
 
 
-def _has_memory_of_its_own(loss: Any) -> bool:
-    """Whether an operator of torch's own made it. A compiled module gives memory that its CUDA graph writes again.
+def _owns_memory(loss: Any) -> bool:
+    """Whether one of torch's own operators made it. The CUDA graph of a compiled module overwrites its results.
 
-    That holds also for a view of what it gave, and after an operator in place (`loss /= 4`).
+    Views of such results, and results of operators in place (`loss /= 4`), count as overwritten, too.
     """
     from torch.autograd.function import BackwardCFunction
 
@@ -99,26 +99,29 @@ def _has_memory_of_its_own(loss: Any) -> bool:
 
 
 def _value(loss: Any) -> float:
-    """NaN where it cannot be read: its memory was given away, or the GPU fails."""
+    """NaN where it cannot be read: its memory was freed, or the GPU fails."""
     try:
         return float(loss)
     except RuntimeError:
         return math.nan
 
 
-KEPT_CALLS = 65_536  # the last: two numbers each
+MOST_CALLS = 65_536  # the newest, two numbers each
 
 
 class ModelInputs:
-    """Of the calls that gradients may follow: of DistributedDataParallel, else of the first module that learns."""
+    """Counts the values in the inputs of DistributedDataParallel, else of the first module that learns.
+
+    Only calls with gradients count.
+    """
 
     def __init__(self) -> None:
-        self._calls: deque[tuple[int, int]] = deque(maxlen=KEPT_CALLS)
-        self._first = ExitStack()  # hears of that module
+        self._calls: deque[tuple[int, int]] = deque(maxlen=MOST_CALLS)
+        self._first = ExitStack()  # the hooks of that module
         self._wrapped = False  # in DistributedDataParallel
 
     def hear_first(self) -> None:
-        """Find the first module that is called and learns, on this thread, and hear of its calls from then on."""
+        """Find the first module called on this thread that learns, and count the inputs of its calls."""
         from torch import is_grad_enabled
         from torch.compiler import is_compiling
         from torch.nn.modules.module import register_module_forward_pre_hook
@@ -132,24 +135,24 @@ class ModelInputs:
                 first = weakref.ref(module)
                 self._first.close()
                 self._first.enter_context(
-                    before_calls(type(module), "forward", lambda a, k: self._heard(first(), a, k))
+                    before_calls(type(module), "forward", lambda a, k: self._add_call(first(), a, k))
                 )
 
         self._first.callback(register_module_forward_pre_hook(find).remove)
 
     def close(self) -> None:
-        """Hear no more of it: the run is over, something is compiled, or DistributedDataParallel tells."""
+        """Remove these hooks: the run is over, something is compiled, or DistributedDataParallel is used."""
         self._first.close()
 
     def called(self, args: Args, kwargs: KeywordArgs) -> None:
-        """DistributedDataParallel is, with these."""
+        """DistributedDataParallel is called with these arguments."""
         if not self._wrapped:
             self._wrapped = True
             self._first.close()
             self._calls.clear()
         self._count(args, kwargs)
 
-    def _heard(self, first: Any, args: Args, kwargs: KeywordArgs) -> None:
+    def _add_call(self, first: Any, args: Args, kwargs: KeywordArgs) -> None:
         if first is not None and args[:1] and args[0] is first:
             self._count(args, kwargs)
 
@@ -159,17 +162,14 @@ class ModelInputs:
         if not is_grad_enabled():
             return
         try:
-            parts = arrays_in([args[1:], kwargs])  # rows alone say nothing of sequences of unequal length
+            parts = arrays_in([args[1:], kwargs])  # all values: the number of rows hides how long sequences are
             count = sum(int(part.numel()) for part in parts if hasattr(part, "numel"))
         except Exception:  # a tensor of the user's own kind may answer anything; their step goes on
             count = 0
         self._calls.append((perf_counter_ns(), count or -1))
 
     def values_of(self, steps: Steps, origin_ns: int) -> Int64:
-        """Of all calls in each step; -1 where one is not known or there is none, empty without any call.
-
-        `origin_ns` is the time at 0 of the steps.
-        """
+        """The values in each step, from clock origin `origin_ns`; -1 where unknown, empty without any call."""
         if not self._calls:
             return Steps.empty().input_values
         calls = np.array(self._calls, dtype=np.int64)

@@ -315,7 +315,7 @@ def _execute(
     try:
         with ExitStack() as stack:
             code = stack.enter_context(execution.applied(in_full=in_full))
-            stack.enter_context(losses.heard())
+            stack.enter_context(losses.recording())
             if quiet:
                 stack.enter_context(silence())
             execution.began_ns = perf_counter_ns()

@@ -9,7 +9,15 @@ import numpy as np
 import pytest
 import torchmetrics  # noqa: F401  what is imported is named as it is written
 
-from gpulab.capture.calls import _Call, _chosen, callee_of, calls_in, own_batches, training_line, training_of
+from gpulab.capture.calls import (
+    _Call,
+    _choose,
+    callee_of,
+    calls_of_stack,
+    own_batches,
+    training_line,
+    training_of,
+)
 from gpulab.capture.loop_lines import LoopLines
 from gpulab.run import CALL_KINDS, CallLooks, Phase
 from tests.support import synthetic
@@ -52,7 +60,7 @@ def named(
     lines.needed = {LINE} if needed else {(LOOP[0], 1, LOOP[1])}
     lines.step_lines = {LINE} if path else {(LOOP[0], 2, LOOP[1])}
     seen = [(inwards[::-1], off), ((*path, ADAM)[::-1], False)]
-    both = calls_in(inwards[::-1], training_of(seen, [9, 1], lines), lines, grad_off=off)
+    both = calls_of_stack(inwards[::-1], training_of(seen, [9, 1], lines), lines, grad_off=off)
     return [None if call is None else (call.line[1], call.callee, call.kind) for call in both]
 
 
@@ -144,7 +152,7 @@ def test_a_line_is_its_librarys_where_nearly_all_looks_meet_it(looks: int) -> No
     """One look that was read while the stack changed names nothing."""
     own, library = _Call(LINE, "Buffer.add", "own"), _Call(OWN, "numpy.sum", "library")
     pairs, inner = [(None, own), (library, own)], [OWN, OWN]
-    assert _chosen(pairs, inner, [0] * (20 - looks) + [1] * looks) == ([own, own] if looks == 1 else [library, library])
+    assert _choose(pairs, inner, [0] * (20 - looks) + [1] * looks) == ([own, own] if looks == 1 else [library, library])
 
 
 def test_a_line_that_calls_nothing_is_named_itself() -> None:

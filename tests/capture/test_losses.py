@@ -13,7 +13,7 @@ import torch
 from msgspec.structs import replace
 from torch import Tensor
 
-from gpulab.capture.step_values import Losses, _has_memory_of_its_own, _kept
+from gpulab.capture.step_values import Losses, _copy_of, _owns_memory
 from gpulab.run import Steps
 from tests.support.fake_cuda import FakeCuda
 
@@ -33,10 +33,10 @@ class Compiled(torch.autograd.Function):
 compiled: Callable[[Tensor], Tensor] = Compiled.apply
 
 
-def heard(step: Callable[[int], None], count: int) -> tuple[float, ...]:
+def recording(step: Callable[[int], None], count: int) -> tuple[float, ...]:
     """The losses that were heard of so many steps."""
     losses, edges, origin_ns = Losses(), [0], perf_counter_ns()
-    with losses.heard():
+    with losses.recording():
         for i in range(count):
             step(i)
             edges.append(perf_counter_ns() - origin_ns)
@@ -56,29 +56,29 @@ LOSSES: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
 
 @pytest.mark.parametrize(("compute", "own"), LOSSES.values(), ids=LOSSES)
 def test_which_losses_need_no_copy(compute: Callable[[Tensor], Tensor], own: bool) -> None:
-    assert _has_memory_of_its_own(compute(torch.tensor(3.0, requires_grad=True))) is own
+    assert _owns_memory(compute(torch.tensor(3.0, requires_grad=True))) is own
 
 
 def test_what_torch_compile_gives_is_recognized() -> None:
     model, x = torch.nn.Linear(4, 1), torch.ones(3, 4)
     whole = torch.compile(lambda: model(x).mean(), backend="aot_eager")
     try:
-        assert not _has_memory_of_its_own(whole()) and _has_memory_of_its_own(whole() / 4)
+        assert not _owns_memory(whole()) and _owns_memory(whole() / 4)
     finally:
         torch._dynamo.reset()  # what was compiled here closes hooks of later tests
 
 
 def test_a_loss_of_a_cuda_graph_is_read_after_the_next_replay(fake_cuda: FakeCuda) -> None:
     fake_cuda.start()
-    kept: list[Any] = []
+    copy: list[Any] = []
 
     def step(i: int) -> None:
-        for loss in kept:
+        for loss in copy:
             loss.overwritten = True
-        kept.append(compiled(fake_cuda.tensor(float(i)).requires_grad_()))
-        kept[-1].backward()
+        copy.append(compiled(fake_cuda.tensor(float(i)).requires_grad_()))
+        copy[-1].backward()
 
-    assert heard(step, 3) == (0.0, 1.0, 2.0)
+    assert recording(step, 3) == (0.0, 1.0, 2.0)
 
 
 def test_an_error_that_stays_does_not_reach_backward(fake_cuda: FakeCuda) -> None:
@@ -90,7 +90,7 @@ def test_an_error_that_stays_does_not_reach_backward(fake_cuda: FakeCuda) -> Non
             fake_cuda.error = "device-side assert triggered"
         compiled(x).backward()  # type: ignore[no-untyped-call]
 
-    assert all(math.isnan(loss) for loss in heard(step, 2)), "none of them can be read"
+    assert all(math.isnan(loss) for loss in recording(step, 2)), "none of them can be read"
 
 
 def test_nothing_is_put_into_a_graph_that_is_captured(fake_cuda: FakeCuda) -> None:
@@ -101,13 +101,13 @@ def test_nothing_is_put_into_a_graph_that_is_captured(fake_cuda: FakeCuda) -> No
         with fake_cuda.capture():
             compiled(x).backward()  # type: ignore[no-untyped-call]
 
-    assert math.isnan(heard(step, 1)[0])
+    assert math.isnan(recording(step, 1)[0])
     assert fake_cuda.captured == [] and fake_cuda.violations == []
 
 
 def test_the_cpu_is_asked_nothing_of_cuda(fake_cuda: FakeCuda) -> None:
     x = torch.tensor(2.0, requires_grad=True)
-    assert heard(lambda i: (x * i).backward(), 3) == (0.0, 2.0, 4.0)  # type: ignore[no-untyped-call]
+    assert recording(lambda i: (x * i).backward(), 3) == (0.0, 2.0, 4.0)  # type: ignore[no-untyped-call]
     loss = compiled(x)
-    assert _kept(loss).data_ptr() == loss.data_ptr(), "nothing overwrites it: no copy"
+    assert _copy_of(loss).data_ptr() == loss.data_ptr(), "nothing overwrites it: no copy"
     assert fake_cuda.calls == [] and fake_cuda.started_by is None

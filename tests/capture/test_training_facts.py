@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import gpulab
 from gpulab.capture.stack_sampler import ThreadSamples
-from gpulab.capture.training_facts import EARLY, LATE, TrainingFactsReader, calls_in
+from gpulab.capture.training_facts import EARLY, LATE, TrainingFactsReader, call_shares
 from gpulab.run import Steps, TrainingFacts
 from gpulab.store.run_format import decode, encode
 from gpulab.timeline.labels import differentiates_twice
@@ -30,7 +30,7 @@ CHECKPOINT = ("/x/torch/utils/checkpoint.py", 3, "CheckpointFunction.backward")
 @pytest.fixture(autouse=True)
 def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine ends no look early."""
-    monkeypatch.setattr("gpulab.capture.training_facts.LEAST_NS", 10**10)
+    monkeypatch.setattr("gpulab.capture.training_facts.LONGEST_NS", 10**10)
 
 
 class Loop:
@@ -247,10 +247,14 @@ def test_looks_below_what_a_switch_makes_torch_call() -> None:
         (ENGINE, CHECKPOINT, ENGINE, ("cell", 5, "<module>")),  # the backward pass of what was computed again
     ]
     numbers = [2] * 30 + [0] * 40 + [1] * 10 + [3] * 20 + [4] * 40
-    looks = ThreadSamples([100 + i for i in range(140)], numbers, stacks, 100)
+    samples = ThreadSamples([100 + i for i in range(140)], numbers, stacks, 100)
     steps = steps_between([30, 90], [60, 129])
-    assert calls_in(looks, steps, 100) == {"anomaly_detection": 0.4, "argument_validation": 0.1, "recomputation": 0.2}
-    assert calls_in(looks, steps_between([0], [20]), 100) == {}
+    assert call_shares(samples, steps, 100) == {
+        "anomaly_detection": 0.4,
+        "argument_validation": 0.1,
+        "recomputation": 0.2,
+    }
+    assert call_shares(samples, steps_between([0], [20]), 100) == {}
 
 
 def weights(measured: bool) -> tuple[list[torch.Tensor], gpulab.Run | None, weakref.ref[nn.Module]]:
@@ -311,6 +315,6 @@ def test_a_fault_tells_nothing_and_a_look_ends_in_time(monkeypatch: pytest.Monke
         loop.reader.step(object())
         loop.reader.batch(loop, object())
     assert loop.facts() == TrainingFacts()
-    monkeypatch.setattr("gpulab.capture.training_facts.LEAST_NS", -1)
-    monkeypatch.setattr("gpulab.capture.training_facts.LEAST_FRACTION", 0)
+    monkeypatch.setattr("gpulab.capture.training_facts.LONGEST_NS", -1)
+    monkeypatch.setattr("gpulab.capture.training_facts.LONGEST_FRACTION", 0)
     assert trained(nn.Linear(2, 1), [*nn.Linear(2, 1).parameters()], torch.ones(1, 2)).passes == ()
